@@ -263,7 +263,7 @@ class DdpCheckpointer(BaseCheckpointer):
         self.loaded_step, self.loaded_from = step, resumed.tier
         self.rank_state = RankState(own["state"] if own else {}, rank, step)
         if own is None:
-            logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
+            logger.warning("rank %d has no state of its own in this checkpoint: its random state is not restored", rank)
         else:
             restore_rng(own["rng"])
         threads = resumed.details.get("num_threads")

@@ -86,7 +86,7 @@ class FastckptAgent(HookedAgent):
         signals, outcome = 0, "failed"
         try:
             self._preloader.begin(self.get_worker_group().spec)
-            result: RunResult = super().run(role)
+            result: RunResult | None = super().run(role)
             self._explain(result)
             outcome = outcome_of(result)
         except SignalException as error:
@@ -94,6 +94,10 @@ class FastckptAgent(HookedAgent):
             raise
         finally:
             self._finish(signals, outcome)
+        if result is None:  # torch swallows RendezvousGracefulExitError, and its launcher fails on the None
+            logger.warning("this node waited for a place in the job until the other nodes had ended it")
+            return RunResult(WorkerState.SUCCEEDED)
+        # After the flush: only now is it known what is durable.
         if self._job_settings.require_persist and not result.is_failed():
             require_durable(self._saver.report())
         return result
@@ -131,6 +135,7 @@ class FastckptAgent(HookedAgent):
 
     def start_workers(self, proceed: Callable[[], dict[int, Any]]) -> dict[int, Any]:
         """Start the workers, and watch them from then on."""
+        # Before the workers exist: telemetry that is older than this instant is that of their predecessors.
         self._restarts.started()
         self._preloader.prepare()
         pids, worker_group = proceed(), self.get_worker_group()
@@ -146,11 +151,12 @@ class FastckptAgent(HookedAgent):
         return pids
 
     def monitor(self, proceed: Callable[[], RunResult]) -> RunResult:
-        """Wait for a death, a hang or the longest wait; then let torch look."""
+        """Wait for a death, a hang or the longest wait; then have torch look."""
         # 1. wait   2. deaths, those of killed culprits included: record them, let copies in shared memory end
         # 3. work that must not delay a death: the template, the event log, notices   4. torch reads the exit codes
         # 5. decide on restarts, before torch does by the number that is left
         died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
+        # Only without a death: ranks that wait for a dead one would look like a hang.
         if not died and self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left)):
             died = self._watch.wait(0.0)
         deaths = [death for death in died if death.exitcode]
@@ -161,6 +167,7 @@ class FastckptAgent(HookedAgent):
         self._preloader.maintain()
         self._recorder.look()
         self._notice.look(self.restarts_left)
+        # torch's own look reaps the dead: exit codes were peeked at before, without reaping.
         result = proceed()
         if result.state == WorkerState.SUCCEEDED:
             metrics.event("workers_finished")
@@ -202,6 +209,8 @@ class FastckptAgent(HookedAgent):
     def restart_workers(self, proceed: Callable[[], None]) -> None:
         """Restart the workers; each restart has a number of its own."""
         worker_group = self.get_worker_group()
+        # What `proceed` does: `stop_workers` (kill, reap, pin and flush),
+        # `meet` (a rendezvous with an empty store), `start_workers`.
         if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait, and spends no restart
             self._restarts.interrupted()
             worker_group.spec.max_restarts += 1  # but this one, too, has a number of its own
@@ -216,6 +225,7 @@ class FastckptAgent(HookedAgent):
         self._recorder.look(now=True)
         self._notice.stopped()
         metrics.event("workers_stopped", pids=[worker.id for worker in self.get_worker_group().workers])
+        # After `proceed`: no worker writes to memory any more, so the newest slot can be pinned and flushed.
         self._attempt(self._saver.breakpoint)
 
     def _attempt(self, how: Callable[[], None]) -> None:
@@ -223,6 +233,7 @@ class FastckptAgent(HookedAgent):
             how()
         except (FastckptError, OSError, TimeoutError):
             metrics.counts["breakpoint.failed"] += 1
+            # Not raised: a restart without the flush is better than the end of the job.
             logger.exception("the newest checkpoint in memory could not be pinned; the job goes on")
 
     def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
@@ -232,6 +243,8 @@ class FastckptAgent(HookedAgent):
         proceed()
         self._watch.close()
         if self.context and self.get_worker_group().state != WorkerState.SUCCEEDED:
+            # Children of workers outlive them in their process group,
+            # and may hold ports, devices and the memory of images.
             for pid in self.context.pids().values():
                 kill_orphans(pid)
 

@@ -32,6 +32,7 @@ def _start(command: str, module: str) -> None:
         import_module("fastckpt")
         main = import_module(module).main
     except ImportError as error:
+        # Another module that is missing is a broken installation: its traceback counts.
         if error.name != "torch":
             raise
         print(f"{command}: error: {error}", file=sys.stderr)

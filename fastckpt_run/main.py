@@ -55,6 +55,7 @@ def _main(argv: Sequence[str] | None) -> None:
     except click.ClickException as error:
         _exit(error.exit_code, f"fastckpt-run: error: {error.format_message()}")
     except NotDurable as error:
+        # A code of its own (75): launched again, the job resumes from memory and persists.
         _exit(os.EX_TEMPFAIL, f"fastckpt-run: error: {error}")
     except FastckptError as error:
         _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")
@@ -62,6 +63,7 @@ def _main(argv: Sequence[str] | None) -> None:
         _exit(1, str(error))
     except SignalException as error:
         _exit(1, f"fastckpt-run: stopped by {error.sigval.name}")
+    # torch raises these for wrong arguments, too: only when they come from its readers are they the user's mistake.
     except (ValueError, RuntimeError, AssertionError) as error:
         if not _raised_in(error, *_READERS):
             raise
@@ -71,6 +73,7 @@ def _main(argv: Sequence[str] | None) -> None:
 @contextmanager
 def substituted(settings: Settings) -> Iterator[None]:
     """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
+    # torch offers no hook for its agent or its workers: names are replaced where torch looks them up, while it runs.
     preloader = Preloader(settings.preload)
     ours: list[tuple[ModuleType, str, Any]] = [
         (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),

@@ -30,6 +30,7 @@ def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
     have had for the same command line without our options. Raises click.UsageError or ConfigError.
     """
     parser = LauncherParser()
+    # So that a misspelt --fast option has an error of its own, with the name that is nearest.
     namespace, unknown = parser.parse_known_args(argv)
     if ours := [argument for argument in unknown if argument.startswith(PREFIX)]:
         raise click.UsageError(_unknown(ours[0].partition("=")[0], list(parser.ours)))
@@ -80,6 +81,7 @@ class LauncherParser(ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Expansions of an abbreviation: torchrun's options alone, so that each means the same as with torchrun."""
+        # argparse expands abbreviations over all options: one of ours could make one of torchrun's ambiguous.
         found = super()._get_option_tuples(option_string)
         return [each for each in found if each[1] != "--version" and each[1] not in self.ours]
 
@@ -119,6 +121,7 @@ def _described(field: Field[Any]) -> dict[str, Any]:
     kind, switch = type(default), isinstance(default, bool)
     shown = ("no", "yes")[default] if switch else default or repr(default)
     text = f"{texts.get(field.name, '')} [env: {variable(field.name)}; default: {shown}]".replace("%", "%%")
+    # None means "not given": then the environment variable decides, and after it the default.
     common = {"dest": _destination(field), "default": None, "help": text}
     if switch:
         return common | {"action": _Switch, "nargs": 0}

@@ -13,6 +13,7 @@ def die_with(parent: int) -> None:
 
     It does so when the *thread* ends that forked this process: torch starts workers in the one that runs the agent.
     """
+    # Kept across execve, but cleared in a fork's child: each worker sets it for itself.
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)  # it died before the kernel could know

@@ -137,6 +137,7 @@ class _Walk:
         self.anywhere.update(name for statement in tree.body for name in _sets(statement))
         functions = {f.name: set(_sets(f)) for f in tree.body if isinstance(f, ast.FunctionDef)}
         for statement in statements(tree.body):
+            # A variable matters if it is set before a later import: what is pending now precedes this one.
             if found := list(_imports(statement, self._package(path))):
                 self.sets |= self._pending
             for module, names in found:
@@ -190,6 +191,7 @@ def parsed(source: bytes | str | None) -> ast.Module | None:
 
 def _source(module: str, here: Path) -> Path | None:
     """The source of a module, found without importing the packages that it is in."""
+    # With -m the first entry of the search path is the working directory, not that of this command.
     path: list[str] | None = [str(here), *sys.path[1:]]
     spec = None
     parts = module.split(".")

@@ -38,6 +38,7 @@ def close_with_timeout(saver: Saver, timeout: float, signals: int) -> None:
         # In a thread that the process does not wait for, if we give up.
         threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
         end = time.monotonic() + timeout
+        # Short waits: a signal's handler runs within one, and only this loop acts on what it has counted.
         while not closed.wait(_TICK):
             if signals + len(received) >= SIGNALS_TO_GIVE_UP:
                 given_up.set()
@@ -61,6 +62,7 @@ def _counted(before: int) -> Iterator[list[signal.Signals]]:
         if left > 0:
             logger.warning("%s: the last flush goes on; %d more to give it up", received[-1].name, left)
 
+    # Only signals that torch has taken: one that the user ignores stays ignored.
     numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is SIGNAL_HANDLER]
     for number in numbers:
         signal.signal(number, count)
@@ -76,5 +78,6 @@ def signals_in(error: BaseException | None) -> int:
     count = 0
     while error is not None:
         count += isinstance(error, SignalException)
+        # A SignalException that is raised while another one is handled has that as its context.
         error = error.__context__
     return count

@@ -119,6 +119,7 @@ class BoundSubprocessHandler(SubprocessHandler):
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
         streams = [0, *(file.fileno() if file else n for n, file in enumerate((self._stdout, self._stderr), start=1))]
+        # The fallback is always there: whatever keeps the template from forking costs time, never the start.
         worker = self._preloader.fork(args, env, streams) or self._execute(args, env)
         self._preloader.started(worker.pid)
         return worker
@@ -130,6 +131,8 @@ class BoundSubprocessHandler(SubprocessHandler):
             env=env,
             stdout=self._stdout,
             stderr=self._stderr,
+            # A session of its own: killing its process group also reaches
+            # the worker's children, and Ctrl-C reaches only the agent.
             start_new_session=True,
             preexec_fn=lambda: die_with(agent),  # noqa: PLW1509 (between fork and exec is the point)
         )
@@ -146,6 +149,7 @@ class ScriptWorkers(SubprocessContext):
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """Same as torch's; without a signal (torch's way to stop the others after a failure), send SIGKILL."""
         if death_sig is None:
+            # Who is stopped did not fail: causes and restarts must be judged without them.
             running = {r: h.proc.pid for r, h in self.subprocess_handlers.items() if h.proc.poll() is None}
             self.stopped |= running.keys()
             if self._grace:
@@ -158,6 +162,8 @@ class ScriptWorkers(SubprocessContext):
     def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
         for local_rank in self._running_local_ranks:
             worker = self.subprocess_handlers[local_rank].proc
+            # torch's poll would reap: as long as the worker is a zombie,
+            # its pid and group can be given to no other process.
             exitcode = peek(worker.pid) if worker.returncode is None else worker.returncode
             if exitcode and worker.returncode is None:
                 kill_group(worker.pid)  # before torch reaps it and the number loses its meaning
@@ -225,6 +231,7 @@ def forget_last_round(handler: RendezvousHandler) -> None:
     store is left alone, because another node's agent may be in its next round already.
     """
     if isinstance(handler, DynamicRendezvousHandler):
+        # torch's rendezvous keeps the TCPStore of the first round and would hand it to the next one.
         handler._bootstrap_store_info = None
         handler._shared_tcp_store_server = None
     elif isinstance(handler, StaticTCPRendezvous) and handler.world_size == 1 and handler._store is not None:

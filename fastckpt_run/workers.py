@@ -22,8 +22,10 @@ logger = logging.getLogger("fastckpt.launcher")
 
 def run_script_path(training_script: str, *script_args: str) -> None:
     """torchrun's function of this name, in a session of its own as other workers have, bound to the agent."""
+    # A new session, whose group `kill_group` reaches: torch starts functions in the agent's own group.
     os.setsid()
     if (agent := multiprocessing.parent_process()) is not None:
+        # The death signal comes from the parent: with a fork server that is another process than the agent.
         if agent.pid == os.getppid():
             die_with(agent.pid)
         else:  # a fork server stands in between, and lives as long as its children
@@ -52,6 +54,8 @@ def kill_orphans(leader: int) -> None:
 
 def kill_group(leader: int) -> None:
     """Kill all processes of the group that the unreaped child ``leader`` leads."""
+    # No such group: it has ended, or its leader has not called
+    # setsid yet. EPERM: what is left of it runs as another user.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -67,6 +71,7 @@ def terminate_gracefully(children: Collection[int], seconds: float) -> None:
 
     The children are dead or not, but none is reaped; what the dead have left in their groups is killed.
     """
+    # pidfds made before the signal: no death can be missed.
     watch = DeathWatch({child: child for child in children})
     try:
         for child in children:

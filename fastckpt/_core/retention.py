@@ -216,8 +216,11 @@ class Deletion:
             logger.warning(
                 "%s was not deleted: %s is the newest of a history that this one did not resume from. To delete it: "
                 "fastckpt prune %s --drop-history %d",
-                path, id, self._store.path, id.history,
-            )  # fmt: skip
+                path,
+                id,
+                self._store.path,
+                id.history,
+            )
         self._put_off |= ids & newest
         for id in sorted(ids - newest - others):
             self._store.delete(id)
@@ -240,5 +243,4 @@ class Deletion:
 
 
 def _is_named(stored: StoredCheckpoint, real: str, root: str) -> bool:
-    own, step = normalised(str(stored.path)), f"checkpoint-{stored.id.step}"
-    return real in (own, f"{root}/{stored.id.step}") or (real == f"{root}/{step}" and own.startswith(f"{real}/"))
+    return real in (normalised(str(stored.path)), normalised(str(stored.place)), f"{root}/{stored.id.step}")

@@ -157,7 +157,8 @@ class Session:
         self.be_ready()
         # 1. report what became of pending saves   2. copy the state into memory, and commit, or leave the rest to a
         # thread (Snapshotter.save)   3. run the user's deletion strategy on what became durable
-        save, path = self.save_id(step), target_in(self.directory, path) if path else ""
+        save = self.save_id(step)
+        path = target_in(self.directory, path, save) if path else ""
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._note_pending(), place is None

@@ -171,7 +171,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
             return 0
         with folder:
             if not (folder.path / self._own).is_file():
-                logger.warning("%s is not in %s: this rank's random numbers start anew", self._own, folder.path)
+                logger.warning("%s is not in %s: this rank's random state is not restored", self._own, folder.path)
             self._accelerator.load_state(str(folder.path), **load_state_kwargs)
             self._set_epochs(folder.path / EPOCHS)
         self.loaded_step, self.loaded_from = folder.step, folder.tier

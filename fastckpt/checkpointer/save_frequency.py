@@ -134,7 +134,7 @@ class SaveFrequency:
             return None
         known = profile_cache.from_json(cached, self.profile_key, self._overhead)
         if isinstance(known, profile_cache.Ignored):
-            self._decisions.profiling(step, f"profiling anew, without the profile that was saved: {known.reason}")
+            self._decisions.profiling(step, f"profiling again, without the profile that was saved: {known.reason}")
             return None
         return known
 

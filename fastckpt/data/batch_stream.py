@@ -68,6 +68,7 @@ class BatchStream:
         return self._loader.num_workers
 
     def _iterate(self) -> Iterator[Any]:
+        # A newer pass ends older iterators: two of them would count one position twice.
         self._passes += 1
         if self._ahead is not None and self._served == self._source.jumps and not self._source.ends_here():
             self._ahead.clear()
@@ -107,11 +108,14 @@ class BatchStream:
             self._handed_out, self._whole_step = 0, (self._source.jumps, self._states_now())
             if self._ahead is not None:
                 self._ahead.clear()
+        # torch draws the base seed of loader workers from this generator: fixed for each epoch, and not from the global
+        # one, whose sequence training uses.
         self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
         return iter(self._loader)
 
     def _serve(self, answers: Iterator[Any], begun: tuple[int, int]) -> Iterator[Any]:
         self._look_for_cycle(begun[0])
+        # The position was set between iter() and the first batch, as Lightning does: begin where it is now.
         if begun[0] == self._passes and begun != self._now:
             answers, begun = self._ask(), self._now
         while True:
@@ -121,10 +125,13 @@ class BatchStream:
                 )
             with self._generators():
                 mark, batch = self._answer(answers)
+            # DataLoader takes a StopIteration of the user's code for
+            # the end of the epoch: samples would be lost silently.
             if mark is None and not self._source.ends_here():
                 raise RuntimeError(
                     f"epoch {self.epoch} broke off before its end: the data set or collate_fn raised StopIteration"
                 )
+            # The position moves here, when the batch is handed out: what workers have prefetched never counts.
             answer = SourceAnswer.END if mark is None else self._source.reached(mark)
             if answer is SourceAnswer.END:
                 if not self._goes_round():
@@ -132,6 +139,7 @@ class BatchStream:
                 self._end_epoch()
                 answers, begun = self._ask(), self._now
             elif answer is None:
+                # Before the yield: a loop that saves within its body must find the batch counted.
                 self._hand_out()
                 yield batch
         self._end_epoch()

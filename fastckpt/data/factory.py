@@ -42,6 +42,7 @@ def _samples(requested: RequestedLoader) -> tuple[Source, ResumableSampler | Non
         own = ResumableSampler(
             requested.dataset, requested.num_replicas, requested.rank, requested.shuffle, requested.seed
         )
+    # The loader moves the position from now on: the sampler's advance() would count batches twice.
     own.counted = True
     split = Split(own.split.rank, own.split.world, _batch(requested), _rest(requested, own.split.rest))
     return Samples(reader, own.order, split, own.position, batches_given=False), own
@@ -55,6 +56,7 @@ def _shards(requested: RequestedLoader) -> Source:
 
 
 def _judge(requested: RequestedLoader) -> Judge:
+    # With ranks that the user names, other ranks of the process group may read another stream.
     everyone = (requested.rank, requested.num_replicas) == (None, None)
     return Judge(
         requested.dataset, _split(requested), requested.repeatable, alike=not requested.sharded, everyone=everyone

@@ -224,10 +224,12 @@ class ResumableDataLoader(BatchStream):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of torch's DataLoader, as they were given."""
+        # vars() and not hasattr: before __init__ has set it, this method would call itself for ever.
         if name in FORWARDED and "_loader" in vars(self):
             return getattr(self._loader, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _as_it_is(answer: Any) -> Any:
+    # torch's DataLoader neither batches nor collates: each request is an index, for which a reader gives a whole batch.
     return answer

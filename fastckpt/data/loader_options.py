@@ -51,9 +51,11 @@ class RequestedLoader:
             (self.accumulate < 1, f"accumulate is {self.accumulate}; give 1 or more batches per step"),
             (self.drop_last and self.uneven, "drop_last and uneven: the last batch is either dropped or not"),
             (self.drop_last and self.batch_size is None, "drop_last needs batches; batch_size is None"),
-            (isinstance(self.dataset, IterDataPipe | MapDataPipe), "a DataPipe shuffles and shards itself: give it to "
-             "torchdata's loader, or give a plain Dataset"),
-        ):  # fmt: skip
+            (
+                isinstance(self.dataset, IterDataPipe | MapDataPipe),
+                "a DataPipe shuffles and shards itself: give it to torchdata's loader, or give a plain Dataset",
+            ),
+        ):
             if wrong:
                 raise ConfigError(why)
         if self.iterable:

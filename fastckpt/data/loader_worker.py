@@ -36,10 +36,12 @@ class WorkerSetup:
         info = get_worker_info()
         if info is None:
             return
+        # A thread that sleeps in poll() costs nothing; a signal at the parent's death would not do, see `_end_with`.
         threading.Thread(target=_end_with, args=(self._owner,), name="end with the rank", daemon=True).start()
         reader: Any = info.dataset
         info = dataclasses.replace(info, dataset=reader.dataset)
         reader.worker = info.id
+        # A private name of torch: get_worker_info() reads this global, and gives the data set no other way to be set.
         _utils.worker._worker_info = info
         if self._init is not None:
             self._init(worker)
@@ -59,6 +61,7 @@ def _end_with(owner: Process) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     except OSError:  # no such call here
         return
+    # Checked after the pidfd is open: before that the pid may have become another process's.
     if owner.is_alive():
         poll = select.poll()
         poll.register(handle, select.POLLIN)

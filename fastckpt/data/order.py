@@ -52,12 +52,14 @@ class IndexOrder:
         """Those at some positions, counted in circles."""
         length = len(self._dataset)
         if isinstance(positions, range) and positions.stop <= length:
+            # A slice of the tensor is a view, without a list of Python integers.
             places: Any = slice(positions.start, positions.stop, positions.step)
         else:
             places = [position % length for position in positions]
         if not self._shuffle:
             return list(positions) if isinstance(places, slice) else places
         key = (seed, epoch, length)
+        # One order is kept: an epoch of 100 million samples takes 800 MB, and only one is in use.
         if self._newest[0] != key:
             self._newest = key, permutation(mix(ORDER, seed, epoch), length)
         indices: list[int] = self._newest[1][places].tolist()
@@ -131,6 +133,7 @@ class DrawnOrder:
     def _begin(self, seed: int, epoch: int) -> Iterator[Any]:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
+        # Seeded for the epoch, so that the same keys are drawn again after a resume, and on every rank.
         seed_generators(mix(ORDER, seed, epoch))
         return _plain(self._sampler)
 
@@ -138,6 +141,7 @@ class DrawnOrder:
         with generators_kept():
             tried = self._try(seed, epoch)
             given, length = self._begin(seed, epoch), len(self._size)
+            # At most its length: a sampler without an end would fill the memory.
             keys = list(itertools.islice(given, length))
             if tried is not None and repr(tried) != repr(keys[:_TRIED]):
                 raise ConfigError(
@@ -150,6 +154,7 @@ class DrawnOrder:
                     f"{type(self._sampler).__name__} gives more than the {length} that its __len__ says: the rest of "
                     "an epoch would be lost. Have __len__ tell how many it gives"
                 )
+        # Above 1: 0 and 1 are the identities of `IndexOrder`.
         return keys, 2 + zlib.crc32(repr(keys).encode())
 
 

@@ -74,8 +74,9 @@ class ResumableSampler(Sampler[int]):
             logger.warning(
                 "epoch %d was drawn to its end, but advance() did not count %d samples of each rank, which come now. "
                 "If a DataLoader with drop_last=True has dropped them, call set_epoch() before each epoch",
-                self.position.epoch, self._left,
-            )  # fmt: skip
+                self.position.epoch,
+                self._left,
+            )
         self._begun, self._drawn_out, self._advanced = True, False, 0
         return self._draw()
 
@@ -127,8 +128,10 @@ class ResumableSampler(Sampler[int]):
             ConfigError: A whole epoch was drawn, and `advance` never called.
         """
         if self._forgotten:
-            raise ConfigError("an epoch was drawn, but advance() never called: the position is unknown. Call advance("
-                              "len(batch)) after each step, or use ResumableDataLoader")  # fmt: skip
+            raise ConfigError(
+                "an epoch was drawn, but advance() never called: the position is unknown. Call advance("
+                "len(batch)) after each step, or use ResumableDataLoader"
+            )
         return self.position.state(self._length, self.order.identity(self.position.seed, self.position.epoch))
 
     @public
@@ -160,9 +163,11 @@ class ResumableSampler(Sampler[int]):
 
     def _draw(self) -> Iterator[int]:
         position, length = self.position, self._length
+        # One step of the whole epoch: a plain DataLoader makes its own batches of these indices.
         everything = Split(self.split.rank, self.split.world, max(length, 1), self.split.rest)
         places = everything.positions(position.cursor, length)
         seed, epoch, jumps = position.seed, position.epoch, position.jumps
+        # In chunks: one lookup in a tensor for each index would take longer than most samples.
         for start in range(0, len(places), CHUNK):
             check_length(epoch, length, self.order.length(seed, epoch))
             yield from self.order.take(seed, epoch, places[start : start + CHUNK])
@@ -175,6 +180,7 @@ def load(position: DataPosition, order: Order, state: Mapping[str, Any]) -> None
     Raises:
         ConfigError: It does not; nothing has changed then.
     """
+    # Into a copy first, so that a state that is refused changes nothing.
     loaded = DataPosition(position.seed, jumps=position.jumps)
     loaded.load(state)
     length, identity = order.length(loaded.seed, loaded.epoch), order.identity(loaded.seed, loaded.epoch)

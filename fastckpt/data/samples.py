@@ -69,7 +69,10 @@ class SampleReader:
         if self._seeding == "none":
             samples = self._fetch(request.keys)
             return request.after, self._collate(samples if self._batched else samples[0])
+        # In the main process the generators are training's own; a loader worker's belong to nobody else.
         restores = get_worker_info() is None
+        # Fetched again as long as a generator is drawn from that was
+        # not seeded: each turn adds one at least, of three.
         while True:
             watch, failure = DrawWatch(self._drawn, restores=restores), None
             try:
@@ -100,10 +103,12 @@ class SampleReader:
                 seed_generators(number, self._drawn)
                 samples += self._fetch([key])
         elif self._seeding == "sample":
+            # Key by key even before anything was drawn: the results must not depend on when the first draw is detected.
             samples = [sample for key in keys for sample in self._fetch([key])] if self._at_once else self._fetch(keys)
         else:
             samples = self._fetch(keys)
         if self._drawn:
+            # A key of its own: collate_fn must not draw what the last sample has drawn.
             seed_generators(mix(COLLATE, seed, epoch, first, 0), self._drawn)
         return self._collate(samples if self._batched else samples[0])
 

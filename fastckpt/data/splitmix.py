@@ -23,6 +23,7 @@ def mix(*numbers: int) -> int:
     """A number below 2**64 that depends on all of these, and on their order; they count modulo 2**64."""
     mixed = 0
     for number in numbers:
+        # GAMMA keeps mix(0) from being 0, which the finalizer maps to itself.
         mixed = _finalize((mixed + number + GAMMA) & MASK)
     return mixed
 
@@ -33,6 +34,7 @@ def mix_each(first: tuple[int, ...], *columns: Sequence[int]) -> list[int]:
     for column in columns:
         mixed = mixed + (_array(column) + _GAMMA)
         for bits, factor in _ROUNDS:
+            # numpy's uint64 wraps around silently, as the algorithm needs.
             mixed ^= mixed >> bits
             mixed *= factor
         mixed ^= mixed >> _LAST

@@ -25,6 +25,7 @@ class CycleWatch:
     """
 
     def __init__(self, iterator: object) -> None:
+        # A weak reference, which is no referrer: only the cycle and the loop hold the iterator.
         self._iterator = weakref.ref(iterator)
         self._collections = _older_collections()
 

@@ -49,6 +49,7 @@ class _Names:
         state: dict[str, Any] = {"state": {}, "param_groups": []}
         for optimizer, names in zip(optimizers, self.names, strict=True):
             own = optimizer.state_dict()
+            # Optimizers number their parameters in the order of their groups, and so does torch's cached result.
             numbers = chain.from_iterable(group["params"] for group in own["param_groups"])
             name_of = dict(zip(numbers, names, strict=True))
             state["state"] |= {name_of[number]: values for number, values in own["state"].items()}
@@ -69,6 +70,7 @@ def named_state(model: Module, optimizers: tuple[Optimizer, ...]) -> States:
     names = _found.get(model)
     if names is not None and names.hold(model, optimizers) and all(optimizer.state for optimizer in optimizers):
         state = model.state_dict()
+        # Other entries than those that torch has named, say by a hook of the model, are left to torch's own function.
         if list(state) == names.entries:
             return state, names.rename(optimizers)
     states: States = get_state_dict(model, optimizers)
@@ -94,4 +96,5 @@ def _named(model: Module) -> tuple[list[str], list[Tensor]]:
 
 
 def _references(tensors: list[Tensor]) -> References:
+    # Weak, so that the cache keeps no parameter of a model that was replaced.
     return [weakref.ref(tensor) for tensor in tensors]

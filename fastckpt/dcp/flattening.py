@@ -71,6 +71,8 @@ def _layout(leaf: Any) -> Any:
     kind = type(leaf)
     if kind is DTensor:
         spec, local = spec_of(leaf), local_part(leaf)
+        # Mesh and placements, not the local shape alone: equal
+        # shards of another layout have other offsets in the whole.
         return kind, spec.mesh, spec.placements, spec.shape, local.dtype, local.shape
     if isinstance(leaf, ShardedTensor):
         shards = [
@@ -95,6 +97,7 @@ class Archiver:
             return local_part(leaf)
         if type(leaf) in _PLAIN:
             return leaf  # type: ignore[no-any-return]
+        # A ShardedTensor may have several shards on a rank: DCP's own function finds the one at these offsets.
         found: torch.Tensor = find_state_dict_object(dict(leaves), MetadataIndex(item.name, item.offsets))
         return found
 

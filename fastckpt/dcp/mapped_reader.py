@@ -43,6 +43,7 @@ class MappedReader(FileSystemReader):
         if item.type is LoadItemType.BYTE_IO or (source := self._tensor(item.storage_index, files)) is None:
             return False
         part = narrow_tensor_by_index(source, item.storage_offsets, item.lengths)
+        # detach: copy_ into a parameter that requires gradients would be recorded by autograd, or refused.
         target = planner.resolve_tensor(item).detach()
         if target.size() != part.size():
             return False  # the base class raises the error
@@ -62,9 +63,12 @@ class MappedReader(FileSystemReader):
         files[place.relative_path] = file
         for offset, data in header.segments:
             start = place.offset + offset
+            # The archive around the tensor is compared byte by byte:
+            # only then is its data known to be raw and at this offset.
             if file[start : start + len(data)] != data:
                 return None
         (dtype, shape), start = layout, place.offset + header.gaps[0].offset
+        # frombuffer needs aligned addresses, and refuses empty ones.
         if start % dtype.itemsize or not shape.numel():
             return None
         return torch.frombuffer(file, dtype=dtype, count=shape.numel(), offset=start).view(shape)
@@ -72,4 +76,5 @@ class MappedReader(FileSystemReader):
 
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
+        # Copy on write: torch warns of buffers that are not writable, and nothing here writes to them.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -55,6 +55,7 @@ def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> StageClaim:
     shards: list[tuple[str, Ranks, Ranks, torch.Tensor]] = []
     for name, leaf in leaves.items():
         ranks, local = _local(leaf)
+        # A mesh of all ranks is one model by construction; only meshes of some of them can be of different stages.
         if local is not None and name in offsets and len(ranks) < world:
             shards.append((name, offsets[name], ranks, local))
     return _claim(bool(stages_in(leaves)), groups, whole, shards)
@@ -123,6 +124,7 @@ def _unlike_shards(claims: Iterable[StageClaim]) -> str:
         for name, offset, number, shape, digest in each.shards:
             mesh, what = each.meshes[number], (shape, digest)
             first, there, has = found.setdefault((name, tuple(offset)), (rank, mesh, what))
+            # Equal bytes on two meshes are replicas, as of tensor parallelism within DDP; unlike ones are other models.
             if there != mesh and has != what:
                 others = f"{name} of rank {first} is not that of rank {rank}, on another device mesh or process group"
                 return f"{others}. {_REMEDY}"

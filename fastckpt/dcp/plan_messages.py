@@ -42,6 +42,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """A type that a message may have; raises UnpicklingError for all else."""
         dtype = getattr(torch, name, None) if module == "torch" else None
+        # A message of the store is a pickle from another process: only data types of a plan may come out of it.
         found = dtype if isinstance(dtype, torch.dtype) else _ALLOWED.get((module, name))
         if found is None:
             raise pickle.UnpicklingError(f"a message of another rank has {module}.{name}")

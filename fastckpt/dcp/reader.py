@@ -105,6 +105,8 @@ class SharedMemoryReader(MappedReader):
             ConfigError: Nodes do not share the checkpoint directory.
         """
         self._let_go()
+        # 1. release the last load   2. agree on a new history   3. list what this rank could load   4. choose and
+        # verify, until all ranks have the same   5. nothing of ours: refuse a directory of another library
         writer, self._since = self._writer, time.perf_counter()
         writer.be_ready()
         ranks, asked, self._asked = agreement(writer.place.world_size), self._asked, ""
@@ -133,6 +135,7 @@ class SharedMemoryReader(MappedReader):
     @saying_why
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The metadata of the checkpoint that is loaded; raises what `find` raises, or that there is none."""
+        # A save since `find` may have reused the slot that was chosen.
         if self._found is None or self._found[1] != self._saves.last:
             self.find()
         assert self._found is not None
@@ -158,6 +161,7 @@ class SharedMemoryReader(MappedReader):
             BadCheckpoint: What else there is, is a state of another structure.
         """
         ranks = agreement(self._writer.place.world_size)
+        # All ranks must choose again if one lacks something: they have to load the same save.
         if any(ranks.gather(self._locate(plan))):
             self._choose_again(ranks)
             self._locate(plan)
@@ -189,6 +193,7 @@ class SharedMemoryReader(MappedReader):
                 f"{before.id} is in the memory of the nodes that saved it, each with its own shards; another sharding "
                 f"needs them on storage, where nothing is. Start it as it was, and save to storage."
             )
+        # DCP has planned this load by the first one's metadata, and does not plan again.
         if found.state.metadata.state_dict_metadata != before.state.metadata.state_dict_metadata:
             raise BadCheckpoint(
                 f"{found.id} has another structure than {before.id}, which cannot be loaded; load again"

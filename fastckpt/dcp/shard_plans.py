@@ -105,7 +105,7 @@ class ShardPlans:
             if not self._fits(shape, shards):
                 self._call(save)
             if self._round.called is not None and save <= self._round.called and not (together or self._is_alone):
-                raise Unplanned("the structure of the state has changed: the ranks plan anew in their next save")
+                raise Unplanned("the structure of the state has changed: the ranks plan again at their next save")
             if self._round.structure is None:
                 self._offer(save, shape, leaves, flat.create_local_plan())
             with contextlib.suppress(Overtaken):
@@ -134,6 +134,7 @@ class ShardPlans:
                 self._mailbox.meet(key, self._place.world_size, end, self._unless)
         except (TimeoutError, dist.DistError) as error:
             raise Unplanned(f"the other ranks did not come to this save within {DEADLINE:g} s") from error
+        # The key of the meeting before: all have left it, since they came to this one.
         if self._place.rank == 0 and self._met not in ("", key):  # others may yet come here for this save again
             self._mailbox.remove(self._met)
         self._met = key
@@ -191,6 +192,7 @@ class ShardPlans:
     def _offer(self, save: SaveId, shape: list[Any], leaves: Leaves, plan: SavePlan) -> None:
         offer = tuple(save), self._place.group_rank, plan, tuple(claim(leaves, plan, self._place.world_size))
         self._mailbox.put(f"{self._round.number}/offer/{self._place.rank}", offer)
+        # After the message was put: if that fails, this rank offers again.
         self._round.structure = shape
 
     def _join(self, leaves: Leaves, save: SaveId) -> list[ShardPlan]:
@@ -204,6 +206,8 @@ class ShardPlans:
             raise Unplanned(f"the other ranks did not come to plan this save within {DEADLINE:g} s") from error
 
     def _plan(self, leaves: Leaves, end: float) -> list[ShardPlan]:
+        # 1. rank 0: choose who writes what, of all offers   2. all: lay out the own file, and report where each item is
+        # 3. rank 0: make `.metadata` of that   4. the first rank of each node: receive it
         mailbox, now, place = self._mailbox, self._round, self._place
         if place.rank == 0 and (self._assigned is None or self._assigned.number != now.number):
             self._assign(end)
@@ -243,12 +247,17 @@ class ShardPlans:
             plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
             copies = copies_for_nodes(offers, plans, nodes)
             self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
+        # What DCP's planner raises for states that do not go together.
+        # Sent to all ranks, so that all raise it and none waits.
         except (ValueError, AssertionError) as error:
             plans, copies, objection = [SavePlan([]) for _ in ranks], [[] for _ in ranks], str(error)
         for rank, plan in enumerate(plans):
             files = [in_order(plan.items), *([copies[rank]] if copies[rank] else [])]
             items = [[tuple(item_of(item)) for item in file] for file in files]
+            # The newest save of all offers: earlier saves of this
+            # plan would lack the parts of ranks that offered later.
             self._mailbox.put(f"{number}/items/{rank}", (objection, max(saves), items))
+        # The store keeps all keys in memory for the whole job: what everybody has read is removed.
         self._clear(f"{number}/offer/{rank}" for rank in ranks)
         self._clear(f"{number - 1}/{what}" for what in ("metadata", *(f"index/{node}" for node in {*nodes})))
 

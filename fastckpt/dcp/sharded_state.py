@@ -211,6 +211,7 @@ def as_before_on_error(parts: Iterable[object]) -> Iterator[None]:
     before = [dict(each.state) for each in optimizers]
     try:
         yield
+    # Also KeyboardInterrupt: whoever catches it goes on with the optimizer as it was.
     except BaseException:
         for optimizer, state in zip(optimizers, before, strict=True):
             optimizer.state.clear()
@@ -274,6 +275,7 @@ def kept_from_stepping(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     for optimizer in optimizers:
         parameters = parameters_of(optimizer)
         if parameters and not optimizer.state and all(parameter.grad is None for parameter in parameters):
+            # One gradient is enough: torch's _init_optim_state returns early if any parameter has one.
             parameters[0].grad = torch.zeros_like(parameters[0])
             marked.append(parameters[0])
     try:

@@ -21,6 +21,7 @@ class Staging(dict[str, Any]):
 
     def __init__(self, state: dict[str, Any]) -> None:
         super().__init__(state)
+        # At the call, in training's thread: DCP's thread has another current stream, which knows nothing of this work.
         self._written = _all_launched()
         self._copied = threading.Event()
         self._thread: threading.Thread | None = None
@@ -45,11 +46,13 @@ class Staging(dict[str, Any]):
 
     def end(self) -> None:
         """Report that it is not read any more."""
+        # Drops the references, so that the state's memory is not kept until the next save.
         self.clear()
         self._copied.set()
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]  # its name is private to CPython
         """The entries; raises ConfigError in a save with another writer, which would read them while they change."""
+        # Only our writer calls `begin`: another one that reads the entries would read them while training changes them.
         if self._thread is None or self._copied.is_set():
             self.end()
             raise ConfigError(

@@ -138,6 +138,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         slots, end = len(list(link.arena.glob("slot-*"))), time.monotonic() + ROOM_DEADLINE
         with beats.stall("save", ROOM_DEADLINE):
             # One slot is never written to: that of the newest checkpoint.
+            # Polled: the saver sends a worker nothing but answers, and 5 ms are short beside a persist.
             while (status := self._writer.glance()) and status.waiting > max(0, slots - 2) and not status.trouble:
                 if time.monotonic() > end:
                     break
@@ -170,6 +171,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         shard = self._planner.plan([each.getvalue() if isinstance(each, io.BytesIO) else each for each in data])
         states = {self._file: shard.plan}
         if self._place.rank == 0:
+            # Without a commit: rank 0's part counts with `.metadata`, when all others have written theirs.
             lacking = self._writer.begin(self._step, states)
         else:
             # The first node's is persisted when it is whole, which it is with `.metadata`.
@@ -190,12 +192,15 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             self._finish(metadata, results)
 
     def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        # 1. where each item is, of all ranks   2. skip the save if a rank's part is missing   3. `.metadata`, whose
+        # commit makes the checkpoint count
         self._see_that_it_is_alone()
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         metadata.storage_meta = self.storage_meta()
         assert self.last is not None
         step, lacking = self.last.step, {info for info in metadata.storage_data.values() if isinstance(info, str)}
+        # A load has opened another history since: this save's parts are in the old one.
         if self.last.history != self._writer.link.history:
             lacking.add("a checkpoint was loaded meanwhile")
         if lacking:

@@ -141,6 +141,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             StepError: The engine has gone back since the last save, and nothing was loaded.
             NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
+        # 1. DeepSpeed's own files, taken from its checkpoint engine instead of written   2. generators and buffers of
+        # this rank   3. the topology, in the first rank of each node   4. scripts, once   5. save
         self._writer.be_ready()
         engine, folders, storage_type = self._engine, self._folders, at_least(storage_type, tag is not None)
         step, tag = engine.global_steps, str(f"global_step{engine.global_steps}" if tag is None else tag)
@@ -196,6 +198,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             ConfigError: It was saved by another number of ranks, or with another stage of ZeRO, and DeepSpeed cannot
                 change that; or the engine has gradients of micro-batches that no step has used. Nothing was applied.
         """
+        # 1. refuse waiting gradients   2. choose and verify
+        # 3. check the topology   4. the engine loads   5. generators
         if micro := accumulated(self._engine):
             raise ConfigError(
                 f"the engine has gradients of {micro} micro-batches, which its next step would add to what is loaded: "
@@ -247,6 +251,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             # DeepSpeed reads this file itself when it reassembles a model of ZeRO 3
             (folder.path.parent / LATEST).write_text(folder.path.name)
         with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
+            # The engine loads from the directory of links; paths in
+            # its answer are replaced by where the checkpoint will be.
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
             path, client_state = engine.load_checkpoint(*given.args, **given.kwargs)
         own = folder.path / self._own
@@ -265,7 +271,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
                 f"a checkpoint cannot be called {tag!r}, as DeepSpeed has files of such names: choose another"
             )
         is_other = self._last is not None and self._last[0] == step and self._last[1] != tag
-        named = CheckpointNames(tag, LATEST if save_latest else "", anew=is_other)
+        named = CheckpointNames(tag, LATEST if save_latest else "", begins_history=is_other)
         named.check(step)
         return named
 

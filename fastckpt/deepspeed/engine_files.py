@@ -46,6 +46,7 @@ def files_of(
             str(scratch),
             tag=tag,
             client_state=dict(client_state),
+            # `latest` must name what is durable: the agent writes it, after the publication.
             save_latest=False,
             exclude_frozen_parameters=exclude_frozen_parameters,
         )
@@ -145,6 +146,7 @@ class _Loader(_Collector):
     def load(self, path: str, map_location: Any = None) -> Any:
         """Same as DeepSpeed's own, for about the price of one copy."""
         to_cpu = map_location in ON_CPU or callable(map_location)  # DeepSpeed's functions leave storages where they are
+        # load_copy reads torch's zip archives only; older files are left to torch.
         if to_cpu and zipfile.is_zipfile(path):
             return load_copy(Path(path), self._threads, weights_only=False)
         return torch.load(path, map_location=map_location, weights_only=False)

@@ -29,6 +29,8 @@ def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
     """Put back what `own_state` gave."""
     restore_rng(own["rng"])
     for name, buffer in engine.module.named_buffers():
+        # A buffer may have another shape in a model that was
+        # changed: DeepSpeed's own loader judges the model, not this.
         if name in own["buffers"] and own["buffers"][name].shape == buffer.shape:
             buffer.copy_(own["buffers"][name])
 
@@ -42,6 +44,8 @@ def put_scripts(engine: DeepSpeedEngine, directory: str) -> None:
         target = Path(directory, script)
         try:
             shutil.copyfile(Path(str(package.origin)).parent / "utils" / script, target)
+            # Executable, as DeepSpeed makes them.
             target.chmod(0o744)
+        # A convenience of DeepSpeed's: without the scripts the checkpoint is whole.
         except OSError as error:
             logger.warning("%s could not be put beside the checkpoints: %s", script, error)

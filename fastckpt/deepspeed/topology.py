@@ -56,6 +56,7 @@ def check_fits(saved: dict[str, Any], engine: DeepSpeedEngine, where: str, *, wi
         for name in now
         if saved.get(name, now[name]) != now[name] and _matters(name, stages, with_optimizer=with_optimizer)
     ]
+    # Stage 3 also partitions the weights; below it the model's file is the same at every stage.
     if _kind(stages[0]) != _kind(stages[1]) and (with_optimizer or 3 in stages):
         unlike.append(f"zero_stage {stages[0]}, now {stages[1]}")
     if unlike:

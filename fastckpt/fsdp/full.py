@@ -69,6 +69,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         if isinstance(model, Module) and not self._is_one:
             world = self._writer.place.world_size
             check_one(model, agreement(world, "stages"), world)
+            # Once: the check reads all shards, and a model does not become another one later.
             self._is_one = True
         whole = state_of(given, _gathered(model))
         return super().save_checkpoint(

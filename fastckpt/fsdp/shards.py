@@ -85,7 +85,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         weights_only: Whether what is no shard, such as ``rank_state``, must load with ``weights_only=True``.
         verify: How much is compared with what was saved; see `DdpCheckpointer`, likewise ``remote`` and
             ``remote_deletion_strategy``.
-        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied behind the next
+        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied during the next
             forward and backward; see `DdpCheckpointer`.
         stage: Which stage of a pipeline this rank has: a number or a word, alike on all ranks that share it. Each rank
             then saves and loads what its stage has. None: all ranks save one state.
@@ -122,6 +122,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         arguments.directory(checkpoint_dir)
         self._stage = StageNames(stage)
         place = RankInfo.from_environment()
+        # Numbered: every rank constructs its checkpointers in the same order, so the n-th of all ranks share a mailbox.
         plans = plan_mailbox(place.world_size, f"plans {next(_NUMBERS)}")
         options = SessionOptions(
             weights_only=weights_only,
@@ -236,6 +237,8 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         folder: str = "",
     ) -> SaveResult:
         writer = self._writer
+        # 1. names of the stage   2. plan the shards, alone or with all ranks   3. this rank's own state   4. what is
+        # common, in the first rank of each node   5. save
         writer.be_ready()
         writer.release()  # a load that failed
         save = writer.save_id(step)
@@ -243,11 +246,13 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             state = FsdpState(state.shards | self._stage.beside(state.common), {}, state.own)
         try:
             with phase("snapshot.shards", step=step):
+                # A save to storage may wait for all ranks, so a change of structure costs none of these.
                 together = storage_type is not StorageType.MEMORY
                 shards = self._stage.named(state.shards)
                 files: dict[str, Any] = dict(self._shards.files(save, shards, together=together))
         except Unplanned as reason:
             return writer.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
+        # After the plan: a save that is skipped need not read the generators.
         files[self._own] = {"rng": rng_state(), "state": state.own}
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
@@ -295,6 +300,8 @@ class FsdpShardCheckpointer(BaseCheckpointer):
                 raise BadCheckpoint(f"{self._writer.directory} holds no checkpoint {resume_path}")
             self._writer.loaded_nothing()
             return {}
+        # 1. places to load into, sharded as the model is now   2. DCP reads into these   3. the model and its
+        # optimizers take them over   4. the generators last: all that comes before may have drawn from them
         parts = sharded_parts(model, optimizers_of(optimizer))
         with as_before_on_error(parts):
             state: dict[str, Any] = {part.name: part.target(self._reader.metadata) for part in parts}
@@ -367,5 +374,5 @@ class _Reader(SharedMemoryReader):
         rank, step = self._writer.place.rank, self.loaded_step
         self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
         if self._own is None:
-            logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
+            logger.warning("rank %d has no state of its own in this checkpoint: its random state is not restored", rank)
         self.restore()

@@ -48,6 +48,7 @@ class TrainerFolder(FolderCheckpointer):
         """
         writer = self._writer
         writer.be_ready()
+        # Made at the first save: before that there may be no process group.
         if self._shards is None:
             plans = [plan_mailbox(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
             self._shards = {

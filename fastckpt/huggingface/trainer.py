@@ -122,12 +122,14 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         if self._session is None:
             super()._save_checkpoint(model, trial)
         else:
+            # As Trainer does before each of its own saves: the count of operations is part of its state.
             self.store_flos()
             self.last_save = self._session.save(StorageType.DISK)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
         session, step, every = self._session, self.state.global_step, self.save_memory_steps
+        # After super(): a save to storage of the same step has been made by then, and memory holds it already.
         if session is None or not every or step % every or step == session.saved_step:
             return
         control = self.control

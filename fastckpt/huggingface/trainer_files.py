@@ -55,6 +55,9 @@ class TrainerFiles:
 
         ``save_only_model`` applies to storage: a save to memory has all that a resume needs.
         """
+        # 1. the model's weights from live tensors, else by Trainer's own method   2. optimizer, scheduler, scaler and
+        # generators   3. Trainer's state, in the first rank of each node   4. small files that were written to memory
+        # 5. of several nodes, what all must have alike, as the first rank has it
         trainer, scratch = self._trainer, self._folder.scratch()
         self._only_model = lasting and trainer.args.save_only_model
         arguments = _saved(trainer.args) if self._folder.has_other_nodes else b""
@@ -91,6 +94,7 @@ class TrainerFiles:
             self._small = written(scratch, but={*weights, WEIGHTS})  # this would have no weights
             self._small_of = self._weights.layout
             for entry in scratch.iterdir():
+                # Emptied, because what Trainer's other methods write next to it is taken as a whole.
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         return self._small | weights
 

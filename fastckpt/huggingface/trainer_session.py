@@ -107,7 +107,7 @@ class TrainerSession:
         if has_only_model(self._found.path) and self._trainer.args.process_index == 0:
             logger.warning(
                 "step %d has the model alone, as save_only_model asks: optimizer, scheduler and random generators "
-                "begin anew",
+                "begin again",
                 self.loaded_step,
             )
         return str(self._found.path)
@@ -137,11 +137,14 @@ class TrainerSession:
         return result
 
     def _save(self, storage_type: StorageType) -> SaveResult:
+        # 1. another history, if this step was saved before   2. the files of this rank   3. save, with the metrics that
+        # retention needs   4. undo the best checkpoint's name if it was skipped
         trainer, folder = self._trainer, self._folder
         self.loaded()
         step, lasting = trainer.state.global_step, storage_type is StorageType.DISK
         if lasting and step >= trainer.state.max_steps:
             self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
+        # A step is saved once in a history: another one lets its contents differ.
         if step == self.saved_step:
             folder.session.begin_history()  # since then it was measured, or its epoch has ended
         if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):
@@ -183,9 +186,11 @@ class TrainerSession:
         self.loaded()
         try:
             self._folder.wait_latest_checkpoint()
+        # Training has succeeded: the model is there, and the launcher's report names what is not durable.
         except (PersistError, TimeoutError) as error:
             logger.error("the newest checkpoints are not all on storage: %s", error)
         if dist.is_initialized() and self._trainer.args.world_size > 1:
+            # Before any rank looks for directories: what others persist is there once all have waited.
             dist.barrier()
         self._settle_best()
 
@@ -229,7 +234,7 @@ def check(trainer: Trainer, options: CheckpointOptions) -> None:
         )
     if args.auto_find_batch_size:
         raise ConfigError(
-            "auto_find_batch_size begins training anew with another batch size, from a checkpoint that is let go by "
+            "auto_find_batch_size begins training again with another batch size, from a checkpoint that is let go by "
             "then. Find the size with transformers' Trainer first, and give it as per_device_train_batch_size."
         )
     if args.save_on_each_node:

@@ -23,6 +23,7 @@ def restore(trainer: Trainer, folder: Path) -> None:
     """Give a trainer the loss that as many ranks have saved there, if they have."""
     path = folder / _name(trainer)
     found = json.loads(path.read_text()) if path.is_file() else {"ranks": 0}
+    # With another number of ranks the parts do not add up to the loss of the job.
     if found["ranks"] == trainer.args.world_size:
         put_loss(trainer, found["since"], found["loss"])
 

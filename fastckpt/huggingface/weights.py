@@ -80,6 +80,7 @@ class Weights:
             live = {each.untyped_storage().data_ptr() for _, each in tensors}
             files = weight_files(model)
             parts = [part for file in files.values() if isinstance(file, Tensors) for part in file.tensors.values()]
+            # A part that was copied, such as one that was made contiguous, must be made again for each save.
             if all(part.untyped_storage().data_ptr() in live for part in parts):  # none is a copy
                 self._files = files
 
@@ -99,6 +100,7 @@ def weight_files(model: nn.Module, max_shard_size: int | str = "") -> dict[str, 
     state = unwrap_model(model).state_dict()
     for name in ignored_keys(model):
         state.pop(name, None)
+    # The same functions in the same order as save_pretrained: names and files must be those that it would write.
     state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
     pattern = WEIGHTS.replace(".", "{suffix}.")
     split = split_torch_state_dict_into_shards(state, filename_pattern=pattern, max_shard_size=size)

@@ -48,6 +48,7 @@ class MemoryCheckpoint(Callback):
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
+        # A distance, not a multiple: steps that cannot be saved are made up for at the next one that can.
         is_due = trainer.global_step - self._saved >= self._every
         if is_due and has_stepped(trainer) and not trainer.is_last_batch:
             self._saved = trainer.global_step

@@ -104,6 +104,7 @@ class FastCheckpointIO(TorchCheckpointIO):
             )
         step, path = checkpoint["global_step"], os.fspath(path)
         self._removal.keep(path)
+        # Nothing is resumed from either: one file, written at once.
         if "optimizer_states" not in checkpoint or self.has_ended:
             self._write(checkpoint, path, "it is not for going on with training")
             return
@@ -156,6 +157,7 @@ class FastCheckpointIO(TorchCheckpointIO):
         """Wait until all files are there, unless training has failed, and let go of memory."""
         if self._saves is None:
             return
+        # After an exception other ranks may be gone: waiting for them could last until a timeout.
         if sys.exc_info()[0] is None:
             self._saves.settle_storage()
             self._remove()

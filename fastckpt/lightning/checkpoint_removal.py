@@ -35,6 +35,7 @@ class Removal:
         try:
             with closing(open_store(directory)) as store:
                 scan = store.scan()
+                # Not the first, which is the newest: until there is a newer one it may be all that a resume has.
                 for kept in scan.whole[1:]:
                     if self._is_unwanted(kept):
                         self._delete(store, kept)
@@ -42,6 +43,7 @@ class Removal:
             for path in sorted(self._unwanted - ours) if not is_busy else ():
                 unlink(path)
                 self._unwanted.discard(path)
+        # Retried at the next removal: what is not removed yet stays in the set.
         except (FastckptError, OSError) as error:
             logger.warning("checkpoints that are not kept could not be removed: %s", error)
 

@@ -32,6 +32,8 @@ class Saves(DdpCheckpointer):
 
         A step is saved again with what its checkpoint says by now: of what validation found, or that its epoch ended.
         """
+        # 1. the same history on all nodes   2. another one, if this step was saved before   3. save; what was saved at
+        # which progress is remembered
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
         if not writer.history.loads:
             writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes

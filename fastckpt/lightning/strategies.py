@@ -65,6 +65,7 @@ class AllRanks(Strategy):
     ) -> None:
         """Save on all ranks; the file is where the first one says."""
         if storage_options is not StorageType.MEMORY:
+            # ModelCheckpoint forms names from metrics, which may differ between ranks.
             filepath = self.broadcast(os.fspath(filepath))
             self._warn_of_lost_hooks(checkpoint["global_step"])
         self._io.save_checkpoint(checkpoint, filepath, storage_options)
@@ -77,6 +78,7 @@ class AllRanks(Strategy):
             return self._io.load_checkpoint(checkpoint_path, weights_only=weights_only)
         path = os.fspath(checkpoint_path)
         state = self._io.resume("" if path == NEWEST else path)
+        # Kept, because Lightning draws numbers between the load and the first batch.
         self._generators = rng_state() if state else None
         return state
 

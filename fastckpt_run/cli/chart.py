@@ -74,6 +74,7 @@ def lane(bars: Iterable[Bar], axis: Axis) -> str:
 
 
 def _merged(bars: Iterable[Bar], axis: Axis) -> Iterator[Bar]:
+    # One unit of the drawing: a page with a million bars would not open in a browser.
     unit = max(1, (axis.end - axis.begin) // WIDTH)
     waiting: Bar | None = None
     for bar in bars:

@@ -36,6 +36,7 @@ def diff(a: str, b: str, names: tuple[str, ...]) -> CommandOutput:
     left, right = find(a, shm_dir), find(b, shm_dir)
     pairs, only_a, only_b = _pairs(left, right, names)
     differences = {name: diff_files(left.files[in_a], right.files[in_b]) for name, (in_a, in_b) in pairs.items()}
+    # After the comparison: memory may have been reused meanwhile, and the difference would be that of another save.
     left.check_unchanged()
     right.check_unchanged()
     equal = not (only_a or only_b or any(differences.values()))

@@ -42,6 +42,7 @@ class Screen:
     def __init__(self) -> None:
         from rich.console import Console
 
+        # rich breaks lines at 80 columns when the output is no terminal: grep and awk need whole ones.
         terminal = Console(highlight=False)
         piped = Console(highlight=False, width=PIPE_WIDTH, no_color=True)
         self._console = terminal if terminal.is_terminal else piped
@@ -73,10 +74,12 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
     def run(*arguments: Any, as_json: bool, **options: Any) -> None:
         try:
             answer = function(*arguments, **options)
+        # These say what is wrong and what to do; anything else is a defect, and shows its traceback.
         except (FastckptError, OSError) as error:
             click.echo(f"fastckpt: error: {plain(str(error))}", err=True)
             sys.exit(TROUBLE)
         if as_json:
+            # allow_nan=False: Python's NaN is no JSON, and other readers refuse the whole document.
             click.echo(json.dumps(answer.document, indent=2, allow_nan=False))
         else:
             answer.show(Screen())

@@ -32,6 +32,7 @@ def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it reports
     what that holds, and DIR may be lost.
     """
+    # Imported here: `fastckpt --help` and the other commands must not wait for it.
     from fastckpt._core.report.events import find, read
     from fastckpt._core.report.report import report as report_on
 

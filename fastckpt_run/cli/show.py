@@ -28,6 +28,7 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> CommandO
     source = find(checkpoint, Settings.from_environment().arenas)
     files = {name: source.file(name) for name in names or source.files}
     trees = {name: _read(file) for name, file in files.items()}
+    # A job may reuse the slot while it is read: then the answer is of two checkpoints, and is refused.
     source.check_unchanged()
     sizes = {name: file.size + sum(part.size for part in file.parts.values()) for name, file in files.items()}
     document = {

@@ -47,6 +47,7 @@ class EventLog:
         with self._wake:
             self._waiting.append(line)
             self._size += len(line)
+            # The oldest go first: what a job did last says more about its end.
             while self._size > WAITING:
                 self._size -= len(self._waiting.popleft())
                 self._lost += 1
@@ -58,6 +59,7 @@ class EventLog:
         with self._wake:
             self._closed = True
             self._wake.notify()
+        # Bounded, and the thread is a daemon: storage that hangs does not keep the agent from ending.
         self._thread.join(seconds)
         return not (self._thread.is_alive() or self._waiting or self._unwritten)
 
@@ -68,6 +70,7 @@ class EventLog:
                 self._unwritten = self._write(self._unwritten)
                 pause = FIRST_PAUSE
             except OSError as error:
+                # Once, and at debug: persists to the same directory report the trouble.
                 if pause == FIRST_PAUSE:
                     logger.debug("events cannot be written to %s: %s", self._folder, error)
                 if not self._pause(pause):
@@ -97,10 +100,12 @@ class EventLog:
 
     def _write(self, data: bytes) -> bytes:
         """Write lines; return those that could not be written."""
+        # O_APPEND and one write for whole lines: a kill leaves no line of two mixed events.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._path = self._path or self._new()
         file = open_file(self._path, flags)
         try:
+            # No fsync: after a power failure the last lines are lost, and nothing else.
             return data[os.write(file, data) :]
         finally:
             os.close(file)

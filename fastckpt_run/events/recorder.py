@@ -121,10 +121,12 @@ class EventRecorder:
 
     def _open(self, directory: str) -> None:
         if directory not in self._logs and not is_url(directory):
+            # With all lines so far: the directory is known only once the first worker has named it.
             self._logs[directory] = EventLog(Path(directory), self.lines)
 
     def _record_first_steps(self, ranks: list[Telemetry]) -> None:
         for local_rank, last in enumerate(ranks):
+            # The telemetry block outlives workers: a first step from before this start is a predecessor's.
             if last.first > self._started > 0 and local_rank not in self._first:
                 self._first.add(local_rank)
                 metrics.event(

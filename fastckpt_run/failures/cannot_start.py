@@ -32,6 +32,7 @@ def why_not_started(words: str, exitcode: int) -> str:
     """
     lines = words.rstrip().splitlines()
     last = lines[-1] if lines else ""
+    # Exit code 2 alone proves nothing: any script may use it. A usage text before an error line is argparse's.
     if exitcode == _REFUSED_ARGUMENTS:
         return last if _REFUSED.match(last) and _USAGE.search(words) else ""
     if exitcode == 1 and (found := _NO_MODULE.fullmatch(last)):
@@ -42,11 +43,13 @@ def why_not_started(words: str, exitcode: int) -> str:
 
 def _was_starting(traceback: list[str], error: str) -> bool:
     """Return whether a traceback leads through a script's first imports, or the script was not compiled."""
+    # A spawned child, such as a loader worker, imports the script again: the rank itself may have trained for long.
     if any(line.endswith(_IN_CHILD) for line in traceback):
         return False
     frames = [found for line in traceback if (found := _FRAME.fullmatch(line))]
     if not frames:
         return not error.startswith(("ImportError", "ModuleNotFoundError"))
+    # The outermost module frame is the script; what it imports may be nested as deep as it likes.
     script = next((frame for frame in frames if frame["function"] == "<module>"), None)
     return script is not None and is_among_first_imports(source_of(Path(script["file"])), int(script["line"]))
 

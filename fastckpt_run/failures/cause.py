@@ -73,6 +73,7 @@ def _log_of(failure: ProcessFailure, workers: PContext | None) -> str:
 
 def _read(words: str, log: str) -> Cause:
     """The exception and its frame in the last traceback of what was written."""
+    # The last traceback: an exception raised while another was handled comes after it.
     lines = last_traceback(_RANK.sub("", words))[1:]
     frames = [found for line in lines if (found := _FRAME.match(line))]
     exception = next((line for line in lines if line and not line[0].isspace()), "")
@@ -99,6 +100,7 @@ def explain(failure: ProcessFailure, workers: PContext, hung: Container[int], lo
     ``hung`` are the pids of workers that were killed for that; ``lost`` is why all were stopped, if none had failed.
     """
     if failure.exitcode < 0 and not isinstance(failure.message, dict):
+        # A worker that was killed reports SIGKILL; only the agent knows why it was sent.
         if failure.pid in hung:
             failure.message += ", from the agent, because it hung"
         elif failure.local_rank in getattr(workers, "stopped", ()):

@@ -30,7 +30,9 @@ def describe(exitcode: int | None) -> str:
 def peek(pid: int) -> int | None:
     """The exit code of a child that is dead but not reaped, which it stays; else None."""
     try:
+        # WNOWAIT leaves the zombie, and with it the exit code for torch and the pid for kill_group.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    # It is not a child any more: torch has reaped it, and has its exit code.
     except ChildProcessError:
         return None
     if found is None:
@@ -51,11 +53,13 @@ class DeathWatch:
     def wait(self, timeout: float) -> list[Death]:
         """New deaths, as soon as there is one; empty after ``timeout`` seconds without."""
         if not self._selector.get_map():
+            # None is registered, or the selector was closed: torch's polling finds the deaths.
             time.sleep(timeout)
             return []
         deaths = []
         for key, _ in self._selector.select(timeout):
             local_rank, pid = key.data
+            # A pidfd stays readable for ever: each death is reported once.
             self._drop(key)
             deaths.append(Death(local_rank, pid, peek(pid)))
         return deaths

@@ -74,6 +74,7 @@ class RestartNotice:
         self._telemetry = telemetry
         self._limit = limit
         self._pid = os.getpid()
+        # Events come from the saver's thread, everything else from the agent's main thread.
         self._lock = threading.Lock()
         self._round = _Round()
         self._pending: _Pending | None = None
@@ -92,6 +93,7 @@ class RestartNotice:
                 case "rendezvous":  # and not with their start: one may have joined before the last is started
                     self._round, self._hang, self._failed_at = _Round(), {}, 0
                 case "worker_died":
+                    # The first death is the failure; the others follow from it.
                     self._failed_at = self._failed_at or at
                 case "hang":
                     self._hang, self._failed_at = event, at

@@ -79,6 +79,8 @@ class Restarts:
     def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
         stopped = getattr(workers, "stopped", ())
+        # 1. who failed by itself   2. how far the attempt came   3. a script that cannot start   4. too many failures
+        # in a row without progress   5. restarts given back for progress   6. whether any is left
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
         began = bool(self._attempts) or any(self._telemetry_of_start().values())
         self._end(failed=True, why=self._described(culprits))
@@ -103,6 +105,7 @@ class Restarts:
     def _attempt(self, why: str = "") -> Attempt:
         """The progress that an attempt has made if the workers fail now."""
         telemetry = self._telemetry_of_start()
+        # Once watched, always: an attempt that dies before it opens its checkpointer has made no progress.
         self._watched |= any(telemetry.values())
         stretches = {
             directory: _stretch(lines) for directory, lines in telemetry.items() if any(map(_has_moved, lines))
@@ -111,6 +114,8 @@ class Restarts:
 
     def _end(self, *, failed: bool, why: str = "") -> None:
         attempt = self._attempt(why)
+        # Only time with progress earns restarts back: else a job
+        # that fails every hour at one step would go on for ever.
         if attempt not in stalls([*self._attempts, attempt])[-1:]:
             self._trained += attempt.seconds
         self._attempts.append(replace(attempt, failed=failed))

@@ -12,6 +12,7 @@ def tail_of(log: str) -> str:
     """The end of a file; empty if there is none."""
     try:
         with Path(log).open("rb") as file:
+            # A worker may have written gigabytes: the agent reads the end alone.
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             return file.read().decode(errors="replace")
     except OSError:  # there is none, it is a directory, or it was removed

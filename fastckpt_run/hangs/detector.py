@@ -94,6 +94,7 @@ class HangWatch:
         self._pids = dict(pids)
         self._processes = {rank: Process.of(pid) for rank, pid in pids.items()}
         self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
+        # With several nodes the rank that the others wait for may be on another one.
         self._sees_all = len(pids) == workers[0].world_size
         self._awake = self._looked = self._started = time.monotonic()
         self._activity = Activity(pids.values(), self._started)
@@ -115,6 +116,8 @@ class HangWatch:
         return hang is not None
 
     def _look(self, *, may_restart: bool) -> Hang | None:
+        # 1. telemetry, and whether this process itself was suspended   2. limits, from the slowest recent step   3. who
+        # is silent for longer   4. a close look at these
         if self._setting == "off":
             return None
         now = time.monotonic()
@@ -139,6 +142,7 @@ class HangWatch:
 
     def _kill(self, hang: Hang) -> None:
         """Kill the culprits; all workers, if none of those can be killed."""
+        # Counted before the kill: under "auto" each alarm doubles the limits, in case this one was false.
         self._hangs.append(time.monotonic())
         self._reset_silence()
         for ranks in (hang.culprits, self._pids):
@@ -148,6 +152,8 @@ class HangWatch:
             self.killed.update(running)
             end = time.monotonic() + _DEATH_TIMEOUT
             while running and time.monotonic() < end:  # one death is enough: torch stops the other workers after it
+                # A process in uninterruptible sleep (D) does not die of
+                # SIGKILL until the kernel returns: then all are killed.
                 if any(peek(pid) is not None for pid in running):
                     return
                 time.sleep(0.001)
@@ -155,6 +161,7 @@ class HangWatch:
     def _notice_pause(self, now: float) -> float:
         """Seconds since the last look; too many mean that this process was suspended."""
         passed, self._looked = now - self._looked, now
+        # A suspended machine, or an agent that was stopped: the workers' silence meanwhile is no sign of a hang.
         if passed > 2 * self.interval + 1.0:
             self._reset_silence()
         return passed
@@ -207,6 +214,7 @@ class HangWatch:
         time.sleep(_GLANCE)
         after = processor_times(self._pids.values())
         running = [rank for rank, state in states.items() if state != "T"]  # a stopped process handles no signal
+        # A handler in C writes the stacks, so a worker that never returns to Python's interpreter loop answers, too.
         stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
         if any(debugger in each.text for each in stacks.values() for debugger in _DEBUGGERS):
             logger.info("workers that are silent are being debugged")
@@ -222,6 +230,7 @@ class HangWatch:
         witnesses = {}
         for rank, pid in self._pids.items():
             line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())
+            # A stack in a collective with processor time is a rank that computes for it, or that has just come there.
             waits = _waits(stack) and after[pid] - before[pid] < _BUSY * _GLANCE
             has_left, place = not (line.pid and states[rank]), str(stack.innermost or "")
             witnesses[rank] = Witness(rank, line.steps, states[rank], rank in spoke, has_left, waits, place)

@@ -30,6 +30,7 @@ def processor_times(workers: Collection[int]) -> dict[int, float]:
     """Seconds of processor time that each worker has had, with the processes that it started."""
     times = dict.fromkeys(workers, 0.0)
     for worker, _, fields in _members(workers):
+        # utime, stime, cutime and cstime of proc_pid_stat(5), whose numbering begins with the state here.
         times[worker] += sum(map(int, fields[11:15])) * _TICK
     return times
 
@@ -58,6 +59,8 @@ class Activity:
         self._runnable = {thread for thread, state in waiting.items() if state == "R"}
         passed, self._sampled = now - self._sampled, now
         done = max([much - before.get(what, 0.0) for what, much in self._work.items()], default=0.0)
+        # A thread that was runnable at both looks wants a processor
+        # and gets none: the host is overloaded, not the job hung.
         starved = not runnable.isdisjoint(self._runnable)
         if not before or done > passed or starved or "D" in waiting.values():
             self._last = now
@@ -84,6 +87,7 @@ def _members(workers: Collection[int]) -> Iterator[tuple[int, int, list[str]]]:
     everything = {int(process.name): fields for process in _numbered(_PROC) if (fields := stat_of(process))}
     for pid, fields in everything.items():
         above = pid
+        # By session first: orphans of a worker have init as their parent, and the worker's session still.
         while above not in workers and above in everything:
             session = int(everything[above][3])
             above = session if session in workers else int(everything[above][1])

@@ -38,9 +38,12 @@ class StepTimes:
             last = self._last.get(rank, line)
             if line.steps != last.steps or rank not in self._last:
                 self._last[rank] = line
+            # Not from 0: the first step compiles and allocates.
             if line.steps > last.steps > 0:
                 now = line.beat / 1e9
                 took = (line.beat - last.beat) / (line.steps - last.steps) / 1e9
+                # The old maximum decays: one very slow step must not
+                # allow silence of that length for the rest of the job.
                 self._slowest, self._when = max(took, self.slowest(now)), now
 
     def slowest(self, now: float) -> float:

@@ -64,6 +64,7 @@ def recorded() -> Iterator[set[str]]:
     """The names of variables that are read while this lasts."""
     plain = type(os.environ)
     _read.clear()
+    # The object itself stays: modules that have done `from os import environ` are recorded as well.
     os.environ.__class__ = _Recording
     try:
         yield _read
@@ -79,4 +80,5 @@ def current() -> dict[str, str]:
 def replace(environment: Mapping[str, str]) -> None:
     """Make ``environment`` the whole environment, for Python and for C."""
     os.environ.clear()
+    # os.environ calls putenv, so libraries in C see the same environment.
     os.environ.update(environment)

@@ -27,6 +27,7 @@ class ForkRequest:
         """A memory file with this order, and room for a report."""
         memory = os.memfd_create("fastckpt-order", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(memory), "wb") as file:
+            # The report's room comes first, at a fixed offset that both sides can map before they know the length.
             file.write(bytes(_REPORT) + json.dumps(asdict(self)).encode())
         return memory
 

@@ -22,6 +22,7 @@ class Traces:
     def __init__(self) -> None:
         self.descriptors = _descriptors()
         self.tasks = frozenset(os.listdir("/proc/self/task"))  # noqa: PTH208
+        # A fork has its calling thread alone: locks that others held stay locked for ever.
         self.threads = threading.active_count()
         self.handlers = {n: signal.getsignal(n) for n in signal.valid_signals()}
         self.environment = current()
@@ -37,6 +38,7 @@ class Traces:
 
     def base_faults(self, before: "Traces") -> Iterator[str]:
         """Reasons why torch itself, imported since ``before``, makes this process unfit."""
+        # A CUDA context does not survive a fork.
         if self.devices:
             yield "initialised CUDA"
         if self.groups:
@@ -125,6 +127,7 @@ def _shared_memory() -> frozenset[str]:
 
 def _has_children() -> bool:
     try:
+        # WNOWAIT: looking for children must not reap one that the script waits for.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False

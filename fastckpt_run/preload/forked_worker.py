@@ -43,11 +43,14 @@ class ForkedProcess:
         environment.replace(self._order.environment)
         _show(self._order.argv, self._order.environment)
         _restore_signals(set(self._order.ignored))
+        # End of file: the agent has died, or given this fork up.
         if os.read(go, 1) != GO:
             os._exit(1)
+        # Only now: until the process between has ended, the parent is not the agent.
         die_with(self._order.parent)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
+        # Before all descriptors are closed: Python's mmap closes a duplicate of its descriptor when it is destroyed.
         self._report.keep()
         _close_all_but_streams()
         _open_streams()
@@ -95,6 +98,7 @@ def _file(path: str) -> Callable[[], int]:
     file = libc.fopen(os.fsencode(path), b"rb")
     if not file:
         _refuse(path)
+    # The function that `python script.py` itself calls: __main__, tracebacks and exit codes are the same.
     run = ctypes.pythonapi.PyRun_AnyFileExFlags
     run.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
     return partial(run, file, os.fsencode(path), 1, None)
@@ -222,12 +226,15 @@ def _open_streams() -> None:
 def _renew_identity() -> None:
     """Renew state that no two processes may share: seeds, keys, the id of the main thread."""
     if "torch" in sys.modules:
+        # A fork inherits the generator's state: without a seed, all workers would draw the same numbers.
         sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    # The kernel's thread id of the template, which debuggers and logs would show.
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    # Directory listings of the template: files that were made since would not be found.
     importlib.invalidate_caches()
 
 

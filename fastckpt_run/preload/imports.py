@@ -57,8 +57,11 @@ class ImportOutcome:
 
 def preload(plan: ImportPlan) -> ImportOutcome:
     """Import the base and the modules of ``plan``; the first fault ends it."""
+    # 1. import the base, recording which variables are read   2. refuse if that left traces that no fork may inherit
+    # 3. the script's modules one by one, so that a fault has a name   4. modules that the script's folder would shadow
     start = Traces()
     with recorded() as read, seeds_counted():
+        # torch alone first: what it reads at import and what its compiler reads later are judged apart.
         importlib.import_module(BASE[0])
         at_once = set(read)
         for name in BASE:
@@ -87,6 +90,7 @@ def _in_script_folder(folder: str) -> Iterator[None]:
         return
     sys.path.insert(0, folder)
     yield
+    # By identity: the same text may be in the path for another reason.
     sys.path[:] = [entry for entry in sys.path if entry is not folder]
 
 
@@ -101,6 +105,7 @@ def _installed(plan: ImportPlan) -> Iterator[tuple[str, list[str]]]:
 def _import(name: str, attributes: list[str]) -> str:
     """Import a module; the reason if it cannot be."""
     try:
+        # With a fromlist, submodules that the script names by `from package import module` are imported, too.
         __import__(name, fromlist=attributes)
     except BaseException as error:  # noqa: BLE001 (a module of the user's may raise anything)
         return f"raised {traceback.format_exception_only(error)[-1].strip()[:_LONGEST]}"

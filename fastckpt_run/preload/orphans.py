@@ -21,6 +21,7 @@ def subreaper() -> Iterator[None]:
 
     Only then: what a worker leaves on purpose is the init process's to reap.
     """
+    # An orphan goes to the nearest subreaper above it: so the template's grandchild becomes the agent's child.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
@@ -48,6 +49,7 @@ class Child:
 
     def holds(self, file: str) -> bool:
         """Return whether it has ``file`` open, named as links in /proc name it."""
+        # Another process may end, or close descriptors, while /proc is read.
         with suppress(OSError):
             return any(os.readlink(path) == file for path in Path(f"/proc/{self.pid}/fd").iterdir())  # noqa: PTH115
         return False
@@ -56,6 +58,7 @@ class Child:
 def kill_forks(template: int, descriptor: int) -> None:
     """Kill and reap what a dead template has forked that holds ``descriptor`` open, or was to fork that."""
     file = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+    # Again and again: a fork that is under way may appear between the listing and the kill.
     while forks := [c for c in Child.all() if c.pid != template and (c.session == template or c.holds(file))]:
         for fork in forks:
             with suppress(ProcessLookupError, ChildProcessError):

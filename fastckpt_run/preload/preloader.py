@@ -23,7 +23,9 @@ logger = logging.getLogger("fastckpt.launcher")
 
 AUTO, OFF = "auto", "off"
 _OFF = {OFF, "no", "false", "0", ""}
+# Seconds that workers wait for the template's imports, which an executed worker would spend as well.
 _PATIENCE = 60.0
+# A template that dies again and again has a cause that the next one has, too: from then on workers are executed.
 _FAILURES = 3
 
 
@@ -32,6 +34,7 @@ class ForkedWorker(Popen[bytes]):
 
     def __init__(self, arguments: Sequence[str], pid: int) -> None:
         self._forked = pid
+        # Popen's bookkeeping (poll, wait, reaping) is as for any child; only the start is left out.
         super().__init__(arguments)
 
     def _execute_child(self, *_: Any) -> None:
@@ -144,6 +147,7 @@ class Preloader:
     def _replace(self, why: str) -> None:
         """Start another template in the background; workers of this start are executed."""
         self.close()
+        # The workers of this round are executed; the next round has the new template.
         self._failed = True
         self._failures += 1
         if self._failures > _FAILURES:
@@ -167,8 +171,11 @@ class Preloader:
         """A template that can fork a worker with ``environment``, now or after as long as the imports take."""
         while self._template is not None:
             template = self._template
+            # Limits, affinity, user and umask are inherited at fork
+            # from the template, which has those of its own start.
             if template.inherited != inheritance():
                 raise TemplateError("what workers inherit from the agent has changed since the template started")
+            # Worth waiting for, as an executed worker would spend the same time on the same imports.
             patient = bool(self._asked) or self._script.needs_packages
             outcome = self._outcome(template, template.started + _PATIENCE if patient else time.monotonic())
             if outcome is None:

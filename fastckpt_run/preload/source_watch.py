@@ -47,4 +47,5 @@ def _state(path: Path) -> tuple[int, ...]:
         found = path.stat()
     except OSError:
         return ()
+    # All three: editors replace files (inode), and a copy may keep its time.
     return found.st_mtime_ns, found.st_ino, found.st_size

@@ -36,6 +36,8 @@ def serve(agent: socket.socket, ours: str) -> ForkedProcess:
     with _collecting_nothing():
         outcome = preload(plan)
     sys.path[:] = [entry for entry in sys.path if entry is not ours]
+    # Moves all objects to a generation that is never collected: a collection in a fork would write to each object's
+    # head and so copy the pages that are shared with the template.
     gc.freeze()
     # Workers keep the fastckpt of their agent.
     sources = SourceWatch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)
@@ -47,6 +49,7 @@ def serve(agent: socket.socket, ours: str) -> ForkedProcess:
         message, descriptors, _, _ = socket.recv_fds(agent, len(READY), DESCRIPTORS)
         if not message:
             os._exit(0)
+        # A worker must run the code that is on disk now, as an executed one would.
         if changed := sources.changed():
             _answer(agent, {"error": f"{changed} has changed since it was imported"})
             continue
@@ -73,6 +76,8 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Fo
     """
     read, write = os.pipe()
     try:
+        # 1. fork a process that forks the worker and ends   2. the worker, an orphan, becomes the
+        # agent's child   3. its pid goes by way of the pipe to the template, and from there to the agent
         middle = os.fork()
     except OSError as error:
         middle = -1

@@ -44,7 +44,9 @@ class Template:
         self.started = time.monotonic()
         self.inherited = inheritance()
         self.environment = current()
+        # Memory files, not pipes: imports may print any amount, and nobody reads meanwhile.
         self._output = [os.memfd_create("fastckpt-template", os.MFD_CLOEXEC) for _ in range(2)]
+        # SEQPACKET keeps the boundaries of messages, and reports the template's death as end of file.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours = str(Path(__file__).parent.parent.parent)
         with closing(theirs):
@@ -54,6 +56,7 @@ class Template:
                 stdout=self._output[0],
                 stderr=self._output[1],
                 pass_fds=[theirs.fileno()],
+                # Ctrl-C must reach the agent alone, which ends the template.
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -145,6 +148,7 @@ class Template:
 
     def close(self) -> None:
         """Kill it, if it is alive, and reap it; idempotent."""
+        # SIGKILL at once: it has no state to save.
         self._process.kill()
         with suppress(TimeoutExpired):  # the kernel may not let it go, while it reads from a dead file system
             self._process.wait(_ANSWER)

@@ -1,4 +1,4 @@
-"""What can happen to a file."""
+"""Damage to a file, of each kind."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""How checkpoints are named."""
+"""Addresses of checkpoints on the command line."""
 
 from pathlib import Path
 
@@ -27,14 +27,16 @@ from fastckpt.errors import ConfigError
         ("s3://me@host:9000/run", Address("s3://me@host:9000/run")),
     ],
 )
-def test_forms(text: str, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_form_of_an_address_names_its_checkpoint(
+    text: str, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     assert parse(text) == address
     assert str(address) == text
     assert parse(str(address)) == address
 
 
-def test_a_path_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_that_exists_is_taken_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run@5").mkdir()
     assert parse("run@5") == Address("run@5")
@@ -42,6 +44,6 @@ def test_a_path_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytes
     assert parse("./run@5@latest") == Address("./run@5", explicit=True)
 
 
-def test_an_unknown_tier():
+def test_an_address_with_an_unknown_tier_is_refused():
     with pytest.raises(ConfigError, match=r"'disk'.*memory, storage"):
         parse("run@5:disk")

@@ -1,4 +1,4 @@
-"""`fastckpt diff` finds what differs, and by how much."""
+"""`fastckpt diff`: differences of two checkpoints and their size."""
 
 import collections
 import os
@@ -36,7 +36,7 @@ def distance(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Distance:
     return found.tensors.get("t", Distance(a.numel()))
 
 
-def test_what_the_frequency_notes_is_counted_and_long_values_are_cut(fastckpt: Fastckpt, tmp_path: Path):
+def test_diff_counts_frequency_notes_and_cuts_long_values(fastckpt: Fastckpt, tmp_path: Path):
     for name, mark in (("a.pt", "a"), ("b.pt", "b")):
         own = {"tempo": mark * 999, "life": [mark, 1], "step": 5}
         torch.save({"note": mark * 999, "fastckpt": own}, tmp_path / name)
@@ -47,7 +47,7 @@ def test_what_the_frequency_notes_is_counted_and_long_values_are_cut(fastckpt: F
     assert "a" * 999 in fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").out
 
 
-def test_equal_and_different_steps(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_diff_of_equal_and_of_different_steps_shows_what_differs(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     assert fastckpt("diff", f"{three}@20", three / "checkpoint-20").code == 0
     said = fastckpt("diff", f"{three}@10", f"{three}@30", "--json")
     assert said.code == 1
@@ -91,7 +91,7 @@ def test_a_single_file_is_compared_with_the_model(fastckpt: Fastckpt, three: Pat
     assert fastckpt("diff", f"{three}@20", f"{three}@30", "--file", "none.pt").code == 2
 
 
-def test_files_that_one_side_lacks(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_diff_names_files_that_one_side_lacks(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     (tmp_path / "plain").mkdir()
     torch.save(torch.load(three / "checkpoint-20/model.pt"), tmp_path / "plain/model.pt")
     said = fastckpt("diff", f"{three}@20", tmp_path / "plain", "--json")
@@ -99,7 +99,7 @@ def test_files_that_one_side_lacks(fastckpt: Fastckpt, three: Path, tmp_path: Pa
     assert said.document["files"][0]["equal"]
 
 
-def test_memory_and_storage_hold_the_same(fastckpt: Fastckpt, directory: Path):
+def test_diff_finds_no_difference_between_memory_and_storage(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.rand(100), "step": 1}, storage_type=StorageType.MEMORY)
         checkpointer.save_checkpoint(2, {"w": torch.rand(100), "step": 2}, storage_type=StorageType.MEMORY)
@@ -111,7 +111,7 @@ def test_memory_and_storage_hold_the_same(fastckpt: Fastckpt, directory: Path):
         assert change == {"name": "w", "what": "shape", "a": "[100]", "b": "[5]"}
 
 
-def test_structure(tmp_path: Path):
+def test_diff_names_changes_of_the_structure(tmp_path: Path):
     a = {"x": 1, "gone": torch.zeros(2), "kind": [1], "t": torch.zeros(2), "opt": {0: 1}, "same": ("a", None)}
     b = {"x": "1", "new": {"y": 2}, "kind": (1,), "t": torch.zeros(3), "opt": {"0": 1}, "same": ("a", None)}
     found = differ(tmp_path, a, b)
@@ -124,7 +124,7 @@ def test_structure(tmp_path: Path):
     assert found.compared == 0 and not found.tensors
 
 
-def test_what_does_not_count(tmp_path: Path):
+def test_diff_ignores_sharing_layout_and_the_sign_of_zero(tmp_path: Path):
     """Sharing, layout in memory, Parameter or Tensor, the sign of a zero, the bits of a NaN."""
     base = torch.arange(6.0).view(2, 3)
     other_nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
@@ -147,7 +147,7 @@ def test_another_type_of_elements_is_a_change_and_measured(tmp_path: Path):
     assert found.tensors["t"].max_abs == 2**-10 and found.tensors["t"].differing == 1
 
 
-def test_nan_and_infinity(tmp_path: Path):
+def test_diff_compares_nan_and_infinity(tmp_path: Path):
     found = distance(
         tmp_path, torch.tensor([NAN, 1.0, NAN, INF, INF, 2.0]), torch.tensor([NAN, NAN, 3.0, INF, 1.0, 2.5])
     )
@@ -158,7 +158,7 @@ def test_nan_and_infinity(tmp_path: Path):
     assert found.max_abs == INF
 
 
-def test_infinity_is_valid_json(fastckpt: Fastckpt, tmp_path: Path):
+def test_diff_writes_infinity_as_valid_json(fastckpt: Fastckpt, tmp_path: Path):
     differ(tmp_path, {"t": torch.tensor([INF]), "x": NAN}, {"t": torch.tensor([0.0]), "x": INF})
     said = fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
     assert said.document["files"][0]["tensors"][0]["max_abs"] == "inf"
@@ -166,7 +166,7 @@ def test_infinity_is_valid_json(fastckpt: Fastckpt, tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
-def test_whole_numbers_are_exact(tmp_path: Path, dtype: torch.dtype):
+def test_diff_compares_whole_numbers_exactly(tmp_path: Path, dtype: torch.dtype):
     limits = torch.iinfo(dtype)
     a, b = torch.tensor([limits.max, 7], dtype=dtype), torch.tensor([limits.min, 8], dtype=dtype)
     assert distance(tmp_path, a, b).max_abs == limits.max - limits.min == 2**64 - 1
@@ -174,7 +174,7 @@ def test_whole_numbers_are_exact(tmp_path: Path, dtype: torch.dtype):
     assert type(distance(tmp_path, a, b).max_abs) is int
 
 
-def test_views_that_change_values(tmp_path: Path):
+def test_diff_sees_values_through_conjugated_and_negated_views(tmp_path: Path):
     number = torch.tensor([1 + 2j, 3 - 1j])
     assert distance(tmp_path, number, number.conj()).max_abs == 4
     assert not differ(tmp_path, {"t": number.conj()}, {"t": number.conj().resolve_conj()})
@@ -183,7 +183,7 @@ def test_views_that_change_values(tmp_path: Path):
     assert not differ(tmp_path, {"t": negative}, {"t": negative.resolve_neg()})
 
 
-def test_quantized_and_narrow_types(tmp_path: Path):
+def test_diff_compares_quantized_and_narrow_types(tmp_path: Path):
     with warnings.catch_warnings(action="ignore"):
         a = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8)
         b = torch.quantize_per_tensor(torch.arange(4.0), 0.25, 1, torch.qint8)
@@ -194,7 +194,7 @@ def test_quantized_and_narrow_types(tmp_path: Path):
     assert differ(tmp_path, {"t": torch.eye(2).to_sparse()}, {"t": (2 * torch.eye(2)).to_sparse()}).tensors
 
 
-def test_a_damaged_file_is_trouble_not_a_difference(fastckpt: Fastckpt, tmp_path: Path):
+def test_a_damaged_file_is_an_error_of_diff_and_no_difference(fastckpt: Fastckpt, tmp_path: Path):
     differ(tmp_path, {"t": torch.zeros(2000)}, {"t": torch.zeros(2000)})
     harm.truncate(tmp_path / "b.pt")
     said = fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
@@ -250,7 +250,9 @@ def expected(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, float]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), block=st.sampled_from([1, 2, 5, 1000]))
-def test_the_distance_is_numpys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject, block: int):
+def test_the_distance_of_tensors_is_that_of_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject, block: int
+):
     monkeypatch.setattr(values, "BLOCK", block)
     states: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for name in data.draw(st.lists(st.sampled_from("abcde"), unique=True)):
@@ -266,7 +268,7 @@ def test_the_distance_is_numpys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert (name in found.tensors) == (wanted[0] > 0)
 
 
-def test_neither_state_is_ever_in_memory(tmp_path: Path):
+def test_diff_of_large_files_loads_neither_into_memory(tmp_path: Path):
     """Two files of 200 MB, compared by a process that stays far below one of them."""
     big = {f"layer-{i}": torch.full((5_000_000,), float(i)) for i in range(10)}
     torch.save(big, tmp_path / "a.pt")

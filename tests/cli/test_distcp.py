@@ -50,7 +50,7 @@ def of_torch(folder: Path, tmp_path: Path) -> Any:
     return torch.load(tmp_path / "torch.pt", weights_only=False)
 
 
-def test_show_has_each_tensor_and_value(plain: Path, fastckpt: Fastckpt) -> None:
+def test_show_of_a_distcp_checkpoint_has_each_tensor_and_value(plain: Path, fastckpt: Fastckpt) -> None:
     [file] = fastckpt("show", plain, "--json").document["files"]
     entries = {entry["name"]: entry for entry in file["entries"]}
     assert (file["name"], file["tensors"]) == (".metadata", 13)
@@ -62,7 +62,9 @@ def test_show_has_each_tensor_and_value(plain: Path, fastckpt: Fastckpt) -> None
     assert "model" in fastckpt("show", plain / ".metadata").out, "its .metadata names it, too"
 
 
-def test_export_is_what_torch_makes_of_it(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
+def test_export_of_a_distcp_checkpoint_equals_what_torch_converts_it_to(
+    plain: Path, tmp_path: Path, fastckpt: Fastckpt
+) -> None:
     assert fastckpt("export", plain, tmp_path / "out.pt").code == 0
     assert equal(torch.load(tmp_path / "out.pt", weights_only=True), of_torch(plain, tmp_path))
     assert fastckpt("diff", plain, tmp_path / "out.pt").code == 0
@@ -70,7 +72,7 @@ def test_export_is_what_torch_makes_of_it(plain: Path, tmp_path: Path, fastckpt:
     assert equal(load_file(tmp_path / "out.safetensors"), dict(state()["model"]))
 
 
-def test_diff_tells_what_differs(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
+def test_diff_of_distcp_checkpoints_names_what_differs(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
     other = state()
     other["model"]["weight"][1, 2] += 2
     other |= {"step": 8, "more": 1}
@@ -84,7 +86,7 @@ def test_diff_tells_what_differs(plain: Path, tmp_path: Path, fastckpt: Fastckpt
     assert fastckpt("diff", plain, plain).code == 0
 
 
-def test_shards_of_several_ranks_are_put_together(tmp_path: Path, fastckpt: Fastckpt) -> None:
+def test_shards_of_several_ranks_are_joined_on_export(tmp_path: Path, fastckpt: Fastckpt) -> None:
     """Of a checkpoint directory that an earlier version wrote with two ranks."""
     directory = unpacked("fsdp", tmp_path / "checkpoints")
     names = [file["name"] for file in fastckpt("show", f"{directory}@2", "--json").document["files"]]
@@ -142,7 +144,7 @@ def claim_much(folder: Path) -> None:
     ],
     ids=lambda some: getattr(some, "__name__", ""),
 )
-def test_damage_is_named_and_nothing_is_run(
+def test_a_damaged_distcp_checkpoint_is_refused_and_runs_no_code(
     plain: Path, tmp_path: Path, fastckpt: Fastckpt, monkeypatch: pytest.MonkeyPatch, damage: Any, why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,7 +156,7 @@ def test_damage_is_named_and_nothing_is_run(
     assert not (tmp_path / "harmed").exists() and not (tmp_path / "out.pt").exists()
 
 
-def test_a_tensor_larger_than_memory_is_not_made(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
+def test_a_tensor_larger_than_memory_is_not_allocated(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
     claim_much(plain)
     said = fastckpt("export", plain, tmp_path / "out.pt")
     assert said.code == 2 and "which needs too much memory" in said.err, said

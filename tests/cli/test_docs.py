@@ -1,4 +1,4 @@
-"""Every block of docs/cli.md shows what the command says; ``python -m tests.cli.test_docs`` writes them anew."""
+"""Blocks of docs/cli.md against the commands' output; ``python -m tests.cli.test_docs`` writes them again."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def alike(block: str) -> list[list[str]]:
     return [_NUMBER.sub("0", _DIGEST.sub("x", line)).split() for line in block.splitlines()]
 
 
-def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_of_the_cli_page_show_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     found = list(pages(tmp_path))
     assert len(found) >= 10
@@ -102,7 +102,7 @@ def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert alike(written) == alike(now)
 
 
-def test_every_command_and_key_is_on_the_page():
+def test_every_command_and_key_is_on_the_cli_page():
     from tests.cli.test_output import CHECKPOINT, JOB, KEYS
 
     text = PAGE.read_text()

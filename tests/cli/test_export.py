@@ -1,4 +1,4 @@
-"""`fastckpt export` writes what others read, whole or not at all."""
+"""`fastckpt export`: complete files for other tools, or none."""
 
 import collections
 import json
@@ -34,7 +34,7 @@ def metadata(path: Path) -> dict[str, str]:
         return file.metadata()
 
 
-def test_torch(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_to_torch_loads_with_equal_values(fastckpt: Fastckpt, three: Path, out: Path):
     said = fastckpt("export", f"{three}@20", out / "state.pt", "--json")
     source = three / "checkpoint-20/model.pt"
     assert said.document == {
@@ -49,7 +49,7 @@ def test_torch(fastckpt: Fastckpt, three: Path, out: Path):
     assert torch.load(out / "rank.pt", weights_only=True)["state"] == {"epoch": 30}
 
 
-def test_safetensors(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_to_safetensors_loads_with_equal_values(fastckpt: Fastckpt, three: Path, out: Path):
     path = out / "state.safetensors"
     assert fastckpt("export", f"{three}@20", path, "--json").document["format"] == "safetensors"
     tensors = load_file(path)
@@ -61,7 +61,7 @@ def test_safetensors(fastckpt: Fastckpt, three: Path, out: Path):
     assert metadata(out / "model.safetensors") == {"format": "pt"}
 
 
-def test_tied_tensors_and_views(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+def test_tied_tensors_and_views_are_exported_with_their_values(fastckpt: Fastckpt, tmp_path: Path, out: Path):
     weights = torch.arange(12.0).view(3, 4)
     state = {
         "head": weights,
@@ -100,13 +100,13 @@ def test_what_safetensors_cannot_hold_is_refused_by_name(fastckpt: Fastckpt, tmp
     assert said.code == 2 and "'none'" in said.err
 
 
-def test_names_that_fall_together_are_refused(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+def test_names_that_coincide_when_exported_are_refused(fastckpt: Fastckpt, tmp_path: Path, out: Path):
     torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, tmp_path / "model.pt")
     said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
     assert said.code == 2 and "a.b" in said.err and listed(out) == []
 
 
-def test_nothing_is_overwritten(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_overwrites_no_file(fastckpt: Fastckpt, three: Path, out: Path):
     (out / "state.pt").write_text("mine")
     said = fastckpt("export", three, out / "state.pt")
     assert said.code == 2 and "--force" in said.err and (out / "state.pt").read_text() == "mine"
@@ -117,7 +117,7 @@ def test_nothing_is_overwritten(fastckpt: Fastckpt, three: Path, out: Path):
     assert listed(out) == ["link.pt", "state.pt"]
 
 
-def test_one_that_comes_to_exist_meanwhile_is_kept(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch):
+def test_a_file_created_during_an_export_is_kept(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch):
     save = torch.save
 
     def save_slowly(*arguments: Any) -> None:
@@ -130,7 +130,7 @@ def test_one_that_comes_to_exist_meanwhile_is_kept(fastckpt: Fastckpt, three: Pa
 
 
 @pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
-def test_a_full_disk_leaves_nothing(fastckpt: Fastckpt, directory: Path, out: Path, name: str):
+def test_an_export_to_a_full_disk_leaves_no_file(fastckpt: Fastckpt, directory: Path, out: Path, name: str):
     publish(directory, 1, state={"w": torch.zeros(100_000)})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -141,24 +141,28 @@ def test_a_full_disk_leaves_nothing(fastckpt: Fastckpt, directory: Path, out: Pa
     assert said.code == 2 and str(out) in said.err and listed(out) == []
 
 
-def test_what_is_damaged_is_not_exported(fastckpt: Fastckpt, three: Path, out: Path):
+def test_a_damaged_checkpoint_is_not_exported(fastckpt: Fastckpt, three: Path, out: Path):
     harm.flip(three / "checkpoint-20/model.pt")
     said = fastckpt("export", f"{three}@20", out / "state.pt")
     assert said.code == 2 and "xxh3-128" in said.err and listed(out) == []
 
 
-def test_a_missing_directory_is_named(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_into_a_missing_directory_names_it(fastckpt: Fastckpt, three: Path, out: Path):
     said = fastckpt("export", three, out / "none/state.pt")
     assert said.code == 2 and str(out / "none") in said.err
 
 
-def test_safetensors_is_optional(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
+def test_export_without_safetensors_installed_names_the_extra(
+    fastckpt: Fastckpt, three: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     said = fastckpt("export", three, out / "m.safetensors")
     assert said.code == 2 and "pip install 'safetensors>=0.4.3'" in said.err and listed(out) == []
 
 
-def test_memory_of_a_running_job(fastckpt: Fastckpt, directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
+def test_export_reads_the_memory_of_a_running_job(
+    fastckpt: Fastckpt, directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+):
     save = torch.save
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
@@ -179,7 +183,7 @@ def test_memory_of_a_running_job(fastckpt: Fastckpt, directory: Path, out: Path,
         assert said.code == 2 and "took its slot" in said.err and listed(out) == ["one.pt"]
 
 
-def test_ordered_and_nested_states(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+def test_ordered_and_nested_states_are_exported_in_order(fastckpt: Fastckpt, tmp_path: Path, out: Path):
     state = collections.OrderedDict(layers=[{"w": torch.ones(2)}, {"w": torch.zeros(2)}], groups=[], note=None)
     torch.save(state, tmp_path / "model.pt")
     assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors").code == 0

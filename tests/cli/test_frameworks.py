@@ -40,7 +40,7 @@ def run(directory: Path) -> Path:
     return directory
 
 
-def test_which_and_verify(fastckpt: Fastckpt, run: Path):
+def test_which_and_verify_read_checkpoints_of_frameworks(fastckpt: Fastckpt, run: Path):
     said = fastckpt("which", run, "--verify", "--json")
     assert said.code == 0 and said.document["choice"]["step"] == 3
     assert fastckpt("verify", run, "--json").code == 0
@@ -50,7 +50,7 @@ def test_which_and_verify(fastckpt: Fastckpt, run: Path):
     assert said.code == 1 and WEIGHTS in said.out
 
 
-def test_ls_and_prune(fastckpt: Fastckpt, run: Path):
+def test_ls_and_prune_read_checkpoints_of_frameworks(fastckpt: Fastckpt, run: Path):
     assert [item["path"] for item in fastckpt("ls", run, "--json").document["checkpoints"]] == [
         str(run / name) for name in ("checkpoint-3", "best", "first")
     ]
@@ -58,7 +58,7 @@ def test_ls_and_prune(fastckpt: Fastckpt, run: Path):
     assert {path.name for path in run.glob("*/")} == {".fastckpt", "best", "checkpoint-3"}
 
 
-def test_show(fastckpt: Fastckpt, run: Path):
+def test_show_reads_checkpoints_of_frameworks(fastckpt: Fastckpt, run: Path):
     files = {file["name"]: file for file in fastckpt("show", f"{run}@2", "--json").document["files"]}
     assert files.keys() == {"optimizer.bin", WEIGHTS, "config.json", "notes", "rank_0.pt"}
     entries = {entry["name"]: entry for entry in files[WEIGHTS]["entries"]}
@@ -70,7 +70,7 @@ def test_show(fastckpt: Fastckpt, run: Path):
     assert f"{run}/best/notes: 6 B" in fastckpt("show", f"{run}@2").out
 
 
-def test_diff(fastckpt: Fastckpt, run: Path):
+def test_diff_reads_checkpoints_of_frameworks(fastckpt: Fastckpt, run: Path):
     said = fastckpt("diff", f"{run}@2", f"{run}@3", "--json")
     files = {file["name"]: file for file in said.document["files"]}
     assert said.code == 1
@@ -82,14 +82,14 @@ def test_diff(fastckpt: Fastckpt, run: Path):
     assert fastckpt("diff", f"{run}@2", f"{run}@2").code == 0
 
 
-def test_export(fastckpt: Fastckpt, run: Path, tmp_path: Path):
+def test_export_reads_checkpoints_of_frameworks(fastckpt: Fastckpt, run: Path, tmp_path: Path):
     said = fastckpt("export", f"{run}@2", tmp_path / "x.safetensors")
     assert said.code == 2 and "optimizer.bin" in said.err, "it names what there is"
     assert fastckpt("export", f"{run}@2", tmp_path / "x.safetensors", "--file", "optimizer.bin").code == 0
     assert torch.equal(load_file(tmp_path / "x.safetensors")["moment"], torch.arange(6.0))
 
 
-def test_damaged_headers_are_refused(fastckpt: Fastckpt, run: Path, tmp_path: Path):
+def test_damaged_headers_of_framework_files_are_refused(fastckpt: Fastckpt, run: Path, tmp_path: Path):
     whole = (run / "best" / WEIGHTS).read_bytes()
     file, end = tmp_path / "model.safetensors", 8 + int.from_bytes(whole[:8], "little")
     file.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""Files that are damaged anywhere are read as far as they are sound, or refused; nothing else happens."""
+"""Damaged files: read as far as they are valid, or refused, without any other effect."""
 
 import io
 from typing import Any
@@ -46,7 +46,7 @@ def look(tree: Any) -> None:
 @given(pickled=st.sampled_from(PICKLES), changes=edits)
 @example(pickled=b"\x80\x02}r\xff\xff\xff\xff.", changes=[])  # a memo of 4 billion
 @example(pickled=b"\x80\x05\x96" + (2**62).to_bytes(8, "little") + b".", changes=[])  # an endless bytearray
-def test_pickles(pickled: bytes, changes: list[tuple[int, str, bytes]]):
+def test_damaged_pickles_are_read_or_refused_as_bad_checkpoints(pickled: bytes, changes: list[tuple[int, str, bytes]]):
     try:
         look(tree_of(describe(edited(pickled, changes), "file"), "file"))
     except BadCheckpoint:
@@ -55,7 +55,7 @@ def test_pickles(pickled: bytes, changes: list[tuple[int, str, bytes]]):
 
 @settings(max_examples=400, deadline=None)
 @given(changes=edits)
-def test_archives(changes: list[tuple[int, str, bytes]]):
+def test_damaged_archives_are_read_or_refused_as_bad_checkpoints(changes: list[tuple[int, str, bytes]]):
     try:
         look(read_tree(io.BytesIO(edited(FILE, changes)), "file"))
     except BadCheckpoint:
@@ -64,7 +64,7 @@ def test_archives(changes: list[tuple[int, str, bytes]]):
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=300))
-def test_anything(data: bytes):
+def test_arbitrary_bytes_are_read_or_refused_as_bad_checkpoints(data: bytes):
     for attempt in (lambda: tree_of(describe(data, "file"), "file"), lambda: read_tree(io.BytesIO(data), "file")):
         try:
             look(attempt())

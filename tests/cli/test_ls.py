@@ -1,4 +1,4 @@
-"""`fastckpt ls` shows what lies in a directory and in memory."""
+"""`fastckpt ls`: checkpoints of a directory on storage and in memory."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
 
-def test_memory_and_storage(fastckpt: Fastckpt, directory: Path):
+def test_ls_lists_checkpoints_in_memory_and_on_storage(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         for step in (1, 2):
             checkpointer.save_checkpoint(step, {"w": torch.ones(10)}, storage_type=StorageType.DISK)
@@ -38,7 +38,7 @@ def test_memory_and_storage(fastckpt: Fastckpt, directory: Path):
     assert f"damaged: {directory / 'checkpoint-1'}: " in shown.out and "in use by process" in shown.out
 
 
-def test_what_others_wrote_is_named(fastckpt: Fastckpt, directory: Path):
+def test_ls_names_checkpoints_of_other_tools(fastckpt: Fastckpt, directory: Path):
     directory.mkdir(exist_ok=True)
     assert fastckpt("ls", directory).out.splitlines()[1:] == ["no checkpoint of fastckpt is here"]
     torch.save({"w": torch.ones(2)}, directory / "last.pt")
@@ -48,7 +48,7 @@ def test_what_others_wrote_is_named(fastckpt: Fastckpt, directory: Path):
     assert f"{directory} has no checkpoint of fastckpt to check; {said}" in fastckpt("verify", directory).err
 
 
-def test_every_key(fastckpt: Fastckpt, directory: Path):
+def test_ls_json_has_every_key(fastckpt: Fastckpt, directory: Path):
     publish(directory, 7, history=3)
     document = fastckpt("ls", directory, "--json").document
     [item] = document["checkpoints"]
@@ -61,7 +61,7 @@ def test_every_key(fastckpt: Fastckpt, directory: Path):
     assert document["directory"] == str(directory) and document["jobs"] == []
 
 
-def test_what_does_not_count_and_why(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_ls_gives_the_reason_why_a_checkpoint_does_not_count(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     target = tmp_path / "best.pt"
     publish(three, 40, target=str(target))
     harm.truncate(target)
@@ -79,18 +79,18 @@ def test_what_does_not_count_and_why(fastckpt: Fastckpt, three: Path, tmp_path: 
     assert not any(item["whole"] for item in items.values())
 
 
-def test_histories(fastckpt: Fastckpt, three: Path):
+def test_ls_shows_histories_and_their_parents(fastckpt: Fastckpt, three: Path):
     publish(three, 15, history=2)
     items = fastckpt("ls", three, "--json").document["checkpoints"]
     assert [(item["history"], item["step"]) for item in items] == [(2, 15), (1, 30), (1, 20), (1, 10)]
 
 
-def test_a_missing_directory_is_named(fastckpt: Fastckpt, tmp_path: Path):
+def test_ls_of_a_missing_directory_names_it(fastckpt: Fastckpt, tmp_path: Path):
     said = fastckpt("ls", tmp_path / "none")
     assert said.code == 2 and "none" in said.err and not said.out
 
 
-def test_looking_changes_nothing(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_ls_changes_no_file(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     plain = tmp_path / "plain"
     plain.mkdir()
 

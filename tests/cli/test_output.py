@@ -1,4 +1,4 @@
-"""What all commands promise: keys, streams, exit codes, tables that pipe well, a quick start."""
+"""Rules of all commands: keys, streams, exit codes, tables that can be piped, a quick start."""
 
 import json
 import os
@@ -59,7 +59,9 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("command", KEYS)
-def test_documents_have_these_keys(fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str):
+def test_json_documents_of_all_commands_have_the_documented_keys(
+    fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str
+):
     more: dict[str, list[Any]] = {"prune": ["--keep-last", 1], "export": [tmp_path / "out.pt"], "diff": [f"{three}@10"]}
     with DdpCheckpointer(three) as checkpointer:
         checkpointer.save_checkpoint(40, {"w": torch.ones(1)}, storage_type=StorageType.MEMORY)
@@ -84,7 +86,7 @@ def _assert_is(value: Any, kind: Any) -> None:
         assert type(value) is kind
 
 
-def test_every_command_is_frozen_above():
+def test_the_keys_of_every_command_are_frozen_in_this_file():
     groups = {name: getattr(command, "commands", None) for name, command in main.commands.items()}
     names = {f"{name} {sub}" for name, subs in groups.items() if subs for sub in subs}
     assert names | {name for name, subs in groups.items() if not subs} == set(KEYS)
@@ -107,14 +109,14 @@ def test_an_unset_variable_is_not_the_working_directory(fastckpt: Fastckpt, thre
     assert fastckpt(*command, ".").code == 0
 
 
-def test_errors_of_the_system_have_code_2_too(fastckpt: Fastckpt, three: Path, tmp_path: Path, monkeypatch):
+def test_errors_of_the_system_end_with_code_2(fastckpt: Fastckpt, three: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FASTCKPT_SHM_DIR", str(tmp_path / "file"))
     said = fastckpt("ls", three)
     assert said.code == 2 and said.err.startswith("fastckpt: error: ") and str(tmp_path / "file") in said.err
 
 
-def test_the_codes_are_in_the_help(fastckpt: Fastckpt):
+def test_exit_codes_are_in_the_help(fastckpt: Fastckpt):
     said = fastckpt("--help")
     assert said.code == 0
     for text in ("Exit code", "DIR@STEP", "ls", "show", "which", "verify", "diff", "export", "prune", "shm", "report"):
@@ -141,7 +143,7 @@ def test_the_installed_command_starts_quickly(three: Path):
         assert done.stderr.strip() == str(imported)
 
 
-def test_piped_lines_are_whole_and_plain(tmp_path: Path):
+def test_piped_output_has_whole_lines_without_colour(tmp_path: Path):
     directory = tmp_path / ("long-" * 45) / "run"
     directory.parent.mkdir()
     publish(directory, 7)
@@ -172,7 +174,7 @@ def on_terminal(*arguments: str, **environment: str) -> str:
     return shown.decode()
 
 
-def test_a_terminal_has_colour_unless_told_otherwise(three: Path):
+def test_a_terminal_gets_colour_unless_it_is_disabled(three: Path):
     shown = on_terminal("ls", str(three))
     assert "\x1b[" in shown
     path = "".join(shown.split())
@@ -180,7 +182,7 @@ def test_a_terminal_has_colour_unless_told_otherwise(three: Path):
     assert "\x1b[3" not in on_terminal("ls", str(three), NO_COLOR="1")
 
 
-def test_hostile_names_reach_no_terminal(fastckpt: Fastckpt, tmp_path: Path):
+def test_control_characters_in_names_reach_no_terminal(fastckpt: Fastckpt, tmp_path: Path):
     name = "\x1b]0;owned\x07\x1b[2J[bold]w[/bold]\udc80"
     torch.save({name: torch.ones(1), "text": "\x1b[31mred"}, tmp_path / "model.pt")
     said = fastckpt("show", tmp_path / "model.pt")
@@ -190,7 +192,7 @@ def test_hostile_names_reach_no_terminal(fastckpt: Fastckpt, tmp_path: Path):
     assert entries[1]["name"] == name
 
 
-def test_a_bad_newest_one_is_a_finding_with_output(fastckpt: Fastckpt, three: Path):
+def test_a_bad_newest_checkpoint_is_a_finding_with_output(fastckpt: Fastckpt, three: Path):
     harm.flip(three / "checkpoint-30/model.pt")
     said = fastckpt("verify", three, "--json")
     assert said.code == 1 and said.document["bad"] == 1 and not said.err
@@ -200,5 +202,5 @@ def test_a_bad_newest_one_is_a_finding_with_output(fastckpt: Fastckpt, three: Pa
     ("seconds", "text"),
     [(None, "?"), (0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (10 * 86400, "10 d")],
 )
-def test_ages(seconds: float | None, text: str):
+def test_ages_are_printed_in_fitting_units(seconds: float | None, text: str):
     assert output.age(seconds) == text

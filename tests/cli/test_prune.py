@@ -1,4 +1,4 @@
-"""`fastckpt prune` deletes what no option keeps, after it was told to."""
+"""`fastckpt prune`: deletion of checkpoints that no option keeps, after a confirmation."""
 
 import re
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def steps(directory: Path) -> list[int]:
         (["--keep-last", "99"], list(range(100, 0, -10))),
     ],
 )
-def test_what_is_kept(fastckpt: Fastckpt, ten: Path, options: list[str], kept: list[int]):
+def test_prune_keeps_what_its_options_keep(fastckpt: Fastckpt, ten: Path, options: list[str], kept: list[int]):
     before = steps(ten)
     dry = fastckpt("prune", ten, *options, "--json").document
     assert steps(ten) == before and not dry["done"]
@@ -55,12 +55,12 @@ def test_what_is_kept(fastckpt: Fastckpt, ten: Path, options: list[str], kept: l
     assert fastckpt("prune", ten, *options, "--json").document["delete"] == []
 
 
-def test_minutes(fastckpt: Fastckpt, ten: Path):
+def test_prune_keeps_one_checkpoint_per_interval_of_minutes(fastckpt: Fastckpt, ten: Path):
     assert fastckpt("prune", ten, "--keep-minutes", "100000", "--yes").code == 0
     assert steps(ten) == [100, 10]  # the first of the period, and the newest
 
 
-def test_the_table_says_what_would_be_done(fastckpt: Fastckpt, three: Path):
+def test_without_yes_prune_prints_a_plan_and_deletes_nothing(fastckpt: Fastckpt, three: Path):
     lines = [line.split() for line in fastckpt("prune", three, "--keep-last", "1").out.splitlines()]
     assert [(line[0], line[4]) for line in lines[1:4]] == [("30", "keep"), ("20", "delete"), ("10", "delete")]
     assert "--yes" in lines[4] or "--yes deletes" in " ".join(lines[4])
@@ -72,13 +72,13 @@ def test_the_table_says_what_would_be_done(fastckpt: Fastckpt, three: Path):
     [[], ["--yes"], ["--keep-last", "0"], ["--keep-every", "-1"], ["--keep-minutes", "nan"], ["--keep-best", "loss"],
      ["--keep-best", "0:loss"], ["--keep-best", "x:loss"], ["--keep-best", "2:"]],
 )  # fmt: skip
-def test_wrong_usage_deletes_nothing(fastckpt: Fastckpt, three: Path, options: list[str]):
+def test_wrong_usage_of_prune_deletes_nothing(fastckpt: Fastckpt, three: Path, options: list[str]):
     said = fastckpt("prune", three, *options, "--yes")
     assert said.code == 2 and "error" in said.err.lower() and not said.out
     assert steps(three) == [30, 20, 10]
 
 
-def test_bad_ones_are_left_alone(fastckpt: Fastckpt, three: Path):
+def test_prune_leaves_bad_checkpoints_alone(fastckpt: Fastckpt, three: Path):
     harm.truncate(three / "checkpoint-30/model.pt")
     store = CheckpointDirectory(three)
     store.quarantine(next(stored for stored in store.checkpoints() if stored.id.step == 10), "bad")
@@ -87,20 +87,20 @@ def test_bad_ones_are_left_alone(fastckpt: Fastckpt, three: Path):
     assert len(list(three.glob(".fastckpt/quarantine-*"))) == 1
 
 
-def test_history_comes_before_step(fastckpt: Fastckpt, three: Path):
+def test_prune_orders_checkpoints_by_history_before_step(fastckpt: Fastckpt, three: Path):
     """After a rollback to 10, step 15 of the new history is newer than 30 of the old one."""
     publish(three, 15, history=2, parent=SaveId(1, 10))
     fastckpt("prune", three, "--keep-last", "1", "--yes")
     assert steps(three) == [15]
 
 
-def test_a_file_that_the_user_named_is_deleted_too(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_prune_deletes_files_at_paths_of_the_user(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     publish(three, 5, target=str(tmp_path / "best.pt"))
     fastckpt("prune", three, "--keep-last", "2", "--yes")
     assert not (tmp_path / "best.pt").exists() and steps(three) == [30, 20]
 
 
-def test_beside_a_running_job(fastckpt: Fastckpt, three: Path):
+def test_prune_works_beside_a_running_job(fastckpt: Fastckpt, three: Path):
     with DdpCheckpointer(three) as checkpointer:
         checkpointer.save_checkpoint(40, {"x": 1}, storage_type=StorageType.MEMORY)
         document = fastckpt("prune", three, "--keep-last", "1", "--yes", "--json").document
@@ -109,7 +109,7 @@ def test_beside_a_running_job(fastckpt: Fastckpt, three: Path):
     assert steps(three) == [40, 30]  # the last flush
 
 
-def test_what_is_published_to_the_place_meanwhile_stays(fastckpt: Fastckpt, three: Path, monkeypatch):
+def test_a_step_published_again_during_prune_is_kept(fastckpt: Fastckpt, three: Path, monkeypatch):
     """A job that was rolled back saves step 20 again, just when the old step 20 is about to be deleted."""
     delete = removal.delete
 
@@ -125,7 +125,7 @@ def test_what_is_published_to_the_place_meanwhile_stays(fastckpt: Fastckpt, thre
     assert [path.name for path in three.glob(".fastckpt/*") if path.name.startswith(("retired", "deleted"))] == []
 
 
-def test_what_its_job_deletes_meanwhile_is_no_trouble(fastckpt: Fastckpt, three: Path, monkeypatch):
+def test_a_checkpoint_deleted_by_its_job_during_prune_is_no_error(fastckpt: Fastckpt, three: Path, monkeypatch):
     delete = removal.delete
 
     def delete_twice(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
@@ -139,14 +139,14 @@ def test_what_its_job_deletes_meanwhile_is_no_trouble(fastckpt: Fastckpt, three:
 
 
 @pytest.mark.parametrize("more", [[], ["--keep-last", "2"]])
-def test_the_best_by_what_nobody_measured_is_refused(fastckpt: Fastckpt, ten: Path, more: list[str]):
+def test_keep_best_by_an_unknown_metric_is_refused(fastckpt: Fastckpt, ten: Path, more: list[str]):
     """A typo would delete all but the newest."""
     said = fastckpt("prune", ten, "--keep-best", "3:val_loss", *more, "--yes")
     assert said.code == 2 and "'val_loss'" in said.err and "accuracy, loss" in said.err
     assert steps(ten) == list(range(100, 0, -10))
 
 
-def test_the_best_where_nothing_was_measured_is_refused(fastckpt: Fastckpt, three: Path):
+def test_keep_best_without_any_metrics_is_refused(fastckpt: Fastckpt, three: Path):
     said = fastckpt("prune", three, "--keep-best", "1:loss", "--yes")
     assert said.code == 2 and "no metrics" in said.err
     assert steps(three) == [30, 20, 10]
@@ -161,23 +161,25 @@ class TestHistories:
             publish(three, step, history=2)
         return three
 
-    def test_each_is_judged_apart(self, fastckpt: Fastckpt, two: Path):
+    def test_lines_of_training_are_pruned_separately(self, fastckpt: Fastckpt, two: Path):
         assert fastckpt("prune", two, "--keep-last", "1", "--yes").code == 0
         assert steps(two) == [3, 30]
 
-    def test_one_that_the_newest_resumed_from_is_not(self, fastckpt: Fastckpt, three: Path):
+    def test_histories_that_the_newest_resumed_from_are_pruned_as_one_line(self, fastckpt: Fastckpt, three: Path):
         publish(three, 1, history=2, parent=SaveId(1, 30))
         publish(three, 2, history=3, details={"histories": [[1, 2]]})
         assert fastckpt("prune", three, "--keep-last", "1", "--yes").code == 0
         assert steps(three) == [2]
 
-    def test_one_that_is_named_goes(self, fastckpt: Fastckpt, two: Path):
+    def test_a_history_named_by_drop_history_is_deleted(self, fastckpt: Fastckpt, two: Path):
         said = fastckpt("prune", two, "--drop-history", "1", "--yes", "--json").document
         assert [item["history"] for item in said["delete"]] == [1, 1, 1]
         assert steps(two) == [3, 2, 1]
 
     @pytest.mark.parametrize(("history", "why"), [("2", "newest"), ("7", r"\[1, 2\]")])
-    def test_the_newest_and_unknown_ones_are_refused(self, fastckpt: Fastckpt, two: Path, history: str, why: str):
+    def test_drop_history_of_the_newest_or_an_unknown_one_is_refused(
+        self, fastckpt: Fastckpt, two: Path, history: str, why: str
+    ):
         said = fastckpt("prune", two, "--drop-history", history, "--yes")
         assert said.code == 2
         assert re.search(why, said.err)

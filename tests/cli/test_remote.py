@@ -39,7 +39,7 @@ def model_of(s3: S3, step: int) -> str:  # noqa: F811
     return next(key for key in s3.objects() if f"/checkpoint-{step}/" in key and key.endswith("model.pt"))
 
 
-def test_looking(fastckpt: Fastckpt, remote: S3):
+def test_ls_which_and_show_read_a_directory_at_a_url(fastckpt: Fastckpt, remote: S3):
     before = remote.objects()
     items = fastckpt("ls", URL, "--json").document["checkpoints"]
     assert [(item["step"], item["state"]) for item in items] == [(30, "whole"), (20, "whole"), (10, "whole")]
@@ -52,7 +52,7 @@ def test_looking(fastckpt: Fastckpt, remote: S3):
     assert remote.objects() == before
 
 
-def test_a_large_state_is_not_downloaded_to_be_shown(fastckpt: Fastckpt, s3: S3, tmp_path: Path, monkeypatch):  # noqa: F811
+def test_show_of_a_large_state_at_a_url_does_not_download_it(fastckpt: Fastckpt, s3: S3, tmp_path: Path, monkeypatch):  # noqa: F811
     publish(tmp_path, 1, {"w": torch.zeros(5_000_000), "step": 1})
     asked: list[int] = []
     read_range = reading._Remote.readinto
@@ -68,7 +68,7 @@ def test_a_large_state_is_not_downloaded_to_be_shown(fastckpt: Fastckpt, s3: S3,
     assert said.document["files"][0]["bytes"] == 20_000_000 and 0 < sum(asked) < 2_000_000
 
 
-def test_damage(fastckpt: Fastckpt, remote: S3):
+def test_verify_finds_damage_at_a_url(fastckpt: Fastckpt, remote: S3):
     key = model_of(remote, 30)
     data = bytearray(remote.fs.cat_file(key))
     data[len(data) // 2] ^= 1
@@ -84,7 +84,7 @@ def test_damage(fastckpt: Fastckpt, remote: S3):
     assert fastckpt("verify", URL).code == 1
 
 
-def test_diff_and_export(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
+def test_diff_and_export_read_a_directory_at_a_url(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
     said = fastckpt("diff", f"{URL}@10", f"{URL}@30", "--file", "model.pt", "--json")
     assert said.code == 1 and said.document["files"][0]["tensors"][0]["max_abs"] == 20
     (tmp_path / "out").mkdir()
@@ -95,7 +95,7 @@ def test_diff_and_export(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["m.pt", "m.safetensors"]
 
 
-def test_prune(fastckpt: Fastckpt, remote: S3):
+def test_prune_deletes_checkpoints_at_a_url(fastckpt: Fastckpt, remote: S3):
     assert fastckpt("prune", URL, "--keep-last", "1").code == 0 and model_of(remote, 10)
     assert fastckpt("prune", URL, "--keep-last", "1", "--yes").code == 0
     items = fastckpt("ls", URL, "--json").document["checkpoints"]
@@ -103,7 +103,7 @@ def test_prune(fastckpt: Fastckpt, remote: S3):
     assert not any("/checkpoint-10/" in key for key in remote.objects())
 
 
-def test_a_directory_that_is_lost_and_what_its_remote_holds(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
+def test_a_lost_directory_is_found_in_its_remote_store(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
     lost = tmp_path / "lost"
     both = [lost, "--remote", URL]
     for command in ("ls", "which", "verify", "prune", "report"):
@@ -127,27 +127,27 @@ def test_a_directory_that_is_lost_and_what_its_remote_holds(fastckpt: Fastckpt, 
     assert not lost.exists(), "who looks makes nothing"
 
 
-def test_prune_treats_each_tier_by_what_it_holds(fastckpt: Fastckpt, remote: S3, three: Path):
+def test_prune_decides_for_each_tier_by_its_own_checkpoints(fastckpt: Fastckpt, remote: S3, three: Path):
     assert fastckpt("prune", three, "--remote", URL, "--keep-last", "1", "--yes").code == 0
     found = fastckpt("ls", three, "--remote", URL, "--json").document["checkpoints"]
     assert [(item["step"], item["tier"]) for item in found] == [(30, "storage"), (30, "remote")]
 
 
-def test_a_store_that_fails_is_trouble(fastckpt: Fastckpt, remote: S3):
-    remote.befalls(Fault(403, "GET", times=10**6))
+def test_a_failing_store_is_an_error_with_code_2(fastckpt: Fastckpt, remote: S3):
+    remote.inject(Fault(403, "GET", times=10**6))
     for command in ("ls", "show", "verify", "which"):
         said = fastckpt(command, URL, "--json")
         assert said.code == 2 and not said.out and URL in said.err
 
 
-def test_a_missing_bucket_and_a_strange_protocol(fastckpt: Fastckpt, s3: S3):  # noqa: F811
+def test_a_missing_bucket_and_an_unknown_protocol_are_errors_with_a_remedy(fastckpt: Fastckpt, s3: S3):  # noqa: F811
     said = fastckpt("show", "s3://nowhere/run")
     assert said.code == 2 and "nowhere" in said.err
     said = fastckpt("ls", "strange://bucket/run")
     assert said.code == 2 and "strange://bucket/run" in said.err
 
 
-def test_a_directory_written_as_a_url(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_commands_accept_a_local_directory_as_a_file_url(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     url = f"file://{three}"
     assert [item["step"] for item in fastckpt("ls", url, "--json").document["checkpoints"]] == [30, 20, 10]
     assert fastckpt("show", f"{url}@20").code == 0

@@ -1,4 +1,4 @@
-"""`fastckpt report`: while a job runs, after it was killed, of what is no log; and its page, whatever the log says."""
+"""`fastckpt report`: while a job runs, after a kill, of files that are no log; and the page of any log."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def assert_safe(text: str) -> Page:
     return found
 
 
-def test_the_page_says_what_the_log_says(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
+def test_the_report_page_has_the_numbers_of_the_log(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
     directory.mkdir()
     (directory / ".fastckpt").mkdir()
     leave_log(directory)
@@ -84,7 +84,7 @@ def test_the_page_says_what_the_log_says(fastckpt: Fastckpt, directory: Path, tm
     assert len(text) < 200_000
 
 
-def test_a_log_by_its_name_and_one_that_is_torn(fastckpt: Fastckpt, tmp_path: Path):
+def test_report_reads_a_log_by_its_name_and_a_torn_one(fastckpt: Fastckpt, tmp_path: Path):
     whole = RECORDED.read_bytes()
     (tmp_path / "events").write_bytes(whole[:-20])
     said = fastckpt("report", tmp_path / "events", "--json")
@@ -94,7 +94,7 @@ def test_a_log_by_its_name_and_one_that_is_torn(fastckpt: Fastckpt, tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"not json\n", b'{"event": "saved", "time": 1, "pid": 1}\n'])
-def test_what_is_no_log_says_nothing(fastckpt: Fastckpt, tmp_path: Path, content: bytes):
+def test_report_of_a_file_that_is_no_log_is_an_error(fastckpt: Fastckpt, tmp_path: Path, content: bytes):
     (tmp_path / "events").write_bytes(content)
     said = fastckpt("report", tmp_path / "events", "--json", "--html", tmp_path / "page")
     assert said.document["goodput"] is None and said.document["launches"] == [] and said.document["total"] == 0
@@ -102,7 +102,7 @@ def test_what_is_no_log_says_nothing(fastckpt: Fastckpt, tmp_path: Path, content
     assert "no launch of fastckpt-run" in fastckpt("report", tmp_path / "events").out
 
 
-def test_uploads_that_failed_are_told_of(fastckpt: Fastckpt, tmp_path: Path):
+def test_failed_uploads_are_in_the_report(fastckpt: Fastckpt, tmp_path: Path):
     same = {"time": 1795264987.0, "monotonic": 46537.0, "pid": 22365}
     events = [
         {"event": "uploaded", "history": 1, "step": 1500, "bytes": 9, "seconds": 1.0, "remote": "s3://b/r"},
@@ -120,7 +120,7 @@ def test_uploads_that_failed_are_told_of(fastckpt: Fastckpt, tmp_path: Path):
     ).out  # fmt: skip
 
 
-def test_a_launch_that_another_has_taken_the_place_of_says_so(fastckpt: Fastckpt, tmp_path: Path):
+def test_a_superseded_launch_is_named_in_the_report(fastckpt: Fastckpt, tmp_path: Path):
     recorded = Path(RECORDED).read_text().splitlines()
     same = {name: json.loads(recorded[-2])[name] for name in ("time", "monotonic", "pid")}
     said = {"place": "/runs/one", "history": 3, "holder": "process 7 on other"}
@@ -134,7 +134,7 @@ def test_a_launch_that_another_has_taken_the_place_of_says_so(fastckpt: Fastckpt
     assert "history 3 is that of process 7 on other" in (tmp_path / "page").read_text()
 
 
-def test_no_log_is_no_answer(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
+def test_report_without_a_log_is_an_error(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
     directory.mkdir()
     said = fastckpt("report", directory)
     assert said.code == 2 and "has no event log" in said.err and "--fast-events" in said.err
@@ -145,7 +145,7 @@ def test_no_log_is_no_answer(fastckpt: Fastckpt, directory: Path, tmp_path: Path
     assert fastckpt("report", RECORDED, "--html", tmp_path / "none" / "page").code == 2
 
 
-def test_hostile_texts_stay_texts(fastckpt: Fastckpt, tmp_path: Path):
+def test_hostile_texts_in_a_log_are_escaped_on_the_page(fastckpt: Fastckpt, tmp_path: Path):
     lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     for event in lines:
         for name, value in event.items():
@@ -175,7 +175,7 @@ def test_a_long_job_makes_a_small_page():
     assert len(text) < 3_000_000
 
 
-def test_many_restarts_do_not_hide_what_most_of_the_time_was():
+def test_many_restarts_do_not_hide_where_most_of_the_time_went():
     """Two thousand, of a second each, in a month."""
     bars = []
     for number in range(2000):
@@ -193,7 +193,7 @@ VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.just
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 12), VALUES), max_size=30))
-def test_any_log_makes_a_page(fastckpt: Fastckpt, tmp_path: Path, changes):
+def test_any_sequence_of_events_makes_a_report_page(fastckpt: Fastckpt, tmp_path: Path, changes):
     events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     for line, field, value in changes:
         event = events[line % len(events)]
@@ -214,33 +214,33 @@ def test_any_log_makes_a_page(fastckpt: Fastckpt, tmp_path: Path, changes):
         (359_999 * 10**9, "99 h 59 min"), (360_000 * 10**9, "4 d 4 h"),
     ],
 )  # fmt: skip
-def test_durations(nanoseconds: int | None, text: str):
+def test_durations_in_the_report_have_fitting_units(nanoseconds: int | None, text: str):
     assert formatting.duration(nanoseconds) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.01234, "0.0123"), (45, "45"), (999.6, "1,000"), (12345.6, "12,346")])
-def test_rates(number: float, text: str):
+def test_rates_in_the_report_have_fitting_units(number: float, text: str):
     assert formatting.rate(number) == text
 
 
 @pytest.mark.parametrize("length", [0, 1, 10**6, 10**9, 3600 * 10**9, 86400 * 10**9, 10**18, 10**21])
-def test_ticks_are_few(length: int):
+def test_the_time_axis_of_the_report_has_few_ticks(length: int):
     axis = Axis(5, 5 + length)
     assert 1 <= len(axis.ticks(6)) <= 7 and axis.ticks(6)[-1][0] <= max(1, length)
 
 
 @given(st.lists(st.tuples(st.integers(-50, 2000), st.integers(0, 500)), max_size=20), st.integers(0, 1000))
-def test_bars_stay_in_their_lane(bars, length):
+def test_bars_of_the_report_stay_within_their_row(bars, length):
     drawn = lane([Bar(begin, begin + width, "useful") for begin, width in bars], Axis(0, length))
     for x, width in re.findall(r'x="([-\d.]+)" width="([-\d.]+)"', drawn):
         assert float(x) >= 0 and float(width) >= 0 and float(x) + float(width) <= 2001
 
 
-def test_an_empty_log_has_a_page():
+def test_an_empty_log_makes_a_report_page():
     assert_safe(page(report([parsed(Path("log"), [])]), EVIL))
 
 
-def test_why_a_worker_failed_is_in_text_page_and_json(fastckpt: Fastckpt, tmp_path: Path):
+def test_the_reason_of_a_worker_failure_is_in_text_page_and_json(fastckpt: Fastckpt, tmp_path: Path):
     lines = []
     for line in RECORDED.read_text().splitlines():
         lines.append(line)

@@ -1,4 +1,4 @@
-"""`fastckpt shm` after an agent was killed: lists, keeps what is needed, removes what nobody wants."""
+"""`fastckpt shm` after an agent was killed: lists arenas, keeps those still needed, removes the others."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def kill_agent(job: Job, fastckpt: Fastckpt) -> None:
         time.sleep(0.05)
 
 
-def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
+def test_shm_lists_and_removes_memory_of_a_dead_agent(fastckpt: Fastckpt, job: Job):
     memory = ("--disk", "1000")  # so that no save is skipped while the disk is busy
     job.start(*memory, "--stop-at", "14").wait_for_all(14)
     [arena] = fastckpt("shm", "ls", "--json").document["arenas"]
@@ -59,12 +59,12 @@ def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
     assert choice["tier"] == "storage" if job.stored() else choice is None  # the second agent may have flushed step 14
 
 
-def test_an_unknown_arena(fastckpt: Fastckpt):
+def test_shm_refuses_an_unknown_arena(fastckpt: Fastckpt):
     said = fastckpt("shm", "clean", "fastckpt-0-none", "--yes")
     assert said.code == 2 and "fastckpt-0-none" in said.err
 
 
-def test_the_table(fastckpt: Fastckpt, directory: Path):
+def test_shm_prints_a_table_of_arenas(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         shown = fastckpt("shm", "ls").out.splitlines()
@@ -73,7 +73,9 @@ def test_the_table(fastckpt: Fastckpt, directory: Path):
         assert "kept: in use" in fastckpt("shm", "clean").out
 
 
-def test_a_missing_tmpfs(fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_shm_without_a_tmpfs_names_the_missing_directory(
+    fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("FASTCKPT_SHM_DIR", str(tmp_path / "none"))
     said = fastckpt("shm", "ls")
     assert said.code == 2 and "FASTCKPT_SHM_DIR" in said.err

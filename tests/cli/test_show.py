@@ -1,4 +1,4 @@
-"""`fastckpt show` tells what is in a file without reading its tensors or running its code."""
+"""`fastckpt show`: the contents of a file, without reading its tensors or running its code."""
 
 import argparse
 import collections
@@ -30,7 +30,7 @@ def saved(state: Any, **options: Any) -> list[TreeEntry]:
     return read_tree(buffer, "buffer")
 
 
-def test_every_name_with_type_shape_and_bytes(fastckpt: Fastckpt, three: Path):
+def test_show_lists_every_name_with_type_shape_and_bytes(fastckpt: Fastckpt, three: Path):
     document = fastckpt("show", f"{three}@20", "--json").document
     assert document["checkpoint"]["step"] == 20 and document["checkpoint"]["tier"] == "storage"
     model, rank = document["files"]
@@ -64,7 +64,7 @@ def test_every_name_with_type_shape_and_bytes(fastckpt: Fastckpt, three: Path):
     assert {"rng.python.1", "rng.numpy.state.key"} <= set(names)
 
 
-def test_the_tree_for_people(fastckpt: Fastckpt, three: Path):
+def test_show_prints_a_tree_without_json(fastckpt: Fastckpt, three: Path):
     lines = fastckpt("show", three, "--file", "model.pt").out.splitlines()
     assert lines[0].endswith("2 tensors of 60 B")
     assert [line.split() for line in lines[1:7]] == [
@@ -79,7 +79,7 @@ def test_the_tree_for_people(fastckpt: Fastckpt, three: Path):
     assert "step" in shallow and "4x3" not in shallow
 
 
-def test_memory_is_shown_too(fastckpt: Fastckpt, directory: Path):
+def test_show_reads_a_checkpoint_in_memory(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         for step in (1, 2):  # the second writes its numbers in place
             checkpointer.save_checkpoint(
@@ -91,7 +91,7 @@ def test_memory_is_shown_too(fastckpt: Fastckpt, directory: Path):
         assert values["step"] == 2
 
 
-def test_types_of_tensors_as_torch_loads_them():
+def test_show_names_tensor_types_as_torch_loads_them():
     base = torch.arange(6.0).view(2, 3)
     state = {
         "plain": base, "view": base.t(), "parameter": torch.nn.Parameter(base), "bf16": base.bfloat16(),
@@ -109,12 +109,12 @@ def test_types_of_tensors_as_torch_loads_them():
     assert found["plain"].storage != found["double"].storage
 
 
-def test_bytes_of_shared_storages_count_once():
+def test_show_counts_bytes_of_shared_storages_once():
     weights = torch.zeros(100)
     assert stored_bytes(saved({"a": weights, "b": weights, "c": weights[:10]})) == 400
 
 
-def test_sparse_quantized_and_meta_tensors():
+def test_show_describes_sparse_quantized_and_meta_tensors():
     with warnings.catch_warnings(action="ignore"):
         quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8)
     state = {"sparse": torch.eye(3).to_sparse(), "q": quantized, "meta": torch.empty(3, device="meta")}
@@ -128,7 +128,7 @@ def test_sparse_quantized_and_meta_tensors():
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_values_and_containers(protocol: int):
+def test_show_describes_values_and_containers(protocol: int):
     state = {
         "od": collections.OrderedDict(a=1), 3: (1, [None, True]), "text": "x", "bytes": b"ab", "dtype": torch.float16,
         "size": torch.Size([2, 3]), "empty": [], "set": {1, 2}, "complex": 2j, "nan": float("nan"),
@@ -140,7 +140,7 @@ def test_values_and_containers(protocol: int):
     assert repr(entries["dtype"].value) == "torch.float16" and entries["size.1"].value == 3
 
 
-def test_objects_are_described(fastckpt: Fastckpt, tmp_path: Path):
+def test_show_describes_objects_of_other_classes(fastckpt: Fastckpt, tmp_path: Path):
     path = tmp_path / "odd.pt"
     held = argparse.Namespace(lr=0.1, weights=torch.zeros(2))
     torch.save({"args": argparse.Namespace(lr=0.1), "array": numpy.arange(3), "held": held}, path)
@@ -155,7 +155,7 @@ class Attack:
         return os.system, ("touch attacked",)
 
 
-def test_no_code_is_run(fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_show_runs_no_code_of_a_pickle(fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Attack(), "w": torch.ones(2)}, "bad.pt")
     said = fastckpt("show", "bad.pt")
@@ -188,14 +188,14 @@ def archive(pickled: bytes) -> io.BytesIO:
         b"]" * 100_000 + b"a" * 99_999 + b".",  # nested deeper than anybody can follow
     ],
 )
-def test_damaged_pickles_are_refused(fastckpt: Fastckpt, tmp_path: Path, pickled: bytes):
+def test_show_refuses_damaged_pickles(fastckpt: Fastckpt, tmp_path: Path, pickled: bytes):
     path = tmp_path / "model.pt"
     path.write_bytes(archive(pickled).getvalue())
     said = fastckpt("show", path)
     assert said.code == 2 and str(path) in said.err and not said.out
 
 
-def test_a_pickle_that_describes_too_much_is_refused(fastckpt: Fastckpt, tmp_path: Path, monkeypatch):
+def test_show_refuses_a_pickle_that_describes_too_much(fastckpt: Fastckpt, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tree_module, "MOST", 5000)
     nested: Any = 1
     for _ in range(30):
@@ -206,7 +206,7 @@ def test_a_pickle_that_describes_too_much_is_refused(fastckpt: Fastckpt, tmp_pat
     assert said.code == 2 and "more than 5000 entries" in said.err
 
 
-def test_a_container_that_holds_itself(fastckpt: Fastckpt, tmp_path: Path):
+def test_show_describes_a_container_that_holds_itself(fastckpt: Fastckpt, tmp_path: Path):
     endless: list[Any] = [torch.zeros(1)]
     endless.append(endless)
     torch.save(endless, tmp_path / "model.pt")
@@ -215,21 +215,21 @@ def test_a_container_that_holds_itself(fastckpt: Fastckpt, tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", [harm.truncate, harm.empty, harm.directory_instead], ids=lambda d: d.__name__)
-def test_damaged_files_are_refused(fastckpt: Fastckpt, tmp_path: Path, damage):
+def test_show_refuses_damaged_files(fastckpt: Fastckpt, tmp_path: Path, damage):
     torch.save({"w": torch.zeros(1000)}, tmp_path / "model.pt")
     damage(tmp_path / "model.pt")
     said = fastckpt("show", tmp_path / "model.pt")
     assert said.code == 2 and "model.pt" in said.err and not said.out
 
 
-def test_a_damaged_checkpoint_is_not_shown(fastckpt: Fastckpt, three: Path):
+def test_show_refuses_a_damaged_checkpoint_and_shows_the_one_before(fastckpt: Fastckpt, three: Path):
     harm.truncate(three / "checkpoint-30/model.pt")
     said = fastckpt("show", f"{three}@30")
     assert said.code == 2 and "not whole: damaged" in said.err
     assert fastckpt("show", three).code == 0  # the one before
 
 
-def test_ten_gigabytes_are_not_read(fastckpt: Fastckpt, tmp_path: Path):
+def test_show_of_a_ten_gigabyte_file_does_not_read_it(fastckpt: Fastckpt, tmp_path: Path):
     """A file of real offsets beyond 4 GiB whose tensors are holes."""
     layers = {f"layer-{i}": torch.empty(10**9, device="cpu").expand(10**9) for i in range(3)}
     skeleton, *_ = sketch(layers | {"step": 7})
@@ -260,7 +260,7 @@ def test_a_big_endian_number_in_a_zip_is_no_archive(fastckpt: Fastckpt, tmp_path
     assert said.code == 2 and "no torch.save file" in said.err
 
 
-def test_plain_directories_and_at_signs(fastckpt: Fastckpt, tmp_path: Path):
+def test_show_accepts_plain_directories_and_paths_with_at_signs(fastckpt: Fastckpt, tmp_path: Path):
     odd = tmp_path / "run@5"
     publish(odd, 5)
     publish(odd, 7)

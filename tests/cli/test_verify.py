@@ -1,4 +1,4 @@
-"""`fastckpt verify` finds every damage, and nothing else."""
+"""`fastckpt verify`: finds every damage and reports nothing else."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "LOOKS", ())
 
 
-def test_an_undamaged_directory_is_good(fastckpt: Fastckpt, three: Path):
+def test_verify_finds_nothing_in_an_undamaged_directory(fastckpt: Fastckpt, three: Path):
     said = fastckpt("verify", three, "--all", "--json")
     document = said.document
     assert (said.code, document["good"], document["bad"], document["unknown"]) == (0, 7, 0, 0)
@@ -44,7 +44,7 @@ def test_an_undamaged_directory_is_good(fastckpt: Fastckpt, three: Path):
 @pytest.mark.parametrize("options", [[], ["--all"]], ids=["newest", "all"])
 @pytest.mark.parametrize("file", [*FILES, TRACKER])
 @pytest.mark.parametrize("damage", harm.ALL, ids=lambda damage: damage.__name__)
-def test_every_damage_is_found(fastckpt: Fastckpt, three: Path, damage, file: str, options: list[str]):
+def test_verify_finds_every_kind_of_damage(fastckpt: Fastckpt, three: Path, damage, file: str, options: list[str]):
     path = three / file
     saved = digest(path)
     damage(path)
@@ -67,7 +67,7 @@ def test_every_damage_is_found(fastckpt: Fastckpt, three: Path, damage, file: st
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-def test_a_flipped_bit_in_an_older_step(fastckpt: Fastckpt, three: Path, name: str):
+def test_verify_finds_a_flipped_bit_in_an_older_step(fastckpt: Fastckpt, three: Path, name: str):
     harm.flip(three / "checkpoint-10" / name)
     assert fastckpt("verify", three).code == 0  # the newest one is good
     assert fastckpt("verify", f"{three}@20").code == 0
@@ -75,13 +75,13 @@ def test_a_flipped_bit_in_an_older_step(fastckpt: Fastckpt, three: Path, name: s
     assert fastckpt("verify", three, "--all").code == 1
 
 
-def test_all_files_are_read_even_if_the_first_is_bad(fastckpt: Fastckpt, three: Path):
+def test_verify_reads_all_files_even_if_the_first_is_bad(fastckpt: Fastckpt, three: Path):
     for name in ("model.pt", "rank_0.pt"):
         harm.flip(three / "checkpoint-20" / name)
     assert fastckpt("verify", f"{three}@20", "--json").document["bad"] == 2
 
 
-def test_a_file_that_the_user_named(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_verify_checks_a_file_at_a_path_of_the_user(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     target = tmp_path / "best.pt"
     publish(three, 40, target=str(target))
     assert fastckpt("verify", three, "--all").code == 0
@@ -93,14 +93,14 @@ def test_a_file_that_the_user_named(fastckpt: Fastckpt, three: Path, tmp_path: P
     ]
 
 
-def test_a_lost_checkpoint_shows_in_the_tracker(fastckpt: Fastckpt, three: Path):
+def test_verify_finds_a_lost_checkpoint_by_the_tracker(fastckpt: Fastckpt, three: Path):
     harm.lose(three / "checkpoint-30")
     said = fastckpt("verify", three, "--json")
     [finding] = [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
     assert finding["why"] == "it contains '30'; step 20 came last"
 
 
-def test_a_checkpoint_that_is_published_meanwhile_is_no_finding(fastckpt: Fastckpt, three: Path, monkeypatch):
+def test_a_checkpoint_published_during_verify_is_no_finding(fastckpt: Fastckpt, three: Path, monkeypatch):
     """A job renames the checkpoint first and moves the tracker then."""
     (three / TRACKER).write_text("20")
     monkeypatch.setattr(verify, "LOOKS", (0.0,))
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_is_published_meanwhile_is_no_finding(fastckpt: Fastck
     assert fastckpt("verify", three).code == 0 and len(looked) == 2
 
 
-def test_what_was_found_before_is_not_found_again(fastckpt: Fastckpt, three: Path):
+def test_verify_does_not_report_quarantined_checkpoints_again(fastckpt: Fastckpt, three: Path):
     harm.flip(three / "checkpoint-20/model.pt")
     store = CheckpointDirectory(three)
     store.quarantine(next(s for s in store.checkpoints() if s.id == SaveId(1, 20)), "bits flipped")
@@ -121,14 +121,14 @@ def test_what_was_found_before_is_not_found_again(fastckpt: Fastckpt, three: Pat
     assert said.code == 1 and said.document["findings"][0]["why"] == "bits flipped"
 
 
-def test_a_checkpoint_of_another_tool_is_none_of_ours(fastckpt: Fastckpt, three: Path):
+def test_verify_ignores_a_checkpoint_of_another_tool(fastckpt: Fastckpt, three: Path):
     other = three / "checkpoint-500"
     other.mkdir()
     (other / "trainer_state.json").write_text("{}")
     assert fastckpt("verify", three, "--all").code == 0
 
 
-def test_memory_is_checked_by_its_digests(fastckpt: Fastckpt, directory: Path):
+def test_verify_checks_memory_by_its_digests(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(7, {"w": torch.ones(1000)}, storage_type=StorageType.MEMORY)
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
@@ -143,7 +143,7 @@ def test_memory_is_checked_by_its_digests(fastckpt: Fastckpt, directory: Path):
         assert bad["path"] == str(slot / "model.pt") and bad["found"] == digest(slot / "model.pt") != bad["expected"]
 
 
-def test_memory_without_digests_is_neither_good_nor_bad(fastckpt: Fastckpt, directory: Path):
+def test_verify_calls_memory_without_digests_neither_good_nor_bad(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(7, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
@@ -153,7 +153,7 @@ def test_memory_without_digests_is_neither_good_nor_bad(fastckpt: Fastckpt, dire
         assert (said.document["good"], said.document["unknown"]) in ((0, 2), (2, 0))  # the saver may have been here
 
 
-def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, directory: Path, monkeypatch):
+def test_a_slot_overwritten_during_verify_is_not_called_bad(fastckpt: Fastckpt, directory: Path, monkeypatch):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(7, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
@@ -171,7 +171,7 @@ def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, di
         assert "while it was read" in said.document["findings"][0]["why"]
 
 
-def test_what_its_job_deletes_meanwhile_is_not_called_bad(fastckpt: Fastckpt, three: Path, monkeypatch):
+def test_a_checkpoint_deleted_by_its_job_during_verify_is_not_called_bad(fastckpt: Fastckpt, three: Path, monkeypatch):
     def digest_while_deleting(path: Path, size: int) -> str:
         CheckpointDirectory(three).delete(SaveId(1, 10))
         return digest(path)
@@ -182,14 +182,14 @@ def test_what_its_job_deletes_meanwhile_is_not_called_bad(fastckpt: Fastckpt, th
     assert "deleted it, while it was read" in said.document["findings"][0]["why"]
 
 
-def test_a_pipe_in_the_trackers_place_is_not_waited_for(fastckpt: Fastckpt, three: Path):
+def test_verify_does_not_wait_for_a_pipe_in_place_of_the_tracker(fastckpt: Fastckpt, three: Path):
     (three / TRACKER).unlink()
     os.mkfifo(three / TRACKER)
     said = fastckpt("verify", three)
     assert said.code == 1 and TRACKER in said.out
 
 
-def test_nothing_to_verify_is_trouble(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_verify_of_a_directory_without_checkpoints_is_an_error(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     said = fastckpt("verify", f"{three}@99")
     assert said.code == 2 and "@99" in said.err and not said.out
     (tmp_path / "empty").mkdir()
@@ -198,7 +198,7 @@ def test_nothing_to_verify_is_trouble(fastckpt: Fastckpt, three: Path, tmp_path:
     assert said.code == 2 and "--all" in said.err
 
 
-def test_a_directory_that_is_moved_is_still_good(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_verify_finds_nothing_in_a_directory_that_was_moved(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     moved = shutil.move(three, tmp_path / "moved@7")
     assert fastckpt("verify", moved, "--all").code == 0
     assert fastckpt("verify", f"{moved}@20").code == 0

@@ -1,4 +1,4 @@
-"""`fastckpt which` says what a resume then does."""
+"""`fastckpt which`: the checkpoint that a resume then loads."""
 
 import os
 import shutil
@@ -86,7 +86,7 @@ def all_gone(directory: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_launch_does_what_was_said(
+def test_a_launch_resumes_what_which_printed(
     fastckpt: Fastckpt, three: Path, harms: Callable[[Path], None], outcome: str, step: int | None
 ):
     harms(three)
@@ -107,7 +107,7 @@ def _resumed(directory: Path) -> tuple[str, int | None, str]:
         return ("resume", checkpointer.loaded_step, checkpointer.loaded_from) if state else ("fresh start", None, "")
 
 
-def test_why_not_the_others(fastckpt: Fastckpt, three: Path):
+def test_which_gives_the_reason_against_each_other_checkpoint(fastckpt: Fastckpt, three: Path):
     harm.truncate(three / "checkpoint-30/model.pt")
     publish(three, 40, world_size=2)
     publish(three, 50)
@@ -124,13 +124,13 @@ def test_why_not_the_others(fastckpt: Fastckpt, three: Path):
     assert [line.split()[0] for line in shown[2:6]] == ["50", "40", "30", "10"]
 
 
-def test_only_a_look_does_not_read_tensors(fastckpt: Fastckpt, three: Path):
+def test_which_without_verification_does_not_read_tensors(fastckpt: Fastckpt, three: Path):
     newest_flipped(three)
     assert fastckpt("which", three, "--json").document["choice"]["step"] == 30
     assert fastckpt("which", three, "--verify", "--json").document["choice"]["step"] == 20
 
 
-def test_memory_is_nearer_and_its_job_is_named(fastckpt: Fastckpt, directory: Path):
+def test_which_prefers_memory_and_names_its_job(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.DISK)
         checkpointer.wait_latest_checkpoint(60)
@@ -148,7 +148,7 @@ def arena_slots() -> list[Path]:
     return sorted(Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"))
 
 
-def test_slots_that_do_not_count(fastckpt: Fastckpt, directory: Path):
+def test_which_passes_over_slots_that_do_not_count(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         for step in (1, 2):
             checkpointer.save_checkpoint(step, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
@@ -166,7 +166,7 @@ def test_slots_that_do_not_count(fastckpt: Fastckpt, directory: Path):
         assert states == {3: "writing", 2: "damaged", 1: "whole"}
 
 
-def test_memory_of_a_directory_that_was_removed_since(fastckpt: Fastckpt, directory: Path):
+def test_which_ignores_memory_of_a_removed_directory(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         while directory.exists():  # its record may be written just now
@@ -177,14 +177,14 @@ def test_memory_of_a_directory_that_was_removed_since(fastckpt: Fastckpt, direct
         assert document["others"][0]["why"].startswith("foreign: ")
 
 
-def test_what_something_else_wrote_is_no_fresh_start(fastckpt: Fastckpt, directory: Path):
+def test_which_reports_checkpoints_of_other_tools_as_no_fresh_start(fastckpt: Fastckpt, directory: Path):
     (directory / "100").mkdir(parents=True)
     torch.save({"w": torch.ones(2)}, directory / "100/rank_0.pt")
     said = fastckpt("which", directory, "--json")
     assert said.document["outcome"] == "refuse" and said.code == 1
 
 
-def test_a_second_store_is_the_farthest(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_which_prefers_the_remote_store_last(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     far = tmp_path / "far"
     for step in (30, 40):
         publish(far, step)
@@ -198,7 +198,7 @@ def test_a_second_store_is_the_farthest(fastckpt: Fastckpt, three: Path, tmp_pat
     assert tiers == ["storage", "remote", "storage", "storage"]
 
 
-def test_parts_of_several_nodes_do_not_count_yet(fastckpt: Fastckpt, three: Path):
+def test_which_ignores_unpublished_parts_of_several_nodes(fastckpt: Fastckpt, three: Path):
     images = {"rank_1.pt": three.parent / "images-1-30/rank_0.pt"}
     CheckpointDirectory(three).contribute(PublishRequest(SaveId(1, 40), images, world_size=2), Share(1, 2))
     document = fastckpt("which", three, "--json").document
@@ -208,7 +208,7 @@ def test_parts_of_several_nodes_do_not_count_yet(fastckpt: Fastckpt, three: Path
     assert fastckpt("verify", three, "--all").code == 0
 
 
-def test_the_memory_of_one_of_several_nodes_is_not_enough_for_all_shards() -> None:
+def test_which_ignores_memory_of_one_node_that_lacks_shards_of_others() -> None:
     files = {
         name: InventoryFile(Path(name), 1) for name in (".metadata", "__0_0.distcp", "rank_0.pt", "node_0.metadata")
     }

@@ -1,4 +1,4 @@
-"""A training without collectives in its loop, of which one rank leaves early; writes what became of each save."""
+"""DDP program without collectives in its loop, of which one rank leaves early; logs the result of each save."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""What a training under faults is told, and leaves for those who watch it: its number, a log, digests of its state.
+"""Log of a training program under faults, for the tests that watch it: its number, events, digests of its state.
 
-Programs that do without fastckpt use it as well: nothing in here knows that.
+Programs without fastckpt use it as well: this file does not import it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Faults that read as sentences: ``kill(rank=1, at="snapshot.fill", step=20)``; a job's faults strike once, in turn."""
+"""Faults that read as sentences: ``kill(rank=1, at="snapshot.fill", step=20)``; a job injects each once, in turn."""
 
 import contextlib
 import ctypes
@@ -39,7 +39,7 @@ class Fault:
     def is_due(self, phase: str, fields: dict[str, Any]) -> bool:
         return self.at == phase and fields.get("step", self.step) >= self.step
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ class Kill(Fault):
     after: float = 0.0
     copied: int | None = None
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         if self.copied is not None:
             _kill_within_a_copy(self.copied)
         elif self.after:
@@ -82,7 +82,7 @@ class Stop(Fault):
 
     rank: int
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -93,7 +93,7 @@ class Hang(Fault):
     rank: int
     function: str
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         globals()[self.function]()
 
 
@@ -125,7 +125,7 @@ class Harm(Fault):
     saved: int
     is_removed: bool
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"):
             save, path = slots.read(slot).committed, slot / self.name
             if save is None or self.saved not in (0, save.step):
@@ -147,7 +147,7 @@ class Delay(Fault):
     seconds: float
     rank: int = 0
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         time.sleep(self.seconds)
 
 
@@ -159,7 +159,7 @@ class Refusal(Fault):
     error: str
     times: int = 1
 
-    def strike(self, out: Path) -> None:
+    def inject(self, out: Path) -> None:
         real, number, left = getattr(os, self.call), getattr(errno, self.error), self.times
 
         def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -223,38 +223,38 @@ def from_text(text: str) -> list[Fault]:
     return [eval(line, names) for line in text.splitlines()]  # the test wrote it
 
 
-def strike_as_told(rank: int, out: Path) -> None:
-    """Let those faults strike in this process, a worker, that its launch was given, if any."""
+def inject_requested_faults(rank: int, out: Path) -> None:
+    """Inject the faults of this launch, if any, that happen in this process, a worker."""
     told = out / "faults"
-    strike_in_worker(from_text(told.read_text()) if told.exists() else [], rank, out)
+    inject_in_worker(from_text(told.read_text()) if told.exists() else [], rank, out)
 
 
-def strike_in_worker(faults: list[Fault], rank: int, out: Path) -> None:
-    """Let those faults strike that happen in the phases of this process, a worker."""
-    _strike(faults, out, lambda fault: not fault.by_agent and getattr(fault, "rank", 0) == rank)
+def inject_in_worker(faults: list[Fault], rank: int, out: Path) -> None:
+    """Inject the faults that happen in phases of this process, a worker."""
+    _inject(faults, out, lambda fault: not fault.by_agent and getattr(fault, "rank", 0) == rank)
 
 
-def strike_from_agent(faults: list[Fault], out: Path) -> None:
-    """Let those faults strike that happen in the phases of this process, the agent."""
-    _strike(faults, out, lambda fault: fault.by_agent)
+def inject_in_agent(faults: list[Fault], out: Path) -> None:
+    """Inject the faults that happen in phases of this process, the agent."""
+    _inject(faults, out, lambda fault: fault.by_agent)
 
 
-def _strike(faults: list[Fault], out: Path, is_mine: Any) -> None:
+def _inject(faults: list[Fault], out: Path, is_mine: Any) -> None:
     mine = [(turn, fault) for turn, fault in enumerate(faults) if is_mine(fault)]
 
     def observe(phase: str, fields: dict[str, Any]) -> None:
         for turn, fault in mine:
             if fault.is_due(phase, fields) and _is_its_turn(turn, fault, out):
-                fault.strike(out)
+                fault.inject(out)
 
     if mine:
         metrics.observe(observe)
 
 
 def _is_its_turn(turn: int, fault: Fault, out: Path) -> bool:
-    if turn != len(list(out.glob("struck.*"))):
+    if turn != len(list(out.glob("injected.*"))):
         return False
-    with contextlib.suppress(FileExistsError), (out / f"struck.{turn}").open("x") as file:
+    with contextlib.suppress(FileExistsError), (out / f"injected.{turn}").open("x") as file:
         file.write(str(fault))
         return True
     return False  # in another thread

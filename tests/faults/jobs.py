@@ -46,7 +46,7 @@ class Job:
         self.launches = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def befalls(self, *faults: Fault) -> "Job":
+    def with_faults(self, *faults: Fault) -> "Job":
         self.faults += faults
         return self
 
@@ -78,7 +78,7 @@ class Job:
         path = f"{HERE.parents[1]}:{os.environ['PYTHONPATH']}"
         mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(self.folder)}
         mine |= {"FASTCKPT_EVENTS": str(self.events)}
-        # Faults may strike many starts in a row before their first step: that is no reason to give up here.
+        # Faults may hit many starts in a row before their first step: that is no reason to give up here.
         mine |= {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
         # Where workers start often, forked ones spare each start its imports; elsewhere they are executed.
         return mine | {"FASTCKPT_PRELOAD": "auto"}
@@ -112,14 +112,14 @@ class Job:
             self.wait_for("waiting", step, rank)
 
     def run_to_the_end(self, *script: str, **options: Any) -> "Job":
-        """Launch it anew whenever its agent is killed, and see its good end."""
+        """Launch it again whenever its agent is killed, until its good end."""
         code = -signal.SIGKILL
         while code == -signal.SIGKILL and self.launches <= len(self.faults):
             code = self.start(*script, **options).wait()
         assert code == 0, f"exit code {code} of launch {self.launches}:\n{self.text()}"
         return self
 
-    def strike(self, *victims: str | int) -> None:
+    def kill_processes(self, *victims: str | int) -> None:
         """SIGKILL of "agent" or ranks, from outside, whatever they do now."""
         assert self.process is not None
         for pid in [self.process.pid if victim == "agent" else self.pid(int(victim)) for victim in victims]:
@@ -158,8 +158,8 @@ class Job:
             assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s:\n{self.text()}"
             time.sleep(0.02)
 
-    def struck(self) -> int:
-        return len(list(self.folder.glob("struck.*")))
+    def injected(self) -> int:
+        return len(list(self.folder.glob("injected.*")))
 
     def resumes(self, rank: int = 0) -> list[tuple[int, str]]:
         """Step and tier of each start of a rank."""
@@ -241,7 +241,9 @@ def assert_as_if_nothing_had_happened(job: Job, reference: Job, interval: int = 
         assert steps <= interval * (1 + skips), f"{job.repeated()}\n{job.text()}"
 
 
-def assert_all_struck(job: Job) -> None:
-    struck = [path.read_text() for path in sorted(job.folder.glob("struck.*"), key=lambda path: int(path.suffix[1:]))]
-    assert struck == [str(fault) for fault in job.faults], job.text()
+def assert_all_injected(job: Job) -> None:
+    injected = [
+        path.read_text() for path in sorted(job.folder.glob("injected.*"), key=lambda path: int(path.suffix[1:]))
+    ]
+    assert injected == [str(fault) for fault in job.faults], job.text()
     assert len(job.resumes()) >= 1

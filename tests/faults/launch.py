@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt_run.main import main
-from tests.faults.faults import from_text, strike_from_agent
+from tests.faults.faults import from_text, inject_in_agent
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    strike_from_agent(from_text((folder / "faults").read_text()), folder)
+    inject_in_agent(from_text((folder / "faults").read_text()), folder)
     main(sys.argv[2:])

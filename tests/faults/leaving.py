@@ -1,4 +1,4 @@
-"""A training of two ranks that one of them leaves, in any way, whatever it saves with.
+"""DDP program of two ranks that one of them leaves, in any way, with any kind of checkpointer.
 
 All ranks take the same batch, so that the state is a function of the step alone, also where each trains by itself. Each
 rank appends a line of JSON for all that happens to ``<out>/log.<rank>``, with the digest of its state after each step.

@@ -1,4 +1,4 @@
-"""A training of three lines for checkpoints: `fastckpt.Checkpointer` with a `ResumableDataLoader`, under DDP over gloo.
+"""DDP program with the loop API: `fastckpt.Checkpointer` with a `ResumableDataLoader`, over gloo.
 
 Each rank appends a line of JSON for each start and step to ``<out>/log.<rank>``, with the samples that the step used,
 and at the end writes the digest of its weights, its optimizer and its random generator to ``<out>/end.<rank>``.
@@ -141,7 +141,7 @@ def train(args: argparse.Namespace) -> None:
             Samples(args.samples, 0.1), args.batch, shuffle=True, seed=3, num_workers=args.loader_workers
         )
     torch.manual_seed(11 + rank)
-    mutation_check.WORTH = 1  # what is copied behind training is small here
+    mutation_check.WORTH = 1  # states copied in the background are small here
 
     every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
     if args.storage_seconds:

@@ -142,7 +142,7 @@ FILES = ("model.pt", "rank_0.pt", "rank_1.pt", "manifest.json")
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_of_a_file_all_fall_back_to_the_step_before(resumers, expected, directory, name, damage):
+def test_a_damaged_file_makes_all_ranks_fall_back_to_the_step_before(resumers, expected, directory, name, damage):
     newest, last = expected.steps[:2]
     place = directory / f"checkpoint-{newest}"
     before = {path.name: path.stat().st_ino for path in place.iterdir()}
@@ -161,14 +161,14 @@ def test_of_a_file_all_fall_back_to_the_step_before(resumers, expected, director
 
 
 @pytest.mark.parametrize("damage", ["flipped in its middle", "zero length", "missing", "a directory", "unreadable"])
-def test_of_the_tracker_nothing_is_lost(resumers, expected, directory, damage):
+def test_a_damaged_tracker_loses_nothing(resumers, expected, directory, damage):
     DAMAGE[damage](directory / "latest_checkpointed_iteration.txt")
     answers = resumers(directory)
     assert found(answers) == expected(expected.steps[0])
     assert [answer["bad"] for answer in answers] == [0, 0]
 
 
-def test_of_all_is_an_error_at_every_launch(resumers, directory):
+def test_damage_of_all_checkpoints_is_an_error_at_every_launch(resumers, directory):
     harms = list(DAMAGE.values())
     for i, place in enumerate(sorted(directory.glob("checkpoint-*"))):
         harms[i % len(harms)](place / FILES[i % len(FILES)])
@@ -181,7 +181,7 @@ def test_of_all_is_an_error_at_every_launch(resumers, directory):
     assert len(CheckpointDirectory(directory).scan().quarantined) == len(steps)
 
 
-def test_without_any_manifest_is_no_fresh_start(resumers, directory):
+def test_a_directory_without_any_manifest_is_no_fresh_start(resumers, directory):
     for manifest in directory.glob("checkpoint-*/manifest.json"):
         manifest.unlink()
     for answer in resumers(directory):
@@ -189,7 +189,9 @@ def test_without_any_manifest_is_no_fresh_start(resumers, directory):
 
 
 @pytest.mark.parametrize("damage", ["flipped in its middle", "truncated", "unreadable"])
-def test_that_one_rank_alone_sees(resumers, expected, directory, tmp_path, damage):
+def test_damage_that_one_rank_alone_sees_is_applied_by_none_and_not_quarantined(
+    resumers, expected, directory, tmp_path, damage
+):
     """Its mount shows it another file: nobody applies the checkpoint, and nobody moves it."""
     newest, last = expected.steps[:2]
     path = directory / f"checkpoint-{newest}" / "rank_1.pt"
@@ -201,7 +203,7 @@ def test_that_one_rank_alone_sees(resumers, expected, directory, tmp_path, damag
     assert found(resumers(directory)) == expected(newest)  # when that is mended
 
 
-def test_is_not_looked_for_if_the_user_says_so(resumers, expected, directory):
+def test_damage_is_not_searched_for_with_verify_never(resumers, expected, directory):
     newest, last = expected.steps[:2]
     place = directory / f"checkpoint-{newest}"
     flip(place / "model.pt", 0.5)
@@ -220,7 +222,7 @@ class Exploit:
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_1.pt"])
-def test_by_code_in_a_pickle_runs_none_of_it(resumers, expected, directory, tmp_path, name):
+def test_code_in_a_pickle_with_valid_digests_is_not_run(resumers, expected, directory, tmp_path, name):
     """Its digests are right, as whoever can write there can make them: torch refuses it, in one rank or in both."""
     newest = CheckpointDirectory(directory).checkpoints()[0]
     files = {file: newest.path_of(file) for file in ("model.pt", "rank_0.pt", "rank_1.pt")}
@@ -238,7 +240,7 @@ def test_by_code_in_a_pickle_runs_none_of_it(resumers, expected, directory, tmp_
 
 
 @pytest.mark.parametrize("name", [pytest.param("model.pt", marks=pytest.mark.campaign), "rank_1.pt"])
-def test_of_memory_that_was_digested_is_found_after_the_agents_death(new_job, uninterrupted, name):
+def test_damage_of_digested_memory_is_found_after_the_agents_death(new_job, uninterrupted, name):
     job = new_job().start("--stop-at", "37", "--memory", "12", "--disk", "12")
     for rank in (0, 1):
         job.wait_for("waiting", 37, rank)

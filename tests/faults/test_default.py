@@ -1,9 +1,9 @@
-"""Jobs that leave out the storage type, at a disk much slower than their saves: a worker dies; nodes persist alike."""
+"""Jobs without a storage type on a disk much slower than their saves: a worker dies; nodes persist the same steps."""
 
 from pathlib import Path
 
 from tests.faults.faults import kill
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
 
 EACH = ("--default", "--memory", "1", "--steps", "120")
@@ -11,19 +11,19 @@ SLOW = {"FASTCKPT_PERSIST_MBPS": "4"}
 """A checkpoint of 86 KB takes several steps."""
 
 
-def test_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
-    job = Job(tmp_path / "job").befalls(
+def test_with_the_default_storage_type_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
+    job = Job(tmp_path / "job").with_faults(
         kill(rank=1, at="train.step", step=60), kill(rank=0, at="snapshot.fill", step=90)
     )
     job.run(*EACH, **SLOW)
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(*EACH), interval=1)
     assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"]
     assert job.skips() == set()
     assert job.stored()[0] == 120
 
 
-def test_several_nodes_make_one_durable_after_the_other(tmp_path: Path):
+def test_with_the_default_storage_type_several_nodes_persist_the_same_steps(tmp_path: Path):
     nodes = Nodes(tmp_path / "job")
     try:
         nodes.run(*EACH, **SLOW)

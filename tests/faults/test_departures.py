@@ -15,7 +15,7 @@ def said(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("leaves", [0, 1])
-def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_and_nobody_waits(tmp_path: Path, leaves: int):
+def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_without_a_wait(tmp_path: Path, leaves: int):
     """Its node has no part in later saves: what the other node has of them could never be resumed."""
     nodes = Nodes(tmp_path)
     script = ("--leaves", str(leaves), "--last", "3")
@@ -37,7 +37,7 @@ def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_and_nobody_wa
         nodes.shm(node).rmdir()  # all memory was given back
 
 
-def test_after_an_exception_the_copy_under_way_comes_to_its_end(new_job):
+def test_after_an_exception_in_one_rank_a_copy_in_progress_of_another_completes(new_job):
     """Rank 1 fails when it has saved step 3, which rank 0 is still copying: that step is what is resumed."""
     job = new_job()
     code = job.start("--raises", "--last", "3", restarts=0, program="departing.py").wait()

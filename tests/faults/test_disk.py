@@ -12,7 +12,7 @@ import pytest
 
 from fastckpt._core.storage.local.identity import identity
 from tests.faults.faults import refuse
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 MIB = 1 << 20
 EXT4_IOC_SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
@@ -98,7 +98,7 @@ def failures(job: Job) -> int:
     return job.text().count("could not be persisted")
 
 
-def test_a_disk_that_is_full_at_each_moment_of_a_persist_and_read_only(disk, new_job, uninterrupted):
+def test_a_disk_full_at_each_moment_of_a_persist_or_read_only_loses_no_memory(disk, new_job, uninterrupted):
     """Before it begins, in the middle of an image, before the manifest; then remounted read-only."""
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_at_each_moment_of_a_persist_and_read_only(disk, new
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_disk_that_is_full_at_the_first_start_and_all_killed(disk, new_job, uninterrupted):
+def test_a_job_killed_on_a_disk_full_since_its_first_start_resumes_from_memory(disk, new_job, uninterrupted):
     """Nothing says on storage whose the memory is: it does so itself, until there is room for a mark."""
     checkpoints = disk / "checkpoints"
     checkpoints.mkdir()
@@ -150,7 +150,7 @@ def test_a_disk_that_is_full_at_the_first_start_and_all_killed(disk, new_job, un
     job.start("--wait-at", "24")
     job.wait_for_all(24)
     assert failures(job) and job.stored() == [] and identity(checkpoints) == ""
-    job.strike("agent", 0, 1)
+    job.kill_processes("agent", 0, 1)
     job.wait()
     ballast.unlink()
     job.run()
@@ -159,7 +159,7 @@ def test_a_disk_that_is_full_at_the_first_start_and_all_killed(disk, new_job, un
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
+def test_each_system_call_of_a_persist_that_fails_once_is_retried(new_job, uninterrupted):
     faults = [
         refuse("pwrite", "EIO", at="persist.write", step=6),
         refuse("fdatasync", "EIO", at="persist.write", step=12),
@@ -169,7 +169,7 @@ def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
         refuse("pwrite", "EDQUOT", at="persist.write", step=36),
         refuse("rename", "EDQUOT", at="persist.rename", step=42),
     ]
-    job = new_job().befalls(*faults)
+    job = new_job().with_faults(*faults)
     waits = [6 + 6 * i for i in range(len(faults))]
     job.start("--disk", "6", "--wait-at", *map(str, waits), "54")
     for i, step in enumerate(waits):
@@ -181,14 +181,14 @@ def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
     assert_caught_up(job, 54)
     job.go_on(54)
     assert job.wait() == 0, job.text()
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert job.text().count("Input/output error") >= 5 and job.text().count("Disk quota exceeded") >= 2
     assert job.stored()[0] == 60
     assert not [step for step in job.skips() if step < waits[-1]]
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_device_that_is_pulled_out(device, new_job, uninterrupted):
+def test_a_job_whose_device_is_removed_ends_and_resumes_its_memory_later(device, new_job, uninterrupted):
     """Training goes on to its end; its memory is kept, and resumed when the device is back, older ones whole on it."""
     job = new_job(checkpoint_dir=device.path / "checkpoints")
     job.start("--steps", "33", "--wait-at", "5", "10", "20", "--disk", "5", FASTCKPT_FLUSH_TIMEOUT="3")

@@ -1,4 +1,4 @@
-"""Workers that hang: each is noticed and named, and the job goes on as if nothing had happened; the slow go on."""
+"""Workers that hang: each is noticed, named and recovered; slow workers are not killed."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.faults.faults import delay, hang, stop
-from tests.faults.jobs import HERE, Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.test_three_ranks import STEPS
 from tests.ports import free_port
 
@@ -34,14 +34,14 @@ def stack_of(job: Job, rank: int, nth: int = 0) -> str:
     return found[nth]
 
 
-def test_each_is_noticed_named_and_recovered(new_job, uninterrupted):
-    job = new_job().befalls(
+def test_each_kind_of_hang_is_noticed_named_and_recovered(new_job, uninterrupted):
+    job = new_job().with_faults(
         stop(rank=1, at="train.step", step=11),
         hang(rank=0, at="train.step", step=23, function="take_a_lock_that_another_thread_holds"),
         hang(rank=1, at="train.step", step=35, function="loop_in_c_with_the_gil"),
     )
     assert start(job).wait() == 0, job.text()
-    assert_all_struck(job)
+    assert_all_injected(job)
     found = hangs(job)
     assert [line["culprits"] for line in found] == [[1], [0], [1]], job.text()
     assert "is stopped" in found[0]["reason"]
@@ -61,7 +61,7 @@ def test_each_is_noticed_named_and_recovered(new_job, uninterrupted):
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_collective_that_one_rank_skips(new_job, uninterrupted):
+def test_a_collective_that_one_rank_skips_is_named_and_recovered(new_job, uninterrupted):
     job = new_job()
     assert start(job, "--settle", "--skip-at", "20", *STEPS, ranks=3, restarts=2).wait() == 0, job.text()
     [found] = hangs(job)
@@ -73,9 +73,9 @@ def test_a_collective_that_one_rank_skips(new_job, uninterrupted):
     assert_as_if_nothing_had_happened(job, uninterrupted("--settle", *STEPS, ranks=3))
 
 
-def test_the_slow_are_left_alone(new_job, uninterrupted):
+def test_slow_steps_phases_and_saves_do_not_count_as_hangs(new_job, uninterrupted):
     """A first step, a marked phase and a save that take longer than steps may; and a machine that stood still."""
-    job = new_job().befalls(
+    job = new_job().with_faults(
         delay(SLOW, at="train.step", step=1),
         delay(SLOW, at="snapshot.fill", step=10),
         delay(SLOW, at="train.evaluate", step=20),
@@ -92,14 +92,14 @@ def test_the_slow_are_left_alone(new_job, uninterrupted):
         time.sleep(0.5)
     job.go_on(40)
     assert job.wait() == 0, job.text()
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert hangs(job) == [], job.text()
     assert len(job.resumes()) == 1
     assert job.ends() == uninterrupted().ends()
 
 
 @pytest.mark.campaign
-def test_a_rank_that_ends_early_is_not_silent(new_job):
+def test_a_rank_that_ends_early_is_not_taken_for_hung(new_job):
     """Nor is one that exits without a word, nor a worker that never made a checkpointer."""
     job = new_job()
     assert start(job, program="early.py", ranks=4, restarts=0).wait() == 0, job.text()
@@ -108,8 +108,8 @@ def test_a_rank_that_ends_early_is_not_silent(new_job):
 
 
 @pytest.mark.campaign
-def test_a_hang_with_no_restart_left_ends_the_job_and_says_why(new_job):
-    job = new_job().befalls(stop(rank=1, at="train.step", step=11))
+def test_a_hang_with_no_restart_left_ends_the_job_with_its_reason(new_job):
+    job = new_job().with_faults(stop(rank=1, at="train.step", step=11))
     assert start(job, restarts=0).wait() == 1
     assert "rank 1 is stopped (SIGSTOP); killing" in job.text()
     assert re.search(r"Signal 9 \(SIGKILL\) received by PID \d+, from the agent, because it hung", job.text()), (
@@ -120,14 +120,14 @@ def test_a_hang_with_no_restart_left_ends_the_job_and_says_why(new_job):
 
 
 @pytest.mark.campaign
-def test_first_steps_and_saves_may_hang_too(new_job, uninterrupted):
-    job = new_job().befalls(
+def test_hangs_of_first_steps_and_of_saves_are_noticed(new_job, uninterrupted):
+    job = new_job().with_faults(
         stop(rank=1, at="train.step", step=1),
         stop(rank=0, at="snapshot.fill", step=10),
         stop(rank=1, at="resume.load"),
     )
     assert start(job, timeout="2", restarts=5).wait() == 0, job.text()
-    assert_all_struck(job)
+    assert_all_injected(job)
     found = hangs(job)
     assert [line["culprits"] for line in found] == [[1], [0], [1]], job.text()
     assert all(line["silent"] > 20 for line in found)
@@ -135,8 +135,8 @@ def test_first_steps_and_saves_may_hang_too(new_job, uninterrupted):
 
 
 @pytest.mark.campaign
-def test_auto_notices_that_nobody_does_anything(new_job, uninterrupted):
-    job = new_job().befalls(stop(rank=1, at="train.step", step=21))
+def test_auto_notices_a_hang_when_all_ranks_are_idle(new_job, uninterrupted):
+    job = new_job().with_faults(stop(rank=1, at="train.step", step=21))
     assert start(job, timeout="auto").wait() == 0, job.text()
     [found] = hangs(job)
     assert (found["culprits"], found["silent"] > 60) == ([1], True)
@@ -144,28 +144,30 @@ def test_auto_notices_that_nobody_does_anything(new_job, uninterrupted):
 
 
 @pytest.mark.campaign
-def test_auto_leaves_alone_who_computes_or_waits_with_no_restart_left(new_job):
+def test_auto_kills_no_busy_or_waiting_rank_without_a_restart_left(new_job):
     """An evaluation that nobody has marked looks no different. It has an hour."""
-    computes = new_job("computes").befalls(hang(rank=1, at="train.step", step=21, function="loop_in_c_with_the_gil"))
-    waits = new_job("waits").befalls(stop(rank=1, at="train.step", step=21))
+    computes = new_job("computes").with_faults(
+        hang(rank=1, at="train.step", step=21, function="loop_in_c_with_the_gil")
+    )
+    waits = new_job("waits").with_faults(stop(rank=1, at="train.step", step=21))
     start(computes, timeout="auto", restarts=1)
     start(waits, timeout="auto", restarts=0)
     for job in (computes, waits):
-        job.until(lambda job=job: job.struck() == 1, "the fault")
+        job.until(lambda job=job: job.injected() == 1, "the fault")
     time.sleep(120)
     for job in (computes, waits):
         assert hangs(job) == [], job.text()
-        job.strike(1)
+        job.kill_processes(1)
     assert (computes.wait(), waits.wait()) == (0, 1)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("fault", [stop(1, "train.step", 23), hang(0, "train.step", 23, "loop_in_c_with_the_gil")])
-def test_two_nodes(new_job, uninterrupted, fault):
+def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninterrupted, fault):
     """Each agent looks at its own workers; what ends those of one restarts those of all."""
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    first, second = new_job().befalls(fault), new_job("second")
+    first, second = new_job().with_faults(fault), new_job("second")
     second.faults, second.checkpoint_dir = first.faults, first.checkpoint_dir
     for job in (first, second):
         launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)

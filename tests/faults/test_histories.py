@@ -1,4 +1,4 @@
-"""Deliberate rollbacks of a real job: from an old step on a new history begins, whatever dies in it."""
+"""Deliberate rollbacks of a real job: a new history begins at the old step, whatever process dies in it."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory, Stored
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck
+from tests.faults.jobs import Job, assert_all_injected
 
 
 class Rollback:
@@ -21,7 +21,7 @@ class Rollback:
 
     def run(self, *faults, again: bool) -> None:
         """Launch it until it ends well; after the agent's death with the path again, or without."""
-        self.job.befalls(*faults)
+        self.job.with_faults(*faults)
         self.job.start("--resume-path", self.path)
         while self.job.wait() != 0:
             assert self.job.launches <= len(faults), self.job.text()
@@ -29,7 +29,7 @@ class Rollback:
 
     def assert_right(self) -> None:
         """Each step was what the earlier job had made of it, and the newest history is on storage."""
-        assert_all_struck(self.job)
+        assert_all_injected(self.job)
         assert self.job.ends() == self.reference.ends()
         for rank in (0, 1):
             losses, expected = self.job.losses(rank), self.reference.losses(rank)
@@ -55,7 +55,7 @@ def rollback(new_job, uninterrupted) -> Rollback:
     return Rollback(new_job(), uninterrupted())
 
 
-def test_restarted_workers_go_on_from_the_new_history(rollback: Rollback):
+def test_workers_restarted_after_a_rollback_resume_the_new_history(rollback: Rollback):
     job, base = rollback.job, rollback.step
     early, later = (kill(rank=1, at="train.step", step=base + 1), kill(rank=0, at="train.step", step=base + 13))
     rollback.run(early, later, again=True)
@@ -66,7 +66,7 @@ def test_restarted_workers_go_on_from_the_new_history(rollback: Rollback):
     rollback.assert_right()
 
 
-def test_a_new_launch_goes_back_to_the_path(rollback: Rollback):
+def test_a_new_launch_with_the_rollback_path_goes_back_to_it(rollback: Rollback):
     base = rollback.step
     rollback.run(kill_agent(at="train.step", step=base + 13), again=True)
     assert rollback.job.resumes() == [(base, "storage")] * 2
@@ -74,8 +74,8 @@ def test_a_new_launch_goes_back_to_the_path(rollback: Rollback):
 
 
 @pytest.mark.parametrize("phase", ["rename", pytest.param("drop", marks=pytest.mark.campaign)])
-def test_a_crash_while_a_step_is_published_again_leaves_one_of_them(rollback: Rollback, phase: str):
-    """At its rename, the step of the old history has made way; before the drop, it lies there still."""
+def test_a_crash_while_a_step_is_republished_leaves_the_old_or_the_new_one(rollback: Rollback, phase: str):
+    """At its rename, the step of the old history is retired; before its removal, it is still on storage."""
     base, job = rollback.step, rollback.job
     rollback.run(kill_agent(at=f"persist.{phase}", step=base + 1), again=False)
     assert [tier for _, tier in job.resumes()] == ["storage", "memory"]

@@ -1,4 +1,4 @@
-"""Other users of the host, and processes that send nonsense: refused and told, while the job goes on."""
+"""Other users of the host, and processes that send invalid messages: refused and logged, while the job continues."""
 
 import contextlib
 import json
@@ -97,7 +97,7 @@ def open_to_all(monkeypatch):
     shutil.rmtree(folder)
 
 
-def test_another_user_can_reach_nothing(open_to_all, new_job, uninterrupted):
+def test_another_user_can_reach_neither_memory_nor_sockets(open_to_all, new_job, uninterrupted):
     job = new_job(checkpoint_dir=open_to_all / "checkpoints")
     job.start("--wait-at", "20", "40", FASTCKPT_FILE_MODE="0644")
     job.wait_for_all(20)
@@ -138,7 +138,7 @@ def test_another_user_can_reach_nothing(open_to_all, new_job, uninterrupted):
 @pytest.mark.parametrize(
     "kind", ["link", *(pytest.param(k, marks=pytest.mark.campaign) for k in ("directory", "file"))]
 )
-def test_what_another_user_put_where_the_arena_belongs_is_refused(open_to_all, new_job, kind):
+def test_a_directory_of_another_user_in_place_of_the_arena_is_refused(open_to_all, new_job, kind):
     job = new_job(checkpoint_dir=open_to_all / "checkpoints")
     arena, elsewhere = job.arena(), open_to_all / "elsewhere"
     elsewhere.mkdir()
@@ -161,7 +161,7 @@ def test_what_another_user_put_where_the_arena_belongs_is_refused(open_to_all, n
     arena.rmdir() if kind == "directory" else arena.unlink()
 
 
-def test_nonsense_from_processes_of_the_same_user(new_job, uninterrupted):
+def test_invalid_messages_of_processes_of_the_same_user_disturb_no_job(new_job, uninterrupted):
     """Garbage, a length beyond all bounds, half a message, one that trickles in, a thousand connections that wait."""
     job = new_job().start("--wait-at", "10", "40")
     job.wait_for_all(10)
@@ -206,7 +206,7 @@ class Exploit:
         return os.system, (self.command,)
 
 
-def test_a_manifest_that_leads_outside_and_code_in_a_pickle(new_job, uninterrupted, tmp_path):
+def test_a_manifest_with_outside_paths_or_code_in_a_pickle_is_refused(new_job, uninterrupted, tmp_path):
     """Made by somebody who can write to the checkpoint directory, and so can compute digests as well as we can."""
     job = new_job().run("--steps", "30", "--wait")
     assert job.stored()[0] == 30

@@ -1,4 +1,4 @@
-"""What one launch leaves to the next: after a good end, a signal, a dead agent, and when memory is gone."""
+"""Two launches in sequence: after a good end, a signal, a dead agent, and without memory."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def newest_on_storage(job: Job) -> int:
     return max((stored.id for stored in CheckpointDirectory(job.checkpoint_dir).checkpoints()), default=(0, 0))[1]
 
 
-def test_after_a_good_end_it_is_the_last_flush(new_job, uninterrupted):
+def test_a_launch_after_a_good_end_resumes_the_last_flush(new_job, uninterrupted):
     job = new_job().run("--steps", "27")
     saved = job.newest_saved()
     assert saved == 26 or job.skips()
@@ -33,7 +33,7 @@ def test_after_a_good_end_it_is_the_last_flush(new_job, uninterrupted):
 
 
 @pytest.mark.parametrize("memory", [pytest.param("kept", marks=pytest.mark.campaign), "removed"])
-def test_after_the_agent_was_killed(new_job, uninterrupted, memory):
+def test_a_launch_after_the_agent_was_killed_resumes_memory_or_storage(new_job, uninterrupted, memory):
     job = new_job().start("--stop-at", "37")
     for rank in (0, 1):
         job.wait_for("waiting", 37, rank)
@@ -50,7 +50,7 @@ def test_after_the_agent_was_killed(new_job, uninterrupted, memory):
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=2 if memory == "kept" else 10)
 
 
-def test_a_signal_to_the_agent_flushes(new_job, uninterrupted):
+def test_a_launch_after_a_signal_to_the_agent_resumes_what_was_flushed(new_job, uninterrupted):
     job = new_job().start("--stop-at", "37")
     for rank in (0, 1):
         job.wait_for("waiting", 37, rank)

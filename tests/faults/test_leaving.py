@@ -1,4 +1,4 @@
-"""Each way in which a rank can leave a job: nobody hangs, and the next launch resumes what was whole, bit for bit."""
+"""Ranks that leave a job in each way: nobody hangs, and the next launch resumes the newest complete step."""
 
 import fcntl
 import itertools
@@ -217,7 +217,7 @@ def fields() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("field", fields())
-def test_the_next_launch_resumes_what_was_whole_when_a_rank_left(
+def test_the_next_launch_resumes_the_newest_complete_step_after_a_rank_left(
     field, tmp_path, servers, uninterrupted, record_property
 ):
     job, reference = Launches(tmp_path / "job", servers(field.kind)), uninterrupted(field.kind)

@@ -1,4 +1,4 @@
-"""A job whose memory limit does not hold what its checkpoints need: told before anything is killed."""
+"""A job whose memory limit is below the needs of its checkpoints: an error before anything is killed."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def start_in(group: Path, job, *script: str, **environment: str):
     return job.start(*script, launcher=(*launcher, str(HERE / "launch.py"), str(job.folder), *shape), **environment)
 
 
-def test_a_memory_limit_that_the_arena_does_not_fit_in(group, new_job, uninterrupted):
+def test_a_memory_limit_below_the_size_of_the_arena_is_an_error_and_no_kill(group, new_job, uninterrupted):
     job = start_in(group, new_job(), "--ballast", "400")
     assert job.wait() == 1
     assert "ArenaTooSmall: shared memory cannot hold 2 x 400.1 MiB" in job.text()

@@ -61,7 +61,7 @@ def named_semaphores(process: psutil.Process) -> list[Path]:
     return [path for path in found if path.exists()]
 
 
-def test_ours_end_with_their_rank(tmp_path: Path):
+def test_loader_workers_of_our_loader_end_with_their_rank(tmp_path: Path):
     descendants, end = killed_agent(tmp_path, "ours"), time.monotonic() + 60
     assert len(descendants) >= 4, "the rank, its fork server and two workers"
     while alive(descendants):
@@ -70,7 +70,7 @@ def test_ours_end_with_their_rank(tmp_path: Path):
     assert launch(tmp_path, "ours", "").wait(120) == 0, (tmp_path / "output").read_text()
 
 
-def test_the_next_launch_ends_those_of_a_plain_loader(tmp_path: Path):
+def test_the_next_launch_ends_loader_workers_of_a_plain_loader(tmp_path: Path):
     descendants = killed_agent(tmp_path, "plain")
     time.sleep(8)  # torch's workers look for their parent every 5 s
     assert alive(descendants), "they would end by themselves, and need nobody"

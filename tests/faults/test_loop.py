@@ -71,14 +71,14 @@ def committed(job: Job) -> dict[int, list[list[int]]]:
 @pytest.mark.parametrize(
     "every", [pytest.param(("--every", "2", "6"), marks=pytest.mark.campaign), ()], ids=["fixed", "auto"]
 )
-def test_kills(new_job, reference, every):
+def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(new_job, reference, every):
     """The name is short: loader workers make sockets in the folder of the job, whose names have an end."""
     job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3, FASTCKPT_PRELOAD="auto")
     job.wait_for("step", 9)
-    job.strike(1)
+    job.kill_processes(1)
     job.until(lambda: len(steps_of(job)) == 2, "a second start")
     job.wait_for("step", STEPS // 2 + 5)
-    job.strike(0)
+    job.kill_processes(0)
     assert job.wait() == 0, job.text()
     assert job.ends() == reference.ends(), job.text()
     for rank in (0, 1):
@@ -101,7 +101,7 @@ def test_a_job_killed_before_its_profile_ends_resumes_its_last_save_from_memory(
     for rank in (0, 1):
         job.wait_for("stopped", 6, rank)
     saved = due(job, 0)
-    job.strike(1)
+    job.kill_processes(1)
     job.until(lambda: len(job.resumes()) == 2, "a second start")
     assert saved[0] == 1 and due(job, 1)[: len(saved)] == saved
     assert job.resumes()[1] in [(step, "memory") for step in saved[-2:]]
@@ -118,7 +118,7 @@ def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
         chosen = [each for each in decided(job) if each["memory"] is not None]
         if chosen:
             break
-        job.strike(1)
+        job.kill_processes(1)
     assert chosen, job.text()
     assert number > 1, "a run that was not killed took it all"
     assert [before < now for before, now in pairwise(steps_of(job))] == [True] * (number - 1), steps_of(job)
@@ -128,19 +128,19 @@ def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
     stop(job)
 
 
-def test_the_ends_of_epochs_and_of_the_job_are_kept(reference):
+def test_checkpoints_at_the_ends_of_epochs_and_of_the_job_are_kept(reference):
     assert reference.stored()[0] == STEPS
     assert STEPS // EPOCHS in reference.stored()
 
 
-def test_each_sample_counts_once_in_any_world(new_job):
+def test_each_sample_counts_once_when_the_world_size_changes(new_job):
     job = new_job()
     for ranks, stop in ((2, 7), (1, 15), (3, 18)):
         script = ("--every", "1", "2", "--stop-at", str(stop))
         job.start(*script, ranks=ranks, program="loop.py", restarts=0)
         for rank in range(ranks):
             job.wait_for("step", stop, rank)
-        job.strike("agent", *range(ranks))
+        job.kill_processes("agent", *range(ranks))
         assert job.wait() == -signal.SIGKILL
     job.run("--every", "1", "2", program="loop.py")
     for epoch, batches in committed(job).items():
@@ -150,10 +150,10 @@ def test_each_sample_counts_once_in_any_world(new_job):
 
 
 @pytest.mark.campaign
-def test_torchdata(new_job):
+def test_kills_leave_a_loop_over_torchdata_unchanged(new_job):
     job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", program="loop.py", restarts=2)
     job.wait_for("step", 9)
-    job.strike(1)
+    job.kill_processes(1)
     assert job.wait() == 0, job.text()
     assert steps_of(job)[1] >= 6, job.text()
     for epoch, batches in committed(job).items():
@@ -162,13 +162,13 @@ def test_torchdata(new_job):
 
 @pytest.mark.campaign
 @pytest.mark.frameworks
-def test_a_stream_with_a_shuffle_buffer(new_job, uninterrupted):
+def test_kills_leave_a_loop_over_a_shuffled_stream_unchanged(new_job, uninterrupted):
     options = ("--stream", "--every", "2", "6")
     reference = uninterrupted(*options, program="loop.py")
     job = new_job().start(*options, program="loop.py", restarts=2)
     for rank, step in ((1, 9), (0, STEPS // 2 + 5)):
         job.wait_for("step", step)
-        job.strike(rank)
+        job.kill_processes(rank)
     assert job.wait() == 0, job.text()
     assert job.ends() == reference.ends(), job.text()
     assert len(steps_of(job)) == 3 and min(steps_of(job)[1:]) > 0, job.text()
@@ -177,13 +177,13 @@ def test_a_stream_with_a_shuffle_buffer(new_job, uninterrupted):
 
 
 @pytest.mark.campaign
-def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
+def test_a_kill_in_the_middle_of_accumulation_leaves_results_unchanged(new_job, uninterrupted):
     script = ("--accumulate", "4", "--every", "1", "1000")  # a persist would keep slots from being saved to
     reference = uninterrupted(*script, program="loop.py")
     job = new_job().start(*script, "--stop-at", "11", program="loop.py", restarts=0)
     for rank in (0, 1):
         job.wait_for("step", 11, rank)
-    job.strike("agent", 0, 1)
+    job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL
     job.run(*script, program="loop.py")
     assert steps_of(job)[1] in (9, 10, 11), job.text()
@@ -192,8 +192,8 @@ def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
         assert job.losses(rank) == reference.losses(rank), job.text()
 
 
-def test_what_it_chose_and_why_is_in_the_event_log(tmp_path: Path, new_job):
-    """Once, though two ranks chose alike; and a job of another world says why it profiles anew."""
+def test_the_chosen_frequency_and_its_reason_are_in_the_event_log(tmp_path: Path, new_job):
+    """Once, though two ranks chose alike; and a job of another world reports why it profiles again."""
     job = new_job().run("--epochs", "40", program="loop.py")
     assert due(job, 0) == due(job, 1), "ranks differ"
     profiling, *chosen = decided(job)
@@ -202,8 +202,8 @@ def test_what_it_chose_and_why_is_in_the_event_log(tmp_path: Path, new_job):
     assert all(each["memory"] and each["bound"] == 0.035 and each["why"] for each in chosen)
     assert [event for event in read(job.events).events if event["event"] == "frequency"] == [profiling, *chosen]
     job.run("--epochs", "41", ranks=1, program="loop.py")
-    anew = decided(job)[len(chosen) + 1]
-    assert (anew["step"], anew["memory"]) == (steps_of(job)[1], None)
-    assert "other circumstances: world_size" in anew["why"]
+    again = decided(job)[len(chosen) + 1]
+    assert (again["step"], again["memory"]) == (steps_of(job)[1], None)
+    assert "other circumstances: world_size" in again["why"]
     said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)]).output
-    assert chosen[0]["why"] in said and anew["why"] in said
+    assert chosen[0]["why"] in said and again["why"] in said

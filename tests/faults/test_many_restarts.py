@@ -79,7 +79,7 @@ def check(job: Job, reference: Job, kills: int, script: list[str], preload: str)
     for turn in range(kills):
         wait_after(job, turn, (turn + 1) * PAUSE)
         seen.append(look(job))
-        job.strike(
+        job.kill_processes(
             random.choice((0, 1))
         )  # before they go on: they could be at the next point by then, and resume past it
         job.go_on((turn + 1) * PAUSE)
@@ -101,11 +101,13 @@ def many_kills(new_job: Any, uninterrupted: Any, kills: int, preload: str) -> No
 
 
 @pytest.mark.parametrize(("kills", "preload"), [(5, "auto"), pytest.param(3, "off", marks=pytest.mark.campaign)])
-def test_some_kills_in_a_row(new_job: Any, uninterrupted: Any, kills: int, preload: str):
+def test_several_kills_in_a_row_resume_right_and_grow_nothing(
+    new_job: Any, uninterrupted: Any, kills: int, preload: str
+):
     many_kills(new_job, uninterrupted, kills, preload)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("preload", ["auto", "off"])
-def test_fifty_kills_in_a_row(new_job: Any, uninterrupted: Any, preload: str):
+def test_fifty_kills_in_a_row_resume_right_and_grow_nothing(new_job: Any, uninterrupted: Any, preload: str):
     many_kills(new_job, uninterrupted, 50, preload)

@@ -1,9 +1,9 @@
-"""What users do wrong is told in the worker, by name; the next save works, and nothing stays locked."""
+"""Mistakes of users: reported by name in the worker; the next save works, and nothing stays locked."""
 
 NAMES = ("save", "load", "wait", "prepare")
 
 
-def test_mistakes(new_job):
+def test_a_mistake_of_a_script_is_reported_and_the_next_save_works(new_job):
     job = new_job()
     job.start(program="misuse.py", restarts=0)
     assert job.wait() == 0, job.text()

@@ -1,4 +1,4 @@
-"""Workers that outlive their agent and write on: they are killed, or what they can write to is not resumed from."""
+"""Workers that outlive their agent and keep writing: killed, or their memory is not resumed."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ def images(arena: Path) -> dict[Path, bytes]:
     return {slot / name: (slot / name).read_bytes() for slot in filling for name in images_in(slot)}
 
 
-def test_orphans_that_write_on_are_killed_and_memory_is_resumed(orphaned: Job, uninterrupted):
+def test_orphans_that_keep_writing_are_killed_and_memory_is_resumed(orphaned: Job, uninterrupted):
     arena = orphaned.arena()
     before = images(arena)
     assert before and len(orphans(orphaned)) == 2
@@ -71,11 +71,11 @@ def test_orphans_that_write_on_are_killed_and_memory_is_resumed(orphaned: Job, u
     assert_as_if_nothing_had_happened(orphaned, uninterrupted())
 
 
-def test_memory_of_orphans_that_cannot_be_found_is_not_resumed_nor_written_to(orphaned: Job, uninterrupted):
+def test_memory_of_orphans_that_cannot_be_found_is_neither_resumed_nor_written(orphaned: Job, uninterrupted):
     """They write all the while into memory that nobody else uses any more: a later save in memory is sound."""
     for path, _ in signed(orphaned.arena()):
         path.unlink()
-    orphaned.befalls(kill(rank=1, at="train.step", step=47)).run("--wait")
+    orphaned.with_faults(kill(rank=1, at="train.step", step=47)).run("--wait")
     assert len(orphans(orphaned)) == 2
     assert "writers of an earlier job still use" in orphaned.text()
     first, (then, tier) = orphaned.resumes()[1], orphaned.resumes()[2]

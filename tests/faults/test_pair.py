@@ -1,4 +1,4 @@
-"""Two checkpointers of one job go on from the same step, wherever between their saves it is killed."""
+"""Two checkpointers of one job resume the same step, wherever between their saves it is killed."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ def newest(directory: Path) -> int:
     return CheckpointDirectory(directory).checkpoints()[0].id.step
 
 
-def test_a_kill_between_the_saves_of_two_takes_both_back_and_where_they_cannot_an_error_names_both(new_job):
+def test_two_checkpointers_killed_between_saves_resume_one_step_or_raise_an_error(new_job):
     job = new_job().run(program="pair.py", restarts=len(KILLS))
     expected = [{"actor": -1, "critic": -1}, *({"actor": step - 1, "critic": step - 1} for step in KILLS)]
     assert resumed(job) == [expected] * 2, job.text()

@@ -38,9 +38,9 @@ def told(job: Job, kills: int) -> str:
 
 
 def survive(job: Job, reference: Job, faults: list[Fault], steps: int) -> None:
-    job.befalls(*faults).run("--steps", str(steps))
+    job.with_faults(*faults).run("--steps", str(steps))
     tiers = told(job, len(faults))
-    assert len(job.resumes()) - 1 == job.struck() == len(faults)
+    assert len(job.resumes()) - 1 == job.injected() == len(faults)
     assert tiers == "memory"
     assert_as_if_nothing_had_happened(job, reference)
 
@@ -52,7 +52,7 @@ def survive_all_at_once(job: Job, reference: Job, kills: int, rng: random.Random
         few = rng.randrange(2, 8)
         job.until(lambda i=i, few=few: len(job.resumes()) > i and len(job.starts()[-1][0]) > few, f"start {i} going")
         time.sleep(rng.uniform(0, LONGEST_DELAY))
-        job.strike(*rng.sample(BOTH, 2))
+        job.kill_processes(*rng.sample(BOTH, 2))
     assert job.wait() == 0, job.text()
     assert told(job, kills) == "memory"
     assert len(job.resumes()) == kills + 1
@@ -69,7 +69,7 @@ def survive_launches(job: Job, reference: Job, victims: tuple, kills: int, rng: 
         else:
             job.wait_for("step", begin + rng.randrange(3, 9))
             time.sleep(rng.uniform(0, LONGEST_DELAY))
-        job.strike(*rng.sample(victims, len(victims)))
+        job.kill_processes(*rng.sample(victims, len(victims)))
         assert job.wait() == -signal.SIGKILL, job.text()
     job.run("--steps", str(steps))
     assert told(job, kills) == "memory", job.text()
@@ -77,7 +77,7 @@ def survive_launches(job: Job, reference: Job, victims: tuple, kills: int, rng: 
     assert_as_if_nothing_had_happened(job, reference)
 
 
-def test_ten_kills_in_a_row(new_job, uninterrupted):
+def test_ten_kills_of_workers_at_random_instants_resume_bit_for_bit(new_job, uninterrupted):
     steps = 10 * GAP + 10
     survive(new_job(), uninterrupted("--steps", str(steps)), drawn(10, 1), steps)
 
@@ -87,7 +87,7 @@ def test_ten_kills_in_a_row(new_job, uninterrupted):
     [pytest.param(BOTH, marks=pytest.mark.campaign), pytest.param(AGENT, marks=pytest.mark.campaign), ALL],
     ids=NAMES.get,
 )
-def test_a_few_kills_of_several(new_job, uninterrupted, victims):
+def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(new_job, uninterrupted, victims):
     kills, steps = 4 if victims == BOTH else 2, 10 * GAP + 10
     kill_them(new_job(), uninterrupted("--steps", str(steps)), victims, kills, random.Random(3), steps)
 
@@ -100,7 +100,7 @@ def kill_them(job: Job, reference: Job, victims: tuple, kills: int, rng: random.
 
 
 @pytest.mark.campaign
-def test_campaign(new_job, uninterrupted):
+def test_a_campaign_of_random_kills_of_workers_resumes_bit_for_bit(new_job, uninterrupted):
     """FASTCKPT_CAMPAIGN rounds (default 10) of 40 kills; FASTCKPT_SEED repeats one that failed."""
     rounds, kills = int(os.environ.get("FASTCKPT_CAMPAIGN", "10")), 40
     seed = seed_of_today()
@@ -112,7 +112,7 @@ def test_campaign(new_job, uninterrupted):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("victims", [BOTH, AGENT, ALL], ids=NAMES.get)
-def test_campaign_of_several(new_job, uninterrupted, victims):
+def test_a_campaign_of_random_kills_of_several_processes_resumes_bit_for_bit(new_job, uninterrupted, victims):
     """5 kills of these for each round of the campaign: 50, if it has 10."""
     kills = 5 * int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
     seed, steps = seed_of_today(), kills * WIDE_GAP + 10

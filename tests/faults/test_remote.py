@@ -1,4 +1,4 @@
-"""A job whose checkpoints lie in a store over the network, and one that has a copy of them there."""
+"""A job whose checkpoints are in a store over the network, and one that has a copy of them there."""
 
 import os
 import shutil
@@ -30,10 +30,10 @@ def end_node(job, location: str) -> None:
     shutil.rmtree(arena_path(os.environ["FASTCKPT_SHM_DIR"], location, 0))
 
 
-def test_checkpoints_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
+def test_a_job_with_checkpoints_at_a_url_resumes_after_the_loss_of_its_node(new_job, uninterrupted, s3):  # noqa: F811
     """A worker is killed, and it goes on from memory; the node is, and it goes on from an S3 in trouble."""
-    fault = s3.befalls(Fault(500, every=7))
-    job = new_job(checkpoint_dir=URL).befalls(kill(rank=1, at="train.step", step=25))
+    fault = s3.inject(Fault(500, every=7))
+    job = new_job(checkpoint_dir=URL).with_faults(kill(rank=1, at="train.step", step=25))
     job.start("--stop-at", "37")
     for rank in (0, 1):
         job.wait_for("waiting", 37, rank)
@@ -41,7 +41,7 @@ def test_checkpoints_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
     end_node(job, URL)
     newest = newest_at_url()
     job.run()
-    assert job.struck() == 1 and fault.struck > 3
+    assert job.injected() == 1 and fault.injected > 3
     s3.proxy.faults.clear()
     assert job.resumes(0) == job.resumes(1)
     assert [tier for _, tier in job.resumes()] == ["", "memory", "storage"]
@@ -51,7 +51,7 @@ def test_checkpoints_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
     assert not list(Path(job.folder).glob("*-staging"))
 
 
-def test_a_copy_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
+def test_a_job_resumes_from_its_copy_at_a_url_after_the_loss_of_its_disk(new_job, uninterrupted, s3):  # noqa: F811
     """The node is lost with its disk: the copy is as new as the newest that was durable."""
     job = new_job()
     job.start("--stop-at", "37", "--remote", URL)
@@ -68,11 +68,11 @@ def test_a_copy_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
 
 
 @pytest.mark.campaign
-def test_a_worker_dies_while_a_store_in_trouble_is_written_to(new_job, uninterrupted, s3):  # noqa: F811
-    job = new_job(checkpoint_dir=URL).befalls(kill(rank=0, at="persist.write", step=20))
-    fault = s3.befalls(Fault(500, every=7))
+def test_a_worker_killed_during_an_upload_to_a_failing_store_resumes(new_job, uninterrupted, s3):  # noqa: F811
+    job = new_job(checkpoint_dir=URL).with_faults(kill(rank=0, at="persist.write", step=20))
+    fault = s3.inject(Fault(500, every=7))
     job.run()
-    assert fault.struck > 3
+    assert fault.injected > 3
     s3.proxy.faults.clear()
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
     assert newest_at_url() == job.newest_saved()

@@ -1,4 +1,4 @@
-"""The event logs of real jobs, really killed: what the report says is what the training's own log says."""
+"""Event logs of real jobs with real kills: the report agrees with the training's own log."""
 
 import json
 import os
@@ -48,13 +48,13 @@ def assert_as_the_job_logged(found: Report, job: Job) -> None:
         assert None not in instants and instants == sorted(instants)
 
 
-def test_workers_are_killed_twice(new_job):
+def test_the_report_of_a_job_with_two_kills_equals_its_training_log(new_job):
     """Three steps after a save, then two; the log of the agent, that of --fast-events and the summary agree."""
     job: Job = new_job()
     job.start(*SAVES, "--wait-at", "13", "27", restarts=3)
     for step, victims, left in ((13, (1,), 3), (27, (0, 1), 2)):
         job.wait_for_all(step)
-        job.strike(*victims)
+        job.kill_processes(*victims)
         job.until(lambda left=left: is_noticed(job, left), "the notice")
         job.go_on(step)
     assert job.wait() == 0, job.text()
@@ -87,7 +87,7 @@ def test_workers_are_killed_twice(new_job):
     assert found.lost["unexplained"] == 0 == found.lost["down"]
 
 
-def test_the_agent_is_killed_and_the_job_launched_again(new_job):
+def test_the_report_of_two_launches_after_an_agent_kill_has_both(new_job):
     """Each launch has its file; between the two there was no agent."""
     job: Job = new_job()
     job.start(*SAVES, "--wait-at", "13")
@@ -99,7 +99,7 @@ def test_the_agent_is_killed_and_the_job_launched_again(new_job):
         return any(rank["steps"] == 13 for e in events if e["event"] == "progress" for rank in e["ranks"])
 
     job.until(seen, "a record of step 13")
-    job.strike("agent")
+    job.kill_processes("agent")
     assert job.wait() == -9
     during = reported(job)
     assert during.nodes[0][0].launch.outcome == "" and not during.failures
@@ -113,7 +113,7 @@ def test_the_agent_is_killed_and_the_job_launched_again(new_job):
 
 
 @pytest.mark.parametrize("switch", [{"FASTCKPT_EVENT_LOG": "off"}], ids=["off"])
-def test_there_is_no_log_if_none_is_wanted(new_job, switch):
+def test_no_event_log_is_written_when_it_is_disabled(new_job, switch):
     job: Job = new_job().run("--steps", "4", ranks=1, **switch)
     assert not (job.checkpoint_dir / ".fastckpt/events").exists()
     said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)])
@@ -122,7 +122,7 @@ def test_there_is_no_log_if_none_is_wanted(new_job, switch):
 
 
 @pytest.mark.campaign
-def test_a_worker_that_hangs(new_job):
+def test_the_report_of_a_hang_counts_its_detection_as_lost_time(new_job):
     """Its silence is time lost by noticing, as long as the limit says."""
     job: Job = new_job()
     job.start(*SAVES, "--wait-at", "13", FASTCKPT_HANG_TIMEOUT="5")
@@ -140,7 +140,7 @@ def test_a_worker_that_hangs(new_job):
 
 
 @pytest.mark.campaign
-def test_a_worker_of_one_of_two_nodes_dies(new_job):
+def test_the_report_of_a_worker_death_on_one_of_two_nodes_covers_both_logs(new_job):
     """Each node has its log; the other node's worker is stopped for its sake, or fails since its peer is gone."""
     job: Job = new_job()
     shape = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=two"]
@@ -150,7 +150,7 @@ def test_a_worker_of_one_of_two_nodes_dies(new_job):
     assert one is not None and two is not None
     try:
         job.wait_for_all(13)
-        job.strike(1)
+        job.kill_processes(1)
         job.until(lambda: is_noticed(job, 3), "the notice")
         job.go_on(13)
         assert [process.wait(120) for process in (one, two)] == [0, 0], job.text()

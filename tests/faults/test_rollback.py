@@ -1,4 +1,4 @@
-"""Jobs that lose all memory while storage is too slow for their persists: they go back by one of these at most."""
+"""Jobs that lose all memory while storage is slower than their persists: they go back by one persist at most."""
 
 import os
 import random
@@ -48,7 +48,7 @@ def lose_memory(job: Job, rng: random.Random, launch: int, *arguments: str) -> i
     job.start(*arguments, "--stop-at", str(last), program="loop.py", restarts=0, FASTCKPT_PERSIST_MBPS=MBPS)
     job.until(far_enough, f"{persists} persists, or step {last}")
     time.sleep(rng.uniform(0, LONGEST_DELAY))
-    job.strike("agent", 0, 1)
+    job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL, job.text()
     shutil.rmtree(job.arena())
     return max(job.stored(), default=0)
@@ -67,12 +67,12 @@ def survive(job: Job, reference: Job, kills: int, seed: int) -> None:
         assert job.losses(rank) == reference.losses(rank), job.text()
 
 
-def test_a_loss_of_all_memory(new_job, uninterrupted):
+def test_a_job_that_loses_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted):
     survive(new_job(), uninterrupted(*script(1), program="loop.py"), kills=1, seed=4)
 
 
 @pytest.mark.campaign
-def test_campaign(new_job, uninterrupted):
+def test_a_campaign_of_losses_of_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted):
     """5 kills for each round of the campaign, in jobs of 5."""
     seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
     for i in range(int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))):

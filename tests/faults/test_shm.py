@@ -65,9 +65,9 @@ def test_a_state_that_outgrows_memory_is_skipped_and_training_goes_on(tmpfs, new
     assert 0 < job.stored()[0] < 40
 
 
-def test_memory_that_another_process_fills_up(tmpfs, new_job, uninterrupted):
+def test_memory_filled_by_another_process_skips_saves_until_there_is_room(tmpfs, new_job, uninterrupted):
     """Saves are skipped while not a page is left, even over a restart, and when the job's own memory is gone."""
-    job = new_job().befalls(kill(rank=0, at="train.step", step=16), kill(rank=1, at="snapshot.fill", step=50))
+    job = new_job().with_faults(kill(rank=0, at="train.step", step=16), kill(rank=1, at="snapshot.fill", step=50))
     job.start("--ballast", "8", "--wait-at", "10", "20", "30", "--disk", "14", "--wait")
     job.wait_for_all(10)
     with filled(tmpfs):
@@ -87,9 +87,9 @@ def test_memory_that_another_process_fills_up(tmpfs, new_job, uninterrupted):
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_an_arena_that_is_removed_under_a_running_job(new_job, uninterrupted):
+def test_an_arena_removed_under_a_running_job_is_created_again(new_job, uninterrupted):
     """Twice: when nothing else happens, and right before a worker dies. Then storage is what is left."""
-    job = new_job().befalls(kill(rank=1, at="snapshot.fill", step=16), kill(rank=0, at="train.step", step=31))
+    job = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=16), kill(rank=0, at="train.step", step=31))
     job.start("--wait-at", "10", "30", "--wait")
     for step in (10, 30):
         job.wait_for_all(step)

@@ -39,7 +39,7 @@ def torchrun(tmp_path):
     ids=lambda signals: "-".join(number.name for number in signals),
 )
 def test_a_signal_flushes_and_ends_as_under_torchrun(new_job, uninterrupted, torchrun, signals):
-    job = new_job().befalls(delay(SLOW, at="persist.write")).start("--stop-at", "37", "--disk", "1000")
+    job = new_job().with_faults(delay(SLOW, at="persist.write")).start("--stop-at", "37", "--disk", "1000")
     job.wait_for_all(37)
     saved, sent = job.newest_saved(), time.monotonic()
     torchrun.send_signal(signals[0])
@@ -49,7 +49,7 @@ def test_a_signal_flushes_and_ends_as_under_torchrun(new_job, uninterrupted, tor
     assert job.process.poll() is None, "it ended before its flush"
     assert job.wait() == torchrun.wait(60), job.text()
     assert SLOW < time.monotonic() - sent < GRACE
-    assert job.struck() == 1
+    assert job.injected() == 1
     assert job.stored()[0] == saved
     assert not job.arena().exists()
     job.run()
@@ -57,10 +57,10 @@ def test_a_signal_flushes_and_ends_as_under_torchrun(new_job, uninterrupted, tor
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_worker_that_is_stopped_does_not_keep_the_flush_waiting(new_job, uninterrupted):
+def test_a_stopped_worker_does_not_delay_the_flush(new_job, uninterrupted):
     """It hears no SIGTERM, for which torch would wait half a minute."""
-    job = new_job().befalls(stop(rank=1, at="snapshot.fill", step=30)).start()
-    job.until(lambda: job.struck() > 0, "the stop")
+    job = new_job().with_faults(stop(rank=1, at="snapshot.fill", step=30)).start()
+    job.until(lambda: job.injected() > 0, "the stop")
     job.until(lambda: job.is_stopped(1), "rank 1 stopped")
     saved, sent = job.newest_saved(), time.monotonic()
     job.process.terminate()
@@ -73,7 +73,7 @@ def test_a_worker_that_is_stopped_does_not_keep_the_flush_waiting(new_job, unint
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_worker_that_is_deaf_does_not_keep_the_flush_waiting(new_job):
+def test_a_worker_that_ignores_sigterm_does_not_delay_the_flush(new_job):
     """It is killed in the end, after the half minute that torch gives it; by then memory is on storage."""
     job = new_job().start("--stop-at", "37", "--deaf")
     job.wait_for_all(37)

@@ -1,4 +1,4 @@
-"""Writers that save once more when they are asked to end because another worker failed."""
+"""Workers that save once more when they are stopped because another worker failed."""
 
 import re
 import socket
@@ -14,14 +14,14 @@ def loads(folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("grace", "step"), [("0", 6), ("60", 7)])
-def test_what_is_saved_at_sigterm_is_resumed(new_job, grace: str, step: int) -> None:
+def test_a_save_made_at_sigterm_is_resumed(new_job, grace: str, step: int) -> None:
     """Though the flush of what was the newest when the other died has begun by then."""
     job = new_job().run(program="last_save.py", restarts=1, FASTCKPT_STOP_GRACE=grace)
     assert loads(job.folder) == [["-1  ", f"{step} memory {step}"]] * 2, job.text()
     assert job.stored()[0] == step
 
 
-def test_workers_that_another_node_takes_along_are_asked_too(tmp_path: Path) -> None:
+def test_workers_stopped_for_another_node_get_sigterm_first(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     try:
         nodes.run(program="last_save.py", FASTCKPT_STOP_GRACE="60")

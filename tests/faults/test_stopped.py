@@ -1,4 +1,4 @@
-"""A worker that stops answering in the middle of a save (SIGSTOP): the others, and the agent, go on."""
+"""A worker that is suspended in the middle of a save (SIGSTOP): the others, and the agent, continue."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from fastckpt._core.config import AGENT_VARIABLE
 from fastckpt._core.ipc.channel import Channel
 from fastckpt._core.ipc.messages import Ask, Failed
 from tests.faults.faults import stop
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 
 def assert_agent_answers(job: Job) -> None:
@@ -24,8 +24,8 @@ def assert_agent_answers(job: Job) -> None:
 
 
 @pytest.mark.parametrize("phase", ["snapshot.skeleton", pytest.param("snapshot.commit", marks=pytest.mark.campaign)])
-def test_saves_of_the_others_are_skipped_and_name_it(new_job, uninterrupted, phase):
-    job = new_job().befalls(stop(rank=1, at=phase, step=2)).start("--apart", "--disk", "1000")
+def test_saves_while_one_worker_is_stopped_are_skipped_and_name_it(new_job, uninterrupted, phase):
+    job = new_job().with_faults(stop(rank=1, at=phase, step=2)).start("--apart", "--disk", "1000")
     job.wait_for("skipped", 60)
     job.until(lambda: job.is_stopped(1), "rank 1 stopped")
     assert_agent_answers(job)
@@ -39,23 +39,23 @@ def test_saves_of_the_others_are_skipped_and_name_it(new_job, uninterrupted, pha
     assert job.stored() == [6]
 
 
-def test_a_job_that_is_continued_knows_nothing_of_it(new_job, uninterrupted):
+def test_a_job_continued_after_sigstop_trains_as_if_uninterrupted(new_job, uninterrupted):
     """And one whose stopped worker is not continued recovers once another dies: SIGKILL reaches the stopped."""
-    job = new_job().befalls(
+    job = new_job().with_faults(
         stop(rank=1, at="snapshot.skeleton", step=12),
         stop(rank=0, at="snapshot.commit", step=24),
         stop(rank=1, at="snapshot.commit", step=36),
     )
     job.start("--wait")
-    for strikes, rank in enumerate((1, 0, 1), 1):
-        job.until(lambda n=strikes: job.struck() >= n, f"stop {strikes}")
+    for stops, rank in enumerate((1, 0, 1), 1):
+        job.until(lambda n=stops: job.injected() >= n, f"stop {stops}")
         job.until(lambda rank=rank: job.is_stopped(rank), f"rank {rank} stopped")
         time.sleep(0.3)
         assert_agent_answers(job)
-        if strikes < 3:
+        if stops < 3:
             os.kill(job.pid(rank), signal.SIGCONT)
-    job.strike(0)
+    job.kill_processes(0)
     assert job.wait() == 0, job.text()
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted())
     assert job.resumes()[1:] == [(34, "memory")]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.faults.faults import Fault, kill, kill_both
-from tests.faults.jobs import STORE_OF_ITS_OWN, TORCHRUN, Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import STORE_OF_ITS_OWN, TORCHRUN, Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.test_phases import RESUME, SNAPSHOT
 from tests.ports import free_port
 
@@ -40,10 +40,10 @@ def run(job: Job, launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["standalone", "address"])
-def test_killed_workers_resume(new_job, uninterrupted, launcher):
-    job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.skeleton", step=44))
+def test_killed_workers_resume_under_plain_torchrun(new_job, uninterrupted, launcher):
+    job = new_job().with_faults(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.skeleton", step=44))
     run(job, launcher)
-    assert job.struck() == 2
+    assert job.injected() == 2
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
     starts = len(job.resumes())
     assert job.text().count("not started by fastckpt-run") == starts == 3
@@ -52,20 +52,20 @@ def test_killed_workers_resume(new_job, uninterrupted, launcher):
 @pytest.mark.campaign
 @pytest.mark.parametrize("launcher", ["standalone", "address"])
 @pytest.mark.parametrize("case", CASES)
-def test_each_case_of_the_table(new_job, uninterrupted, case, launcher):
-    job = new_job().befalls(*CASES[case])
+def test_each_case_of_kills_resumes_under_plain_torchrun(new_job, uninterrupted, case, launcher):
+    job = new_job().with_faults(*CASES[case])
     run(job, launcher)
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
-def test_jobs_with_torchs_own_store_come_back(new_job, uninterrupted):
+def test_jobs_with_torchs_own_store_restart_after_a_kill(new_job, uninterrupted):
     """Killed at any instant, also before all have met, when gloo's addresses stay: that is torch's to mend."""
     ends = []
     for number in range(20):
-        job = new_job(str(number)).befalls(kill(rank=number % 2, at="snapshot.fill", step=7 + 2 * number))
+        job = new_job(str(number)).with_faults(kill(rank=number % 2, at="snapshot.fill", step=7 + 2 * number))
         code = job.start(launcher=TORCHRUN).wait()
         assert "NoLoadableCheckpoint" not in job.text()
         if code:

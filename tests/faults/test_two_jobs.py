@@ -1,4 +1,4 @@
-"""Two jobs that save to one place: the second waits, then is refused, or takes it; nothing that was saved is lost."""
+"""Two jobs that save to one directory: the second waits, is refused, or supersedes; no saved step is lost."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def holder(job: Job) -> str:
     return f"process {job.process.pid} on "
 
 
-def test_the_second_is_refused_or_takes_over(new_job, s3, tmp_path: Path) -> None:  # noqa: F811
+def test_a_second_job_on_one_directory_is_refused_or_takes_over(new_job, s3, tmp_path: Path) -> None:  # noqa: F811
     """One job saves; others share its remote store, or its directory from another host's memory."""
     here = tmp_path / "shared"
     one, store, directory = new_job("one", here), new_job("store"), new_job("directory", here)
@@ -82,7 +82,7 @@ def test_the_second_is_refused_or_takes_over(new_job, s3, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["ended", "killed", "lost with its host"])
-def test_the_next_goes_on_as_soon_as_it_may(new_job, how: str, tmp_path: Path) -> None:
+def test_the_next_job_resumes_as_soon_as_the_first_has_ended(new_job, how: str, tmp_path: Path) -> None:
     """After an orderly end, and a kill on the same host, at once; after the loss of a host when its record is stale."""
     here = tmp_path / "shared"
     one, two = new_job("one", here), new_job("one-again", here)
@@ -105,7 +105,7 @@ def test_the_next_goes_on_as_soon_as_it_may(new_job, how: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_a_second_on_the_same_host_goes_on_when_the_first_is_gone(new_job, how: str, tmp_path: Path) -> None:
+def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, how: str, tmp_path: Path) -> None:
     """The memory that it wants is the first one's; a third one that waits, too, ends by Ctrl-C."""
     here = tmp_path / "shared"
     one, two, three = new_job("one", here), new_job("two", here), new_job("three", here)
@@ -129,7 +129,7 @@ def test_a_second_on_the_same_host_goes_on_when_the_first_is_gone(new_job, how: 
 
 
 @pytest.mark.parametrize("how", ["trains", "stands still"])
-def test_a_job_on_the_same_host_is_taken_over_with_its_memory(new_job, how: str, tmp_path: Path) -> None:
+def test_a_job_on_the_same_host_is_superseded_and_its_memory_resumed(new_job, how: str, tmp_path: Path) -> None:
     """An agent that runs stops its workers and lets go; one that does not is killed. A third job is refused."""
     here = tmp_path / "shared"
     one, taker, late = new_job("one", here), new_job("taker", here), new_job("late", here)
@@ -157,7 +157,9 @@ def test_a_job_on_the_same_host_is_taken_over_with_its_memory(new_job, how: str,
     assert taker.stored()[:1] == [38], taker.text()
 
 
-def test_workers_start_over_from_what_became_durable_since_they_began(new_job, uninterrupted, tmp_path: Path) -> None:
+def test_workers_restart_from_a_step_that_became_durable_since_they_began(
+    new_job, uninterrupted, tmp_path: Path
+) -> None:
     """Another job stood still before a rename, and reported the step before anybody had opened a newer history."""
     job = new_job()
     job.start("--stop-at", "41")

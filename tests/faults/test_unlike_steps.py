@@ -1,4 +1,4 @@
-"""Ranks that do not save the same steps: nothing that they save apart is ever resumed, and they are told."""
+"""Ranks that save unlike steps: no mixed checkpoint is ever resumed, and the ranks get an error or a warning."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def run(folder: Path, *steps: list[int | None]) -> tuple[str, list[Any]]:
     return done.stderr, [json.loads((folder / f"said.{rank}").read_text()) for rank in (0, 1)]
 
 
-def test_a_rank_that_counts_one_more_is_refused(tmp_path: Path):
+def test_a_rank_whose_step_is_one_ahead_is_refused(tmp_path: Path):
     """Else what it saved as step 3, at the time of step 2, would be resumed with step 3 of the other."""
     text, ((first, *_), (second, *_)) = run(tmp_path, [1, 2, 3, 4], [2, 3, 4, 5])
     refused = [reason for reason in [*first, *second] if reason is not True]
@@ -53,13 +53,13 @@ def test_a_rank_that_counts_one_more_is_refused(tmp_path: Path):
     assert "resumed" not in text
 
 
-def test_steps_that_one_rank_leaves_out_are_named_and_the_others_count(tmp_path: Path):
+def test_steps_that_one_rank_omits_are_named_and_the_others_count(tmp_path: Path):
     text, ranks = run(tmp_path, [1, 2, 3, 5, 7], [1, 2, 4, 6, 7])
     assert re.search(r"rank 1 went on to step \d without saving step 3, which can never be resumed", text), text
     assert [loaded for _, *loaded in ranks] == [[7, {"time": 4}]] * 2
 
 
-def test_a_rank_that_missed_one_save_goes_on(tmp_path: Path):
+def test_a_rank_whose_save_failed_once_joins_the_next_save(tmp_path: Path):
     """It failed, and was caught: the others are at the same place with it from the next step on."""
     text, ranks = run(tmp_path, [1, 3, 4, 5], [1, None, 4, 5])
     assert [loaded for _, *loaded in ranks] == [[5, {"time": 3}]] * 2, text

@@ -1,4 +1,4 @@
-"""Nodes whose checkpoint directories have one name, and are not the same: found at the first load, by all ranks."""
+"""Nodes with separate checkpoint directories of one name: refused at the first load, by all ranks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_node_has_a_disk_of_its_own(nodes: Nodes, program: str) -> None:
+def test_nodes_with_separate_disks_under_one_name_are_refused_by_all_ranks(nodes: Nodes, program: str) -> None:
     """Node 0 has what the test sees, node 1 another: each checkpointer refuses, and says which nodes these are."""
     nodes.disks[1] = nodes.job.folder / "disk-1"
     nodes.start(program=program, **QUICK)

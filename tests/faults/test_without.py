@@ -10,16 +10,16 @@ def names(stored):
     return {path.name for path in stored.place.iterdir()}
 
 
-def test_two_nodes(new_job, uninterrupted):
+def test_two_nodes_train_and_resume_when_one_agent_has_no_memory(new_job, uninterrupted):
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    first = new_job().befalls(kill(rank=1, at="snapshot.fill", step=46))
+    first = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=46))
     second = new_job()
     second.faults, second.output = first.faults, first.folder / "output-2"
     for job in (first, second):
         job.start("--wait", launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
     assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
-    assert first.struck() == 1
+    assert first.injected() == 1
     assert first.resumes(0)[1] == first.resumes(1)[1] == (44, "memory")
     assert_as_if_nothing_had_happened(first, uninterrupted())
     storage = CheckpointDirectory(first.checkpoint_dir)

@@ -1,4 +1,4 @@
-"""A container with docker's 64 MB of /dev/shm: what is said, and a job that keeps its checkpoints on a disk instead."""
+"""A container with docker's 64 MB of /dev/shm: the error, and a job with checkpoints on a disk instead."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def arena(job: Job) -> Path:
     return arena_path(str(job.folder), os.path.realpath(job.checkpoint_dir), 0)
 
 
-def test_what_is_needed_and_what_there_is_and_what_to_write(new_job):
+def test_a_memory_that_is_too_small_is_refused_with_size_limit_and_remedy(new_job):
     job = start(new_job(), "--ballast", "40")
     assert job.wait() == 1
     assert "ArenaTooSmall: shared memory cannot hold 2 x 40.1 MiB, 80.2 MiB in all: /dev/shm has " in job.text()
@@ -48,9 +48,9 @@ def test_what_is_needed_and_what_there_is_and_what_to_write(new_job):
     assert "0.00" not in job.text() and "two slots only" not in job.text()
 
 
-def test_without_memory_it_trains_and_resumes_as_with_it(new_job, uninterrupted):
+def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(new_job, uninterrupted):
     """A worker dies, the agent dies and its files stay, the agent dies and its files are lost."""
-    job = new_job().befalls(
+    job = new_job().with_faults(
         kill(rank=1, at="snapshot.fill", step=16),
         kill_agent(at="snapshot.fill", step=32),
         kill_agent(at="snapshot.fill", step=46),
@@ -68,8 +68,8 @@ def test_without_memory_it_trains_and_resumes_as_with_it(new_job, uninterrupted)
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=6)
 
 
-def test_without_memory_under_plain_torchrun(new_job, uninterrupted):
-    job = new_job().befalls(kill(rank=1, at="train.step", step=25))
+def test_a_job_without_memory_resumes_under_plain_torchrun(new_job, uninterrupted):
+    job = new_job().with_faults(kill(rank=1, at="train.step", step=25))
     start(job, "--ballast", "40", "--wait", launcher=TORCHRUN, FASTCKPT_MEMORY="off", **STORE_OF_ITS_OWN)
     assert job.wait() == 0, job.text()
     ((step, tier),) = job.resumes()[1:]

@@ -1,4 +1,4 @@
-"""A training small enough to be killed often: DDP over gloo, dropout, AdamW, a shuffled sampler, draws of numpy too.
+"""DDP program small enough to be killed often: gloo, dropout, AdamW, a shuffled sampler, draws of numpy too.
 
 Each rank appends a line of JSON for all that happens to ``<out>/log.<rank>``, and at the end writes the digest of its
 weights, its optimizer and its random generator to ``<out>/end.<rank>``.
@@ -26,7 +26,7 @@ from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.diary import Log, digest
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 BATCH = 4
 PAUSE = 0.5
@@ -52,10 +52,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--apart", action="store_true", help="no rank waits for another's gradients")
     parser.add_argument("--ballast", type=int, nargs="*", default=[], metavar="MB", help="add to the state; more later")
     parser.add_argument("--grow-at", type=int, default=10**9, help="from here on the ballast is the last of its sizes")
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
     parser.add_argument("--resume-path", default="")
-    parser.add_argument("--remote", default="", help="a second level")
+    parser.add_argument("--remote", default="", help="location of the remote tier")
     parser.add_argument("--evaluate-at", type=int, default=0, help="a phase after this step")
     parser.add_argument("--skip-at", type=int, default=0, help="a barrier after this step, which rank 1 skips once")
     return parser.parse_args()
@@ -98,7 +98,7 @@ def train(args: argparse.Namespace) -> None:
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(ddp(inputs), targets)
 
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 2 KB
     checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote, overlap=optimizer if args.overlap else None)

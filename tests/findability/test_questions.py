@@ -9,7 +9,7 @@ LINES = (Path(__file__).parent / "questions.tsv").read_text().splitlines()
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_answers_are_there(line: str) -> None:
+def test_files_that_answer_a_question_exist(line: str) -> None:
     question, _, answers = line.partition("\t")
     assert question.endswith("?") and answers
     assert all((ROOT / answer).is_file() for answer in answers.split())

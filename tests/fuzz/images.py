@@ -1,7 +1,7 @@
 """Load damaged images, in a process of its own: ``images.py <good image> <folder> <examples>``.
 
 Prints how many were loaded, and how many refused by which error. Any other end is a defect: the image that was
-loaded last lies in the folder as ``last.pt``.
+loaded last is in the folder as ``last.pt``.
 """
 
 import io

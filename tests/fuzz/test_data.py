@@ -25,7 +25,7 @@ def fuzzed(first: int, end: int, kills: int) -> list[str]:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("part", [0, 1])
-def test_each_kind_of_data_is_used_once(part: int):
+def test_random_jobs_use_each_sample_of_each_kind_of_data_once(part: int):
     half = -(-len(KINDS) // 2)
     first, end = (0, half) if part == 0 else (half, len(KINDS))
     said = fuzzed(first, end, kills=3)
@@ -34,7 +34,7 @@ def test_each_kind_of_data_is_used_once(part: int):
 
 
 @pytest.mark.campaign
-def test_campaign():
+def test_a_campaign_of_random_jobs_uses_each_sample_once():
     """FASTCKPT_FUZZ jobs (default 300)."""
     jobs = int(os.environ.get("FASTCKPT_FUZZ", "300"))
     assert fuzzed(len(KINDS), len(KINDS) + jobs, kills=6)[-1].startswith(f"{jobs} jobs")

@@ -1,4 +1,4 @@
-"""The readers under atheris, which looks for bytes that reach code not reached before."""
+"""Readers under atheris, which searches for inputs that reach new code."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def guided(reader: str, folder: Path, runs: int) -> int:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("reader", ["message", "manifest", "records"])
-def test_guided(tmp_path: Path, reader: str):
+def test_readers_survive_inputs_that_atheris_searches_for(tmp_path: Path, reader: str):
     """FASTCKPT_FUZZ inputs (default 40,000), ten times as many where no file is written."""
     runs = int(os.environ.get("FASTCKPT_FUZZ", "40000")) * (1 if reader == "records" else 10)
     assert guided(reader, tmp_path, runs) >= runs

@@ -1,4 +1,4 @@
-"""The reader of images, whatever lies in their place: a state, or an error that resume knows; never a dead process."""
+"""Arbitrary files in place of images: a state, or an error that resume handles; never a dead process."""
 
 import json
 import os
@@ -65,12 +65,12 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("opaque", [False, True])
-def test_damaged_images(tmp_path: Path, opaque: bool):
+def test_damaged_images_load_or_raise_an_error_that_resume_handles(tmp_path: Path, opaque: bool):
     check(fuzzed(tmp_path, PLAIN, opaque=opaque))
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("opaque", [False, True])
-def test_campaign(tmp_path: Path, opaque: bool):
+def test_a_campaign_of_damaged_images_ends_no_process(tmp_path: Path, opaque: bool):
     """FASTCKPT_FUZZ damaged images, half of them by hypothesis (default 40,000)."""
     check(fuzzed(tmp_path, int(os.environ.get("FASTCKPT_FUZZ", "40000")) // 2, opaque=opaque))

@@ -1,4 +1,4 @@
-"""The reader of manifests, whatever lies in their place: a manifest, or BadCheckpoint."""
+"""Arbitrary files in place of manifests: a manifest, or BadCheckpoint."""
 
 import json
 from pathlib import Path
@@ -53,13 +53,13 @@ def signed(body: dict) -> str:
 
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from(GOOD), mutations(PIECES))
-def test_damaged_bytes(manifest, changes):
+def test_manifests_with_damaged_bytes_are_refused_or_equal(manifest, changes):
     check(mutated(manifest.to_json().encode(), changes))
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from(GOOD), st.data())
-def test_values_that_were_never_meant_with_the_right_digest(manifest, data):
+def test_manifests_with_invalid_values_and_right_digests_are_refused(manifest, data):
     body = json.loads(manifest.to_json())
     part = data.draw(st.sampled_from([body, body["files"][0], body["id"], body["details"]]))
     name = data.draw(st.sampled_from([*part, "surplus"]))
@@ -72,7 +72,7 @@ def test_values_that_were_never_meant_with_the_right_digest(manifest, data):
 
 
 @pytest.mark.parametrize("field", ["time", "details", "id", "files", "target", "world_size"])
-def test_deep_values(field):
+def test_manifests_with_deep_values_are_read_or_refused(field):
     text = GOOD[0].to_json()
     for depth in [*range(1, 1200, 7), *range(940, 1010), 5000, 100_000]:
         body = json.loads(text)
@@ -98,7 +98,7 @@ def nested(depth: int) -> list:
 @given(content=st.binary(max_size=60) | st.sampled_from(GOOD).flatmap(
     lambda good: mutations(PIECES).map(lambda changes: mutated(good.to_json().encode(), changes))
 ))  # fmt: skip
-def test_files_of_any_content(tmp_path_factory, content):
+def test_files_of_any_content_are_manifests_or_refused(tmp_path_factory, content):
     place = tmp_path_factory.getbasetemp() / "any" / "checkpoint-7"
     place.mkdir(parents=True, exist_ok=True)
     (place / NAME).write_bytes(content)

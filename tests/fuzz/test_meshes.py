@@ -23,7 +23,7 @@ HOUR = pytest.mark.timeout(3600)
         pytest.param([*range(200)], id="200", marks=[pytest.mark.campaign, HOUR]),
     ],
 )
-def test_what_stock_dcp_brings_back_is_brought_back(tmp_path: Path, seeds: list[int]):
+def test_sharded_models_that_stock_dcp_restores_are_restored(tmp_path: Path, seeds: list[int]):
     """Each of the two also from what the other has saved; stages of a pipeline always, which stock does not know.
 
     Where stock fails fastckpt may fail, too, but it never gives what was not saved. Model 24 is of FSDP1, in float64.

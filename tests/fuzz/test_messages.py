@@ -1,4 +1,4 @@
-"""Both ends of a connection, whatever comes: a message, or an error of ours; and neither waits without end."""
+"""Arbitrary bytes at both ends of a connection: a message, or a fastckpt error; neither end waits for ever."""
 
 import asyncio
 import json
@@ -57,13 +57,13 @@ def decoded(data: bytes) -> m.Message | None:
 
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(GOOD), mutations(PIECES))
-def test_a_damaged_message(message, changes):
+def test_damaged_messages_are_understood_or_protocol_errors(message, changes):
     found = decoded(mutated(channel.encode(message), changes))
     assert found is None or (type(found) in KINDS and channel.decode(channel.encode(found)) == found)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_a_deep_message(opening):
+def test_deeply_nested_messages_are_understood_or_protocol_errors(opening):
     """From depths that are read to such as are not: what is a recursion error anywhere is a ProtocolError."""
     closing = {"[": "]", '{"a":': "}"}[opening]
     for depth in [*range(1, 1200, 7), *range(940, 1010), 5000, 100_000]:
@@ -96,7 +96,7 @@ async def received(data: bytes) -> list[m.Message]:
     mutations([struct.pack("<I", n) for n in (0, 1, channel.MAX_SIZE, channel.MAX_SIZE + 1, 2**32 - 1)]),
     st.booleans(),
 )
-def test_the_saver_reads_a_stream(data, changes, damaged):
+def test_the_saver_survives_a_stream_of_any_bytes(data, changes, damaged):
     try:
         found = asyncio.run(received(mutated(data, changes) if damaged else data))
     except ProtocolError:
@@ -130,7 +130,7 @@ class Liar:
         self._listener.close()
 
 
-def test_a_writer_asks_a_liar():
+def test_a_client_survives_any_answers_of_the_saver():
     liar = Liar()
 
     @settings(max_examples=300, deadline=None)

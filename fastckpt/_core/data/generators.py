@@ -60,6 +60,7 @@ class DrawWatch:
     def __init__(self, but: Collection[str], *, restores: bool) -> None:
         self._but = but
         self._torch = _torch()
+        # What is seeded anyway need not be compared; it is read only to be put back.
         self._python = _python() if restores or "python" not in but else ()
         self._numpy = _numpy.state() if restores or "numpy" not in but else b""
 
@@ -98,6 +99,7 @@ class SeedWatch:
         self.asked = False
 
     def __enter__(self) -> "SeedWatch":
+        # A profile function sees calls into C, and initial_seed() is one that leaves no trace in any state.
         self._before = sys.getprofile()
         sys.setprofile(self._look)
         return self
@@ -118,6 +120,7 @@ def _torch() -> bytes:
 def _python() -> tuple[Any, ...]:
     if not _known:
         return random.getstate()
+    # gauss_next is the second of a pair of normal numbers that random.gauss keeps for its next call.
     return ctypes.string_at(_PYTHON_STATE, _BYTES), _PYTHON.gauss_next  # type: ignore[attr-defined]
 
 
@@ -125,6 +128,7 @@ def _is_known() -> bool:
     """Return whether CPython keeps the index, then the words, after the head of the object."""
     if type(_PYTHON).__basicsize__ < object.__basicsize__ + _BYTES:
         return False
+    # Compared with the public reader once: on another build of CPython the slow way is taken, never a wrong one.
     *words, place = random.getstate()[1]
     return ctypes.string_at(_PYTHON_STATE, _BYTES) == struct.pack(_WORDS, place, *words)
 
@@ -143,6 +147,7 @@ class _Numpy:
             return self._settled
         state: Any = np.random.get_state(legacy=False)
         inner = state["state"]
+        # The same check for numpy, at each full reading: np.random.seed may have put another generator in place.
         words = self._words()
         self._known = self._known and words == inner["key"].tobytes() + struct.pack("I", inner["pos"])
         if not self._known or state["has_gauss"]:
@@ -164,6 +169,7 @@ class _Numpy:
 
     def _address(self) -> int:
         generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        # set_bit_generator replaces the global generator, and its state is at another address then.
         if generator is not self._generator:
             self._generator, self._place = generator, generator.ctypes.state_address
         return self._place

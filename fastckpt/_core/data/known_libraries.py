@@ -5,9 +5,9 @@ from typing import Any
 
 REMEDIES = {
     "webdataset": "Pass WebDataset(..., seed=0, detshuffle=True), and .compose(webdataset.detshuffle(1000, seed=0)) or "
-                  ".shuffle(1000, seed=0); without sharded=True also nodesplitter=None and workersplitter=None",
+    ".shuffle(1000, seed=0); without sharded=True also nodesplitter=None and workersplitter=None",
     "datasets": "Pass .shuffle(seed=0); with split_dataset_by_node pass sharded=True to the loader",
-}  # fmt: skip
+}
 
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
@@ -20,6 +20,7 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
         dataset.set_epoch(epoch)
     for stage in _stages(dataset):
         if isinstance(getattr(stage, "epoch", None), int):
+            # One less: the stage counts up before it uses the number.
             stage.epoch = epoch - 1
 
 
@@ -43,7 +44,7 @@ def lacks_seed(dataset: Any) -> bool:
 def remedy(dataset: Any) -> str:
     """Advice to make a data set give the same samples at each start, and on each rank."""
     return REMEDIES.get(_home(dataset)) or (
-        "Have __iter__ begin anew, and make its generators there, from a seed and the epoch (set_epoch); what each "
+        "Have __iter__ begin again, and make its generators there, from a seed and the epoch (set_epoch); what each "
         "rank chooses for itself needs sharded=True"
     )
 

@@ -43,8 +43,10 @@ def data_state(data: Any) -> DataState:
     if hasattr(data, "rank_state_dict"):
         return DataState(data.state_dict(), data.rank_state_dict())
     rank, _ = rank_and_world(None, None)
-    return DataState(_circumstances(data) | {"version": VERSION, "foreign": 1},
-                     {"version": VERSION, "rank": rank, "state": data.state_dict()})  # fmt: skip
+    return DataState(
+        _circumstances(data) | {"version": VERSION, "foreign": 1},
+        {"version": VERSION, "rank": rank, "state": data.state_dict()},
+    )
 
 
 def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
@@ -65,6 +67,7 @@ def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any]
     if not known:
         _load_foreign(data, common, own)
         return
+    # Common first: what a rank has of its own is checked against the number of ranks and shards in it.
     data.load_state_dict(common)
     if own:
         data.load_rank_state_dict(own)
@@ -74,6 +77,7 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     rank, _ = rank_and_world(None, None)
     here = _circumstances(data)
     saved = here | read(common, tuple(name for name in here if name in common))
+    # Such a state counts in its own units (batches of a rank, or of a worker): with other numbers it leads elsewhere.
     if changed := [name for name in here if saved[name] != here[name]]:
         raise ConfigError(
             f"{type(data).__name__} would go on with other data: it was saved with "
@@ -85,8 +89,9 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     if hasattr(getattr(data, "sampler", None), "next_yielded") and not here["workers"]:
         logger.warning(
             "%s without loader workers gives nothing in the next epoch if it was saved after the end of one: give "
-            "torch's DistributedSampler (docs/data.md)", type(data.sampler).__name__,
-        )  # fmt: skip
+            "torch's DistributedSampler (docs/data.md)",
+            type(data.sampler).__name__,
+        )
     data.load_state_dict(own["state"])
 
 

@@ -57,7 +57,9 @@ class Split:
         Position ``length + i`` is position ``i`` again, and so on in circles if there are more ranks than samples.
         """
         taken = self.taken(cursor, length)
+        # Padding fills only the last row, so that each rank gets equally many; at most world - 1 samples are repeated.
         rows = -(-taken // self.world) * self.world if self.rest is Remainder.PAD else taken
+        # A stride of the world size, as DistributedSampler's: neighbouring samples go to different ranks.
         return range(cursor + self.rank, cursor + rows, self.world)
 
     def steps(self, length: int) -> int:
@@ -69,6 +71,7 @@ class Split:
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
     """Complete rank and world from torch.distributed, or before it is initialized from the launcher's variables."""
     if dist.is_available() and dist.is_initialized():
+        # The process group before the environment: a script may have formed one without a launcher.
         default = dist.get_rank(), dist.get_world_size()
     else:
         place = RankInfo.from_environment()

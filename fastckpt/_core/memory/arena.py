@@ -100,7 +100,7 @@ class Arena:
         lock = open_lock(self.path / OWNER)
         if not try_exclusive(lock):
             close_lock(lock)
-            raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
+            raise ArenaInUse(f"{self.path} was removed, and another job has created it again")
         try:
             self._owner.sign(lock)
             self.claim.write(self.path)

@@ -27,13 +27,13 @@ class CheckpointNames:
         folder: Name of its directory in the checkpoint directory; empty for ``checkpoint-<step>``. At a URL it is that.
         tracker: A file of the checkpoint directory in which the framework looks for the name of the newest one; empty
             for none. It is written when that is durable.
-        anew: Whether its files may be others than those of the same step that were saved under another name: it is the
-            newer one. Equal on all ranks.
+        begins_history: Whether its files may be others than those of the same step that were saved under another name:
+            it is the newer one. Equal on all ranks.
     """
 
     folder: str = ""
     tracker: str = ""
-    anew: bool = False
+    begins_history: bool = False
 
     def check(self, step: int) -> None:
         """Raise ConfigError if no checkpoint of this step can be called so."""

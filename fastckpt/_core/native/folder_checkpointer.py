@@ -154,14 +154,17 @@ class FolderCheckpointer(BaseCheckpointer):
             ConfigError: No checkpoint can have a file, or a directory, of such a name.
             StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
+        # 1. release what was loaded   2. check names   3. another history, if the same step has
+        # other contents   4. save, with the names as details, which the agent needs to publish
         writer = self._writer
         arguments.saving(step, files, None, metrics)
         self.let_go()
         named.check(step)
+        # The names of most saves are those of the save before.
         if files.keys() != self._checked:
             check_names(files)
             self._checked = frozenset(files)
-        if named.anew:
+        if named.begins_history:
             self._writer.begin_history()
         details = {FOLDER: named.folder, LATEST: named.tracker, OF_EACH_NODE: sorted(common)}
         path = f"{named.folder}/" if named.folder else ""
@@ -198,6 +201,7 @@ class FolderCheckpointer(BaseCheckpointer):
         ranks, offers, resume, since = writer.open_resume(self._needs, self._answers_for, asked)
         parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
         name = name if parent == writer.directory else ""
+        # All ranks must take the same way: what the first one sees counts.
         foreign = bool(asked) and ranks.gather(foreign)[0]
         with writer.work("resume"):
             if asked and (foreign or not name):

@@ -20,6 +20,7 @@ def hold(link: SaverClient, paths: Iterable[Path], save: SaveId | None) -> None:
     inside = [path.relative_to(link.arena) for path in paths if path.is_relative_to(link.arena)]
     held = {link.arena / path.parts[0] for path in inside}
     if held:
+        # Pinned first, then compared: what holds that save now keeps it until the release.
         link.pin()
     if any(slots.read(slot).committed != save for slot in held):
         raise BadCheckpoint(f"{save} in memory has made way for a newer one; load again")
@@ -35,6 +36,7 @@ def make_view(link: SaverClient, name: str, files: Files) -> Path:
     for file, path in files.items():
         entry = place / name / file
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Links, not copies: a framework's loader opens them as files, and reads shared memory through them.
         entry.symlink_to(path)
     return place / name
 

@@ -113,8 +113,11 @@ def limits(
     if setting != "auto":
         return Limits(float(setting), PHASES * float(setting), first=STARTS * start)
     longest, doubled = MANY * pace, 2.0**alarms
+    # A slow job gets longer limits than the constants, never shorter ones.
     busy = max(LONG if may_restart else LAST, longest) * doubled
+    # Without a measured step nothing is known of the job's pace, so a short limit would be a guess.
     idle = max(IDLE if may_restart and pace else LONG, longest) * doubled
+    # If ranks of other nodes are not visible, idle workers here may wait for one of them.
     return Limits(busy, busy, idle if sees_all else inf, STARTS * start)
 
 
@@ -128,8 +131,10 @@ def hung(sights: Sequence[Observation], limits: Limits, idle: float) -> list[int
         limits: The limits of their silence.
         idle: Seconds since any rank reported or computed anything.
     """
+    # Nobody computes and everybody is between steps: no rank can be the one that the others wait for in good health.
     if idle > limits.idle and all(sight.takes_steps or sight.phase == EXIT for sight in sights):
         return [sight.rank for sight in sights]
+    # Ranks in a step may wait in a collective for one that evaluates or loads: its own limit decides for all.
     if occupied(sights, limits):
         return []
     return [sight.rank for sight in sights if _is_late(sight, limits)]
@@ -155,9 +160,11 @@ def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witn
     that are elsewhere than most; of several, those with fewer steps. Unless all ranks of the job are in sight, the
     culprit may be one that is not.
     """
+    # What the kernel reports is certain; places and counts of steps are circumstantial.
     for states, why in (("T", "is stopped (SIGSTOP)"), ("D", "waits in the kernel, uninterruptibly")):
         if found := [witness for witness in witnesses if witness.state and witness.state in states]:
             return found, why
+    # One that has reported lately goes on and is not stuck; one that has left is blamed only if others wait.
     present = [witness for witness in witnesses if not (witness.has_left or witness.goes_on)]
     elsewhere = [witness for witness in present if not witness.waits]
     if not elsewhere:

@@ -20,6 +20,7 @@ def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:
     """The histories of all parts."""
     runs: list[tuple[int, int]] = []
     for first, last in sorted(each for part in parts for each in part):
+        # Runs that touch are joined, so a job with a thousand restarts keeps one pair, not a thousand numbers.
         if runs and first <= runs[-1][1] + 1:
             runs[-1] = runs[-1][0], max(runs[-1][1], last)
         else:
@@ -59,6 +60,7 @@ def heads(entries: Iterable[RetentionEntry]) -> list[Id]:
 
 
 def _line(newest: int, pasts: Mapping[int, Ranges]) -> set[int]:
+    # A walk over all pasts, not one look: an earlier version's checkpoint names its parent alone.
     line, waiting = {newest}, [newest]
     while waiting:
         runs = pasts[waiting.pop()]

@@ -63,14 +63,17 @@ def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
         progress = False
         for directory, stretch in attempt.stretches.items():
             before = resumed.get(directory, stretch.resumed)
+            # It resumes what the attempt before has saved, so that one did make progress, whatever it reported.
             if stretch.resumed > before:
                 stalled.clear()
             start = TrainingPosition(stretch.resumed)
+            # After a fall back to an older checkpoint, steps that are done again count: they were lost, not repeated.
             best = start if stretch.resumed < before else max(start, furthest.get(directory, start))
             progress |= stretch.reached > best
             resumed[directory], furthest[directory] = stretch.resumed, max(stretch.reached, best)
         if progress:
             stalled.clear()
+        # Without a checkpointer progress is unknown, and an unknown attempt must not end the job.
         elif attempt.failed and attempt.watched:
             stalled.append(attempt)
     return stalled

@@ -51,8 +51,12 @@ def choose(
     """
     ways = []
     for report in reports:
+        # Sorted first, so that ties are decided alike on every rank, whatever the order of the report.
         usable = sorted(candidate for candidate in report if candidate not in excluded)
+        # Sorted by nearness, so that of one save in several tiers the nearest overwrites the others in the dict.
         ways.append({candidate._save: candidate for candidate in sorted(usable, key=_nearness)})
+    # 1. per rank: the nearest place of each save   2. the saves that every rank has   3. of these the newest, then the
+    # one with the nearest places; all ranks compute the same, from the same reports
     common = set.intersection(*(set(way) for way in ways)) if ways else set()
     plans = [tuple(way[save] for way in ways) for save in common]
     return max(plans, key=lambda plan: (plan[0].id, sum(map(_nearness, plan)), plan[0].attempt), default=None)

@@ -100,6 +100,8 @@ class KeepEveryMinutes:
         ordered = sorted(entries, key=lambda entry: entry.id)
         for entry in ordered:
             period = entry.time // (60 * self.minutes)
+            # Compared with the period of the last kept one, not with
+            # a time: the rule gives the same result after deletions.
             if period != last:
                 last = period
                 kept.append(entry.id)
@@ -173,6 +175,7 @@ class KeepNamed:
         named = [entry.id for entry in ordered if entry.id[1] == step][-1:]
         kept = frozenset(named) | _newest(entry.id for entry in ordered)
         others = [entry.id for entry in ordered if entry.id not in kept]
+        # The slice counts from the front, because [-0:] would keep all instead of none.
         return kept | frozenset(others[max(0, len(others) - max(0, self.n - len(kept))) :])
 
 
@@ -209,6 +212,7 @@ def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for name, value in metrics.items():
         try:
+            # float() accepts numpy scalars and tensors of one element, and also strings, which are a mistake here.
             number = None if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):  # say, of a tensor with several elements
             number = None
@@ -240,6 +244,7 @@ def to_json(policy: Policy) -> dict[str, Any]:
 
 def from_json(value: object, depth: int = DEEPEST) -> Policy:
     """Read what `to_json` gave; raises ProtocolError with the value for anything else, or for deeper unions."""
+    # The text comes from a message: without a limit, a deep one would end in a RecursionError.
     if depth < 0:
         raise ProtocolError(f"a retention policy is nested deeper than {DEEPEST} unions")
     given = dict(value) if isinstance(value, Mapping) else {}
@@ -259,6 +264,8 @@ def _newest(ids: Iterable[Id]) -> frozenset[Id]:
 
 
 def _is_finite(value: Any) -> bool:
+    # The exact types: bool is an int, and a manifest may hold any JSON. Comparing also excludes NaN and infinity, and
+    # integers that are too large for a float.
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 

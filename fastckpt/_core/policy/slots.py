@@ -43,6 +43,7 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id]) -> int | Sk
         latest: The newest id that each local rank has begun.
     """
     committed = [slot.id for slot in slots if slot.committed and slot.id is not None]
+    # The newest whole checkpoint is never given away: if this save fails, a resume needs it.
     newest = max(committed, default=None)
     free = {
         i: _rank(slot)
@@ -60,6 +61,7 @@ def _rank(slot: SlotView) -> tuple[int, Id]:
     """Empty slots first, then those that will never be whole, then the oldest."""
     if slot.id is None:
         return 0, (0, 0)
+    # A save that will never be whole is worth less than the oldest whole checkpoint.
     return (2, slot.id) if slot.committed else (1, slot.id)
 
 
@@ -71,6 +73,7 @@ def _is_filling(slot: SlotView, latest: Mapping[int, Id]) -> bool:
     if slot.committed or slot.id is None:
         return False
     missing = slot.writers - slot.done
+    # A rank whose newest id is this one may be writing into the images right now.
     inside = any(latest.get(writer) == slot.id for writer in missing)
     given_up = any(latest.get(writer, (0, 0)) > slot.id for writer in missing)
     return inside or not given_up

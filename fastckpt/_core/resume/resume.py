@@ -100,7 +100,7 @@ class Resume:
         if resumed is None and tried:
             raise NoLoadableCheckpoint(
                 f"{self._finder.directory} holds checkpoints, but none that all ranks can load. Tried: "
-                f"{'; '.join(tried)}. Restore one of them (what was set aside is in .fastckpt/quarantine-*, with a "
+                f"{'; '.join(tried)}. Restore one of them (what was quarantined is in .fastckpt/quarantine-*, with a "
                 f"why.txt), or, to start afresh, remove them or choose another checkpoint directory; if it is not "
                 f"shared by all nodes, share it."
             )

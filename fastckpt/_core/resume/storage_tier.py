@@ -101,7 +101,7 @@ class StorageTier:
         self.has_quarantined = True
         if self._client.place.rank == 0:
             try:
-                logger.warning("set aside as %s: %s", self._store.quarantine(bad, why), why)
+                logger.warning("quarantined as %s: %s", self._store.quarantine(bad, why), why)
             except PersistError as error:  # say, read-only storage: it is found bad again at the next resume
                 logger.warning("%s; it stays where it is: %s", why, error)
 

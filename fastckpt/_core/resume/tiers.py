@@ -28,7 +28,7 @@ class RejectionKind(Enum):
     """Reasons why a checkpoint that exists is no candidate, in words."""
 
     DAMAGED = "{place}: {why}"
-    QUARANTINED = "{place}, set aside before: {why}"
+    QUARANTINED = "{place}, quarantined before: {why}"
     OTHER_KIND = f"{{place}} {OTHER_KIND}"
     PARTIAL = "{place} ({why})"
     UNFINISHED = "{place} on storage: {why}"

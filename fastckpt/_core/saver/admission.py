@@ -36,6 +36,7 @@ def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Aren
     try:
         return Arena.open(path, job.location, job.launch, _Wait(job, tenure, ending))
     except BaseException:
+        # Its thread and its record would otherwise outlive a job that was refused.
         tenure.close()
         raise
 
@@ -64,14 +65,18 @@ class _Wait:
             self._meet(owner, left)
         if owner == self._victim and now - self._begun > GIVE_WAY:
             self._end(owner)
+        # An Event, not a sleep, so that a signal to the agent ends the wait at once.
         if self._ending.wait(PAUSE):
             raise PersistError(f"the job ended while it waited for {owner}")
 
     def _meet(self, owner: Owner, left: float) -> None:
-        """Say whom it waits for; of those that take over, one has succeeded when there is another owner."""
+        """Log whom it waits for; of those that take over, one has succeeded when there is another owner."""
+        # Of several jobs that take over, the one that has replaced the first owner keeps the directory.
         if self._job.take_over and self._owner is None:
             logger.warning("taking over %s from %s", self._job.location, owner)
             self._victim = owner
+            # The newer history makes the owner find itself superseded:
+            # it stops its workers and lets go of the arena's lock.
             self._tenure.take_from(owner.launch)
         what = "it saves to" if owner.is_alive else "it has died, but a process that it started keeps the memory of"
         logger.warning("waiting, for up to %.0f s, for %s: %s %s", left, owner, what, self._job.location)

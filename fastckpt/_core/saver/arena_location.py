@@ -26,6 +26,7 @@ def place(settings: Settings) -> Path:
         raise ConfigError(
             f"no checkpoints can be held under {directory}: {error.strerror}. Name another with --fast-shm-dir"
         ) from error
+    # A tmpfs counts against the memory that --fast-no-memory is to spare.
     if in_memory and not settings.memory:
         raise ConfigError(
             f"--fast-no-memory was given, but {directory} is a tmpfs, which is memory. Name a directory on a disk "
@@ -50,6 +51,7 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
         f"--fast-memory --fast-shm-dir {other} to resume it, or remove it)"
         for other in places
         for entry in _census(Path(other))
+        # The name is derived from user, directory and node, so the same job has the same name in another place.
         if entry.path.name == arena.name and entry.directory == directory and entry.state is ArenaState.LEFT_BEHIND
         if ours
         and entry.claim.is_of(ours[0].claim.seen, ours[0].claim.inode)
@@ -62,6 +64,7 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
 
 
 def _census(directory: Path) -> list[ArenaEntry]:
+    # Another launch's place may be gone, or not readable for this user: then nothing is known of it.
     with suppress(OSError):
         return census(directory)
     return []

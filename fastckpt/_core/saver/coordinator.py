@@ -48,15 +48,15 @@ class Coordinator:
         """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
         self._settings, self._directory = settings, hello.directory
         job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
-        self.levels = DurableTiers(hello, self.newest, copier, job)
-        self.persister = self.levels.persister
+        self.tiers = DurableTiers(hello, self.newest, copier, job)
+        self.persister = self.tiers.persister
         path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
         self.arena = admit(path, job, self.persister.tenure, ending)
         self.slots: list[Slot] = []
         self.progress = WorkerProgress(path, hello.local_world_size)
         self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
         self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, hello.group_rank)
-        self._room = Reservations(self.arena, self.slots, self.newest)
+        self._reservations = Reservations(self.arena, self.slots, self.newest)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
@@ -66,6 +66,9 @@ class Coordinator:
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
+        # 1. end the writers of a dead owner   2. adopt or give up its memory, by the directory's mark   3. take what is
+        # whole in its slots   4. look in the durable tiers, and wait for other jobs there   5. begin to digest, and
+        # look for what was left elsewhere
         loop = asyncio.get_running_loop()
         with metrics.phase("arena.adopt"):
             alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
@@ -77,11 +80,12 @@ class Coordinator:
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
             slot.recover()
+        # Before `tiers.open`: what is in memory of another line must not count as the newest checkpoint known.
         await loop.run_in_executor(None, self._forget_others)
         in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
-        self.writers.newest_history = await self.levels.open(in_memory)
+        self.writers.newest_history = await self.tiers.open(in_memory)
         self.digester.look()
-        known = max((save for save in (in_memory, self.levels.newest) if save), default=None)
+        known = max((save for save in (in_memory, self.tiers.newest) if save), default=None)
         where = self.arena.path, self._directory
         self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)
 
@@ -105,8 +109,9 @@ class Coordinator:
             self._borrowed_from.clear()
         history = self.writers.join(hello.local_rank, pid, hello.rank)
         try:
-            self.levels.join(hello)
+            self.tiers.join(hello)
         except FastckptError:
+            # A refused writer is no member: else each save would wait for its part.
             self.writers.lose(hello.local_rank, pid)
             raise
         self.digester.enabled = hello.verify != "never"
@@ -120,13 +125,14 @@ class Coordinator:
 
     def leave(self, local_rank: int, message: Goodbye) -> None:
         """A writer deregisters: what waits for it takes what it lends, or will not be whole."""
-        self._hear_of_other_nodes(message.closed)
+        self._note_deregistered_elsewhere(message.closed)
         loan = Loan(message.lends, message.details) if message.lends else None
         self.writers.leave(local_rank, message.history, loan)
         self._settle(local_rank)
 
     def _settle(self, gone: int) -> None:
         """Lend to the saves under way what a writer that is gone lends; give up those to which it lends nothing."""
+        # Oldest first, so that a lender's part goes into the older save before the newer one needs it, too.
         for slot in sorted(self.slots, key=lambda slot: slot.id or ()) if self.arena.is_there() else ():
             if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
                 continue
@@ -142,7 +148,7 @@ class Coordinator:
         """Have writers that are gone, or one of them, take part in a save with what they lend."""
         for rank, loan in self.writers.lenders(save):
             if to_lend in (None, rank):
-                self._room.note(slot, dict(loan.files), rank)
+                self._reservations.note(slot, dict(loan.files), rank)
                 try:
                     loans.borrow(self.arena.path, slot.path, loan.files)
                 except OSError:
@@ -150,9 +156,9 @@ class Coordinator:
                     raise
                 slots.commit(slot.path, rank, slots.SlotDone(save, dict(loan.files), dict(loan.details)))
                 slot.read_part(rank)
-                self._tell_of_loan(save, rank)
+                self._report_loan(save, rank)
 
-    def _tell_of_loan(self, save: SaveId, rank: int) -> None:
+    def _report_loan(self, save: SaveId, rank: int) -> None:
         """Log, once for each rank, from which save on others take what it has lent."""
         if rank not in self._borrowed_from:
             self._borrowed_from.add(rank)
@@ -165,7 +171,7 @@ class Coordinator:
         if newest is None or newest.id is None or save > newest.id:  # else it is of a rank that is late
             self._skipped.lose(save, why)
 
-    def _hear_of_other_nodes(self, closed: list[int]) -> None:
+    def _note_deregistered_elsewhere(self, closed: list[int]) -> None:
         if len(closed) == 3 and self.writers.elsewhere is None:
             self.writers.elsewhere = closed[0], SaveId(*closed[1:])
             self.persister.give_up_after(SaveId(*closed[1:]), f"rank {closed[0]} has closed")
@@ -194,12 +200,16 @@ class Coordinator:
 
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
+        # 1. read all records: messages of dead workers may be lost   2. drop the
+        # pins of dead readers, keep those of persists   3. give up what another job
+        # has superseded   4. forget the generation of writers   5. flush the newest
         self._read(*self.slots)
         for slot in self.slots if self.arena.is_there() else ():
+            # A persist that was under way when the workers died still reads the slot.
             pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
             slot.recover()
             slot.pins.update(pins)
-        if (found := self.levels.start_over()) is not None:
+        if (found := self.tiers.start_over()) is not None:
             for slot in self.slots:
                 if slot.id is not None:
                     logger.warning("%s in %s is given up for %s", slot.id, slot.path, found)
@@ -209,7 +219,7 @@ class Coordinator:
         loans.forget(self.arena.path)
         self.writers.restart()
         self._decisions.clear()
-        self._room.look_again()
+        self._reservations.look_again()
         self.flush()
         self.digester.look()
 
@@ -221,29 +231,32 @@ class Coordinator:
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
         """Choose a slot for a save, once for all writers, and again for one that asks again; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
-        self._hear_of_other_nodes(message.closed)
+        self._note_deregistered_elsewhere(message.closed)
         again = self.writers.begin(writer, save)
+        # One decision for each id: the first rank's message makes it, and all others get the same answer.
         known = self._decisions.get(save)
+        # A rank that asks for the same save again was skipped before: a slot may be free by now.
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
-        persisted, trouble = self.news(writer), self.levels.trouble
+        persisted, trouble = self.news(writer), self.tiers.trouble
         if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
             self._skipped.warn_of_unlike(unlike)
             return Skipped(unlike, persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
             return Skipped("memory holds it already", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
-            await self._room.reserve(decision, message.files, writer)
-            self._room.reserve_ahead(message.files, writer)
+            await self._reservations.reserve(decision, message.files, writer)
+            # In the background: the next save goes to another slot, and finds its memory reserved.
+            self._reservations.reserve_ahead(message.files, writer)
             return Granted(str(decision.path), persisted, trouble)
         reason = decision.reason if isinstance(decision, Skip) else "a newer step has taken its slot"
         return Skipped(reason, persisted, trouble)
 
     def _decide(self, save: SaveId) -> Slot | Skip:
-        obstacle = self.levels.lost or self.writers.obstacle(save)
+        obstacle = self.tiers.lost or self.writers.obstacle(save)
         decision = Skip(obstacle) if obstacle else self._choose(save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
-            self.persister.tally.skip(decision.reason)
+            self.persister.stats.skip(decision.reason)
             self._lose(save, obstacle) if obstacle else self._skipped.skip(save, decision.reason)
         self._skipped.last_was_skipped = isinstance(decision, Skip)
         self._decisions[save] = decision
@@ -252,8 +265,9 @@ class Coordinator:
         return decision
 
     def _choose(self, save: SaveId) -> Slot | Skip:
+        # A digest reads memory at full speed, and would slow down the copies of this save.
         self.digester.make_way()
-        self._room.look_again()
+        self._reservations.look_again()
         choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         if isinstance(choice, Skip):  # what other ranks have told of the save before may not have been read yet
             self._read(*(slot for slot in self.slots if slot.id is not None and not slot.committed))
@@ -267,10 +281,12 @@ class Coordinator:
         try:
             if not self.arena.is_there():
                 self._restore()
-            self._room.clear_away(slot, slot.begin(save, self.writers.all))
+            self._reservations.clear_away(slot, slot.begin(save, self.writers.all))
+            # After `begin`, which removes the old records, and before any writer copies into the slot.
             self._lend(slot, save)
         except (OSError, ArenaInUse) as error:
             self._read(slot)
+            # Skipped on all ranks alike, since this decision is remembered for the id.
             return Skip(f"{self.arena.path} cannot be written to: {error}")
         return slot
 
@@ -279,10 +295,11 @@ class Coordinator:
             raise ArenaInUse("the job ends, and its memory is given back")
         for slot in self.slots:
             slot.forget()
+        # The slots are forgotten first: what has their names now may be another job's.
         self.arena.restore()
         for slot in self.slots:
             slot.clear()
-        logger.warning("%s was removed: what was in memory is lost; it was made anew", self.arena.path)
+        logger.warning("%s was removed: what was in memory is lost; it was created again", self.arena.path)
 
     def _read(self, *slots: Slot) -> None:
         for slot in slots:
@@ -294,7 +311,7 @@ class Coordinator:
         for target, urgency in slot.take_wanted().items():
             self.persister.submit(slot, target, urgency)
         if slot.committed:
-            self.levels.claim(slot)
+            self.tiers.claim(slot)
         if slot.id is not None and (why := self._obstacle(slot)):
             if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
                 self._lose(slot.id, why)
@@ -311,21 +328,23 @@ class Coordinator:
         if slot is None:
             return
         if message.persist:
+            # Before the record is read: with the last part the slot is whole, and is submitted with what was wanted.
             slot.want(message.path, urgency_of(message))
+        # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
         self._take(slot, partial(slot.read_part, writer))
         if slot.committed:
             self.digester.look()
-            self.persister.tally.save(save, slot.size)
+            self.persister.stats.save(save, slot.size)
             self.persister.owed.look()
 
     async def prepare(self, writer: int, files: dict[str, int]) -> None:
         """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
-        await self._room.prepare(files, writer)
+        await self._reservations.prepare(files, writer)
 
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
         self.readers.give_up(message.memory)
-        self.levels.look_again(self.flush) if message.storage else self.flush()
+        self.tiers.look_again(self.flush) if message.storage else self.flush()
 
     def news(self, writer: int) -> list[list[int]]:
         """The ids made durable since the last news; they are for the first local rank, which a strategy runs in."""
@@ -342,20 +361,23 @@ class Coordinator:
         waiting = way.waiting + (way.owed.save is not None) + sum(len(slot.wanted) for slot in others)
         filling = sum(slot.id is not None and not slot.committed and not self._obstacle(slot) for slot in others)
         news, durable = self.news(writer), list(way.durable or ())
-        return Status(waiting, durable, news, way.trouble, way.tally.since, way.waiting, filling)
+        return Status(waiting, durable, news, way.trouble, way.stats.since, way.waiting, filling)
 
     async def close(self) -> bool:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable.
 
         Returns whether all persists have come to an end.
         """
+        # 1. read what late writers have left   2. flush, and wait for persists and uploads   3. look whether what was
+        # durable still is   4. close the records of histories   5. remove the memory, or keep it if its newest
+        # checkpoint is durable nowhere
         self.look()
         self.flush()
-        drained = await self.levels.finish(self._settings.flush_timeout)
+        drained = await self.tiers.finish(self._settings.flush_timeout)
         drained = await self._marking.finish() and drained
-        for text in await self.levels.gone() if drained else ():
+        for text in await self.tiers.gone() if drained else ():
             logger.error("%s", text)
-        await self.levels.leave()
+        await self.tiers.leave()
         await self._end(wait=drained)
         self._ended = True
         newest = self.newest()
@@ -363,6 +385,7 @@ class Coordinator:
         self._skipped.report(max(ids, default=None), self._directory)
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
+            # Only the locks: the files stay for the next job, which adopts them.
             self.arena.release()
             why = self.persister.trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
             logger.error(
@@ -379,12 +402,13 @@ class Coordinator:
     async def abandon(self) -> None:
         """Leave the memory as it was found: `open` has failed."""
         await self._end(wait=True)
+        # An adopted arena may hold the only copy of an earlier job's state; a new one is empty.
         await asyncio.to_thread(self.arena.release if self.arena.adopted else self.arena.remove)
 
     async def _end(self, *, wait: bool) -> None:
         self._marking.close()
         await asyncio.to_thread(self.readers.close)
         self.digester.close()
-        self.levels.close(wait=wait)
-        self._room.close()
+        self.tiers.close(wait=wait)
+        self._reservations.close()
         self.progress.close()

@@ -1,4 +1,4 @@
-"""Digests the newest checkpoint in memory behind everybody's back, so that bytes that change later are found.
+"""Digests the newest checkpoint in memory in the background, so that bytes that change later are found.
 
 When the workers have died it does so again, and compares: they need not, while all wait for them to train on.
 """
@@ -49,6 +49,7 @@ class MemoryDigests:
         """The newest checkpoint may be another: digest it if it is that still in a while."""
         if self._timer is not None:
             self._timer.cancel()
+        # Each save starts the second again: where saves are that frequent, no checkpoint is worth digesting.
         self._timer = asyncio.get_running_loop().call_later(SETTLED, self._start)
 
     def make_way(self) -> None:
@@ -70,8 +71,11 @@ class MemoryDigests:
         if slot.verified or records.committed != save or slots.damage(slot.path, records.files):
             return
         since, saves = time.perf_counter(), self._saves
+        # Looked at after every block: a save that begins waits for one block of the digest at most.
         pace = _Pace(lambda: self._closed or self._saves != saves or slot.id != save)
         work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, records.files, pace)
+        # asyncio.wait leaves the thread's exception in the future,
+        # whatever it is, so no error ends the event loop's task.
         await asyncio.wait([work])
         error = work.exception()
         if error is None:
@@ -91,6 +95,7 @@ class MemoryDigests:
 
 def _judge(slot: Slot, save: SaveId, found: dict[str, str], since: float) -> None:
     """Keep the digests of a checkpoint that had none; one that is not what it was when it had is bad."""
+    # Read after the bytes: a persist may have written digests meanwhile.
     before = slots.read(slot.path).digests
     changed = [name for name in before if found.get(name) != before[name]]
     if slot.id == save and changed:

@@ -30,6 +30,7 @@ class Readers:
     def pin(self, pid: int) -> list[str]:
         """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
         whole = sorted((slot for slot in self._slots if slot.committed), key=lambda s: s.id or (), reverse=True)
+        # All of them: while ranks vote, an older checkpoint may become the one to load.
         for slot in whole:
             slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
         return [str(slot.path) for slot in whole]
@@ -47,6 +48,7 @@ class Readers:
         """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""
         for slot in self._slots:
             if _is_in(bad, slot):
+                # Lost first, cleared second: the reason names the id, which `clear` forgets.
                 slot.lose("the ranks could not verify it")
                 slot.clear()
 
@@ -55,7 +57,7 @@ class Readers:
 
         What is newer here is given up, unless it is being persisted; in its place the newest that is left is flushed.
         """
-        self._persister.tally.resume(message.tier, message.bad)
+        self._persister.stats.resume(message.tier, message.bad)
         for slot in self._slots:
             if _is_in(message.abandoned, slot) and not any(pin.startswith(PIN) for pin in slot.pins):
                 logger.info("%s is given up: not all nodes have saved it", slot.id)

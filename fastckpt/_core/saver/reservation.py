@@ -31,6 +31,8 @@ class Reservations:
         self._present: dict[Slot, Sizes] = {}
         self._stale: dict[Slot, set[str]] = {}
         self._asked: dict[str, int] = {}
+        # Two locks: `_lock` orders reservations, which take long; `_checking`
+        # also lets `prepare` learn at once that memory is too small.
         self._lock = asyncio.Lock()
         self._checking = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
@@ -52,10 +54,13 @@ class Reservations:
 
         Gives up a slot that is not needed if three leave others too little. Raises ArenaTooSmall.
         """
+        # Each check awaits a thread when it drops a slot: a second one must not count memory that is being released.
         async with self._checking:
             await self._check(self._sizes | sizes)
 
     async def _check(self, sizes: Sizes) -> None:
+        # Three slots let a save begin while one is persisted and
+        # one is the newest; two still hold one whole checkpoint.
         size, short = sum(sizes.values()), ""
         while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
             if spare is None:
@@ -88,6 +93,7 @@ class Reservations:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
         found = headroom(self._arena.path.parent, share)
         present = sum(size for slot in self._slots for size in self._images_in(slot).values())
+        # What the slots hold already counts as free: it is the memory that the new images take over.
         found = replace(found, free=found.free + present)
         return found if len(self._slots) * size > found.free else None
 
@@ -105,6 +111,7 @@ class Reservations:
 
         Where some of them are called as none before, those that it does not ask for any more make room.
         """
+        # The fast path of every save but the first: stat of a few files, no lock, no thread.
         if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
             return
         async with self._lock:
@@ -113,6 +120,7 @@ class Reservations:
     async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         self._under_way = slot
         try:
+            # Old images go first: a state that has grown may not fit beside them.
             await self._make_way(slot, sizes, writer)
             self._asked |= dict.fromkeys(sizes, writer)
             await self.check(sizes)
@@ -131,6 +139,8 @@ class Reservations:
         for name, size in sizes.items():
             self._images_in(slot).pop(name, None)  # as long as it is not there for certain
             with metrics.phase("arena.reserve", image=name):
+                # In a thread: the kernel allocates every page that posix_fallocate
+                # reserves, and the event loop must go on answering.
                 await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
             self._images_in(slot)[name] = size
 
@@ -146,7 +156,7 @@ class Reservations:
             self._forget(sizes, writer)
 
     async def prepare(self, sizes: Sizes, writer: int) -> None:
-        """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall as soon as known."""
+        """Reserve a writer's images in all empty slots in the background; raises ArenaTooSmall at once."""
         self._asked |= dict.fromkeys(sizes, writer)
         await self.check(sizes)
         self.reserve_ahead(sizes, writer)
@@ -161,7 +171,7 @@ class Reservations:
         self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
 
     def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
-        """Have the images in all slots that are empty, in a while."""
+        """Reserve the images in all empty slots in the background."""
         if any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
             task = asyncio.create_task(self._reserve_empty(sizes, writer))
             self._ahead.add(task)
@@ -169,6 +179,7 @@ class Reservations:
 
     async def _reserve_empty(self, sizes: Sizes, writer: int) -> None:
         try:
+            # A copy of the list, because a check may drop a slot while this waits.
             for slot in list(self._slots):
                 async with self._lock:
                     # No save has it meanwhile, and it was not given up.

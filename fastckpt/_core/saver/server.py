@@ -53,6 +53,8 @@ class Saver:
 
     def __init__(self, settings: Settings, address: str = "") -> None:
         choose(settings.mode)
+        # An abstract socket: no file is left if this process is killed.
+        # Random, because another user could bind a name that can be guessed.
         self.address = address or f"@fastckpt-{os.getpid()}-{secrets.token_hex(8)}"
         self._settings = settings
         self._copier = Copier(settings.persist_mbps)
@@ -60,11 +62,12 @@ class Saver:
         self._shut_out = ""
         self._ending = threading.Event()
         self._entering: Coordinator | None = None
-        self._keepers: dict[tuple[str, int], Coordinator] = {}
+        self._coordinators: dict[tuple[str, int], Coordinator] = {}
         self._opening = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], WorkerConnection] = {}
         self._refused: set[int] = set()
         self._loop = asyncio.new_event_loop()
+        # A thread beside torch's agent: its rendezvous and monitor loop block, and workers need answers meanwhile.
         self._thread = threading.Thread(target=self._run, name="fastckpt-saver", daemon=True)
 
     def start(self) -> None:
@@ -77,17 +80,18 @@ class Saver:
         """Pin the newest checkpoint in memory and begin to flush it; call when all workers are dead and reaped."""
 
         async def restart() -> None:
-            for keeper in self._keepers.values():
-                keeper.restart()
+            # In the event loop, as everything that touches a coordinator: it has no locks.
+            for coordinator in self._coordinators.values():
+                coordinator.restart()
 
         self._call(restart()).result(START_TIMEOUT)
 
     def flush(self) -> None:
-        """Begin to flush the newest checkpoint in memory; call when workers are told to end, which may take long."""
+        """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long."""
 
         async def flush() -> None:
-            for keeper in self._keepers.values():
-                keeper.flush()
+            for coordinator in self._coordinators.values():
+                coordinator.flush()
 
         self._call(flush()).result(START_TIMEOUT)
 
@@ -99,7 +103,10 @@ class Saver:
 
         async def wait() -> None:
             end = time.monotonic() + WRITERS_TIMEOUT
-            while any(keeper.is_copying(dead) for keeper in self._keepers.values()) and time.monotonic() < end:
+            while (
+                any(coordinator.is_copying(dead) for coordinator in self._coordinators.values())
+                and time.monotonic() < end
+            ):
                 await asyncio.sleep(COPY_PAUSE)
 
         self._call(wait()).result(WRITERS_TIMEOUT + START_TIMEOUT)
@@ -109,29 +116,32 @@ class Saver:
         """Whether all writers of all checkpoint directories have deregistered."""
 
         async def ask() -> bool:
-            return all(keeper.writers.deserted for keeper in self._keepers.values())
+            return all(coordinator.writers.deserted for coordinator in self._coordinators.values())
 
         return self._call(ask()).result(START_TIMEOUT)
 
     def report(self) -> list[SaverStats]:
         """What became of the checkpoints of each directory; at any time."""
-        return [keeper.persister.tally for keeper in list(self._keepers.values())]
+        return [coordinator.persister.stats for coordinator in list(self._coordinators.values())]
 
     @property
     def lost(self) -> str:
         """Why the workers may not save any more: another job has come in their place. Empty while they may."""
-        return next(filter(None, (keeper.levels.lost for keeper in [*self._keepers.values()])), "")
+        # A copy of the values: the agent's thread reads them while the loop may add one.
+        return next(filter(None, (coordinator.tiers.lost for coordinator in [*self._coordinators.values()])), "")
 
     @property
     def may_start_over(self) -> bool:
         """Whether they may after a restart: no other job is in their place, or they go on from what it has left."""
-        return not self._shut_out and all(keeper.levels.may_start_over for keeper in [*self._keepers.values()])
+        return not self._shut_out and all(
+            coordinator.tiers.may_start_over for coordinator in [*self._coordinators.values()]
+        )
 
     def telemetry(self) -> dict[str, list[Telemetry]]:
-        """What each local rank said last, by checkpoint directory; at any time, also when all have ended."""
+        """The last telemetry of each local rank, by checkpoint directory; at any time, also when all have ended."""
         found: dict[str, list[Telemetry]] = {}
-        for (directory, _), keeper in list(self._keepers.items()):  # one more if this node's rank has changed
-            found[directory] = max(found.get(directory, []), keeper.progress.read(), key=_last_beat)
+        for (directory, _), coordinator in list(self._coordinators.items()):  # one more if this node's rank has changed
+            found[directory] = max(found.get(directory, []), coordinator.progress.read(), key=_last_beat)
         return found
 
     def close(self, *, failed: bool = False) -> None:
@@ -139,7 +149,7 @@ class Saver:
 
         Before that, writers in other processes have a moment to finish; if this process has ``failed``, whose own rank
         the others may be waiting for, only as long as a save may still become whole by them. One that ends with a
-        checkpointer open may have failed, too, and said so by its exit code alone: they have it as long as they talk.
+        checkpointer open may have failed, too, as only its exit code shows: they have it as long as they send messages.
         """
         if self._loop.is_closed():
             return
@@ -158,13 +168,17 @@ class Saver:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
     async def _close(self, *, failed: bool) -> None:
+        # 1. end waits for other jobs   2. let writers finish what may become whole   3. no new connections   4. flush
+        # and close all directories at once   5. hang up on workers
         self._ending.set()
         if self._entering is not None:
-            self._entering.levels.stop()  # it may be waiting for another job
+            self._entering.tiers.stop()  # it may be waiting for another job
         await self._let_finish(failed=failed)
         self._server.close()
         # At once, so that a storage that does not answer keeps none of the time from the others.
-        ends = await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()), return_exceptions=True)
+        ends = await asyncio.gather(
+            *(coordinator.close() for coordinator in self._coordinators.values()), return_exceptions=True
+        )
         self.unfinished = not all(end is True for end in ends)
         for error in (end for end in ends if isinstance(end, BaseException)):
             logger.error("a checkpoint directory could not be left in order", exc_info=error)
@@ -175,8 +189,9 @@ class Saver:
     async def _let_finish(self, *, failed: bool) -> None:
         end = time.monotonic() + WRITERS_TIMEOUT
         hurries = failed or any(connection.is_writer_here for connection in self._connections.values())
-        for keeper in self._keepers.values() if hurries else ():
-            keeper.look()
+        # Messages of a writer may still be on their way, while its records are in memory already.
+        for coordinator in self._coordinators.values() if hurries else ():
+            coordinator.look()
         while (left := end - time.monotonic()) > 0:
             writers = {task: c for task, c in self._connections.items() if c.is_writer_elsewhere}
             talks = not failed and any(c.silence < SILENCE for c in writers.values())
@@ -188,8 +203,9 @@ class Saver:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # SO_PEERCRED, which the kernel fills in: any user of the host can connect to an abstract socket.
         pid, uid = peer(writer.get_extra_info("socket"))
-        connection = self._connections[task] = WorkerConnection(pid, self._keeper)
+        connection = self._connections[task] = WorkerConnection(pid, self._coordinator)
         try:
             if uid != os.getuid():
                 self._refuse(pid, uid)
@@ -209,33 +225,41 @@ class Saver:
             logger.warning("refused process %d of user %d, and all others of that user", pid, uid)
         self._refused.add(uid)
 
-    async def _keeper(self, hello: m.Hello) -> Coordinator:
-        """The keeper of the worker's checkpoint directory."""
+    async def _coordinator(self, hello: m.Hello) -> Coordinator:
+        """The coordinator of the worker's checkpoint directory."""
+        # One at a time: the ranks of a node say hello at once, and the first makes the coordinator for all.
         async with self._opening:
+            # 1. close the histories of this node under its former number   2. remove memory that nobody owns   3. wait
+            # for the arena, in a thread   4. adopt, or give up what it holds
             key = (hello.directory, hello.group_rank)
-            if key not in self._keepers:
-                for (directory, _), former in self._keepers.items():
+            if key not in self._coordinators:
+                for (directory, _), former in self._coordinators.items():
                     if directory == hello.directory:
-                        await former.levels.step_down()
+                        # The node's rank has changed with a new rendezvous: the
+                        # agent that is first now must be able to open histories.
+                        await former.tiers.step_down()
                 loop = asyncio.get_running_loop()
+                # Memory that nobody owns is removed before more is
+                # reserved, and in a thread: a GiB takes 0.2 s to release.
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.
                 make = partial(Coordinator, hello, self._settings, self._copier, self.address, self._ending)
                 try:
-                    keeper = self._entering = await loop.run_in_executor(None, make)
-                    await self._open(keeper)
+                    coordinator = self._entering = await loop.run_in_executor(None, make)
+                    await self._open(coordinator)
                 except PlaceInUse as error:
                     self._shut_out = str(error)
                     raise
                 finally:
                     self._entering = None
-                self._keepers[key] = keeper
-            return self._keepers[key]
+                self._coordinators[key] = coordinator
+            return self._coordinators[key]
 
-    async def _open(self, keeper: Coordinator) -> None:
+    async def _open(self, coordinator: Coordinator) -> None:
         async with contextlib.AsyncExitStack() as on_failure:
-            on_failure.push_async_callback(keeper.abandon)
-            await keeper.open()
+            # The arena is locked and perhaps adopted by now: without this a failed start would keep or lose its memory.
+            on_failure.push_async_callback(coordinator.abandon)
+            await coordinator.open()
             on_failure.pop_all()
 
 

@@ -24,6 +24,7 @@ class SkippedSaves:
 
     def lose(self, save: SaveId, why: str) -> None:
         """A save can never be whole, since a rank is gone; it is counted once."""
+        # Each rank that is missing reports the same save.
         if save <= self._newest:
             return
         self._newest = save

@@ -24,7 +24,7 @@ class Slot:
     Attributes:
         size: Bytes of the checkpoint, once it is whole.
         target: Where its writers want its model's file, once it is whole; empty for the default.
-        wanted: Where its model's file is to lie on storage, once it is whole, and how; as in Persister.submit.
+        wanted: Where its model's file is to be on storage, once it is whole, and how; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
         verified: Whether its images were read since its writers died, and are what their digests say.
         lost: What it held that was found bad, and why; until the next save.
@@ -63,16 +63,20 @@ class Slot:
         is_done = part is not None and part.id == self.id
         if is_done is (writer in self.done):
             return
+        # A record appears with a commit, and disappears if somebody
+        # removed it: either way the set follows the directory.
         self.done ^= {writer}
         if is_done and part is not None:
             self._parts[writer] = part
         if self.committed or self.writers <= self.done:
+            # With the last part: the records of others were parsed when they reported, and are not read again.
             self.read(self._parts)
             self._parts.clear()
 
     def recover(self) -> None:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
         self.read()
+        # Pins of dead readers; the coordinator restores those of persists, which the agent itself holds.
         self.pins.clear()
         self.wanted.clear()
         self.verified, self._recovered = False, time.perf_counter()
@@ -83,7 +87,7 @@ class Slot:
             self.clear()
 
     def _damage(self) -> str:
-        """Why what is committed cannot be resumed, as far as sizes and names tell; empty for nothing."""
+        """Why what is committed cannot be resumed, as far as sizes and names show; empty if it can."""
         records = slots.read(self.path)
         details, world_size = records.details, records.details.get("world_size", 1)
         # Earlier versions left out ranks that had gone; of several nodes, others have the rest.
@@ -99,11 +103,15 @@ class Slot:
         """
         records = slots.read(self.path)
         if self.id == save == records.committed:
+            # Of several nodes, files that each node has for itself have
+            # digests of their own; the manifest names the first node's.
             own = records.files.keys() - (() if of_first else records.common)
             ours = {name: digest for name, digest in digests.items() if name in own}
             try:
                 slots.write_digests(self.path, save, records.digests | ours)
+                # A digest that began before the writers died does not cover what they may have written afterwards.
                 self.verified = ours.keys() == records.files.keys() and since >= self._recovered
+            # Without digests a resume compares sizes only; the checkpoint itself is whole.
             except OSError as error:
                 logger.warning("%s in memory has no digests: %s", save, error)
 
@@ -125,7 +133,7 @@ class Slot:
         self.clear()
 
     def lose(self, why: str) -> None:
-        """Remember that what it holds is bad: that it existed is no reason to start afresh without a word."""
+        """Remember that what it holds is bad: that it existed must not end in a silent fresh start."""
         self.lost = f"{self.id} in memory is bad, and given up: {why}"
         logger.warning("%s", self.lost)
 
@@ -135,7 +143,7 @@ class Slot:
         self.forget()
 
     def forget(self) -> None:
-        """Be known to hold nothing, whatever lies there."""
+        """Be known to hold nothing, whatever is there."""
         self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
         self.wanted.clear()
 
@@ -144,7 +152,7 @@ class Slot:
         self.wanted[path] = max(urgency, self.wanted.get(path, urgency))
 
     def take_wanted(self) -> dict[str, Urgency]:
-        """Where its model is to lie on storage, and how, which is told once; nowhere yet, if it is not whole."""
+        """Where its model is to be on storage, and how, once; empty as long as it is not whole."""
         wanted, self.wanted = (self.wanted, {}) if self.committed else ({}, self.wanted)
         return wanted
 

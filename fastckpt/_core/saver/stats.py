@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fastckpt._core.format.ids import SaveId
 
 KINDS = 20
-"""How many unlike reasons are told apart."""
+"""Reasons that are counted apart, at most."""
 OTHER = "other reasons"
 
 
@@ -89,7 +89,7 @@ class SaverStats:
         return [target for asked, target in self.asked if asked == save]
 
     def save(self, save: SaveId, size: int) -> None:
-        """A checkpoint of ``size`` bytes is whole in memory; it may be said more than once."""
+        """A checkpoint of ``size`` bytes is whole in memory; may be reported more than once."""
         if save != self.saved:
             self.saved = save
             self.saves += 1
@@ -115,5 +115,6 @@ class SaverStats:
 
     def skip(self, reason: str) -> None:
         """A save was skipped."""
+        # Numbers are dropped from reasons, or each skipped step would be a kind of its own.
         kind = re.sub(r"\b(step|process) \d+", r"a \1", reason)
         self.skips[kind if kind in self.skips or len(self.skips) < KINDS else OTHER] += 1

@@ -23,19 +23,19 @@ class WorkerConnection:
     def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Coordinator]]) -> None:
         self._pid = pid
         self._find = find
-        self._keeper: Coordinator | None = None
+        self._coordinator: Coordinator | None = None
         self._rank = -1
         self._heard = time.monotonic()
 
     @property
     def is_writer_elsewhere(self) -> bool:
         """Whether it has said hello, and is no part of this process."""
-        return self._keeper is not None and self._pid != os.getpid()
+        return self._coordinator is not None and self._pid != os.getpid()
 
     @property
     def is_writer_here(self) -> bool:
         """Whether it has said hello, and is a part of this process."""
-        return self._keeper is not None and self._pid == os.getpid()
+        return self._coordinator is not None and self._pid == os.getpid()
 
     @property
     def silence(self) -> float:
@@ -44,23 +44,27 @@ class WorkerConnection:
 
     def may_finish(self, others: Collection["WorkerConnection"]) -> bool:
         """Whether a save may still become whole by writers of these connections."""
-        keeper = self._keeper
-        return keeper is not None and keeper.awaits({other._rank for other in others if other._keeper is keeper})
+        coordinator = self._coordinator
+        return coordinator is not None and coordinator.awaits(
+            {other._rank for other in others if other._coordinator is coordinator}
+        )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         death = _watch(self._pid, reader)
         try:
             while (message := await receive(reader)) is not None:
                 self._heard = time.monotonic()
+                # One message at a time, in order: a worker's commit is handled before its next begin.
                 answer = await self._answer_anyway(message)
                 if isinstance(message, m.UNANSWERED):
                     continue
                 writer.write(pack(answer))
                 await writer.drain()
         finally:
+            # Also after a cancelled task or a protocol error: a writer that is not listened to counts as gone.
             death()
-            if self._keeper is not None:
-                self._keeper.lost(self._rank, self._pid)
+            if self._coordinator is not None:
+                self._coordinator.lost(self._rank, self._pid)
 
     async def _answer_anyway(self, message: m.Message) -> m.Message:
         """The answer, or the error; one of our own must not make the worker believe that the saver is gone."""
@@ -75,54 +79,56 @@ class WorkerConnection:
         if isinstance(message, m.Hello):
             if message.local_rank >= message.local_world_size:
                 raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
-            keeper = await self._find(message)
-            welcome = _welcome(keeper, keeper.join(message, self._pid))
-            self._keeper, self._rank = keeper, message.local_rank  # one that is refused has nothing to lose
+            coordinator = await self._find(message)
+            welcome = _welcome(coordinator, coordinator.join(message, self._pid))
+            self._coordinator, self._rank = coordinator, message.local_rank  # one that is refused has nothing to lose
             self._hello = message
             joined(message, self._pid)
             return welcome
-        if self._keeper is None:
+        if self._coordinator is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
-        return await self._act(self._keeper, message)
+        return await self._act(self._coordinator, message)
 
-    async def _act(self, keeper: Coordinator, message: m.Message) -> m.Message:
+    async def _act(self, coordinator: Coordinator, message: m.Message) -> m.Message:
         match message:
             case m.BeginSave():
-                return await keeper.begin(self._rank, message)
+                return await coordinator.begin(self._rank, message)
             case m.Reserve():
-                await keeper.prepare(self._rank, message.files)
+                await coordinator.prepare(self._rank, message.files)
                 return m.Done()
             case m.Pin():
-                verified = [] if keeper.writers.latest else keeper.readers.verified()
-                held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
-                return m.Pinned(held, durable, verified, keeper.readers.lost())
+                # Once a rank has begun a save, memory has changed since the saver compared it.
+                verified = [] if coordinator.writers.latest else coordinator.readers.verified()
+                # Pinned before the answer: what it names cannot be overwritten before the worker reads it.
+                held, durable = coordinator.readers.pin(self._pid), list(coordinator.tiers.newest or ())
+                return m.Pinned(held, durable, verified, coordinator.readers.lost())
             case m.NextHistory():
-                return _welcome(keeper, keeper.writers.next_history(self._rank))
+                return _welcome(coordinator, coordinator.writers.next_history(self._rank))
             case m.Ask():
-                return keeper.status(self._rank)
-        self._note(keeper, message)
+                return coordinator.status(self._rank)
+        self._note(coordinator, message)
         return m.Done()
 
-    def _note(self, keeper: Coordinator, message: m.Message) -> None:
+    def _note(self, coordinator: Coordinator, message: m.Message) -> None:
         match message:
             case m.Committed():
-                keeper.committed(self._rank, message)
+                coordinator.committed(self._rank, message)
             case m.Release():
-                keeper.readers.release(self._pid)
+                coordinator.readers.release(self._pid)
             case m.Bad():
-                keeper.give_up(message)
+                coordinator.give_up(message)
             case m.Resumed():
-                keeper.readers.resumed(message)
+                coordinator.readers.resumed(message)
             case m.Loaded() | m.Decided():
                 record(self._hello, message)
             case m.Goodbye():
-                keeper.leave(self._rank, message)
+                coordinator.leave(self._rank, message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
 
 
-def _welcome(keeper: Coordinator, history: int) -> m.Welcome:
-    return m.Welcome(str(keeper.arena.path), history, keeper.progress.name)
+def _welcome(coordinator: Coordinator, history: int) -> m.Welcome:
+    return m.Welcome(str(coordinator.arena.path), history, coordinator.progress.name)
 
 
 def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
@@ -132,7 +138,9 @@ def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
     """
     loop = asyncio.get_running_loop()
     try:
+        # A pidfd refers to this very process and becomes readable at its death, while a pid may be given to another.
         fd = os.pidfd_open(pid)
+    # It died before it could be watched: the stream ends at once, as its death would have ended it.
     except ProcessLookupError:
         reader.feed_eof()
         return lambda: None

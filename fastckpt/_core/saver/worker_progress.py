@@ -11,7 +11,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class WorkerProgress:
-    """The owner's side of the block that belongs to an arena. Without memory for it, nothing is said.
+    """The owner's side of the block that belongs to an arena. Without memory for it there is no telemetry.
 
     Attributes:
         name: Under which workers find the block; empty if there is none.
@@ -25,15 +25,17 @@ class WorkerProgress:
         self._lock = threading.Lock()
         try:
             self._block = TelemetryBlock(self.name, ranks)
+        # Telemetry is for reports and hang detection: a job without it trains and saves all the same.
         except FastckptError as error:
             unlink(self.name)
             self.name = ""
             logger.warning("workers cannot tell how far they are: %s", error)
 
     def read(self) -> list[Telemetry]:
-        """What each worker said last; after `close`, what they had said by then. May be called in any thread."""
+        """The last telemetry of each worker; after `close`, as of then. May be called in any thread."""
         with self._lock:
             if self._block is not None:
+                # Under the lock, because `close` unmaps the block while the agent's thread may be reading it.
                 self._last = [self._block.read(rank) for rank in range(self._ranks)]
             return self._last
 

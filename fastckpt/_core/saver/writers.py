@@ -13,7 +13,7 @@ NEVER = SaveId(LARGEST, LARGEST)
 REMEMBERED = 16
 """Saves of which it is known who began them."""
 CLOSED = "has closed"
-"""How a writer has left that took leave."""
+"""How a writer has left that deregistered."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class CopyPace:
         self._counts[rank] = save.history, count + 1 if history == save.history else 1
         self._begun.setdefault(rank, deque(maxlen=REMEMBERED)).append(save)
         self._first.setdefault(save, (rank, self._counts[rank][1]))
+        # Bounded, because a job may save for weeks.
         while len(self._first) > REMEMBERED:
             del self._first[min(self._first)]
 
@@ -121,6 +122,7 @@ class Writers:
             )
         self._present[rank] = pid
         self._ranks[rank] = of_job
+        # A new process: what its predecessor has begun says nothing about it.
         self._latest.pop(rank, None)
         self._pace.forget(rank)
         if rank in self._gone:  # it has another checkpointer now, and writes another history
@@ -139,7 +141,8 @@ class Writers:
                 gone[rank] = replace(gone[rank], loan=None)
 
     def lose(self, rank: int, pid: int) -> bool:
-        """A rank hung up or died without taking leave; False if it was gone before."""
+        """A rank hung up or died without deregistering; False if it was gone before."""
+        # Its deregistration came first, or another process has the rank by now.
         if self._present.get(rank) != pid:
             return False
         del self._present[rank]
@@ -149,6 +152,7 @@ class Writers:
     def next_history(self, rank: int) -> int:
         """Open a history for a rank: when it joins, and when it resumes again; the n-th is the same for all ranks."""
         number = self._rounds[rank] = self._rounds.get(rank, 0) + 1
+        # The first rank to open its n-th history opens it for all: they join at unlike times.
         if number > len(self._histories):
             self.newest_history += 1
             self._histories.append(self.newest_history)

@@ -35,14 +35,21 @@ class DecisionLog:
         if self._link is None or decision is None or decision is self._last:
             return
         first, self._last, now = self._last is None, decision, time.monotonic()
+        # A pause of 1% of the job's age makes the number of lines grow with the logarithm of its length.
         if not decision.changed and now - self._reported < max(PAUSE, RARELY * (now - self._begun)):
             return
         self._reported = now
         intervals = decision.intervals
+        # The first decision follows a profile: what the intervals cost has not been measured yet.
         overhead = None if first or not isfinite(decision.overhead) else float(decision.overhead)
         self._link.tell_decided(
             Decided(
-                max(0, int(decision.step)), intervals.memory, intervals.storage, overhead, self._bound,
-                decision.changed, decision.why,
+                max(0, int(decision.step)),
+                intervals.memory,
+                intervals.storage,
+                overhead,
+                self._bound,
+                decision.changed,
+                decision.why,
             )
-        )  # fmt: skip
+        )

@@ -30,5 +30,6 @@ class DelayedGather:
         if self._outstanding is None or turn < self._outstanding[0]:
             return None
         _, answers = self._outstanding
+        # Cleared before the wait: if a rank has died, its error must not leave a gather that is due at every turn.
         self._outstanding = None
         return answers()

@@ -20,6 +20,7 @@ class FailureHistory:
 
     def __init__(self, launch: str, restarts: int, before: Sequence[Any] = ()) -> None:
         seconds, failures, last_launch, last_restarts = before or (0.0, 0, "", 0)
+        # Restarts since the checkpoint was saved. A checkpoint that an earlier launch saved has none of this launch's.
         self.failures: int = failures + max(0, restarts - (last_restarts if last_launch == launch else 0))
         self._launch, self._restarts, self._before = launch, restarts, float(seconds)
         self._since = time.monotonic()
@@ -27,6 +28,7 @@ class FailureHistory:
     @property
     def mean_time_between_failures(self) -> float | None:
         """Seconds, from the checkpoint, and so alike on all ranks; None if nothing has failed."""
+        # Not the time since this start: ranks start at unlike instants, and would decide unlike.
         return mean_time_between(self.failures, self._before)
 
     def state(self) -> list[Any]:

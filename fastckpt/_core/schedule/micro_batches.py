@@ -30,6 +30,7 @@ class MicroBatches:
         self._whole: tuple[int, DataState] | None = None
         self._owed, self._epoch = Due(False, False), dict[str, float]()
         if hasattr(data, "accumulate"):
+            # From now on this class, not the loader, decides which batches belong to the weights.
             data.accumulate = 1
         for optimizer in optimizers if self._most > 1 else ():
             optimizer.register_step_post_hook(self._updates)
@@ -58,6 +59,7 @@ class MicroBatches:
     @property
     def whole(self) -> tuple[int, DataState] | None:
         """The last whole step, and where the data were then; None if it was the last step of the loop."""
+        # Between two updates the weights are those of the last one, so step, data and generators must be, too.
         return self._whole if self._since else None
 
     def _whole_is(self, step: int) -> None:

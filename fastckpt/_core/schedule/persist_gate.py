@@ -25,13 +25,16 @@ class PersistGate:
 
     def begins(self, turn: int, intervals: Intervals) -> bool:
         """Return whether to persist this turn's snapshot: one is due, or was put off, and none is under way."""
+        # A persist that was put off may begin with any snapshot; until then the intervals of storage decide.
         every, due = (intervals.memory, intervals.snapshots) if self._owed else (intervals.storage, intervals.persists)
+        # Sent early, read when due: by then the values of all ranks have arrived, and nobody waits.
         ahead = min(self._notice, every - 1)
         if not self._gather.pending and (due(turn) or due(turn + ahead)):
             self._gather.send(self._watch.idle, turn + ahead)
         if not due(turn):
             return False
         idle = self._gather.poll(turn)
+        # One rank that still persists is enough: a checkpoint is durable only with the parts of all.
         free = idle is not None and all(idle)
         if intervals.persists(turn) and not free:
             self._watch.overran()

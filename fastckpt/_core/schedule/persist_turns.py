@@ -46,6 +46,7 @@ class PersistTurns:
 
     def comes(self, save: SaveId) -> bool:
         """Return whether all nodes persist this save; to be called for each whose storage type was left out."""
+        # Of several nodes the first rank of each asks for all of its ranks.
         if self._place.local_rank:
             return False
         if (store := job_store_if_met(f"turns/{self._key}/{save.history}")) is None:
@@ -56,8 +57,11 @@ class PersistTurns:
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
             if self._place.rank:
                 self._receive(store)
+            # Only after the agreed save has passed: setting another
+            # earlier could be read by some nodes and not by others.
             elif before >= self._next:
                 self._send(store, save.step, max(1, save.step - before))
+        # The step itself may be one that this job leaves out: then the first save after it is the one.
         return before < self._next <= save.step
 
     def _receive(self, store: "dist.distributed_c10d.Store") -> None:
@@ -69,6 +73,8 @@ class PersistTurns:
         """Unless a persist is under way, set the step from which on the next save is persisted."""
         with contextlib.suppress(FastckptError):  # the saver is gone, or in trouble
             if self._status().persists:
+                # A persist that stays unfinished for so long was probably
+                # missed by some node: agree again, with more distance.
                 if time.monotonic() < self._since + self._patience:
                     return
                 self._ahead, self._patience = min(2 * self._ahead + 1, MOST_AHEAD), 2 * self._patience

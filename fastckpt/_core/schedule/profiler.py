@@ -67,6 +67,7 @@ class Profiler:
         self._most = len(turns)
         self.progress = self._before = before
         self._first = first = turns.start
+        # After the second step: the first one compiles, allocates and faults in memory, and tells little.
         self._check = self._asked = first + 1
         self._each_until = first
         self.saved, self._persisted = first - 1, first - 1
@@ -99,14 +100,19 @@ class Profiler:
         return self.progress if self.progress is not None and self.progress.complete(self._most) else None
 
     def _update(self, turn: int, answers: list[dict[str, Any]]) -> None:
+        # 1. join the profiles of all ranks, and continue that of earlier runs   2. choose provisional intervals and the
+        # turn of the next exchange   3. plan the next persist, once all are idle
         ranks = [Profile(**each["profile"]) if each["profile"] else None for each in answers]
         self.progress = profiling.continued(self._before, profiling.joined(ranks))
         turns = [each["turn"] for each in answers if each["turn"] is not None]
         if turns:
+            # The slowest rank: steps end together, so the others wait for it anyway.
             pace = max(SHORTEST, *turns)
             self._intervals = provisional(pace, self.progress, self._terms.overhead, self._terms.every.fixed(pace))
             self._check = turn + self._distance(turn, pace)
             if self._left == 0 and self._lacking > 0:
+                # Enough iterations, but too few snapshots, where saves
+                # are rare: measure them now rather than wait for long.
                 self._each_until = self._check = turn + self._lacking
         else:
             self._check = turn + 1

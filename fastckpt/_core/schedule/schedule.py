@@ -52,6 +52,7 @@ class FixedSchedule:
         """The saves that are due now."""
         last, self._last = self._last, step
         memory, storage = self._intervals.memory, self._intervals.storage
+        # By quotients, not by remainders: a step that the loop leaves out must not lose its save.
         return Due(step // memory > last // memory, step // storage > last // storage)
 
     def saved(self, save: SaveId | None, *, persist: bool) -> None:
@@ -88,14 +89,18 @@ class AdaptiveSchedule:
         self.known = known
         self.decision: Decision | None = None
         self._gather, self._watch, self._turns, self._step = DelayedGather(ranks), watch, turns, turns
+        # Decisions take effect NOTICE turns after the window, when every rank has read the values of all.
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
+        # An agreement of its own: the gate's values and the measurements may be on their way at the same time.
         self._gate = PersistGate(ranks.beside("persists"), watch, NOTICE)
         self._state: TuningState | None = None
         self._iterations: list[Iteration] = []
 
     def turn(self, step: int) -> Due:
         """The saves that are due now."""
+        # 1. measure the iteration that has ended   2. without known costs: profile, until the profile is complete
+        # 3. else follow what is measured   4. the saves due by the intervals in force; the gate may put a persist off
         seen = self._watch.turn()
         self._turns, self._step = self._turns + 1, step
         turn = self._turns
@@ -105,6 +110,7 @@ class AdaptiveSchedule:
                 return self._profiler.due(turn)
             self._start(turn, profile, None, self._profiler.saved)
         elif self._state is None:
+            # The first turn after a resume: intervals count from the step that was resumed.
             self._start(turn - 1, self.known.profile, self.known.intervals, turn - 1)
         else:
             self._follow(turn, seen)
@@ -128,6 +134,7 @@ class AdaptiveSchedule:
     def _start(self, turn: int, profile: Profile, intervals: Intervals | None, saved: int) -> None:
         """Choose intervals, counted from the last turn that was saved."""
         state, decision = started(profile, self._terms, turn, intervals)
+        # The profile's last save counts as the first one, so that the next keeps its distance.
         self._state = replace(state, intervals=replace(state.intervals, anchor=saved))
         self._decided(profile, decision)
 
@@ -140,6 +147,7 @@ class AdaptiveSchedule:
                 self._state, decision = tuned(self._now, measurements)
                 self._decided(self._profile, decision)
             else:
+                # No rank could measure an iteration, such as right after a resume: measure for a little longer.
                 self._state = replace(self._now, ends=turn + NOTICE)
         elif not self._gather.pending and turn >= self._now.ends:
             self._gather.send(self._measured(), turn + NOTICE)
@@ -158,6 +166,7 @@ class AdaptiveSchedule:
 
     def _decided(self, profile: Profile, decision: Decision) -> None:
         self.known = Remembered(profile, decision.intervals)
+        # Iterations under the old intervals say nothing about the new ones.
         if decision.changed:
             self._iterations = []
         self.decision = replace(decision, step=self._step)

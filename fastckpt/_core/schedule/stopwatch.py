@@ -35,6 +35,7 @@ class Stopwatch:
         now, stalled, marks = time.monotonic(), self._beats.stalled, marked()
         seconds, stall = now - self._begun - (marks - self._marked), stalled - self._stalled
         iteration = None
+        # Phases that the script marks may contain a stall: then the difference is of no use.
         if self._begun and 0 <= stall <= seconds:
             iteration = Iteration(seconds, stall, self._had_snapshot, self._had_persist)
         self._begun, self._stalled, self._marked, self._had_snapshot = now, stalled, marks, False
@@ -61,12 +62,14 @@ class Stopwatch:
 
     def _look(self) -> None:
         """Note which persists have ended. Their durations do not count while storage is in trouble."""
+        # None while a save is pending, whose thread uses the connection, and when the saver does not answer.
         status = self._glance() if self._under_way else None
         if status is None:
             return
         durable = SaveId(*status.newest) if status.newest else None
         while self._under_way and durable is not None and self._under_way[0][0] <= durable:
             save, begun = self._under_way.popleft()
+            # Only the newest durable save has a time: of those that it overtook the saver does not report when.
             if save == durable and status.since > begun and not self._troubled:
                 self.durations.append(status.since - begun)
         if not status.waiting:  # none is under way: those that are not durable now failed or were overtaken

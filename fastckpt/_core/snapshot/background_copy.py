@@ -81,12 +81,15 @@ class BackgroundCopy:
         self._mutations = mutations
         self._verdict: str | None = None
         self._judging = threading.Lock()
+        # Only with the option ``check``: digests read everything once more before the save returns.
         self._digests = Digests([*later.host, *later.device]) if check else None
+        # The constructor runs in the training thread; the background thread watches where it is in its program.
         self._trainer = threading.get_ident()
 
     @property
     def can_be_held(self) -> bool:
         """Return whether training need not wait for the end: device streams can be held instead."""
+        # Digests are compared when training waits, so with them the optimizer must not step before the end.
         return bool(self._transfers) and self._digests is None
 
     def hold(self) -> str:
@@ -109,11 +112,13 @@ class BackgroundCopy:
         try:
             with metrics.phase("overlap.copy", step=step):
                 self._copy()
+        # torch raises a RuntimeError for a failed device: this save is lost, and training learns of the device itself.
         except (RuntimeError, MemoryError) as error:
             logger.warning("step %d was not saved: it could not be copied: %s", step, error)
             return SaveOutcome(f"it could not be copied: {error}", str(error))
         with metrics.phase("overlap.compare", step=step):
             self._wait_between_operations()
+            # Sources first, then the finished copies: a write that was undone meanwhile shows in the copies alone.
             self.torn = self._judge() or self._mutations.miscopied()
             if self.torn:
                 return SaveOutcome(f"{self.torn} was written to while it was copied", "")
@@ -129,6 +134,7 @@ class BackgroundCopy:
             # Whatever fails, `hold` must not wait for ever: it waits for `_copied`, then for each transfer.
             for transfer in self._transfers:
                 stack.callback(transfer.close)
+            # Callbacks run in reverse order: `_copied` first, then the transfers, as `hold` waits for them.
             stack.callback(self._copied.set)
             self.backlog.finish()
             self._copied.set()
@@ -152,6 +158,7 @@ class BackgroundCopy:
         thread is at another place in the program. Autograd's engine writes to gradients alone.
         """
         if self._digests is not None:
+            # With the check of all digests nothing is committed before the wait, so that every write until then counts.
             self.waited.wait()
         before = _position(self._trainer)
         while before and _position(self._trainer) == before and not self.waited.wait(GLANCE):
@@ -170,7 +177,9 @@ class BackgroundCopy:
 
 def _position(thread: int) -> tuple[int, int] | None:
     """The place in the program that a thread is at; None in autograd's engine, or once it has ended."""
+    # A private function of CPython, but the only view of another thread's frame that does not stop it.
     frame = sys._current_frames().get(thread)
     if frame is None or is_in_backward(frame):
         return None
+    # f_lasti is the index of the last bytecode: unlike the line number it also changes within one line of a loop.
     return id(frame), frame.f_lasti

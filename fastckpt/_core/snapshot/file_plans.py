@@ -53,6 +53,7 @@ class FilePlans:
 
     def _size(self, name: str, plan: Plan) -> int:
         last = self.sizes.get(name)
+        # A file of another size is another file: the agent would reserve it, and this worker map and fault it in again.
         return last if last is not None and plan.skeleton.fits(last) else plan.skeleton.capacity()
 
     def keep(self, sizes: Mapping[str, int]) -> None:
@@ -61,12 +62,15 @@ class FilePlans:
         Names may contain the number of the step.
         """
         self.sizes |= sizes
+        # Only beyond twice the files of a save, so that two sets of names that alternate both keep their skeletons.
         if len(self.sizes) > 2 * len(sizes) + REMEMBERED:
             self.sizes = dict(sizes)
             self._planners = {key: planner for key, planner in self._planners.items() if key[0] in sizes}
 
     def _planner(self, name: str, state: Any) -> Any:
         """The planner of the file of this name, of the kind that the state asks for."""
+        # By kind, too: a name that was a torch.save file may hold
+        # safetensors in the next save, which have another planner.
         key = name, type(state) if isinstance(state, Tensors | Raw) else object
         if key not in self._planners:
             makers = {Tensors: SafetensorsPlanner, Raw: RawPlanner}

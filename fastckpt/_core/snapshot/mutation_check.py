@@ -110,6 +110,7 @@ class MutationCheck:
         collectives or another process raise none: these are seen in the samples, if they change much.
         """
         # cheap checks first: addresses, then versions, then samples
+        # A tensor that is resized, or whose .data is replaced, has another address, which no version shows.
         moved = (path for tensor, place, path in self._places if tensor.data_ptr() != place)
         written = (path for tensor, version, path in self._versions if version_of(tensor) != version)
         return next(moved, "") or next(written, "") or self._path(self._samples.differing_source())
@@ -147,6 +148,7 @@ def _is_shared(storage: torch.UntypedStorage) -> bool:
 
 def _digest_of(storage: torch.UntypedStorage, size: int) -> bytes:
     if storage.device.type != "cpu":
+        # The training stream may still be computing these bytes; this is the checked mode, where waiting is accepted.
         torch.accelerator.synchronize(storage.device)
         storage = storage.cpu()  # type: ignore[no-untyped-call]
     return _digest(storage.data_ptr(), size)
@@ -160,6 +162,7 @@ Layout = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
+    # Not the tensor's identity: state_dict() returns detached tensors over the storages of the parameters.
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -170,6 +173,7 @@ def _owners(optimizers: Iterable[Optimizer], places: set[int]) -> dict[Layout, l
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         for tensor in (*parameters, *_tensors(optimizer.state)):
             local = local_part(tensor)
+            # A DTensor's local part is what the plan copies; sparse tensors have no storage of their own to compare.
             if local.layout is torch.strided and local.data_ptr() in places:
                 found.setdefault(_layout(local), []).append(local)
     return found

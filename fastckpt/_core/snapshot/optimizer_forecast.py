@@ -34,6 +34,7 @@ def _like(parameter: Tensor) -> Tensor:
 
 def with_optimizer_state(state_dict: State, optimizer: torch.optim.Optimizer | None) -> State:
     """The state with the optimizer's part as after its first step; unchanged for optimizers not known here."""
+    # The exact type: a subclass may keep more state, and too small a reservation would be made again at the first save.
     if optimizer is None or optimizer.state or type(optimizer) not in _FORESEEN:
         return state_dict
     foresee = _FORESEEN[type(optimizer)]

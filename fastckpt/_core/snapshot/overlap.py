@@ -57,6 +57,7 @@ class Overlap:
         self._streams = streams
         self._stall = stall
         self._check = check
+        # With digests every write is detected, so not even the first snapshot needs to be copied at once.
         self._is_proven = check
         self._pid = os.getpid()
         self._waits = threading.RLock()
@@ -76,6 +77,7 @@ class Overlap:
         """
         self._optimizers, self._beside = optimizers, beside
         if optimizers and self._hook is None:
+            # The global hook of all optimizers: any of them may write to a tensor that another one's snapshot copies.
             self._hook = register_optimizer_step_pre_hook(self._before_step)
             # Not atexit: that runs when thread pools take no more work. Callbacks of threading run in reverse order,
             # so this one runs before the saver of this process ends.
@@ -92,6 +94,7 @@ class Overlap:
         mutations = MutationCheck(plans, self._optimizers, self._beside())
         now, later = mutations.part(copies)
         on_host = not any(plan.device for plan in plans)
+        # The common case first: without tensors on a device the copies need not be divided again.
         host, device = (later, []) if on_host else by_place(later)
         if not self._check:
             mutations.sample(host)
@@ -128,8 +131,10 @@ class Overlap:
         if self._pending is not None:
             with self._waits:  # reentrant: a signal handler may save while this thread waits
                 self._end()
+        # Taken before it is judged: a second wait must not judge writes that the optimizer's step makes after this one.
         watched, self._watched = self._watched, None
         if watched is not None and (path := watched[1].changed()):
+            # The copy may have ended before the write: then that save counts, and only overlap is turned off.
             lost = any(ended == watched[0] and outcome.skipped for ended, outcome in self._endings)
             self._give_up(watched[0], path, lost=lost)
 
@@ -155,6 +160,7 @@ class Overlap:
         with self._stall("overlap.wait"), metrics.phase("overlap.wait", step=copying.save.step):
             copying.backlog.help()
             copying.waited.set()
+            # Not outcome.result(): a signal handler that saves during this wait ends the same pending copy.
             wait([outcome])
         if self._pending is pending:  # else a signal handler has waited during the wait above
             self._pending = None
@@ -187,6 +193,8 @@ class Overlap:
             logger.warning("a step is captured into a CUDA graph, whose replays cannot be seen: saves do not overlap")
         if os.getpid() != self._pid:
             return
+        # Streams that step are noted even without a pending copy: the next
+        # `begin` must know whether staging is ordered before all of them.
         self._streams.trains()
         if self._watched is not None:
             self._hold()
@@ -197,6 +205,7 @@ class Overlap:
     def _hold(self) -> None:
         """Return when a step may write to the tensors being copied: on devices, once they were read."""
         pending, watched = self._pending, self._watched
+        # On the host memcpy must have ended before the step writes; only device streams can order it without the host.
         if pending is None or watched is None or not pending[0].can_be_held:
             self.wait()
             return
@@ -224,6 +233,8 @@ class ShareMemoryGuard:
         self._wait = wait
         with share_memory_lock:
             for key in self._keys:
+                # setdefault: another thread may be sharing the same
+                # storage now, whose lock must stay where torch put it.
                 share_memory_map.setdefault(key, self)  # type: ignore[arg-type]
 
     def __enter__(self) -> None:
@@ -236,6 +247,7 @@ class ShareMemoryGuard:
         """Let them be moved at once."""
         with share_memory_lock:
             for key in self._keys:
+                # torch removes its own locks from this map; what is there by now may be another thread's.
                 if share_memory_map.get(key) is self:  # type: ignore[comparison-overlap]
                     del share_memory_map[key]
 

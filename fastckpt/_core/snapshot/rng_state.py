@@ -65,7 +65,7 @@ def _restore_numpy(state: dict[str, Any]) -> None:
     kind: Any = np.random.get_state(legacy=False)
     if state["bit_generator"] != kind["bit_generator"]:
         logger.warning(
-            "numpy's random numbers start anew: the checkpoint has the state of %s, and numpy.random uses %s now",
+            "numpy's random state is not restored: the checkpoint has the state of %s, and numpy.random uses %s now",
             state["bit_generator"],
             kind["bit_generator"],
         )

@@ -41,6 +41,7 @@ class SampledBytes:
                 sample = ctypes.string_at(start + place, min(LINE, size - place))
                 self._taken.append((start + place, target + place, sample, storage))
         self._sorted = sorted(self._taken, key=itemgetter(0))
+        # Sorted addresses, so that `compare` finds the samples of its piece without looking at all.
         self._starts = [each[0] for each in self._sorted]
         self._differing: torch.UntypedStorage | None = None
 
@@ -55,6 +56,7 @@ class SampledBytes:
         part = self._sorted[bisect_left(self._starts, start) : bisect_left(self._starts, start + size)]
         if self._differing is not None or not part:
             return
+        # memcmp of 4 MiB that were just copied costs little: both sides are in the processor's cache.
         if copied and differ(target, start, size):
             self._differing = part[0][3]
         for source, _, sample, storage in part:
@@ -93,7 +95,9 @@ class SampledDeviceBytes:
             lengths = [min(LINE, size - place) for place in places]
             self._compared += [(target + place, n, storage) for place, n in zip(places, lengths, strict=True)]
             parts += _lines(bytes_of(storage, size), places, lengths)
+        # One tensor, so that all samples cross to the host in one copy.
         taken = torch.cat(parts)
+        # Pinned where possible: a copy to pageable memory would make the host wait for the stream.
         self._arrived = host_buffer(taken.nbytes)
         self.piece = CopyPiece(self._arrived.data_ptr(), taken)
 

@@ -71,6 +71,7 @@ class Snapshotter:
         self._plans.keep(self._plan(states)[1])
         self._link.reserve(self._plans.sizes)
         names = tuple(states)
+        # A daemon: it maps files ahead of time only, and must not keep a job alive that ends before its first save.
         thread = threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -202,6 +203,7 @@ class Snapshotter:
         if self._last is None:
             return
         slot, done = self._last
+        # The record is rewritten as a whole and renamed; a reader sees the old details or the new ones.
         if not details.items() <= done.details.items():
             self._commit(slot, replace(done, details=done.details | details))
 
@@ -212,11 +214,14 @@ class Snapshotter:
         # `begin` takes the connection's lock and `slot` releases it, so `slot` is called after an error, too.
         self._begin(save)
         try:
+            # Planning needs no slot, so it overlaps with the saver's
+            # choice; sizes follow in a second message if they changed.
             plans, sizes = self._plan(states)
         finally:
             answer = self._link.slot()
         if isinstance(answer, Granted) and not self._images.have(Path(answer.slot), sizes):
             begun = self._begun[1] if self._begun is not None and self._begun[0] == save else {}
+            # An earlier call of the same save has images here, too: leaving them out would have the saver remove them.
             asked = {name: image.size for name, image in begun.items()} | sizes
             answer = self._ask_for_room(save, Path(answer.slot), asked)
         return plans, sizes, answer
@@ -249,6 +254,7 @@ class Snapshotter:
 
     def _plan(self, states: Mapping[str, Any]) -> tuple[dict[str, Plan], dict[str, int]]:
         plans, sizes = self._plans.plan(states)
+        # Images are pinned only for states that are on a device: pinning locks memory and takes long.
         self._images.device = next((plan.device for plan in plans.values() if plan.device), None)
         return plans, sizes
 
@@ -256,11 +262,13 @@ class Snapshotter:
         end = time.monotonic() + PREFAULT_DEADLINE
         waiting = [slot / name for slot in sorted(self._link.arena.glob("slot-*")) for name in names]
         try:
+            # The agent renames an image into place when its pages are reserved: polling the names needs no message.
             while waiting and time.monotonic() < end and not self._closing.wait(0.02):
                 for path in [path for path in waiting if path.exists()]:
                     self._images.map(path)
                     waiting.remove(path)
         except OSError as error:
+            # The first save maps what is missing, and reports what is wrong with it.
             logger.debug("mapping ahead of the first save ended: %s", error)
 
     def close(self) -> None:
@@ -271,6 +279,7 @@ class Snapshotter:
             self._overlap.close()
         finally:
             for thread in self._threads:
+                # The thread may be mapping an image right now; unmapping below must come after it.
                 thread.join()
             self._filler.close()
             self._images.close()

@@ -13,6 +13,7 @@ from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.identity import DirectoryIdentity
+from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.share import Share, Unfinished
 from fastckpt.errors import ConfigError
 
@@ -67,7 +68,7 @@ class ScanResult(Protocol[Kept_co, Place_co]):
 
     @property
     def quarantined(self) -> Sequence[tuple[Place_co, str]]:
-        """Paths or URLs of what was set aside because it was found bad, and why."""
+        """Paths or URLs of what was quarantined because it was found bad, and why."""
 
     @property
     def gathered(self) -> Sequence[SaveId]:
@@ -192,12 +193,12 @@ def normalised(location: str | os.PathLike[str]) -> str:
     return f"{match[1].lower()}://{rest}"
 
 
-def target_in(location: str, path: str | os.PathLike[str]) -> str:
+def target_in(location: str, path: str | os.PathLike[str], id: SaveId) -> str:
     """A path that a user named for a model's file, as `Store.publish` takes it: absolute, or below a store's URL.
 
     One that ends with "/" is for the directory of all files; in a store these cannot be named, so it is empty there.
 
-    Raises ConfigError if the store cannot have a file there.
+    Raises ConfigError if the store cannot have this checkpoint's file there.
     """
     text = os.fspath(path)
     if not text:
@@ -206,7 +207,9 @@ def target_in(location: str, path: str | os.PathLike[str]) -> str:
         if is_url(text):
             raise ConfigError(f"cannot save to {text}: the checkpoint directory is {location}. Give a path.")
         path = os.path.abspath(text)  # noqa: PTH100 (the links are followed where it is written)
-        return path + "/" * text.endswith("/")
+        target = path + "/" * text.endswith("/")
+        Layout(Path(location)).own(target, id)
+        return target
     if text.endswith("/"):
         return ""
     scheme = location.split("://", maxsplit=1)[0] + "://"

@@ -50,6 +50,8 @@ class Lane:
         """Enqueue copies of pieces in the stream, which is current; to memory that is not pinned, by way of buffers."""
         staged = []
         for piece in pieces:
+            # is_pinned asks the driver about the address: images are pinned by cudaHostRegister, of which torch's own
+            # pinned allocator knows nothing.
             place = _bytes_at(piece.target, piece.source.nbytes)
             if place.is_pinned():
                 place.copy_(piece.source, non_blocking=True)
@@ -83,12 +85,14 @@ class _Batch:
             buffer[offset : offset + size].copy_(source, non_blocking=True)
             self._targets.append((target, buffer.data_ptr() + offset, size))
             offset += size
+        # An event after these copies alone: synchronizing the stream would also wait for the batches behind it.
         self._filled = stream.record_event()
 
     def land(self) -> torch.Tensor:
         """Copy the pieces to their targets once the buffer is filled; returns the buffer, which is free again."""
         self._filled.synchronize()
         for target in self._targets:
+            # Without the GIL, so that the training thread can launch its kernels meanwhile.
             copy_without_gil(*target)
         return self._buffer
 
@@ -113,6 +117,7 @@ class DeviceCopy:
     ) -> None:
         self._lane = lane
         self._still = _pieces(still)
+        # Staged first, then the event: whoever waits for the event sees staged bytes and computed samples.
         self._moving = [*_set_aside(_pieces(moving)), *samples]
         self._ready = torch.accelerator.current_stream(lane.device).record_event()
         self._read: torch.Event | None = None
@@ -131,6 +136,7 @@ class DeviceCopy:
             begun = _timed(stream, after=self._ready)
             self._lane.send(self._still)
             self._read = stream.record_event()
+            # Released as soon as the read of the still storages is enqueued: `hold` needs its event, not its end.
             self._settled.set()
             self._lane.send(self._moving)
             self._times = begun, _timed(stream)
@@ -142,6 +148,7 @@ class DeviceCopy:
         """
         assert self._times is not None
         begun, ended = self._times
+        # The lane's stream is in order, so the event at its end covers the still, the moving and the samples.
         ended.synchronize()
         metrics.took("device.copy", _seconds(begun, ended), step=step)
 
@@ -222,6 +229,8 @@ def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
     ends, end = [], 0
     for _, source in pieces:
         ends.append(end := -(-end // ALIGNMENT) * ALIGNMENT + source.nbytes)
+    # Freed to torch's allocator once the lane's copies are over: `close` synchronizes before it drops the pieces,
+    # because the allocator knows of the training stream's use alone.
     memory = torch.empty(end, dtype=torch.uint8, device=pieces[0].source.device)
     places = [memory[end - each.source.nbytes : end] for each, end in zip(pieces, ends, strict=True)]
     copy_each(places, [source for _, source in pieces])

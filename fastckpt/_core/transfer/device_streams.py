@@ -58,8 +58,10 @@ class DeviceStreams:
 
     def _begin(self, lane: Lane, still: list[Copy], moving: list[Copy], sample: Sample) -> DeviceCopy:
         try:
+            # In the training stream, before it goes on: whatever training writes later comes later in that stream.
             samples = sample(still)
         except torch.OutOfMemoryError:
+            # No room for a few samples: a copy in the background could not be checked, so nothing is deferred.
             self.copy([*still, *moving])
             still, moving, samples = [], [], ()
         # Staging must not take memory that training needs at its peak: that would end the job, not the save.
@@ -70,6 +72,7 @@ class DeviceStreams:
             transfer = DeviceCopy(lane, still, moving, samples)
         except torch.OutOfMemoryError:
             self.copy(moving)
+            # The estimate of free memory was too high, say by fragmentation: copied at once instead.
             transfer = DeviceCopy(lane, still, (), samples)
         # Staging is ordered before later work of the current stream alone, not of another one that an optimizer uses.
         trained = self._trained.pop(lane.device, set())

@@ -14,6 +14,7 @@ PIECE = 32 << 20
 FRESH_PIECE = 1 << 20
 """The same into memory without pages yet: few enough that the new pages are still cached when they are copied to."""
 PAGE = 4096
+# Of madvise(2), since Linux 5.14; Python's mmap module has no name for it.
 MADV_POPULATE_WRITE = 23
 SHARED_PIECE = 4 << 20
 """The same, where another thread may help: `Backlog.finish` copies at most one piece of each helper twice."""
@@ -44,6 +45,7 @@ Span = tuple[int, int, int]
 
 def idle_cores() -> int:
     """The number of threads that a worker may copy with while training waits, 1 to 16."""
+    # The affinity mask, not cpu_count: a launcher or a container may have bound this worker to fewer cores.
     return min(16, len(os.sched_getaffinity(0)))
 
 
@@ -59,6 +61,7 @@ class HostCopy:
         """Make all ``copies``; returns when every byte has arrived."""
         large: list[Span] = []
         for target, source, size in copies:
+            # Thousands of small tensors, such as an optimizer's step counters, are copied here in one go.
             if size < SMALL:
                 _copy_holding_gil(target, source.data_ptr(), size)
             else:
@@ -72,8 +75,10 @@ class HostCopy:
         shares = _shares(spans, self._threads)
         self._pool = self._pool or ThreadPoolExecutor(self._threads - 1, "fastckpt-fill")
         others = [self._pool.submit(self._run, share) for share in shares[1:]]
+        # The caller copies the first share itself: it would only wait otherwise.
         self._run(shares[0])
         for other in others:
+            # Raises what a thread raised, so a failed copy is never committed.
             other.result()
 
     def close(self) -> None:
@@ -115,6 +120,7 @@ class Backlog:
 
     def help(self) -> None:
         """Copy the pieces that no thread has begun."""
+        # One iterator for all threads: the background thread and the one that waits for it take pieces in turn.
         for turn in self._turns:
             self._copy(self._pieces[turn])
             self._done[turn] = True
@@ -122,6 +128,8 @@ class Backlog:
     def finish(self) -> None:
         """Return when every byte has arrived; for one thread. Pieces that another has only begun are copied twice."""
         self.help()
+        # A helper that has begun a piece may be interrupted by a signal handler and never end it. Copying such a piece
+        # again is safe, because both write the same bytes.
         for piece, done in zip(self._pieces, self._done, strict=True):
             if not done:
                 self._copy(piece)
@@ -140,7 +148,10 @@ def _run(spans: list[Span]) -> None:
 def _run_fresh(spans: list[Span]) -> None:
     for target, source, size in spans:
         for offset in range(0, size, FRESH_PIECE):
+            # Faulting in and copying alternate, so that the copy finds
+            # the pages that the kernel has just zeroed in the cache.
             start, piece = target + offset, min(FRESH_PIECE, size - offset)
+            # madvise takes page-aligned addresses only; the first page may be there already, which does no harm.
             first = start // PAGE * PAGE
             _madvise(first, start + piece - first, MADV_POPULATE_WRITE)  # if it fails, the copy faults the pages in
             copy_without_gil(start, source + offset, piece)
@@ -155,6 +166,8 @@ def _shares(spans: list[Span], count: int) -> list[list[Span]]:
         offset = 0
         while offset < size:
             index = min(count - 1, done * count // max(1, total))
+            # Rounded up, so that the shares cover the last byte; cut
+            # again at PIECE to keep each call of memmove bounded.
             end_of_share = -(-total * (index + 1) // count)
             piece = min(size - offset, PIECE, max(1, end_of_share - done))
             shares[index].append((target + offset, source + offset, piece))

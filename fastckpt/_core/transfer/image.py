@@ -33,6 +33,7 @@ class Image:
 
     def __init__(self, path: Path) -> None:
         """Map ``path`` and fault its pages in; raises OSError if it does not exist or is no regular file."""
+        # Nothing in an arena is trusted: O_NOFOLLOW refuses a link, O_NONBLOCK keeps a FIFO from blocking the open.
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -43,6 +44,7 @@ class Image:
             self._in_memory = is_in_memory(fd)
             self._mapping = MappedFile(fd, self.size)
         finally:
+            # The mapping keeps the file; a descriptor for each image would count against the limit of open files.
             os.close(fd)
         self.path = path
         self.address = self._mapping.address
@@ -59,6 +61,7 @@ class Image:
             status = self.path.lstat()
         except OSError:
             return False
+        # By inode, not by name: the agent replaces an image that grows by a new file under the same name.
         return (status.st_dev, status.st_ino) == self._inode
 
     def pin(self, device: torch.device) -> None:
@@ -67,6 +70,7 @@ class Image:
         A file on a disk is never pinned: the kernel would not see which pages to write back.
         """
         if self._asked is None:
+            # cudaHostRegister takes long for many GB, so a failure is remembered as well and not tried at each save.
             self._asked, self._pinned = device, self._in_memory and pin(self.address, self.size, device)
 
     def install(self, plan: Plan) -> list[Copy]:
@@ -74,6 +78,7 @@ class Image:
 
         If the last save had the same skeleton, only the numbers that changed are written.
         """
+        # Identity is enough: a planner returns the same skeleton object as long as the structure is unchanged.
         if self._skeleton is not plan.skeleton:
             self._write_skeleton(plan.skeleton)
         self._write_numbers(plan)
@@ -104,6 +109,7 @@ class Image:
     def close(self) -> None:
         """Unmap."""
         if self._asked is not None and self._pinned:
+            # Before munmap: the driver must not keep a registration of addresses that the kernel may give to others.
             unpin(self.address, self._asked)
         self._mapping.close()
 
@@ -123,6 +129,8 @@ class ImageCache:
     def _image(self, path: Path) -> Image:
         """The image of the file that is at a path now; raises OSError if there is none."""
         with self._lock:
+            # The agent has put another file there, or the arena was removed and made again: bytes written to the old
+            # mapping would be in no slot.
             if path in self._images and not self._images[path].is_current():
                 self._images.pop(path).close()
         return self.map(path)

@@ -13,8 +13,16 @@ PIECES = 20_000
 DEPTH = 8
 """Containers within each other that are looked into."""
 _PLAIN = (bool, int, float, complex, str, type(None))
-_CANNOT_BE_READ = (ArithmeticError, AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError,
-                   ValueError)  # fmt: skip
+_CANNOT_BE_READ = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def checksum(sample: Any) -> int:
@@ -26,6 +34,7 @@ def checksum(sample: Any) -> int:
     hasher = xxhash.xxh3_64()
     for piece in itertools.islice(_pieces(sample, DEPTH), PIECES):
         hasher.update(piece)
+    # 63 bits fit into a signed integer of a checkpoint.
     return int(hasher.intdigest()) >> 1
 
 
@@ -37,6 +46,7 @@ def _pieces(node: Any, depth: int) -> Iterator[Any]:
     elif isinstance(node, bytes | bytearray | memoryview):
         yield bytes(node)
     elif depth and (children := _children(node)) is not None:
+        # A list of numbers at once: piece by piece it would use up PIECES.
         if set(map(type, children)) <= set(_PLAIN):
             yield repr(children).encode()
             return
@@ -56,6 +66,7 @@ def _children(node: Any) -> list[Any] | None:
     if isinstance(node, list | tuple):
         return list(node)
     if isinstance(node, Set):
+        # Sets of strings have another order in each process, because Python randomizes their hashes.
         return sorted(checksum(each) for each in node)
     items = node if isinstance(node, Mapping) else _attributes(node)
     return None if items is None else [part for item in items.items() for part in item]
@@ -82,5 +93,6 @@ def _content(node: Any) -> Iterator[Any]:
         elif hasattr(node, "tobytes"):
             yield f"{[getattr(node, name, None) for name in ('dtype', 'typecode', 'mode', 'shape', 'size')]}".encode()
             yield node.tobytes()
+    # What cannot be read counts by its type: a checksum must not stop a stream that training can read.
     except _CANNOT_BE_READ:
         return

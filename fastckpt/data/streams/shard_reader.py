@@ -110,6 +110,7 @@ class ShardReader:
                 return self._try(request), None
         if request.start is None:
             return ShardStep(self.worker, SourceAnswer.NOTHING), None
+        # Persistent workers keep their iterator from pass to pass: the first request of a new pass reopens it.
         if request.sequence != self._sequence:
             self._begin(request, request.start)
         first = self._count
@@ -158,8 +159,10 @@ class ShardReader:
 
     def _begin(self, request: ShardRequest, start: ShardStart) -> None:
         self._sequence, self._count, self._unlike = request.sequence, 0, False
+        # Before the shard is opened: a data set that was left in its middle may go on from there in iter().
         self._leave_pass()
         self._over = start.over
+        # A data set with a state may have gone back to its beginning at its end: opening it would give the epoch again.
         if start.over:
             self._samples, self._count = iter(()), start.used
             return
@@ -199,6 +202,7 @@ class ShardReader:
         every = self._split.world * self._shards if self._shards else 1
         mine = self._split.rank * self._shards + self.worker if self._shards else 0
         sample: Any = END
+        # Every worker reads the whole stream and keeps each n-th sample: so no sample is in two shards.
         for i in range(every):
             drawn = self._draw(request, i)
             if i == mine:

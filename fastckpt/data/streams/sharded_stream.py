@@ -47,14 +47,18 @@ class ShardedStream(Source):
     def requests(self) -> Iterator[ShardRequest | Trial]:
         """Requests in turn, as DataLoader deals them out to workers: the first is the first worker's."""
         if self._awaited is not None:
-            raise ConfigError("load_state_dict() was called, but not load_rank_state_dict(): each rank of an iterable "
-                              "data set that is sharded has a state of its own")  # fmt: skip
+            raise ConfigError(
+                "load_state_dict() was called, but not load_rank_state_dict(): each rank of an iterable "
+                "data set that is sharded has a state of its own"
+            )
         self._sequence += 1
         self._ended = set()
         sequence, begins, turn = self._sequence, list(self._begins), self._turn
+        # Before the first request of a shard, because DataLoader deals requests out in turn: one trial for each worker.
         yield from self._judge.ask(self.seed, self.epoch, self._shards)
         for number in count():
             shard = number % self._shards
+            # Only a worker's first request has its position: afterwards it goes on from its own iterator.
             start = begins[shard] if number < turn + self._shards else ShardStart()
             yield ShardRequest(sequence, self.seed, self.epoch, start if number >= turn else None, self._counts)
 
@@ -72,6 +76,7 @@ class ShardedStream(Source):
             return SourceAnswer.NOTHING
         if after is SourceAnswer.END:
             self._ended.add(shard)
+            # Shards may be of unlike lengths: the epoch is over with the longest.
             return SourceAnswer.END if len(self._ended) == self._shards else SourceAnswer.NOTHING
         self._begins[shard] = after
         self._turn = (shard + 1) % self._shards
@@ -95,9 +100,17 @@ class ShardedStream(Source):
         """State common to all ranks, the number of shards, and this rank's own, their positions."""
         common = {"version": VERSION, "seed": self.seed, "world": self._split.world, "shards": self._shards}
         counts, saved = [start.used for start in self._begins], [start.state for start in self._begins]
-        own = {"version": VERSION, "rank": self._split.rank, "epoch": self.epoch, "turn": self._turn,
-               "counts": counts, "dataset": saved, "over": [start.over for start in self._begins],
-               "checksums": [start.last for start in self._begins], "counted": int(self._counts)}  # fmt: skip
+        own = {
+            "version": VERSION,
+            "rank": self._split.rank,
+            "epoch": self.epoch,
+            "turn": self._turn,
+            "counts": counts,
+            "dataset": saved,
+            "over": [start.over for start in self._begins],
+            "checksums": [start.last for start in self._begins],
+            "counted": int(self._counts),
+        }
         return common, own
 
     def _is_lossy(self, left_out: str) -> None:
@@ -107,8 +120,10 @@ class ShardedStream(Source):
             logger.warning(
                 "%s's own state leaves out %s: samples are counted instead, and a resume reads and passes over those "
                 "of the epoch that were used. count=True says the same without this line; count=False goes on by the "
-                "state, and loses samples at each resume", name, left_out,
-            )  # fmt: skip
+                "state, and loses samples at each resume",
+                name,
+                left_out,
+            )
         self._counts = counts
 
     def load(self, common: Mapping[str, Any]) -> None:

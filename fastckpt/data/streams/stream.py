@@ -121,8 +121,10 @@ class StreamReader:
     def _answer(self, request: StepRequest) -> tuple[Any, Any]:
         seed, epoch, begun, cursor, _ = request
         stream = self._stream
+        # A stream cannot go back: one that is behind the cursor skips, one that is ahead is opened again.
         if stream is None or stream.key != (seed, epoch) or stream.at > cursor:
             stream = self._stream = self._begin(seed, epoch)
+        # Before passing on to the cursor: the last used sample is on the way, and is read only once.
         unlike = self._is_unlike(stream, request)
         if not stream.skip_to(cursor):
             if stream.at < begun:
@@ -151,6 +153,7 @@ class StreamReader:
         """This rank's samples of the step at the cursor, fewer if the stream ends; and the last of all's checksum."""
         samples: list[Any] = []
         last: Any = None
+        # All ranks' samples of the step are drawn, so that the stream is at the same place on each.
         for i in range(self._split.world * self._split.batch):
             sample = stream.next(cursor + i)
             if sample is END:
@@ -171,7 +174,7 @@ class StreamReader:
         if sample is END:
             raise ConfigError(
                 f"{type(self.dataset).__name__} gives nothing when it is iterated again: the last step cannot be "
-                "filled up from its beginning. Have __iter__ begin anew, or pass drop_last=True or uneven=True"
+                "filled up from its beginning. Have __iter__ begin again, or pass drop_last=True or uneven=True"
             )
         return [sample]
 

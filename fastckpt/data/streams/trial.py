@@ -101,10 +101,15 @@ def look(opened: Callable[[], Callable[[int], Any]], first: int = 0) -> Seen:
 
 def look_again(opened: Callable[[], Callable[[int], Any]]) -> Seen:
     """The same for a second opening, which some streams never give: the log then reports what is waited for."""
-    warning = threading.Timer(PATIENCE, logger.warning, (
-        "the stream is being opened a second time, to see that it gives the same samples, and has given none for %g "
-        "s: if it can be opened once only, pass repeatable=False", PATIENCE,
-    ))  # fmt: skip
+    warning = threading.Timer(
+        PATIENCE,
+        logger.warning,
+        (
+            "the stream is being opened a second time, to see that it gives the same samples, and has given none for "
+            "%g s: if it can be opened once only, pass repeatable=False",
+            PATIENCE,
+        ),
+    )
     warning.daemon = True
     warning.start()
     try:
@@ -137,9 +142,10 @@ class Judge:
         if repeatable is False and not split.rank:
             logger.warning(
                 "%s need not give the same samples at each start (repeatable=False): a resume passes over as many "
-                "samples as were used, so some may be lost and others used twice%s", self._name,
+                "samples as were used, so some may be lost and others used twice%s",
+                self._name,
                 "; so it is without one, if ranks read unlike streams" if alike and split.world > 1 else "",
-            )  # fmt: skip
+            )
 
     @property
     def compares(self) -> bool:
@@ -162,6 +168,7 @@ class Judge:
 
     def judge(self, tried: Tried) -> None:
         """Raise ConfigError unless a resume would find the samples again, and all ranks read the same."""
+        # Openings of one worker first, then ranks, then workers: the message names the nearest cause.
         self._refuse(tried.seen, tried.again, "when it is opened again")
         if not self._alike:
             return
@@ -179,8 +186,12 @@ class Judge:
             logger.warning(
                 "rank %d: %s of %s is not the one that was used before the restart: the stream differs between "
                 "starts, so some of its samples are lost and others used twice. %s; to accept that, pass "
-                "repeatable=False", self._split.rank, place, self._name, remedy(self._dataset),
-            )  # fmt: skip
+                "repeatable=False",
+                self._split.rank,
+                place,
+                self._name,
+                remedy(self._dataset),
+            )
 
     @property
     def _has_others(self) -> bool:
@@ -207,4 +218,5 @@ class Judge:
 def _of_all_ranks(key: str, samples: list[int]) -> list[int]:
     """The finding of the first rank to arrive. No rank waits: one may iterate late, or never."""
     store = dist.distributed_c10d.PrefixStore("fastckpt/stream", default_store())
+    # compare_set of c10d's store sets the value if there is none, and returns what is there: one request, no wait.
     return [int(each) for each in store.compare_set(key, "", " ".join(map(str, samples)) or " ").decode().split()]

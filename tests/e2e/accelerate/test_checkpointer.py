@@ -1,4 +1,4 @@
-"""One process with accelerate: what is refused, which files there are, and what becomes of stock directories."""
+"""One process with accelerate: refused calls, files of a checkpoint, and directories of stock accelerate."""
 
 import copy
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture(autouse=True)
-def anew():
+def fresh_accelerator_state():
     """accelerate keeps its state for the whole process."""
     yield
     for state in (AcceleratorState, GradientState, PartialState):
@@ -31,7 +31,7 @@ def go(training: Training, steps: int) -> None:
         advance(training, inputs, targets)
 
 
-def test_memory_and_storage_and_what_accelerate_wrote(tmp_path):
+def test_states_load_from_memory_storage_and_directories_of_stock_accelerate(tmp_path):
     training = Training()
     with AccelerateCheckpointer(training.accelerator, tmp_path / "run") as checkpointer:
         assert checkpointer.load_state() == 0
@@ -53,7 +53,7 @@ def test_memory_and_storage_and_what_accelerate_wrote(tmp_path):
     assert ours == stock | {"manifest.json", "epochs.json"}
 
 
-def test_several_models(tmp_path):
+def test_several_models_are_saved_under_the_names_of_accelerate(tmp_path):
     """Each has its files, under the names that accelerate counts."""
     accelerator = Accelerator(cpu=True)
     models = [torch.nn.Linear(4, size) for size in (4, 2)]
@@ -79,7 +79,7 @@ def test_several_models(tmp_path):
     assert {"model_1.safetensors", "optimizer_1.bin"} <= stock and ours == stock | {"manifest.json", "epochs.json"}
 
 
-def test_files_of_hooks(tmp_path):
+def test_files_written_by_hooks_are_part_of_the_checkpoint(tmp_path):
     training = Training(hooks=True)
     with AccelerateCheckpointer(training.accelerator, tmp_path) as checkpointer:
         go(training, 2)
@@ -92,7 +92,7 @@ def test_files_of_hooks(tmp_path):
     assert torch.equal(torch.load(tmp_path / "checkpoint-2/adapter.bin")["0.weight"], weight)
 
 
-def test_what_is_refused(tmp_path):
+def test_unsupported_calls_of_accelerate_are_refused(tmp_path):
     accelerator = Accelerator(cpu=True)
     with (
         AccelerateCheckpointer(accelerator, tmp_path) as checkpointer,

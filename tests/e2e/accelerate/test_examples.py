@@ -1,4 +1,4 @@
-"""The examples for accelerate and Lightning: a second launch goes on where the first has ended."""
+"""Examples for accelerate and Lightning: a second launch resumes where the first has ended."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def run(framework: str, folder: Path, steps: int) -> list[str]:
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning"])
-def test_it_goes_on_within_an_epoch(framework, tmp_path):
+def test_an_example_launched_again_resumes_within_an_epoch(framework, tmp_path):
     """Its losses are those of one launch."""
     assert len(EXAMPLES.joinpath(framework, "train.py").read_text().splitlines()) <= 60
     parts = run(framework, tmp_path / "parts", 14) + run(framework, tmp_path / "parts", 40)

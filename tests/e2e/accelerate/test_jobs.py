@@ -1,4 +1,4 @@
-"""Real jobs with accelerate: ranks and agents die, stock code takes turns with ours, and all is the very same."""
+"""Real jobs with accelerate: kills of ranks and agents, and turns with stock code, leave results bit-equal."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.accelerate.conftest import OPTIONS, run_stock
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 pytestmark = pytest.mark.frameworks
 
@@ -25,10 +25,10 @@ FILES = {
 }
 
 
-def test_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
+def test_an_accelerate_job_resumes_after_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
     job.run_to_the_end("--wait", **OPTIONS)
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted())
     assert [step for step, _ in job.resumes()][:2] == [0, 4]
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
@@ -38,7 +38,7 @@ def test_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["", "--stateful", "--hooks", "--bin"])
-def test_stock_code_takes_turns(tmp_path, uninterrupted, way):
+def test_stock_accelerate_and_fastckpt_resume_from_each_other(tmp_path, uninterrupted, way):
     """accelerate goes on from what we saved, and we from what it saves then: all is as if we alone had trained."""
     stock, script = tmp_path / "stock", [way] if way else []
     ours = uninterrupted(*script).checkpoint_dir / "checkpoint-10"
@@ -51,18 +51,18 @@ def test_stock_code_takes_turns(tmp_path, uninterrupted, way):
 @pytest.mark.campaign
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("way", ["", "--stateful", "--overlap", "--hooks", "--bin", "--named"])
-def test_each_way(new_job, uninterrupted, way, rank):
+def test_each_kind_of_accelerate_job_resumes_after_kills_in_each_phase(new_job, uninterrupted, way, rank):
     stage = "overlap" if way == "--overlap" and rank == 0 else "snapshot"  # what others have is never deferred
     phases = ("snapshot.fill", f"{stage}.commit", f"{stage}.notify")
     kills = [kill(rank, at=phase, step=10 + 4 * i) for i, phase in enumerate(phases)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
     script = [way] if way else []
-    job = new_job().befalls(*kills).run(*script, **OPTIONS)
-    assert_all_struck(job)
+    job = new_job().with_faults(*kills).run(*script, **OPTIONS)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(*script))
 
 
-def test_a_loop_that_leaves_epochs_to_the_loader_goes_on_in_their_order(tmp_path):
+def test_a_loop_whose_loader_counts_epochs_resumes_in_the_same_order(tmp_path):
     """The order of the epoch that was interrupted, and those of later ones, are as without the kill."""
 
     def used(name: str, *arguments: str) -> dict[int, set[str]]:
@@ -85,7 +85,7 @@ def test_a_loop_that_leaves_epochs_to_the_loader_goes_on_in_their_order(tmp_path
 
 
 @pytest.mark.campaign
-def test_all_that_memory_had_is_lost(new_job, uninterrupted):
+def test_an_accelerate_job_that_lost_its_memory_resumes_from_storage(new_job, uninterrupted):
     """The host is another one: what is durable goes on."""
     job = new_job()
     assert job.start("--steps", "13", "--die", **OPTIONS).wait() == -9, job.text()
@@ -97,10 +97,10 @@ def test_all_that_memory_had_is_lost(new_job, uninterrupted):
 
 
 @pytest.mark.campaign
-def test_going_back_by_name(new_job, uninterrupted):
+def test_an_accelerate_job_goes_back_to_a_checkpoint_by_name(new_job, uninterrupted):
     job = new_job().run("--named", **OPTIONS)
     back = str(job.checkpoint_dir / "step_10")
-    job.befalls(kill(1, at="snapshot.fill", step=16))
+    job.with_faults(kill(1, at="snapshot.fill", step=16))
     job.run("--named", "--resume-path", back, **OPTIONS)
     assert [step for step, _ in job.resumes()] == [0, 10, 14]
     assert job.ends() == uninterrupted().ends()

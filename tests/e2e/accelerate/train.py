@@ -15,7 +15,7 @@ from fastckpt.accelerate import AccelerateCheckpointer, StorageType
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.e2e.accelerate.training import Training, advance, batches
 from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")
 
@@ -25,7 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stateful", action="store_true", help="with a loader that has a state, else batches are skipped"
     )
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--hooks", action="store_true", help="weights are saved by a hook, as those of adapters are")
     parser.add_argument("--bin", action="store_true", help="weights in files of torch.save")
     parser.add_argument("--named", action="store_true", help="directories are called step_<n>")
@@ -39,7 +39,7 @@ def train(args: argparse.Namespace) -> None:
     training = Training(stateful=args.stateful, hooks=args.hooks)
     rank = training.accelerator.process_index
     log = Log(args.out, rank)
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 800 bytes
     checkpointer = AccelerateCheckpointer(training.accelerator, args.checkpoint_dir, overlap=args.overlap)

@@ -1,4 +1,4 @@
-"""What is trained with accelerate, by our program and by the stock one: nothing in here knows fastckpt."""
+"""Training with accelerate, shared by our program and the stock one; this file does not use fastckpt."""
 
 from typing import Any
 
@@ -28,8 +28,8 @@ class Training:
 
     def __init__(self, *, stateful: bool = False, hooks: bool = False) -> None:
         torch.manual_seed(7)
-        wishes = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3, use_stateful_dataloader=stateful)
-        self.accelerator = Accelerator(cpu=True, dataloader_config=wishes)
+        options = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3, use_stateful_dataloader=stateful)
+        self.accelerator = Accelerator(cpu=True, dataloader_config=options)
         model = nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)

@@ -59,7 +59,7 @@ def loaded(world: int, step: int, tier: str) -> dict[str, object]:
     return {"world": world, "loaded": step, "tier": tier, "equal": True}
 
 
-def test_from_two_ranks_to_one_and_back(job: Job) -> None:
+def test_a_dcp_job_resumes_with_one_rank_instead_of_two_and_back(job: Job) -> None:
     # Rank 1 has written its part of step 3, and .metadata is not there: step 2 counts, which is in memory only.
     lost = job.run(2, "--until", "3", "--die", "1:snapshot.notify:3", "--memory", "2", "3", "--lose-agent")
     assert lost == -signal.SIGKILL, job.text()
@@ -91,7 +91,7 @@ PLACES = [f"{rank}:{phase}:3" for rank in (0, 1) for phase in PHASES]
 @pytest.mark.campaign
 @pytest.mark.parametrize("how", ["", "--behind"])
 @pytest.mark.parametrize("place", [*PLACES, "0:snapshot.skeleton:3:2", "0:snapshot.fill:3:2"])
-def test_a_rank_dies_in_any_phase(job: Job, place: str, how: str) -> None:
+def test_a_dcp_job_whose_rank_dies_in_any_phase_resumes_the_last_commit(job: Job, place: str, how: str) -> None:
     """Only when rank 0 has committed, with .metadata, is its step there."""
     assert job.run(2, "--until", "4", "--die", place, "--memory", "2", "3", *how.split()) == 0, job.text()
     counts = 3 if place == "0:snapshot.notify:3" else 2
@@ -99,7 +99,7 @@ def test_a_rank_dies_in_any_phase(job: Job, place: str, how: str) -> None:
 
 
 @pytest.mark.campaign
-def test_from_any_sharding_to_any_other(job: Job) -> None:
+def test_a_dcp_checkpoint_of_any_sharding_loads_into_any_other(job: Job) -> None:
     """Saved as one of these kinds by four ranks, or three, or two; loaded as any other by as many, or others."""
     kinds = ["ddp", "fsdp", "hsdp", "tp", "fsdp+tp"]
     assert job.run(4, "--save", "--kinds", *kinds, program="kinds.py") == 0, job.text()
@@ -114,7 +114,7 @@ def test_from_any_sharding_to_any_other(job: Job) -> None:
 
 
 @pytest.mark.campaign
-def test_some_ranks_alone_are_refused(job: Job) -> None:
+def test_a_dcp_save_by_some_ranks_alone_is_refused(job: Job) -> None:
     """One of two ranks has nothing to save in the end, since DCP saves what both have once."""
     assert job.run(2, program="refusals.py") == 0, job.text()
     for rank in (0, 1):

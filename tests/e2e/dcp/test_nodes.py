@@ -1,4 +1,4 @@
-"""What ranks of several nodes copy for their node, check for each other, and choose when a plan needs more."""
+"""Files that ranks of several nodes copy for their node, verify for each other, and choose for a plan."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ states = st.lists(st.lists(items, max_size=6, unique_by=lambda each: each.index)
 
 
 @given(states, st.lists(st.integers(0, 2), min_size=4, max_size=4))
-def test_each_node_has_all_that_its_ranks_have_and_each_once(offered, nodes):
+def test_each_node_copies_everything_of_its_ranks_once(offered, nodes):
     offers = [SavePlan(each) for each in offered]
     nodes = nodes[: len(offers)]
     plans = dedup_save_plans(offers)
@@ -42,7 +42,7 @@ def test_each_node_has_all_that_its_ranks_have_and_each_once(offered, nodes):
         assert not any(copies)
 
 
-def test_copies_are_balanced():
+def test_copies_are_balanced_over_the_ranks_of_a_node():
     whole = [item("abcd"[i % 4] * (i + 1), 0, 100) for i in range(12)]
     offers = [SavePlan(whole) for _ in range(4)]
     copies = copies_for_nodes(offers, dedup_save_plans(offers), [0, 0, 1, 1])
@@ -50,7 +50,7 @@ def test_copies_are_balanced():
 
 
 @pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [2, 3], [1]])
-def test_each_file_is_checked_once_and_its_own_by_each_rank(ranks):
+def test_each_file_is_checked_once_and_those_of_a_rank_by_itself(ranks):
     names = [
         ".metadata",
         *(f"__{r}_0.distcp" for r in range(4)),

@@ -1,4 +1,4 @@
-"""Loads of a checkpoint that has more names than the state, or fewer: as stock DCP has them, strict and not."""
+"""Loads of checkpoints with more or fewer names than the state: as stock DCP loads them, strict and not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_checkpoint_with_more_names_gives_those_of_the_model(checkpointer: Fsd
     assert values(smaller) == [1.0] and checkpointer.loaded_step == 1
 
 
-def test_a_model_with_more_names_is_refused_by_name_and_keeps_its_own_if_not_strict(
+def test_a_model_with_more_names_is_refused_or_keeps_its_own_if_not_strict(
     checkpointer: FsdpShardCheckpointer,
 ):
     larger = model(3, 5.0)

@@ -69,7 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return times
 
 
-def test_is_what_torch_gives(training, monkeypatch):
+def test_a_remembered_state_dict_equals_that_of_torch(training, monkeypatch):
     model, optimizers = training
     times = asked(monkeypatch)
     for _ in range(3):
@@ -116,7 +116,9 @@ CHANGES = [another_parameter, added_group, untied, swapped, other_order, fresh_o
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_seen(training, monkeypatch, change: Callable[..., None]):
+def test_a_changed_model_or_optimizer_is_asked_for_its_state_dict_again(
+    training, monkeypatch, change: Callable[..., None]
+):
     model, optimizers = training
     named_state(model, optimizers)
     times = asked(monkeypatch)
@@ -128,7 +130,7 @@ def test_a_change_is_seen(training, monkeypatch, change: Callable[..., None]):
     assert len(times) == 1
 
 
-def test_names_of_wrappers_are_left_to_torch(training, monkeypatch):
+def test_state_dicts_of_compiled_models_are_left_to_torch(training, monkeypatch):
     model, optimizers = training
     times = asked(monkeypatch)
     compiled = torch.compile(model)
@@ -137,7 +139,7 @@ def test_names_of_wrappers_are_left_to_torch(training, monkeypatch):
     assert len(times) == 2
 
 
-def test_fewer_optimizers(training):
+def test_a_state_dict_with_fewer_optimizers_equals_that_of_torch(training):
     model, optimizers = training
     named_state(model, optimizers)
     assert parts(named_state(model, optimizers[:1])) == parts(get_state_dict(model, optimizers[:1]))

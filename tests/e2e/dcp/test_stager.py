@@ -1,4 +1,4 @@
-"""What dcp.async_save does with our stager, in a job of one rank: the state is copied once, and never torn."""
+"""dcp.async_save with our stager in a job of one rank: the state is copied once and never torn."""
 
 import pickle
 import threading
@@ -72,7 +72,7 @@ class Late(DefaultSavePlanner):
         return data
 
 
-def test_it_is_a_stager(stager: SharedMemoryStager):
+def test_the_stager_fulfils_the_protocol_of_dcp(stager: SharedMemoryStager):
     assert isinstance(stager, AsyncStager)
 
 
@@ -89,7 +89,7 @@ def test_a_state_may_change_as_soon_as_the_save_returns(writer: SharedMemoryWrit
         assert writer.result and same(load(writer), state(step))
 
 
-def test_the_commit_is_not_waited_for(
+def test_an_async_save_does_not_wait_for_the_commit(
     writer: SharedMemoryWriter, stager: SharedMemoryStager, monkeypatch: pytest.MonkeyPatch
 ):
     finish, go = writer.finish, threading.Event()
@@ -103,7 +103,7 @@ def test_the_commit_is_not_waited_for(
     assert same(load(writer), state(2))
 
 
-def test_a_save_that_fails_lets_training_go_on(writer: SharedMemoryWriter, stager: SharedMemoryStager):
+def test_an_async_save_that_fails_does_not_end_training(writer: SharedMemoryWriter, stager: SharedMemoryStager):
     class Failing(DefaultSavePlanner):
         def create_local_plan(self) -> SavePlan:
             raise RuntimeError("no plan")
@@ -118,7 +118,7 @@ def test_a_save_that_fails_lets_training_go_on(writer: SharedMemoryWriter, stage
     assert same(load(writer), state(3))
 
 
-def test_another_writer_is_refused(tmp_path: Path, stager: SharedMemoryStager):
+def test_a_stager_with_a_writer_of_another_kind_is_refused(tmp_path: Path, stager: SharedMemoryStager):
     future = dcp.async_save(state(1), checkpoint_id=tmp_path / "other", async_stager=stager)
     with pytest.raises(ConfigError, match="the same SharedMemoryWriter"):
         future.result(DEADLINE)
@@ -126,7 +126,7 @@ def test_another_writer_is_refused(tmp_path: Path, stager: SharedMemoryStager):
 
 
 @pytest.mark.parametrize("checkpoint_id", [None, "elsewhere"])
-def test_a_save_of_its_own_kind_goes_on_after_one_that_was_refused(
+def test_a_save_after_a_refused_one_succeeds(
     writer: SharedMemoryWriter, stager: SharedMemoryStager, checkpoint_id: str | None
 ):
     with pytest.raises(ConfigError):
@@ -149,7 +149,7 @@ def test_a_save_of_another_thread_waits_for_a_staged_one(
     assert same(load(writer), state(2))
 
 
-def test_a_save_that_another_overtakes_fails(writer: SharedMemoryWriter):
+def test_an_async_save_overtaken_by_another_fails(writer: SharedMemoryWriter):
     """Else its state would pass for the other's. DCP's own stager waits for nothing."""
     late = Late(DEADLINE)
     first = dcp.async_save(state(1), storage_writer=writer, checkpoint_id="1", planner=late)
@@ -168,7 +168,7 @@ def until_begun(writer: SharedMemoryWriter, step: int) -> None:
         time.sleep(0.001)
 
 
-def test_closing_waits_for_a_copy(tmp_path: Path):
+def test_close_waits_for_a_copy_in_progress(tmp_path: Path):
     """What it is copied to is unmapped then."""
     writer, late = SharedMemoryWriter(tmp_path / "run"), Late(0.1)
     future = dcp.async_save(state(1), storage_writer=writer, checkpoint_id="1", planner=late)
@@ -180,7 +180,7 @@ def test_closing_waits_for_a_copy(tmp_path: Path):
         assert "the checkpointer is closed" in str(error)
 
 
-def test_what_a_device_is_yet_to_write_is_waited_for(
+def test_staging_waits_for_pending_writes_of_a_device(
     writer: SharedMemoryWriter, stager: SharedMemoryStager, monkeypatch: pytest.MonkeyPatch
 ):
     """It was launched in a stream of the training thread; DCP's thread has another."""
@@ -198,7 +198,7 @@ def test_what_a_device_is_yet_to_write_is_waited_for(
 
 
 @pytest.mark.gpu
-def test_a_stream_of_training_is_waited_for(writer: SharedMemoryWriter, stager: SharedMemoryStager):
+def test_staging_waits_for_the_stream_of_training(writer: SharedMemoryWriter, stager: SharedMemoryStager):
     found = torch.accelerator.current_accelerator()
     assert found is not None and torch.accelerator.is_available(), "pytest -m gpu needs an accelerator"
     values, loaded = (torch.zeros(1 << 24, device=found) for _ in range(2))
@@ -217,7 +217,7 @@ def test_a_stream_of_training_is_waited_for(writer: SharedMemoryWriter, stager: 
         assert torch.equal(loaded, torch.full_like(loaded, step))
 
 
-def test_another_process_is_refused(writer: SharedMemoryWriter, stager: SharedMemoryStager):
+def test_staging_in_another_process_is_refused(writer: SharedMemoryWriter, stager: SharedMemoryStager):
     stager.stage(state(1))
     with pytest.raises(TypeError, match="THREAD"):
         pickle.dumps(writer)

@@ -1,4 +1,4 @@
-"""What dcp.save, dcp.async_save and dcp.load do with our writer and reader, in a job of one rank."""
+"""dcp.save, dcp.async_save and dcp.load with our writer and reader, in a job of one rank."""
 
 import copy
 import os
@@ -71,7 +71,7 @@ def flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_what_was_saved_last_is_loaded_from_memory(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_the_last_dcp_save_is_loaded_from_memory(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     assert reader.find() is None
     for step in (1, 2):
         save(writer, step)
@@ -96,7 +96,7 @@ def test_the_shards_of_one_of_two_nodes_are_no_reason_to_start_afresh(
     assert reader.find() == 1
 
 
-def test_the_next_job_loads_from_storage(tmp_path: Path):
+def test_the_next_dcp_job_loads_from_storage(tmp_path: Path):
     with SharedMemoryWriter(tmp_path) as writer:
         save(writer, 7)
         assert writer.wait() == 7
@@ -107,7 +107,7 @@ def test_the_next_job_loads_from_storage(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["{run}/checkpoint-2", "{run}/checkpoint-2/", "{run}/step-2", "checkpoint-2", "2"])
-def test_a_step_is_loaded_by_any_name_of_it(writer: SharedMemoryWriter, reader: SharedMemoryReader, name: str):
+def test_a_dcp_step_is_loaded_by_any_of_its_names(writer: SharedMemoryWriter, reader: SharedMemoryReader, name: str):
     writer.storage_type = StorageType.MEMORY
     for step in (1, 2, 3):
         dcp.save(state(step), storage_writer=writer, checkpoint_id=Path(writer._writer.directory, f"checkpoint-{step}"))
@@ -116,7 +116,7 @@ def test_a_step_is_loaded_by_any_name_of_it(writer: SharedMemoryWriter, reader: 
     assert same(load(reader), state(3)), "what was asked for once must not be loaded ever after"
 
 
-def test_steps_start_anew_after_a_load(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_step_numbers_restart_after_a_load(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step in (1, 2, 3):
         save(writer, step)
     load(reader, "1")
@@ -125,13 +125,15 @@ def test_steps_start_anew_after_a_load(writer: SharedMemoryWriter, reader: Share
 
 
 @pytest.mark.parametrize("checkpoint_id", ["/elsewhere/checkpoint-1", "/elsewhere/step-1", "{run}/1", "run", ""])
-def test_a_save_elsewhere_is_refused(writer: SharedMemoryWriter, checkpoint_id: str):
+def test_a_dcp_save_outside_the_directory_is_refused(writer: SharedMemoryWriter, checkpoint_id: str):
     asked = checkpoint_id.format(run=writer._writer.directory)
     with pytest.raises(ConfigError, match="checkpoint-<step>"):
         dcp.save(state(1), storage_writer=writer, checkpoint_id=asked)
 
 
-def test_what_torch_wrote_under_such_a_name_is_not_mistaken(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_stock_checkpoint_under_a_name_of_ours_is_not_mistaken_for_ours(
+    writer: SharedMemoryWriter, reader: SharedMemoryReader
+):
     name = f"{writer._writer.directory}/step-2"
     dcp.save(state(5), checkpoint_id=name)
     save(writer, 2)
@@ -145,7 +147,7 @@ def test_a_save_without_a_step_is_refused(writer: SharedMemoryWriter):
         dcp.save(state(1), storage_writer=writer)
 
 
-def test_a_step_is_saved_once(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_second_dcp_save_of_a_step_is_refused(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     save(writer, 1)
     with pytest.raises(CheckpointException, match="was saved before"):
         save(writer, 1, state(5))
@@ -154,7 +156,7 @@ def test_a_step_is_saved_once(writer: SharedMemoryWriter, reader: SharedMemoryRe
     assert same(load(reader), state(1))
 
 
-def test_a_writer_that_is_closed_says_so(writer: SharedMemoryWriter):
+def test_a_closed_dcp_writer_refuses_saves(writer: SharedMemoryWriter):
     writer.close()
     with pytest.raises(CheckpointException, match="the checkpointer is closed"):
         save(writer, 1)
@@ -165,7 +167,7 @@ def test_saves_without_collectives_are_refused(writer: SharedMemoryWriter):
         save(writer, 1, use_collectives=False)
 
 
-def test_a_save_that_fails_leaves_the_one_before(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_failed_dcp_save_leaves_the_one_before(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     class Failing(DefaultSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
             raise RuntimeError("no data")
@@ -178,7 +180,7 @@ def test_a_save_that_fails_leaves_the_one_before(writer: SharedMemoryWriter, rea
     assert same(load(reader), state(3))
 
 
-def test_a_save_that_failed_is_made_again(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_dcp_save_that_failed_can_be_repeated(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
     class Failing(DefaultSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
             if write_item.index.fqn == "text":
@@ -198,14 +200,14 @@ def test_a_save_that_failed_is_made_again(tmp_path: Path, writer: SharedMemoryWr
     assert [stored.id.step for stored in CheckpointDirectory(tmp_path / "run").checkpoints()] == [3, 2, 1]
 
 
-def test_a_rank_may_have_nothing_to_save(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_rank_with_nothing_to_save_takes_part_in_a_dcp_save(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     dcp.save({}, storage_writer=writer, checkpoint_id="1")
     assert writer.result
     dcp.load({}, storage_reader=reader)
     assert reader.loaded_step == 1
 
 
-def test_places_stay_while_values_change(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_offsets_in_files_stay_while_values_change(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     places = []
     for step, text in ((1, ""), (2, "longer than before"), (3, "x")):
         metadata = save(writer, step, state(step, text))
@@ -214,13 +216,13 @@ def test_places_stay_while_values_change(writer: SharedMemoryWriter, reader: Sha
     assert places[0] == places[1] == places[2]
 
 
-def test_values_may_outgrow_their_place(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_values_that_outgrow_their_space_are_saved(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step, length in enumerate((0, 200_000, 10, 2_000_000)):
         save(writer, step, state(step, "x" * length))
         assert same(load(reader), state(step, "x" * length))
 
 
-def test_tensors_may_change_their_shapes(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_tensors_that_change_their_shapes_are_saved(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step, size in enumerate((10, 100_000, 3)):
         save(writer, step, {"w": torch.full((size,), float(step))})
         loaded = {"w": torch.zeros(size)}
@@ -228,13 +230,13 @@ def test_tensors_may_change_their_shapes(writer: SharedMemoryWriter, reader: Sha
         assert bool((loaded["w"] == step).all())
 
 
-def test_plans_that_dcp_caches_are_saved_alike(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_saves_with_plans_cached_by_dcp_equal_those_without(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step in range(3):
         save(writer, step, planner=DefaultSavePlanner(enable_plan_caching=True))
         assert same(load(reader), state(step))
 
 
-def test_all_that_is_saved_becomes_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_dcp_save_to_disk_becomes_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FASTCKPT_SLOTS", "2")
     with SharedMemoryWriter(tmp_path) as writer:
         for step in range(8):
@@ -244,7 +246,7 @@ def test_all_that_is_saved_becomes_durable(tmp_path: Path, monkeypatch: pytest.M
     assert [stored.id.step for stored in CheckpointDirectory(tmp_path).checkpoints()] == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
-def test_saving_behind_training(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_an_async_save_holds_the_values_at_its_call(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     values = state(1)
     future = dcp.async_save(values, storage_writer=writer, checkpoint_id="1")
     values["model"]["weight"].zero_()
@@ -252,7 +254,7 @@ def test_saving_behind_training(writer: SharedMemoryWriter, reader: SharedMemory
     assert same(load(reader), state(1))
 
 
-def test_other_threads_may_ask_meanwhile(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_other_threads_may_query_the_writer_during_a_save(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step in range(20):
         future = dcp.async_save(state(step), storage_writer=writer, checkpoint_id=str(step))
         while not future.done():
@@ -262,7 +264,7 @@ def test_other_threads_may_ask_meanwhile(writer: SharedMemoryWriter, reader: Sha
     assert writer.wait() == 19
 
 
-def test_a_load_within_a_save_is_no_half_checkpoint(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_load_during_a_save_reads_no_partial_checkpoint(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     save(writer, 1)
     write = writer.write_data
 
@@ -280,7 +282,7 @@ def test_a_load_within_a_save_is_no_half_checkpoint(writer: SharedMemoryWriter, 
     assert same(load(reader), state(2))
 
 
-def test_what_another_rank_lacks_is_no_whole_checkpoint(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_checkpoint_that_another_rank_lacks_is_not_loaded(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     save(writer, 1)
     write = writer.write_data
 
@@ -298,7 +300,7 @@ def test_what_another_rank_lacks_is_no_whole_checkpoint(writer: SharedMemoryWrit
     assert same(load(reader), state(2))
 
 
-def test_another_process_cannot_save(writer: SharedMemoryWriter):
+def test_a_dcp_save_in_another_process_is_refused(writer: SharedMemoryWriter):
     with pytest.raises(TypeError, match="THREAD"):
         pickle.dumps(writer)
     with pytest.raises(TypeError, match="THREAD"):
@@ -306,13 +308,13 @@ def test_another_process_cannot_save(writer: SharedMemoryWriter):
     assert AsyncCheckpointerType.THREAD.value == "thread"
 
 
-def test_stock_checkpoints_load(tmp_path: Path, reader: SharedMemoryReader):
+def test_a_stock_dcp_checkpoint_loads(tmp_path: Path, reader: SharedMemoryReader):
     dcp.save(state(4, "stock"), checkpoint_id=tmp_path / "stock")
     assert same(load(reader, tmp_path / "stock"), state(4, "stock"))
     assert (reader.loaded_step, reader.loaded_from) == (-1, "storage")
 
 
-def test_tensors_of_all_sorts_load(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_tensors_of_all_dtypes_and_layouts_load(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
     dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.bool, torch.int8, torch.uint16)
     sorts = {str(dtype): torch.tensor([0, 1, 2, 3, 1]).to(dtype) for dtype in (*dtypes, torch.float8_e5m2)}
     sorts |= {"scalar": torch.tensor(2.5), "none": torch.empty(0, 3), "turned": torch.arange(6.0).view(2, 3).t()}
@@ -326,13 +328,13 @@ def test_tensors_of_all_sorts_load(tmp_path: Path, writer: SharedMemoryWriter, r
             assert torch.equal(loaded[name], tensor), (place, name)
 
 
-def test_a_shape_that_does_not_fit_is_told_as_by_torch(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_shape_mismatch_raises_the_error_of_torch(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     save(writer, 1, {"w": torch.ones(4)})
     with pytest.raises(CheckpointException, match="Size mismatch"):
         dcp.load({"w": torch.zeros(5)}, storage_reader=reader)
 
 
-def test_what_is_loaded_is_the_callers_own(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_loaded_tensors_do_not_alias_shared_memory(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     save(writer, 1)
     first = load(reader)
     first["model"]["weight"].fill_(9)
@@ -342,7 +344,7 @@ def test_what_is_loaded_is_the_callers_own(writer: SharedMemoryWriter, reader: S
     assert bool((first["model"]["weight"] == 9).all()) and bool((first["model"]["bias"] == 1).all())
 
 
-def test_stock_torch_loads_what_memory_holds(tmp_path: Path, writer: SharedMemoryWriter):
+def test_stock_torch_loads_the_files_in_memory(tmp_path: Path, writer: SharedMemoryWriter):
     save(writer, 1)
     [slot] = [slot for slot in slots_of(writer._writer.link.arena) if (slot / ".begin").exists()]
     loaded = state(-1)
@@ -350,7 +352,7 @@ def test_stock_torch_loads_what_memory_holds(tmp_path: Path, writer: SharedMemor
     assert same(loaded, state(1))
 
 
-def test_a_damaged_byte_on_storage_is_found(tmp_path: Path):
+def test_a_dcp_load_finds_a_damaged_byte_on_storage(tmp_path: Path):
     with SharedMemoryWriter(tmp_path) as writer:
         for step in (1, 2):
             save(writer, step)
@@ -365,7 +367,7 @@ def test_a_damaged_byte_on_storage_is_found(tmp_path: Path):
     assert len(list((tmp_path / ".fastckpt").glob("quarantine-*"))) == 1
 
 
-def test_a_damaged_byte_in_memory_is_found(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_dcp_load_finds_a_damaged_byte_in_memory(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     save(writer, 1)
     writer.wait()
     [slot] = [slot for slot in slots_of(writer._writer.link.arena) if (slot / ".digests").exists()]
@@ -374,7 +376,7 @@ def test_a_damaged_byte_in_memory_is_found(writer: SharedMemoryWriter, reader: S
     assert reader.loaded_from == "storage"
 
 
-def test_nothing_to_load_is_said(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_dcp_load_without_any_checkpoint_is_an_error(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     with pytest.raises(CheckpointException, match="no such checkpoint yet"):
         load(reader)
     save(writer, 1)
@@ -383,7 +385,7 @@ def test_nothing_to_load_is_said(writer: SharedMemoryWriter, reader: SharedMemor
     assert same(load(reader), state(1))
 
 
-def test_a_load_that_fails_is_in_nobodys_way(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_failed_dcp_load_does_not_block_later_saves(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step in (1, 2, 3):
         save(writer, step)
     with pytest.raises(CheckpointException, match="Missing key"):
@@ -394,7 +396,7 @@ def test_a_load_that_fails_is_in_nobodys_way(writer: SharedMemoryWriter, reader:
     assert same(load(reader), state(7))
 
 
-def test_what_was_found_may_be_left(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_a_checkpoint_that_was_found_need_not_be_loaded(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step in (1, 2, 3):
         save(writer, step)
     assert reader.find() == 3
@@ -404,7 +406,7 @@ def test_what_was_found_may_be_left(writer: SharedMemoryWriter, reader: SharedMe
     assert same(load(reader), state(7)), "what is saved since is newer"
 
 
-def test_checkpoints_of_another_kind_are_no_fresh_start(tmp_path: Path):
+def test_dcp_with_checkpoints_of_another_kind_is_an_error_and_no_fresh_start(tmp_path: Path):
     with DdpCheckpointer(tmp_path) as other:
         other.save_checkpoint(1, {"w": torch.ones(3)}, storage_type=StorageType.DISK)
         other.wait_latest_checkpoint()
@@ -416,7 +418,7 @@ def test_checkpoints_of_another_kind_are_no_fresh_start(tmp_path: Path):
         assert other.load_checkpoint()["w"].sum() == 3
 
 
-def test_a_lost_manifest_is_no_fresh_start(tmp_path: Path):
+def test_dcp_with_a_lost_manifest_is_an_error_and_no_fresh_start(tmp_path: Path):
     with SharedMemoryWriter(tmp_path) as writer:
         save(writer, 1)
     (tmp_path / "checkpoint-1" / "manifest.json").unlink()
@@ -424,7 +426,7 @@ def test_a_lost_manifest_is_no_fresh_start(tmp_path: Path):
         SharedMemoryReader(writer).find()
 
 
-def test_what_torch_wrote_into_the_directory_is_left_alone_and_no_fresh_start(
+def test_a_stock_checkpoint_in_the_directory_is_kept_and_no_fresh_start(
     tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader
 ):
     stock = tmp_path / "run" / "checkpoint-3"
@@ -439,7 +441,7 @@ def test_what_torch_wrote_into_the_directory_is_left_alone_and_no_fresh_start(
     assert reader.find() == 4
 
 
-def test_older_checkpoints_are_deleted_as_asked(tmp_path: Path):
+def test_older_dcp_checkpoints_are_deleted_by_the_retention_policy(tmp_path: Path):
     with SharedMemoryWriter(tmp_path, KeepLatestStepStrategy(2, str(tmp_path))) as writer:
         for step in range(5):
             save(writer, step)
@@ -447,7 +449,7 @@ def test_older_checkpoints_are_deleted_as_asked(tmp_path: Path):
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
 
 
-def test_a_second_level_has_such_checkpoints_too(tmp_path: Path):
+def test_dcp_checkpoints_are_uploaded_to_the_remote_tier(tmp_path: Path):
     with SharedMemoryWriter(tmp_path / "near", remote=str(tmp_path / "far")) as writer:
         save(writer, 1)
     shutil.rmtree(tmp_path / "near")
@@ -457,7 +459,7 @@ def test_a_second_level_has_such_checkpoints_too(tmp_path: Path):
         assert reader.loaded_from == "remote"
 
 
-def test_a_store_beyond_the_file_system(tmp_path: Path):
+def test_dcp_checkpoints_are_saved_to_and_loaded_from_a_url(tmp_path: Path):
     url = f"memory://{tmp_path.name}/run"
     for step in (1, 2):
         with SharedMemoryWriter(url) as writer:
@@ -469,7 +471,7 @@ def test_a_store_beyond_the_file_system(tmp_path: Path):
             assert same(load(reader, f"{url}/checkpoint-{step}"), state(step))
 
 
-def test_tools_know_such_checkpoints(tmp_path: Path, writer: SharedMemoryWriter):
+def test_the_commands_read_dcp_checkpoints(tmp_path: Path, writer: SharedMemoryWriter):
     save(writer, 1)
     writer.wait()
     directory = writer._writer.directory

@@ -1,4 +1,4 @@
-"""A training with FSDP2 that saves with dcp.save: says what it loads, and keeps the full tensors of each step."""
+"""FSDP2 program that saves with dcp.save, logs each resume, and keeps the full tensors of each step."""
 
 import argparse
 import json

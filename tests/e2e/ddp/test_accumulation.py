@@ -1,4 +1,4 @@
-"""Loops of which each micro-batch is a step, ended anywhere: each sample counts once, and the weights are the same."""
+"""Loops in which each micro-batch is a step, ended anywhere: each sample counts once, with equal weights."""
 
 import contextlib
 import random
@@ -75,7 +75,9 @@ class Loop:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["to the end", "across epochs"])
-def test_a_job_that_is_ended_anywhere_goes_on_as_if_nothing_had_happened(tmp_path: Path, seed: int, kind: str):
+def test_a_job_that_accumulates_gradients_and_is_ended_anywhere_resumes_bit_for_bit(
+    tmp_path: Path, seed: int, kind: str
+):
     rng = random.Random(f"{seed} {kind}")
     samples, accumulation = 2 * rng.randint(6, 20), rng.randint(2, 5)
     skips = {step * accumulation for step in range(1, 20) if rng.random() < 0.15}

@@ -25,7 +25,7 @@ def no_arena() -> bool:
     return not any(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir())
 
 
-def test_a_script_of_its_own_saves_loads_and_says_what_it_lacks_once(directory: Path, said):
+def test_a_script_without_a_launcher_saves_loads_and_warns_once(directory: Path, said):
     with DdpCheckpointer(directory) as one, DdpCheckpointer(directory.with_name("other")) as other:
         assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and other.save_checkpoint(
             5, state(5), storage_type=StorageType.MEMORY
@@ -34,7 +34,7 @@ def test_a_script_of_its_own_saves_loads_and_says_what_it_lacks_once(directory: 
     assert said.text.count("not started by fastckpt-run") == 1
 
 
-def test_close_waits_for_the_last_flush(directory: Path):
+def test_close_without_a_launcher_waits_for_the_last_flush(directory: Path):
     with DdpCheckpointer(directory) as one:
         one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
         one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
@@ -45,7 +45,7 @@ def test_close_waits_for_the_last_flush(directory: Path):
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise RuntimeError('wrong')"])
-def test_the_end_of_a_script_that_does_not_close_flushes(directory: Path, end: str):
+def test_a_script_without_a_launcher_that_does_not_close_flushes_at_its_end(directory: Path, end: str):
     program = f"""
 import torch
 from fastckpt.ddp import DdpCheckpointer
@@ -62,7 +62,7 @@ checkpointer.save_checkpoint(1, {{"weights": torch.ones(10)}})
     assert no_arena(), done.stderr
 
 
-def test_a_rank_that_is_behind_may_finish_its_last_save(ranks: Ranks, directory: Path, monkeypatch):
+def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks: Ranks, directory: Path, monkeypatch):
     """The first rank saves the last step and closes, while the second is about to."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")

@@ -19,7 +19,7 @@ def state(mebibytes: float, value: float) -> dict[str, torch.Tensor]:
     return {"w": torch.full((int(mebibytes * MEBI) // 4,), float(value))}
 
 
-def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
+def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(4):
             assert checkpointer.save_checkpoint(step, state(1, step), storage_type=StorageType.MEMORY)
@@ -35,7 +35,7 @@ def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
         assert not drive_out(arena, 0), "it knows of its writer"
 
 
-def test_a_state_that_outgrows_three_slots_has_two(tmp_path: Path, small_tmpfs: Callable[[int], Path]) -> None:
+def test_a_state_that_outgrows_three_slots_is_kept_in_two(tmp_path: Path, small_tmpfs: Callable[[int], Path]) -> None:
     small_tmpfs(40)
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(4):
@@ -45,7 +45,7 @@ def test_a_state_that_outgrows_three_slots_has_two(tmp_path: Path, small_tmpfs: 
         assert checkpointer.load_checkpoint()["w"][-1] == 8
 
 
-def test_a_state_that_grows_a_little_where_there_is_little_room(
+def test_a_state_that_grows_slightly_in_scarce_memory_is_saved(
     tmp_path: Path, small_tmpfs: Callable[[int], Path]
 ) -> None:
     small_tmpfs(40)

@@ -1,4 +1,4 @@
-"""Saves whose storage type was left out: all reach memory, and storage as many as it takes."""
+"""Saves without a storage type: all reach memory, and storage as many as its speed allows."""
 
 import time
 from pathlib import Path
@@ -50,7 +50,7 @@ MANY = pytest.mark.parametrize("saves", [150, pytest.param(1000, marks=pytest.ma
 
 
 @MANY
-def test_at_a_twentieth_of_their_rate_none_is_skipped_in_memory(slow, ranks, directory, saves):
+def test_with_storage_at_a_twentieth_of_the_save_rate_memory_skips_none(slow, ranks, directory, saves):
     assert save_all(slow, saves) == 0
     assert slow.wait_latest_checkpoint(60) == saves
     assert [loaded["step"] for loaded in ranks.load()] == [saves] and slow.loaded_from == "memory"
@@ -61,7 +61,7 @@ def test_at_a_twentieth_of_their_rate_none_is_skipped_in_memory(slow, ranks, dir
 
 
 @MANY
-def test_with_disk_each_that_is_saved_becomes_durable_and_skips_are_counted(slow, ranks, directory, saves):
+def test_with_type_disk_every_accepted_save_becomes_durable_and_skips_are_counted(slow, ranks, directory, saves):
     skipped = save_all(slow, saves, storage_type=DISK)
     slow.wait_latest_checkpoint(60)
     counts = tally(ranks)
@@ -69,7 +69,7 @@ def test_with_disk_each_that_is_saved_becomes_durable_and_skips_are_counted(slow
     assert counts.skips.total() == skipped and counts.overtaken == 0
 
 
-def test_the_newest_is_persisted_though_only_memory_has_newer_ones(slow, ranks, directory):
+def test_the_newest_default_save_is_persisted_though_memory_saves_are_newer(slow, ranks, directory):
     slow.save_checkpoint(1, state(1, LARGE))
     slow.save_checkpoint(2, state(2, LARGE))
     for step in (3, 4, 5, 6):
@@ -79,7 +79,9 @@ def test_the_newest_is_persisted_though_only_memory_has_newer_ones(slow, ranks, 
 
 
 @pytest.mark.parametrize("kind", ["disk", "path", "metrics"])
-def test_what_insists_becomes_durable_and_skips_saves_to_memory(slow, ranks, directory, tmp_path, kind):
+def test_a_save_with_disk_path_or_metrics_becomes_durable_and_memory_saves_are_skipped(
+    slow, ranks, directory, tmp_path, kind
+):
     path = str(tmp_path / "mine.pt") if kind == "path" else ""
     for step in (1, 2):
         slow.save_checkpoint(
@@ -93,7 +95,7 @@ def test_what_insists_becomes_durable_and_skips_saves_to_memory(slow, ranks, dir
     assert kind != "path" or torch.load(path)["step"] == 2
 
 
-def test_while_storage_refuses_the_newest_waits_and_then_is_persisted(ranks: Ranks, directory: Path):
+def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persisted(ranks: Ranks, directory: Path):
     """The directory's private part is a file for a while: all that is written there fails."""
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1))
@@ -112,14 +114,16 @@ def test_while_storage_refuses_the_newest_waits_and_then_is_persisted(ranks: Ran
     assert one.wait_latest_checkpoint(60) == 19 and not tally(ranks).asked
 
 
-def test_what_is_owed_at_the_end_of_the_job_is_durable(slow, ranks, directory, monkeypatch):
+def test_default_saves_pending_at_the_end_of_the_job_become_durable(slow, ranks, directory, monkeypatch):
     for step in (1, 2, 3):
         slow.save_checkpoint(step, state(step, SIZE))
     ranks.end()
     assert stored(directory) == [1, 3]
 
 
-def test_without_a_flush_too(ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_default_saves_pending_at_the_end_become_durable_without_a_flush(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", RATE)
     monkeypatch.setenv("FASTCKPT_FLUSH", "0")
     (one,) = ranks.start()

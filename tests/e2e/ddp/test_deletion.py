@@ -1,4 +1,4 @@
-"""Which checkpoints stay on storage, and what users' own deletion strategies may do."""
+"""Retention on storage, built-in and by deletion strategies of users."""
 
 import math
 import os
@@ -57,18 +57,18 @@ class Mine(CheckpointDeletionStrategy):
             delete_func(str(self.directory / f"checkpoint-{self.seen[-3][0]}"))
 
 
-class TestOurs:
-    def test_the_latest_are_kept(self, ranks: Ranks, directory: Path):
+class TestBuiltInStrategies:
+    def test_keep_latest_keeps_the_latest_checkpoints(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
         save(one, 1, 2, 3, 4, 5)
         becomes(directory, 4, 5)
 
-    def test_those_of_an_interval_are_kept_and_the_newest(self, ranks: Ranks, directory: Path):
+    def test_keep_step_interval_keeps_multiples_and_the_newest(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start(deletion_strategy=KeepStepIntervalStrategy(4, str(directory)))
         save(one, 2, 4, 6, 8, 9, 10)
         becomes(directory, 4, 8, 10)
 
-    def test_a_restart_of_the_agent_forgets_none(self, ranks: Ranks, directory: Path):
+    def test_retention_after_a_restart_of_the_agent_counts_earlier_checkpoints(self, ranks: Ranks, directory: Path):
         for steps in ((1, 2), (3, 4), (5,)):
             (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
             one.load_checkpoint()
@@ -76,10 +76,10 @@ class TestOurs:
             ranks.end()
         assert on_storage(directory) == [4, 5]
 
-    def test_a_restart_of_the_agent_forgets_neither_times_nor_metrics(
+    def test_retention_after_a_restart_of_the_agent_knows_times_and_metrics(
         self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        """Each launch knows of what came before only what lies on storage; the clock jumps back between two."""
+        """Each launch knows of earlier checkpoints only what is on storage; the clock jumps back in between."""
         now = [0.0]
         monkeypatch.setattr(time, "time", lambda: now[0])
         minutes = {1: 605, 2: 607, 3: 612, 4: 614, 5: 550, 6: 552, 7: 561, 8: 563}
@@ -95,7 +95,7 @@ class TestOurs:
             ranks.end()
         assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
 
-    def test_the_best_are_kept_and_the_newest(self, ranks: Ranks, directory: Path):
+    def test_keep_best_keeps_the_best_and_the_newest(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start(deletion_strategy=KeepBestStrategy(1, "accuracy", str(directory), mode="max"))
         save(one, 1, 2, 3, accuracy=[0.5, 0.7, 0.6])
         becomes(directory, 2, 3)
@@ -104,7 +104,7 @@ class TestOurs:
         save(one, 5, accuracy=[0.8])
         becomes(directory, 5)
 
-    def test_every_minutes_by_the_clock(self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_keep_every_minutes_goes_by_the_clock(self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
         now = [0.0]
         monkeypatch.setattr(time, "time", lambda: now[0])
         (one,) = ranks.start(deletion_strategy=KeepTimeIntervalStrategy(60, str(directory)))
@@ -113,7 +113,7 @@ class TestOurs:
             save(one, step)
         becomes(directory, 1, 3, 5, 8)
 
-    def test_a_union_refuses_what_cannot_be_united(self, directory: Path):
+    def test_a_union_of_strategies_refuses_other_objects(self, directory: Path):
         mine, two = Mine(directory), KeepLatestStepStrategy(2, str(directory))
         with pytest.raises(ConfigError, match="Mine cannot be part of a KeepAnyStrategy"):
             KeepAnyStrategy(two, mine)
@@ -122,7 +122,7 @@ class TestOurs:
         with pytest.raises(ConfigError, match="at least one"):
             KeepAnyStrategy()
 
-    def test_an_older_history_goes_first(self, ranks: Ranks, directory: Path):
+    def test_retention_deletes_an_older_history_first(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
         save(one, 10, 20)
         one.load_checkpoint(directory / "checkpoint-10")
@@ -131,7 +131,7 @@ class TestOurs:
         save(one, 12)
         becomes(directory, 11, 12)
 
-    def test_a_forgotten_load_costs_nothing_of_what_was_there(
+    def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(
         self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
     ):
         """Months of training: a script that saves without loading must not have retention delete them."""
@@ -152,7 +152,7 @@ class TestOurs:
         becomes(directory, 3, 4, 1003, 1004)
         assert said.text.count("without loading") == 1
 
-    def test_a_line_holds_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
+    def test_a_line_of_training_continues_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
         """Old and best, then restarts of which nothing became durable, then better: the old one is not another's."""
         strategy = KeepBestStrategy(1, "loss", str(directory))
         (one,) = ranks.start(deletion_strategy=strategy)
@@ -166,7 +166,9 @@ class TestOurs:
         save(one, 5, loss=[0.5])
         becomes(directory, 5)
 
-    def test_what_was_loaded_from_elsewhere_makes_no_line(self, ranks: Ranks, directory: Path, tmp_path: Path):
+    def test_a_load_from_another_directory_continues_no_line_of_training(
+        self, ranks: Ranks, directory: Path, tmp_path: Path
+    ):
         """Histories of another directory are others, though they bear the same numbers."""
         (one,) = ranks.start()
         save(one, 1)
@@ -180,7 +182,7 @@ class TestOurs:
         save(one, 2, 3)
         becomes(directory, 3, 7)
 
-    def test_folders_of_others_stay(self, ranks: Ranks, directory: Path):
+    def test_retention_leaves_directories_of_other_tools(self, ranks: Ranks, directory: Path):
         (directory / "checkpoint-1").mkdir(parents=True)
         (directory / "checkpoint-1" / "precious").touch()
         (directory / "checkpoint-notes").mkdir()
@@ -190,15 +192,15 @@ class TestOurs:
         until(lambda: folders(directory) == becomes_with_others, "only ours are deleted")
 
     @pytest.mark.parametrize("count", [0, -1, 1.5])
-    def test_no_number_to_keep_is_refused(self, directory: Path, count: Any):
+    def test_a_strategy_that_keeps_no_checkpoint_is_refused(self, directory: Path, count: Any):
         with pytest.raises(ConfigError, match="whole number, 1 or more"):
             KeepLatestStepStrategy(count, str(directory))
         with pytest.raises(ConfigError, match="whole number, 1 or more"):
             KeepStepIntervalStrategy(count, str(directory))
 
 
-class TestTheirs:
-    def test_runs_in_the_first_rank_once_per_checkpoint(self, ranks: Ranks, directory: Path):
+class TestUserStrategies:
+    def test_a_user_strategy_runs_in_the_first_rank_once_per_checkpoint(self, ranks: Ranks, directory: Path):
         strategies = [Mine(directory), Mine(directory)]
         ranks.start(0)
         ranks.members = [ranks.join(rank, 2, deletion_strategy=strategies[rank]) for rank in (0, 1)]
@@ -210,7 +212,7 @@ class TestTheirs:
         assert strategies[1].seen == []
         assert on_storage(directory) == [3, 4]
 
-    def test_hears_of_the_flush_after_a_restart(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_is_called_for_the_flush_after_a_restart(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         one.save_checkpoint(7, state(7), storage_type=StorageType.MEMORY)
         ranks.workers_die()
@@ -219,7 +221,9 @@ class TestTheirs:
         one.wait_latest_checkpoint(60)
         assert [step for step, _ in strategy.seen] == [7]
 
-    def test_what_it_deletes_with_is_confined(self, ranks: Ranks, directory: Path, tmp_path: Path):
+    def test_the_delete_function_of_a_user_strategy_is_confined_to_the_directory(
+        self, ranks: Ranks, directory: Path, tmp_path: Path
+    ):
         outside = tmp_path / "precious"
         outside.mkdir()
 
@@ -241,7 +245,7 @@ class TestTheirs:
         assert len(refused) == 10
         assert outside.is_dir() and on_storage(directory) == [1, 2]
 
-    def test_deletes_by_the_names_that_users_of_flash_checkpoint_give(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_deletes_by_names_of_flash_checkpoint(self, ranks: Ranks, directory: Path):
         class ByStep(Mine):
             def clean_up(self, step: int, delete_func: Any) -> None:
                 if step > 1:
@@ -251,7 +255,9 @@ class TestTheirs:
         save(one, 1, 2, 3)
         assert on_storage(directory) == [3]
 
-    def test_that_deletes_the_step_it_is_told_of_keeps_the_newest(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_that_deletes_the_step_it_is_called_with_keeps_the_newest(
+        self, ranks: Ranks, directory: Path
+    ):
         """As those of Flash Checkpoint do, which is called one checkpoint later; workers are restarted in between."""
 
         class EveryThird:  # the interface, and none of our classes
@@ -268,14 +274,14 @@ class TestTheirs:
         save(one, 5, 6, 7)
         assert on_storage(directory) == [3, 6, 7]
 
-    def test_may_have_an_attribute_of_any_name(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_may_have_attributes_of_any_name(self, ranks: Ranks, directory: Path):
         strategy = Mine(directory)
         strategy.policy = "mine alone"  # type: ignore[attr-defined]
         (one,) = ranks.start(deletion_strategy=strategy)
         save(one, 1)
         assert [step for step, _ in strategy.seen] == [1]
 
-    def test_may_refine_one_of_ours(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_may_subclass_a_built_in_one(self, ranks: Ranks, directory: Path):
         seen: list[int] = []
 
         class Refined(KeepLatestStepStrategy):
@@ -288,7 +294,7 @@ class TestTheirs:
         assert seen == [1, 2]
         assert on_storage(directory) == [1, 2]
 
-    def test_what_it_raises_comes_out_of_a_save_that_is_complete(self, ranks: Ranks, directory: Path):
+    def test_an_error_of_a_user_strategy_is_raised_by_a_complete_save(self, ranks: Ranks, directory: Path):
         class Faulty(Mine):
             def clean_up(self, step: int, delete_func: Any) -> None:
                 super().clean_up(step, delete_func)
@@ -309,7 +315,7 @@ class TestTheirs:
         assert on_storage(directory) == [5, 6]
         assert one.load_checkpoint()["step"] == 6
 
-    def test_hears_of_all_even_if_a_save_in_between_is_refused(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_is_called_for_every_checkpoint_despite_a_refused_save(self, ranks: Ranks, directory: Path):
         strategy = Mine(directory)
         (one,) = ranks.start(deletion_strategy=strategy)
         one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
@@ -319,7 +325,9 @@ class TestTheirs:
         one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
         assert [step for step, _ in strategy.seen] == [1]
 
-    def test_that_storage_refuses_does_not_end_training(self, ranks: Ranks, directory: Path, monkeypatch, said):
+    def test_a_deletion_that_storage_refuses_does_not_end_training(
+        self, ranks: Ranks, directory: Path, monkeypatch, said
+    ):
         def refuse(self: CheckpointDirectory, id: Any) -> None:
             raise PersistError("cannot delete: the file system is read-only")
 
@@ -335,14 +343,14 @@ class TestMetrics:
         found = CheckpointDirectory(directory).checkpoints()
         return {stored.id.step: stored.manifest.details.get("metrics") for stored in found}
 
-    def test_are_in_the_manifest(self, ranks: Ranks, directory: Path):
+    def test_metrics_of_a_save_are_in_the_manifest(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics={"loss": torch.tensor(1.5), "epoch": 3})
         one.save_checkpoint(2, state(2), metrics={"loss": 1.25}, storage_type=StorageType.MEMORY)
         ranks.end()
         assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 1.25}}
 
-    def test_may_come_when_memory_holds_the_state_already(self, ranks: Ranks, directory: Path):
+    def test_metrics_may_be_given_when_the_step_is_already_in_memory(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         assert one.save_checkpoint(1, state(9), storage_type=StorageType.DISK, metrics={"loss": 0.5})
@@ -351,7 +359,7 @@ class TestMetrics:
         (stored,) = CheckpointDirectory(directory).checkpoints()
         assert torch.load(stored.path / "model.pt")["step"] == 1
 
-    def test_are_those_of_the_first_rank(self, ranks: Ranks, directory: Path):
+    def test_metrics_in_the_manifest_are_those_of_the_first_rank(self, ranks: Ranks, directory: Path):
         for rank, member in enumerate(ranks.start(2)):
             member.save_checkpoint(1, state(1), metrics={"loss": float(rank)}, storage_type=StorageType.MEMORY)
         ranks.end()
@@ -364,7 +372,7 @@ class TestMetrics:
             *((torch.ones(2), "a Tensor"), (10**400, "1000")),
         ],
     )
-    def test_that_are_no_numbers_are_refused_before_anything_is_saved(
+    def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(
         self, ranks: Ranks, directory: Path, value: Any, shown: str
     ):
         (one,) = ranks.start()
@@ -373,14 +381,14 @@ class TestMetrics:
         assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         assert one.load_checkpoint()["step"] == 1
 
-    def test_of_a_diverged_training_do_not_end_it(self, ranks: Ranks, directory: Path):
+    def test_metrics_that_are_nan_or_infinite_do_not_end_training(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         measured = {"loss": torch.tensor(math.nan), "norm": -math.inf, "lr": 0.5}
         assert one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics=measured)
         one.wait_latest_checkpoint()
         assert self.kept(directory) == {1: {"lr": 0.5}}
 
-    def test_are_named_by_texts(self, ranks: Ranks):
+    def test_metrics_whose_names_are_no_strings_are_refused(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(ConfigError, match="the metric 3 is"):
             one.save_checkpoint(1, state(1), metrics={3: 0.5}, storage_type=StorageType.MEMORY)  # type: ignore[dict-item]

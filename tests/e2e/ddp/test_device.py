@@ -1,4 +1,4 @@
-"""What lies on an accelerator is saved with the same promises; run with `pytest -m gpu` where there is one."""
+"""Saves of tensors on an accelerator, with the same guarantees; run with `pytest -m gpu` where there is one."""
 
 import ctypes
 import mmap
@@ -64,7 +64,7 @@ class TestTransfer:
 
     @pytest.mark.parametrize("staging", [1 << 16, 8 << 20])
     @pytest.mark.parametrize("pinned", [False, True])
-    def test_it_copies_what_was_there_while_training_goes_on(
+    def test_a_device_copy_holds_the_values_at_its_start_while_training_continues(
         self, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, staging: int, pinned: bool
     ):
         monkeypatch.setattr(device_module, "STAGING", staging)
@@ -90,7 +90,7 @@ class TestTransfer:
         torch.accelerator.synchronize(device)
         assert bytes(memory.numpy()) == b"".join(each.numpy().tobytes() for each in still + moving)
 
-    def test_a_mapped_file_is_pinned_where_that_is_possible(self, device: torch.device):
+    def test_a_mapped_file_is_pinned_where_the_device_supports_it(self, device: torch.device):
         if device.type != "cuda":
             pytest.skip("only CUDA registers memory that others mapped")
         from fastckpt._core.transfer.image import pin, unpin
@@ -118,7 +118,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 class TestSaves:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     @pytest.mark.parametrize("overlaps", [False, True])
-    def test_memory_holds_the_state_of_the_step(self, ranks: Ranks, device: torch.device, *, name: str, overlaps: bool):
+    def test_an_overlapped_device_save_holds_the_state_of_its_step(
+        self, ranks: Ranks, device: torch.device, *, name: str, overlaps: bool
+    ):
         if name in ("fused", "capturable") and device.type != "cuda":
             pytest.skip("CUDA only")
         model = net(device)
@@ -142,7 +144,7 @@ class TestSaves:
             average.update_parameters(model)  # moves at once
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_no_room_to_stage_what_moves_means_a_copy_at_once(
+    def test_without_device_memory_for_staging_the_state_is_copied_at_once(
         self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
     ):
         def full(pieces: Any) -> Any:
@@ -161,7 +163,7 @@ class TestSaves:
             model[1].running_mean.add_(1)  # type: ignore[index, union-attr]
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_all_kinds_of_tensors_of_a_device(self, ranks: Ranks, device: torch.device):
+    def test_device_tensors_of_all_dtypes_and_layouts_are_saved(self, ranks: Ranks, device: torch.device):
         model = net(device)
         for name, value in {
             "none": torch.empty(0, 3),
@@ -187,7 +189,7 @@ class TestSaves:
             on_host.zero_()
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_optimizers_that_step_in_streams_of_their_own_wait_all(self, ranks: Ranks, device: torch.device):
+    def test_optimizers_that_step_in_several_streams_all_wait_for_the_copy(self, ranks: Ranks, device: torch.device):
         models = [net(device), net(device)]
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
         state = {"models": [each.state_dict() for each in models]}
@@ -206,7 +208,9 @@ class TestSaves:
                 optimizer.step()
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_a_save_in_another_stream_than_the_steps(self, ranks: Ranks, device: torch.device):
+    def test_a_save_in_another_stream_than_the_steps_holds_the_state_of_its_step(
+        self, ranks: Ranks, device: torch.device
+    ):
         model = net(device)
         optimizer = torch.optim.AdamW(model.parameters())
         (one,) = ranks.start(overlap=optimizer)
@@ -224,7 +228,7 @@ class TestSaves:
         assert_same(one.load_checkpoint(), wanted)
 
     @pytest.mark.parametrize("call", [1, 2])
-    def test_a_copy_that_fails_is_told_and_does_not_end_training(
+    def test_a_device_copy_that_fails_is_reported_and_does_not_end_training(
         self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, call: int
     ):
         model = net(device)
@@ -251,7 +255,7 @@ class TestSaves:
         wanted = reference(whole(model, optimizer)())
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_a_device_without_streams_or_counts_of_memory(
+    def test_a_device_without_streams_or_memory_counts_is_saved(
         self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
     ):
         def unknown(of: torch.device) -> Any:
@@ -269,7 +273,7 @@ class TestSaves:
             model[1].running_mean.add_(1)  # type: ignore[index, union-attr]
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_a_default_device_is_none_of_ours(self, ranks: Ranks, device: torch.device):
+    def test_a_default_device_does_not_move_our_own_tensors(self, ranks: Ranks, device: torch.device):
         torch.set_default_device(device)
         try:
             model = net(device)
@@ -284,7 +288,7 @@ class TestSaves:
         finally:
             torch.set_default_device(None)
 
-    def test_random_numbers_go_on_on_every_device(self, ranks: Ranks, device: torch.device):
+    def test_random_numbers_of_every_device_continue_after_a_resume(self, ranks: Ranks, device: torch.device):
         devices = [torch.device(device.type, index) for index in range(torch.accelerator.device_count())]
         (one,) = ranks.start()
         one.save_checkpoint(1, {"weight": torch.ones(3, device=device)}, storage_type=StorageType.MEMORY)
@@ -292,7 +296,7 @@ class TestSaves:
         one.load_checkpoint()
         assert [torch.rand(5, device=each).tolist() for each in devices] == wanted
 
-    def test_a_model_that_lies_on_two_devices(self, ranks: Ranks, device: torch.device):
+    def test_a_model_on_two_devices_is_saved_with_overlap(self, ranks: Ranks, device: torch.device):
         if torch.accelerator.device_count() < 2:
             pytest.skip("there is one device")
         halves = torch.nn.ModuleList([net(device), net(torch.device(device.type, 1))])
@@ -310,7 +314,7 @@ class TestSaves:
                 half[1].running_mean.add_(1)  # type: ignore[index]
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_a_write_before_the_step_is_found_out(self, ranks: Ranks, device: torch.device):
+    def test_a_device_write_before_the_step_is_detected(self, ranks: Ranks, device: torch.device):
         model = net(device)
         optimizer = torch.optim.AdamW(model.parameters())
         (one,) = ranks.start(overlap=optimizer)
@@ -324,10 +328,10 @@ class TestSaves:
         assert result.saved and not result.pending
         assert "was written to" in result.trouble and in_memory(one)[0] == 2
 
-    def test_a_swap_that_is_undone_before_the_copy_ends_is_found_out(
+    def test_a_swap_on_a_device_undone_before_the_copy_ends_is_detected(
         self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
     ):
-        """By way of .data: neither versions nor what lies on the device afterwards show it."""
+        """By way of .data: neither versions nor the bytes on the device afterwards show it."""
         model = net(device)
         optimizer = torch.optim.AdamW(model.parameters())
         (one,) = ranks.start(overlap=optimizer)
@@ -360,7 +364,7 @@ class TestSaves:
         assert "was written to while it was copied" in result.trouble
         assert_same(one.load_checkpoint(), wanted)
 
-    def test_the_host_is_not_held_by_a_straight_copy_into_pinned_memory(self, ranks: Ranks, device: torch.device):
+    def test_a_direct_copy_into_pinned_memory_does_not_block_the_host(self, ranks: Ranks, device: torch.device):
         """The step of the optimizer is launched while the copy has not even begun."""
         if device.type != "cuda":
             pytest.skip("only CUDA pins what is mapped")
@@ -380,7 +384,7 @@ class TestSaves:
         assert_same(one.load_checkpoint(), wanted)
 
 
-def test_the_frequency_is_chosen_by_what_the_device_measured(device: torch.device, tmp_path: Path):
+def test_the_frequency_is_chosen_from_measurements_of_the_device(device: torch.device, tmp_path: Path):
     model = net(device)
     optimizer = torch.optim.AdamW(model.parameters())
     with Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:

@@ -20,7 +20,7 @@ def theirs(directory: Path) -> Path:
     return directory
 
 
-def test_every_rank_refuses_and_says_how_to_load_it(ranks: Ranks, theirs: Path):
+def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(ranks: Ranks, theirs: Path):
     ranks.start(2)
 
     def refused(member, rank):
@@ -34,7 +34,7 @@ def test_every_rank_refuses_and_says_how_to_load_it(ranks: Ranks, theirs: Path):
     assert all(torch.equal(each["weights"], state(100)["weights"]) for each in loaded)
 
 
-def test_our_own_checkpoints_beside_it_are_loaded(ranks: Ranks, theirs: Path):
+def test_our_checkpoints_beside_a_foreign_one_are_loaded(ranks: Ranks, theirs: Path):
     (one,) = ranks.start()
     assert one.load_checkpoint(theirs / "100/rank_0.pt")["step"] == 100
     one.save_checkpoint(101, state(101), storage_type=StorageType.DISK)
@@ -43,7 +43,7 @@ def test_our_own_checkpoints_beside_it_are_loaded(ranks: Ranks, theirs: Path):
     assert one.load_checkpoint()["step"] == 101
 
 
-def test_the_three_lines_refuse_it_too(theirs: Path):
+def test_the_loop_api_refuses_a_foreign_checkpoint(theirs: Path):
     model = torch.nn.Linear(2, 2)
     with (
         Checkpointer(theirs, model=model) as checkpointer,

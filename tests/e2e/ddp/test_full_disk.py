@@ -30,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_memory_stays_new_and_storage_catches_up(disk: Path) -> None:
+def test_on_a_full_disk_memory_stays_current_and_storage_catches_up(disk: Path) -> None:
     ballast = disk / "ballast"
     with DdpCheckpointer(disk / "checkpoints") as checkpointer:
         state = {"w": torch.zeros(200_000)}
@@ -51,7 +51,7 @@ def test_memory_stays_new_and_storage_catches_up(disk: Path) -> None:
         assert not checkpointer.save_checkpoint(61, state, storage_type=StorageType.MEMORY).trouble
 
 
-def test_what_is_asked_for_during_the_retry_that_succeeds(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_requested_during_a_successful_retry_is_persisted(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on, steps = Event(), Event(), count(1)
 
     def held(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:

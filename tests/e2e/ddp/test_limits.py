@@ -1,4 +1,4 @@
-"""States that shared memory cannot hold: an error in words before anything is touched, never a signal."""
+"""States that shared memory cannot hold: an error before anything is written, never a signal."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_too_large_a_state_is_refused_at_the_first_save(small_tmpfs, ranks: Rank
     assert one.load_checkpoint()["step"] == 2
 
 
-def test_prepare_refuses_it_too(small_tmpfs, ranks: Ranks):
+def test_prepare_refuses_a_state_that_is_too_large(small_tmpfs, ranks: Ranks):
     small_tmpfs(150)
     (one,) = ranks.start()
     with pytest.raises(ArenaTooSmall, match=r"100\.1 MiB"):
@@ -45,7 +45,7 @@ def test_prepare_refuses_it_too(small_tmpfs, ranks: Ranks):
     assert one.save_checkpoint(1, state(1, 10 * MEBI), storage_type=StorageType.MEMORY)
 
 
-def test_memory_for_two_slots_has_two(small_tmpfs, ranks: Ranks, said):
+def test_memory_with_room_for_two_slots_has_two(small_tmpfs, ranks: Ranks, said):
     small_tmpfs(280)
     (one,) = ranks.start()
     for step in range(1, 6):
@@ -71,7 +71,7 @@ def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(small_
     assert one.load_checkpoint()["step"] == 7
 
 
-def test_a_slot_that_grows_where_there_is_just_room(small_tmpfs, ranks: Ranks):
+def test_a_slot_that_grows_into_the_last_free_memory_is_saved(small_tmpfs, ranks: Ranks):
     """Images that are replaced give their memory back, although writers have mapped them."""
     small_tmpfs(270)
     (one,) = ranks.start()
@@ -86,7 +86,7 @@ def test_the_shared_memory_that_docker_gives_by_default_holds_a_small_state(smal
     assert one.save_checkpoint(1, {"weights": torch.zeros(MEBI)}, storage_type=StorageType.MEMORY)
 
 
-def test_most_of_a_small_tmpfs_is_left_to_data_loaders_or_it_is_said(small_tmpfs, ranks: Ranks, said):
+def test_a_third_slot_leaves_room_for_data_loaders_or_a_warning_says_so(small_tmpfs, ranks: Ranks, said):
     """A third slot of 16 MiB would fit into docker's 64; the workers of a loader would find no room then, and die."""
     shm = small_tmpfs(64)
     (one,) = ranks.start()
@@ -101,7 +101,7 @@ def test_most_of_a_small_tmpfs_is_left_to_data_loaders_or_it_is_said(small_tmpfs
     assert one.load_checkpoint()["step"] == 10
 
 
-def test_memory_that_others_take_meanwhile_is_told(small_tmpfs, ranks: Ranks, request):
+def test_memory_taken_by_others_after_the_first_save_is_reported(small_tmpfs, ranks: Ranks, request):
     shm = small_tmpfs(300)
     (one,) = ranks.start()
     assert one.save_checkpoint(1, state(1, 20 * MEBI), storage_type=StorageType.MEMORY)

@@ -1,4 +1,4 @@
-"""What load_checkpoint returns, whence, and what it does with damaged checkpoints."""
+"""load_checkpoint: the state it returns, its tier, and damaged checkpoints."""
 
 import ctypes
 import dataclasses
@@ -60,13 +60,13 @@ def flip(path: Path, offset: int | None = None) -> None:
     path.write_bytes(data)
 
 
-class TestWhatComesBack:
-    def test_nothing_was_ever_saved(self, ranks: Ranks):
+class TestLoadedState:
+    def test_a_load_without_any_checkpoint_returns_an_empty_state(self, ranks: Ranks):
         (one,) = ranks.start()
         assert one.load_checkpoint() == {}
         assert (one.loaded_step, one.loaded_from, one.rank_state) == (-1, "", {})
 
-    def test_from_memory_each_rank_has_its_own(self, ranks: Ranks):
+    def test_a_load_from_memory_gives_each_rank_its_own_state(self, ranks: Ranks):
         ranks.start(2)
         save(ranks, 3, storage_type=StorageType.MEMORY)
         ranks.workers_die()
@@ -75,7 +75,7 @@ class TestWhatComesBack:
         assert [member.rank_state for member in ranks.members] == [{"position": 300}, {"position": 301}]
         assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(3, "memory")}
 
-    def test_random_numbers_go_on(self, ranks: Ranks):
+    def test_random_numbers_continue_after_a_load(self, ranks: Ranks):
         (one,) = ranks.start()
         torch.manual_seed(1)
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -84,7 +84,7 @@ class TestWhatComesBack:
         one.load_checkpoint()
         assert torch.equal(torch.rand(3), expected)
 
-    def test_does_not_alias_shared_memory(self, ranks: Ranks):
+    def test_a_loaded_state_does_not_alias_shared_memory(self, ranks: Ranks):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1, 70_000), storage_type=MEMORY)
         loaded = one.load_checkpoint()
@@ -93,7 +93,7 @@ class TestWhatComesBack:
         assert torch.equal(loaded["weights"], state(1, 70_000)["weights"])
         assert not _mapped_in_arena(loaded["weights"])
 
-    def test_two_ranks_that_train_on_do_not_see_each_other(self, ranks: Ranks):
+    def test_two_ranks_that_train_after_a_load_do_not_share_memory(self, ranks: Ranks):
         """optimizer.load_state_dict keeps the tensors it is given; as views of an image ranks would share them."""
         ranks.start(2)
         model = nn.Linear(300, 300)
@@ -118,7 +118,7 @@ class TestWhatComesBack:
         again = ranks.load()[0]["optimizer"]["state"][0]["exp_avg"]
         assert torch.equal(again, before[0])
 
-    def test_tensors_are_aligned_and_share_what_they_shared(self, ranks: Ranks):
+    def test_loaded_tensors_are_aligned_and_share_storages_as_before(self, ranks: Ranks):
         (one,) = ranks.start()
         shared = torch.arange(1000.0)
         whole = {
@@ -143,7 +143,7 @@ class TestWhatComesBack:
         assert (loaded["same"][15], loaded["view"][5], loaded["columns"][15, 0]) == (-1, -1, -1)
         assert loaded["view"].untyped_storage().nbytes() == shared.untyped_storage().nbytes()
 
-    def test_another_number_of_threads_is_warned_about(self, ranks: Ranks, said):
+    def test_a_load_with_another_number_of_threads_warns(self, ranks: Ranks, said):
         (one,) = ranks.start()
         before = torch.get_num_threads()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -156,7 +156,7 @@ class TestWhatComesBack:
             torch.set_num_threads(before)
         assert f"OMP_NUM_THREADS={before}" in said.text
 
-    def test_settle_leaves_no_trace(self):
+    def test_settle_changes_no_value_of_a_loaded_state(self):
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
         before = {name: value.clone() for name, value in model.state_dict().items()}
         random_state = torch.get_rng_state()
@@ -167,7 +167,7 @@ class TestWhatComesBack:
 
 
 class TestTiers:
-    def test_after_a_good_end_it_is_the_last_flush(self, ranks: Ranks, directory: Path):
+    def test_a_load_after_a_good_end_is_the_last_flush(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1)
         save(ranks, 2, 3, storage_type=StorageType.MEMORY)
@@ -178,14 +178,14 @@ class TestTiers:
         ranks.end()
         assert not arena.exists()
 
-    def test_without_flush_it_is_the_last_persisted(self, ranks: Ranks, monkeypatch):
+    def test_a_load_after_an_end_without_flush_is_the_last_persisted(self, ranks: Ranks, monkeypatch):
         monkeypatch.setenv("FASTCKPT_FLUSH", "no")
         ranks.start(2)
         save(ranks, 1)
         save(ranks, 2, storage_type=StorageType.MEMORY)
         assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
 
-    def test_storage_that_is_newer_than_memory_wins(self, ranks: Ranks, directory: Path):
+    def test_a_load_prefers_storage_that_is_newer_than_memory(self, ranks: Ranks, directory: Path):
         """Another job on another host may have gone on meanwhile; here it is made from a copy."""
         ranks.start(1)
         save(ranks, 5)
@@ -195,14 +195,14 @@ class TestTiers:
         assert (ranks.members[0].loaded_step, ranks.members[0].loaded_from) == (9, "storage")
 
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-    def test_another_number_of_ranks_loads(self, ranks: Ranks, said, before: int, after: int):
+    def test_a_load_with_another_number_of_ranks_succeeds(self, ranks: Ranks, said, before: int, after: int):
         ranks.start(before)
         save(ranks, 4)
         assert [loaded["step"] for loaded in relaunch(ranks, after)] == [4] * after
         assert [member.rank_state for member in ranks.members] == [{"position": 400}, {}][:after]
         assert ("rank 1 has no state of its own" in said.text) == (after > before)
 
-    def test_without_memory_it_is_the_newest_on_storage(self, ranks: Ranks):
+    def test_a_load_without_memory_is_the_newest_on_storage(self, ranks: Ranks):
         ranks.start(2)
         save(ranks, 1, 2)
         save(ranks, 3, storage_type=StorageType.MEMORY)
@@ -216,7 +216,7 @@ class TestTiers:
 
 
 class TestResumePath:
-    def test_a_checkpoint_by_its_directory(self, ranks: Ranks, directory: Path):
+    def test_resume_path_accepts_the_directory_of_a_checkpoint(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1, 2)
         for path in (directory / "checkpoint-1", directory / "checkpoint-1" / "model.pt"):
@@ -224,26 +224,26 @@ class TestResumePath:
             assert [member.rank_state["position"] for member in ranks.members] == [100, 101]
             assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
 
-    def test_a_relative_one(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_resume_path_accepts_a_relative_path(self, ranks: Ranks, directory: Path, monkeypatch):
         ranks.start()
         save(ranks, 1, 2)
         monkeypatch.chdir(directory)
         assert ranks.load("checkpoint-1")[0]["step"] == 1
 
-    def test_a_file_that_anybody_wrote(self, ranks: Ranks, tmp_path: Path, said):
+    def test_resume_path_accepts_a_file_of_torch_save(self, ranks: Ranks, tmp_path: Path, said):
         ranks.start(2)
         torch.save({"anything": torch.ones(3)}, tmp_path / "theirs.pt")
         assert all(torch.equal(loaded["anything"], torch.ones(3)) for loaded in ranks.load(tmp_path / "theirs.pt"))
         assert "has no state of its own" in said.text
 
-    def test_a_file_that_this_job_wrote_under_a_name_of_its_user(self, ranks: Ranks, tmp_path: Path):
+    def test_resume_path_accepts_a_file_saved_at_a_path_of_the_user(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         one.save_checkpoint(6, state(6), tmp_path / "mine.pt", DISK, {"position": 6})
         one.wait_latest_checkpoint(60)
         assert one.load_checkpoint(tmp_path / "mine.pt")["step"] == 6
         assert one.rank_state == {"position": 6}
 
-    def test_a_missing_one_is_told_to_all(self, ranks: Ranks, tmp_path: Path):
+    def test_a_missing_resume_path_is_an_error_on_all_ranks(self, ranks: Ranks, tmp_path: Path):
         ranks.start(2)
         save(ranks, 1)
 
@@ -254,7 +254,7 @@ class TestResumePath:
 
         assert ranks.together(refused) == ["refused"] * 2
 
-    def test_a_damaged_one_is_refused_and_nothing_else_taken(self, ranks: Ranks, directory: Path):
+    def test_a_damaged_resume_path_is_refused_without_a_fallback(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1, 2)
         flip(directory / "checkpoint-2" / "model.pt")
@@ -267,7 +267,7 @@ class TestResumePath:
         assert ranks.together(refused) == ["refused"] * 2
 
     @pytest.mark.parametrize("where", ["a directory of another run", "a file in one"])
-    def test_what_another_run_saved_is_compared_with_its_manifest(self, ranks: Ranks, tmp_path: Path, where: str):
+    def test_a_resume_path_of_another_run_is_compared_with_its_manifest(self, ranks: Ranks, tmp_path: Path, where: str):
         ranks.start(2)
         save(ranks, 1)
         ranks.end()
@@ -282,8 +282,8 @@ class TestResumePath:
         assert CheckpointDirectory(tmp_path / "other").scan().quarantined == []
 
     @pytest.mark.parametrize("name", ["model.pt", "rank_1.pt", "manifest.json"])
-    def test_what_does_not_count_is_not_loaded_unchecked_either(self, ranks: Ranks, tmp_path: Path, name: str):
-        """Also at the next attempt, when it was set aside and the file that its user named is still there."""
+    def test_a_resume_path_whose_checkpoint_does_not_count_is_refused(self, ranks: Ranks, tmp_path: Path, name: str):
+        """Also at the next attempt, when it was quarantined and the file that its user named is still there."""
         mine = tmp_path / "mine.pt"
         ranks.start(2)
         for rank, member in enumerate(ranks.members):
@@ -306,7 +306,9 @@ class TestResumePath:
             ranks.end()
 
     @pytest.mark.parametrize("pickled", [b"\x80\x02.", b"\x80\x02X\x01\x00\x00\x00aX\x01\x00\x00\x00bb."])
-    def test_a_file_that_torch_cannot_read_is_told_to_all(self, ranks: Ranks, tmp_path: Path, pickled: bytes):
+    def test_a_resume_path_that_torch_cannot_read_is_an_error_on_all_ranks(
+        self, ranks: Ranks, tmp_path: Path, pickled: bytes
+    ):
         """A damaged pickle raises IndexError and AttributeError, too."""
         torch.save(state(1), tmp_path / "whole.pt")
         with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "bad.pt", "w") as bad:
@@ -321,7 +323,7 @@ class TestResumePath:
 
         assert ranks.together(refused) == ["refused"] * 2
 
-    def test_opens_a_history_in_which_smaller_steps_are_newest(self, ranks: Ranks, directory: Path):
+    def test_a_resume_path_opens_a_history_whose_smaller_steps_are_newest(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1, 2, 8)
         assert [loaded["step"] for loaded in ranks.load(directory / "checkpoint-2")] == [2, 2]
@@ -332,7 +334,7 @@ class TestResumePath:
         assert newest.id.step == 3
         assert newest.manifest.parent is not None and newest.manifest.parent.step == 2
 
-    def test_at_the_start_of_a_job_does_so_too(self, ranks: Ranks, directory: Path):
+    def test_a_resume_path_to_a_smaller_step_at_the_start_opens_a_new_history(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1, 2, 8)
         ranks.end()
@@ -356,7 +358,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt", "rank_1.pt", "manifest.json"])
     @pytest.mark.parametrize("how", ["flipped", "truncated", "emptied", "removed"])
-    def test_the_newest_falls_back_to_the_one_before_on_all_ranks(self, three: Ranks, name: str, how: str):
+    def test_damage_of_the_newest_makes_all_ranks_fall_back_to_the_one_before(self, three: Ranks, name: str, how: str):
         path = three.directory / "checkpoint-3" / name
         match how:
             case "flipped":
@@ -383,23 +385,23 @@ class TestDamage:
         assert [loaded["step"] for loaded in self.restart(three)] == [2, 2]
         assert "checkpoint-3" not in read and len(read) == 4
 
-    def test_two_in_a_row_fall_back_twice(self, three: Ranks, said):
+    def test_damage_of_two_in_a_row_makes_all_ranks_fall_back_twice(self, three: Ranks, said):
         flip(three.directory / "checkpoint-3" / "model.pt")
         flip(three.directory / "checkpoint-2" / "rank_1.pt")
         assert [loaded["step"] for loaded in self.restart(three)] == [1, 1]
         assert "not resumed from step 3" in said.text and "not resumed from step 2" in said.text
 
-    def test_all_bad_is_no_fresh_start(self, three: Ranks):
+    def test_damage_of_all_checkpoints_is_no_fresh_start(self, three: Ranks):
         for step, name in ((1, "model.pt"), (2, "rank_0.pt"), (3, "rank_1.pt")):
             flip(three.directory / f"checkpoint-{step}" / name)
         self.refuses_a_fresh_start(three)
 
-    def test_all_truncated_is_no_fresh_start(self, three: Ranks):
+    def test_truncation_of_all_checkpoints_is_no_fresh_start(self, three: Ranks):
         for step in (1, 2, 3):
             os.truncate(three.directory / f"checkpoint-{step}" / "model.pt", 10)
         self.refuses_a_fresh_start(three)
 
-    def test_all_manifests_gone_bad_is_no_fresh_start(self, three: Ranks):
+    def test_damage_of_all_manifests_is_no_fresh_start(self, three: Ranks):
         for step in (1, 2, 3):
             (three.directory / f"checkpoint-{step}" / "manifest.json").write_text("{}")
         self.refuses_a_fresh_start(three)
@@ -418,14 +420,14 @@ class TestDamage:
         assert first == second
         assert all(f"checkpoint-{step}" in first or f"step {step}" in first for step in (1, 2, 3))
 
-    def test_after_it_the_job_saves_on(self, three: Ranks):
+    def test_after_a_fallback_the_job_saves_the_damaged_step_again(self, three: Ranks):
         flip(three.directory / "checkpoint-3" / "model.pt")
         self.restart(three)
         save(three, 3)
         assert [loaded["step"] for loaded in relaunch(three)] == [3, 3]
         assert torch.equal(three.load()[0]["weights"], state(3)["weights"])
 
-    def test_of_an_image_in_memory_falls_back_to_storage(self, three: Ranks):
+    def test_damage_of_an_image_in_memory_falls_back_to_storage(self, three: Ranks):
         """Memory has no digests; but what cannot be read is excluded for all ranks."""
         self.restart(three)
         save(three, 4, storage_type=StorageType.MEMORY)
@@ -441,7 +443,7 @@ class TestDamage:
             three.end()
 
 
-class TestWhatIsBadIsSetAside:
+class TestQuarantine:
     @pytest.fixture
     def three(self, ranks: Ranks) -> Ranks:
         ranks.start(2)
@@ -453,7 +455,7 @@ class TestWhatIsBadIsSetAside:
         ranks.start(2, **options)
         return [loaded["step"] for loaded in ranks.load()]
 
-    def test_with_its_reason_and_the_next_launch_does_not_try_it_again(self, three: Ranks, said):
+    def test_a_bad_checkpoint_is_quarantined_with_its_reason_and_not_tried_again(self, three: Ranks, said):
         before = metrics.counts["bad_checkpoints"]
         flip(three.directory / "checkpoint-3" / "rank_1.pt")
         assert self.load(three) == [2, 2]
@@ -469,13 +471,13 @@ class TestWhatIsBadIsSetAside:
         assert [path for path, _ in quarantined(three)] == [aside]
 
     @pytest.mark.parametrize("name", ["model.pt", "manifest.json"])
-    def test_what_is_plainly_damaged_too(self, three: Ranks, said, name: str):
+    def test_a_truncated_checkpoint_is_quarantined(self, three: Ranks, said, name: str):
         os.truncate(three.directory / "checkpoint-3" / name, 10)
         assert self.load(three) == [2, 2]
         [(aside, why)] = quarantined(three)
         assert name in why and str(aside) in said.text
 
-    def test_all_bad_is_no_fresh_start_at_the_next_launch_either(self, three: Ranks):
+    def test_quarantine_of_all_checkpoints_is_no_fresh_start_at_the_next_launch(self, three: Ranks):
         flip(three.directory / "checkpoint-1" / "model.pt")
         os.truncate(three.directory / "checkpoint-2" / "rank_0.pt", 3)
         flip(three.directory / "checkpoint-3" / "manifest.json")
@@ -487,7 +489,7 @@ class TestWhatIsBadIsSetAside:
             three.end()
         assert len(quarantined(three)) == 3 and not list(three.directory.glob("checkpoint-*"))
 
-    def test_what_is_put_back_counts_again(self, three: Ranks):
+    def test_a_checkpoint_moved_back_from_quarantine_counts_again(self, three: Ranks):
         path = three.directory / "checkpoint-3" / "rank_1.pt"
         flip(path)
         assert self.load(three) == [2, 2]
@@ -497,7 +499,7 @@ class TestWhatIsBadIsSetAside:
         aside.rename(three.directory / "checkpoint-3")
         assert self.load(three) == [3, 3]
 
-    def test_what_does_not_load_is_left_where_it_is(self, three: Ranks, monkeypatch, said):
+    def test_a_checkpoint_that_is_whole_but_does_not_load_is_not_quarantined(self, three: Ranks, monkeypatch, said):
         """That may be the script's fault: what it needs is not there any more, say."""
 
         def refuse(path: Path, *args: Any, **options: Any) -> Any:
@@ -510,7 +512,7 @@ class TestWhatIsBadIsSetAside:
         assert "another shape" in said.text
         assert quarantined(three) == [] and (three.directory / "checkpoint-3").exists()
 
-    def test_nor_is_memory_given_up_that_does_not_load(self, ranks: Ranks, monkeypatch):
+    def test_memory_that_is_whole_but_does_not_load_is_kept(self, ranks: Ranks, monkeypatch):
         def refuse(path: Path, *args: Any, **options: Any) -> Any:
             raise RuntimeError("the model has another shape")
 
@@ -523,7 +525,7 @@ class TestWhatIsBadIsSetAside:
         ranks.start_workers(2)  # the script was put right
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
-    def test_what_another_rank_alone_cannot_read_is_left_where_it_is(self, three: Ranks, monkeypatch, said):
+    def test_a_checkpoint_that_one_other_rank_cannot_read_is_not_quarantined(self, three: Ranks, monkeypatch, said):
         """It may be that rank's mount, or its memory; but nobody resumes from it."""
         real, seen = stored_module.digest_file, []
 
@@ -538,26 +540,26 @@ class TestWhatIsBadIsSetAside:
         assert f"its xxh3-128 is {'0' * 32}" in said.text and "rank 0 finds nothing wrong with it" in said.text
         assert quarantined(three) == []
 
-    def test_storage_that_refuses_does_not_hinder_the_resume(self, three: Ranks, said):
+    def test_a_quarantine_that_storage_refuses_does_not_hinder_the_resume(self, three: Ranks, said):
         flip(three.directory / "checkpoint-3" / "model.pt")
         if subprocess.run(["chattr", "+i", three.directory], check=False, capture_output=True).returncode:
             pytest.skip("needs a file system and a user that can make a directory immutable")
         try:
             assert self.load(three) == [2, 2]
-            assert "stays where it is: cannot set aside" in said.text
+            assert "stays where it is: cannot quarantine" in said.text
             three.end()
         finally:
             subprocess.run(["chattr", "-i", three.directory], check=True)
         assert quarantined(three) == []
 
-    def test_the_one_that_a_path_names_stays(self, three: Ranks):
+    def test_a_damaged_checkpoint_named_by_resume_path_is_not_quarantined(self, three: Ranks):
         flip(three.directory / "checkpoint-2" / "model.pt")
         three.start(2)
         with pytest.raises(BadCheckpoint, match="damaged"):
             three.load(three.directory / "checkpoint-2")
         assert quarantined(three) == [] and (three.directory / "checkpoint-2").exists()
 
-    def test_what_memory_holds_is_made_durable_again(self, ranks: Ranks):
+    def test_a_step_in_memory_is_persisted_again_when_storage_was_quarantined(self, ranks: Ranks):
         ranks.start(2)
         save(ranks, 1)
         os.truncate(ranks.directory / "checkpoint-1" / "model.pt", 10)
@@ -569,8 +571,8 @@ class TestWhatIsBadIsSetAside:
         assert len(quarantined(ranks)) == 1
 
 
-class TestStrangeFiles:
-    """Whatever lies where a checkpoint is expected, the one before is resumed."""
+class TestHostileFiles:
+    """Whatever is in place of a checkpoint, the one before is resumed."""
 
     @pytest.fixture
     def two(self, ranks: Ranks) -> Ranks:
@@ -585,7 +587,7 @@ class TestStrangeFiles:
 
     @pytest.mark.parametrize("name", [".", "model.pt", "rank_1.pt", "manifest.json"])
     @pytest.mark.parametrize("what", ["a loop", "a directory", "nothing at the end of a link", "a pipe", "a socket"])
-    def test_instead(self, two: Ranks, name: str, what: str):
+    def test_a_pipe_link_or_directory_in_place_of_a_file_falls_back(self, two: Ranks, name: str, what: str):
         path = two.directory / "checkpoint-2" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         match what:
@@ -601,7 +603,7 @@ class TestStrangeFiles:
                 os.mknod(path, stat.S_IFSOCK | 0o600)
         self.falls_back(two)
 
-    def test_a_manifest_that_leads_outside(self, two: Ranks):
+    def test_a_manifest_with_paths_outside_the_checkpoint_is_refused(self, two: Ranks):
         path = two.directory / "checkpoint-2" / "manifest.json"
         body = json.loads(path.read_text())
         (two.directory / "outside.pt").write_bytes((two.directory / "checkpoint-2" / "model.pt").read_bytes())
@@ -613,7 +615,7 @@ class TestStrangeFiles:
         [(_, why)] = quarantined(two)
         assert "../outside.pt" in why
 
-    def test_code_in_a_pickle_does_not_run(self, two: Ranks, tmp_path: Path, said):
+    def test_code_in_a_pickle_is_not_run_on_load(self, two: Ranks, tmp_path: Path, said):
         """Not even in a checkpoint whose digests are right: whoever can write there can compute them."""
         files = {name: tmp_path / name for name in ("model.pt", "rank_0.pt", "rank_1.pt")}
         for name, path in files.items():
@@ -629,7 +631,7 @@ class TestStrangeFiles:
         torch.load(files["model.pt"], weights_only=False)
         assert (tmp_path / "harm").exists()  # it would have
 
-    def test_a_directory_that_one_rank_cannot_read_is_told_to_all(self, two: Ranks, monkeypatch):
+    def test_a_directory_that_one_rank_cannot_read_is_an_error_on_all(self, two: Ranks, monkeypatch):
         scan, lock, count = CheckpointDirectory.scan, threading.Lock(), itertools.count()
 
         def refused_once(self: Any) -> Any:
@@ -675,27 +677,27 @@ class TestVerify:
     def soon(self, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 0.05)
 
-    def test_anything_else_is_refused_at_once(self, directory: Path):
+    def test_an_unknown_value_of_verify_is_refused_at_once(self, directory: Path):
         for value in ("Always", "", None, True):
             with pytest.raises(ConfigError, match="give 'never', 'resume' or 'always'"):
                 ddp.DdpCheckpointer(directory, verify=value)  # type: ignore[arg-type]
         assert not directory.exists()
 
-    def test_ranks_that_differ_are_refused_on_all(self, ranks: Ranks):
+    def test_unlike_values_of_verify_are_refused_on_all_ranks(self, ranks: Ranks):
         ranks.start(2)
         save(ranks, 1)
         ranks.members[1]._writer.verify = "never"
         assert all("verify must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
 
-    def test_so_are_ranks_that_name_other_second_levels(self, ranks: Ranks, tmp_path: Path):
+    def test_unlike_remote_stores_are_refused_on_all_ranks(self, ranks: Ranks, tmp_path: Path):
         """They would look for checkpoints in other ways, and wait for one another."""
         ranks.start(2)
         save(ranks, 1)
-        wishes = ranks.members[1]._writer.link.options
-        ranks.members[1]._writer.link.options = dataclasses.replace(wishes, remote="s3://bucket/run")
+        options = ranks.members[1]._writer.link.options
+        ranks.members[1]._writer.link.options = dataclasses.replace(options, remote="s3://bucket/run")
         assert all("remote must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
 
-    def test_never_looks_at_sizes_alone(self, ranks: Ranks, monkeypatch):
+    def test_verify_never_compares_sizes_alone(self, ranks: Ranks, monkeypatch):
         ranks.start(2, verify="never")
         save(ranks, 1, 2)
         ranks.end()
@@ -708,7 +710,7 @@ class TestVerify:
         ranks.start(2, verify="never")
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
-    def test_memory_that_has_digests_is_compared_with_them(self, ranks: Ranks, said):
+    def test_memory_with_digests_is_compared_with_them_on_load(self, ranks: Ranks, said):
         ranks.start(2)
         save(ranks, 1)
         save(ranks, 2, storage_type=StorageType.MEMORY)
@@ -741,7 +743,7 @@ class TestVerify:
         ranks.start_workers(2)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
-    def test_memory_is_not_with_never(self, ranks: Ranks):
+    def test_verify_never_does_not_compare_memory_with_its_digests(self, ranks: Ranks):
         ranks.start(2, verify="never")
         save(ranks, 1)
         flip(digested(ranks, 1) / "model.pt")  # who persisted it told the digests
@@ -768,13 +770,13 @@ class TestVerify:
         assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
         assert [stored.id.step for stored in CheckpointDirectory(ranks.directory).checkpoints()] == [1]
 
-    def test_always_reads_back_what_was_written(self, ranks: Ranks, monkeypatch, said):
+    def test_verify_always_reads_back_what_was_written(self, ranks: Ranks, monkeypatch, said):
         """A disk that stores other bytes than it was given, once: that attempt fails, the next one succeeds."""
-        real, lies = publish.digest_file, []
+        real, wrong = publish.digest_file, []
 
         def read_from_a_disk_that_lies(path: Path, **options: Any) -> str:
-            if path.name == "rank_1.pt" and not lies:
-                lies.append(path)
+            if path.name == "rank_1.pt" and not wrong:
+                wrong.append(path)
                 flip(path)
             return real(path, **options)
 
@@ -782,10 +784,10 @@ class TestVerify:
         monkeypatch.setattr(persister, "FIRST_PAUSE", 0.01)
         ranks.start(2, verify="always")
         save(ranks, 1)
-        assert "reads back otherwise" in said.text and len(lies) == 1
+        assert "reads back otherwise" in said.text and len(wrong) == 1
         assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
 
-    def test_resume_does_not(self, ranks: Ranks, monkeypatch):
+    def test_verify_resume_does_not_read_back_what_was_written(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(publish, "digest_file", None)
         ranks.start(2)
         save(ranks, 1)
@@ -810,7 +812,7 @@ class TestRollback:
         ranks.workers_die()
         ranks.start_workers(2)
 
-    def test_restarted_workers_go_on_where_they_were(self, ranks: Ranks, old: Path):
+    def test_workers_restarted_after_a_rollback_resume_the_new_history(self, ranks: Ranks, old: Path):
         ranks.start(2)
         assert self.steps(ranks, old) == {(50, "storage")}
         self.restart(ranks)
@@ -826,7 +828,7 @@ class TestRollback:
         ranks.start_workers(2)
         assert self.steps(ranks, old) == {(57, "memory")}
 
-    def test_from_storage_when_memory_is_bad_and_from_the_path_when_all_is(self, ranks: Ranks, old: Path):
+    def test_after_a_rollback_bad_memory_falls_back_to_storage_then_to_the_path(self, ranks: Ranks, old: Path):
         ranks.start(2)
         ranks.load(old)
         save(ranks, 52)
@@ -838,7 +840,7 @@ class TestRollback:
         assert self.steps(ranks, old) == {(50, "storage")}
         assert len(quarantined(ranks)) == 1
 
-    def test_a_new_launch_goes_back_to_the_path(self, ranks: Ranks, old: Path):
+    def test_a_new_launch_with_a_rollback_path_goes_back_to_it(self, ranks: Ranks, old: Path):
         ranks.start(2)
         ranks.load(old)
         save(ranks, 55)
@@ -849,7 +851,7 @@ class TestRollback:
         ranks.start(2)
         assert self.steps(ranks) == {(55, "storage")}  # without a path, the newest history
 
-    def test_a_further_rollback_in_the_same_process_is_one(self, ranks: Ranks, old: Path):
+    def test_a_second_rollback_in_the_same_process_is_a_new_rollback(self, ranks: Ranks, old: Path):
         ranks.start(2)
         ranks.load(old)
         save(ranks, 55, storage_type=StorageType.MEMORY)
@@ -858,26 +860,26 @@ class TestRollback:
         self.restart(ranks)
         assert self.steps(ranks, old) == {(53, "memory")}  # of the newer history
 
-    def test_another_path_is_another_rollback(self, ranks: Ranks, old: Path):
+    def test_a_load_with_another_path_is_another_rollback(self, ranks: Ranks, old: Path):
         ranks.start(2)
         ranks.load(old)
         save(ranks, 55, storage_type=StorageType.MEMORY)
         self.restart(ranks)
         assert self.steps(ranks, ranks.directory / "checkpoint-60") == {(60, "storage")}
 
-    def test_saves_after_a_load_without_a_path_are_none_of_a_rollback(self, ranks: Ranks, old: Path):
+    def test_saves_after_a_load_without_a_path_belong_to_no_rollback(self, ranks: Ranks, old: Path):
         ranks.start(2)
         ranks.load()
         save(ranks, 101, storage_type=StorageType.MEMORY)
         self.restart(ranks)
         assert self.steps(ranks, old) == {(50, "storage")}
 
-    def test_before_its_first_save_nothing_has_changed(self, ranks: Ranks, old: Path):
+    def test_a_rollback_changes_nothing_before_its_first_save(self, ranks: Ranks, old: Path):
         ranks.start(2)
         ranks.load(old)
         assert [loaded["step"] for loaded in relaunch(ranks)] == [100, 100]
 
-    def test_retention_deletes_the_old_history_first(self, ranks: Ranks, old: Path):
+    def test_retention_after_a_rollback_deletes_the_old_history_first(self, ranks: Ranks, old: Path):
         strategy = ddp.KeepLatestStepStrategy(2, str(ranks.directory))
         ranks.start(2, deletion_strategy=strategy)
         ranks.load(old)
@@ -887,7 +889,7 @@ class TestRollback:
             until(lambda kept=kept: {tuple(s.id) for s in directory.checkpoints()} == kept, f"only {kept}")
 
     @pytest.mark.parametrize("path", ["", "{step}.pt", "always-the-same.pt"])
-    def test_the_same_steps_again_have_the_bytes_of_the_new_history_alone(
+    def test_steps_saved_again_after_a_rollback_have_the_bytes_of_the_new_history(
         self, ranks: Ranks, tmp_path: Path, path: str
     ):
         def save_all(history: int, *steps: int) -> None:
@@ -961,7 +963,7 @@ def _files(place: Path) -> dict[str, Path]:
     return {path.name: path for path in place.glob("*.pt")}
 
 
-def test_mapped_in_arena_tells_true(tmp_path: Path):
+def test_the_check_for_aliases_of_shared_memory_finds_one(tmp_path: Path):
     """The check used above sees a tensor that does alias a file in shared memory."""
     path = Path(os.environ["FASTCKPT_SHM_DIR"]) / "file"
     path.write_bytes(bytes(4096))

@@ -63,7 +63,9 @@ def on_storage(directory: Path) -> list[int]:
     return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
 
 
-def test_the_last_step_is_durable_even_if_its_copy_came_to_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_last_step_is_durable_even_if_its_background_copy_was_lost(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Averaged weights were swapped in for an evaluation, while those of the step were being copied."""
     monkeypatch.setattr(mutation_check, "WORTH", 1)
     training = Training(directory, every={"memory": 1, "storage": 3})
@@ -96,7 +98,7 @@ def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: P
         assert again.steps(10, 12) == [None, None, True]
 
 
-def test_what_was_profiled_and_chosen_is_known_after_a_resume(directory: Path):
+def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory: Path):
     first = Training(directory)
     with first.checkpointer as checkpointer:
         checkpointer.resume()
@@ -117,7 +119,7 @@ def test_what_was_profiled_and_chosen_is_known_after_a_resume(directory: Path):
         assert checkpointer._frequency.schedule.known.intervals is None, "those were for another overhead"
 
 
-def test_a_time_is_an_interval_too(directory: Path):
+def test_an_interval_may_be_given_as_a_time(directory: Path):
     training = Training(directory, every={"memory": 1, "storage": timedelta(hours=1)})
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -131,7 +133,7 @@ class Stream(IterableDataset[int]):
         return iter(range(40))
 
 
-def test_data_without_a_length(directory: Path):
+def test_a_loop_over_data_without_a_length_saves_and_resumes(directory: Path):
     loader = ResumableDataLoader(Stream(), batch_size=4)
     training = Training(directory, data=loader, every=1)
     with training.checkpointer as checkpointer:
@@ -146,7 +148,7 @@ def test_data_without_a_length(directory: Path):
         assert next(iter(loader)).tolist() == [12, 13, 14, 15]
 
 
-def test_several_optimizers_and_other_parts(directory: Path):
+def test_several_optimizers_and_other_objects_are_saved_and_resumed(directory: Path):
     other = nn.Linear(2, 2)
     lists = {"optimizer": [torch.optim.SGD(other.parameters(), 0.1)], "others": {"other": other}, "scheduler": ()}
     with Training(directory, every=1, **lists).checkpointer as checkpointer:
@@ -162,7 +164,9 @@ def test_several_optimizers_and_other_parts(directory: Path):
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_gradients_in_the_middle_of_accumulation(directory: Path, gradients: bool, said: pytest.LogCaptureFixture):
+def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(
+    directory: Path, gradients: bool, said: pytest.LogCaptureFixture
+):
     def micro_batches(training: Training, first: int, last: int) -> None:
         for step in range(first, last + 1):
             training.model(torch.ones(8) * step).square().sum().backward()
@@ -190,7 +194,9 @@ def test_gradients_in_the_middle_of_accumulation(directory: Path, gradients: boo
     assert ("in the middle of accumulation, without the gradients" in said.text) is not gradients
 
 
-def test_gradients_of_other_ranks_are_dropped_and_told(monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture):
+def test_gradients_of_other_ranks_are_dropped_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+):
     model = nn.Linear(8, 4)
     gradients = Gradients(model, (), None, saved=True)
     empty = gradients.state()
@@ -212,7 +218,7 @@ def test_gradients_of_other_ranks_are_dropped_and_told(monkeypatch: pytest.Monke
         gradients.load(saved | {"grads": {"other": torch.ones(2)}})
 
 
-def test_what_ranks_say_of_their_data(directory: Path):
+def test_ranks_share_the_same_description_of_equal_data(directory: Path):
     gradients = Gradients(nn.Linear(2, 2), (), None, saved=False)
     said = [
         TrainingState({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
@@ -224,7 +230,7 @@ def test_what_ranks_say_of_their_data(directory: Path):
     assert TrainingState({}, None, gradients).shared == {}
 
 
-def test_an_error_in_the_loop_saves_nothing_more(directory: Path):
+def test_after_an_error_in_the_loop_nothing_more_is_saved(directory: Path):
     training = Training(directory, every=10)
     with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -244,19 +250,19 @@ def test_an_error_in_the_loop_saves_nothing_more(directory: Path):
         ({"scheduler": [object()]}, "scheduler is an object"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(directory: Path, options: dict[str, Any], says: str):
+def test_invalid_arguments_of_the_loop_are_refused_at_once(directory: Path, options: dict[str, Any], says: str):
     with pytest.raises(ConfigError, match=says):
         Training(directory, **options)
     assert not directory.exists()
 
 
-def test_resume_comes_first(directory: Path):
+def test_step_before_resume_is_refused(directory: Path):
     training = Training(directory, deletion_strategy=KeepLatestStepStrategy(1, directory))
     with pytest.raises(FastckptError, match=r"call resume\(\)"), training.checkpointer as checkpointer:
         checkpointer.step(1)
 
 
-def test_another_optimizer_is_refused_and_nothing_changed(directory: Path):
+def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: Path):
     """The state of AdamW loads into SGD without a word: its learning rate and all."""
     first = Training(directory, every=1)
     with first.checkpointer as checkpointer:
@@ -278,7 +284,7 @@ def test_another_optimizer_is_refused_and_nothing_changed(directory: Path):
         assert checkpointer.resume() == 2
 
 
-def test_a_checkpoint_that_names_no_optimizers_loads_as_before(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_that_names_no_optimizers_loads(directory: Path, monkeypatch: pytest.MonkeyPatch):
     """Earlier versions did not say of which class they were."""
     first = Training(directory, every=1)
     first.checkpointer._own_part = lambda step: {"fastckpt": {"step": 2, "tempo": "", "life": []}}  # type: ignore
@@ -304,7 +310,7 @@ SECOND = {
 
 
 @pytest.mark.parametrize("kind", SECOND)
-def test_a_second_loader_goes_on_too(tmp_path: Path, kind: str):
+def test_a_second_loader_resumes_at_its_own_position(tmp_path: Path, kind: str):
     """Where each rank is in it may differ, as in the first."""
 
     def run(place: Path, last: int) -> list[list[int]]:

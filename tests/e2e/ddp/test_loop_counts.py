@@ -1,4 +1,4 @@
-"""`fastckpt.Checkpointer` where trainings count steps in their own way, change what they consist of, or end at once."""
+"""`fastckpt.Checkpointer` in loops that number steps in their own way, change their objects, or end at once."""
 
 import contextlib
 import gc
@@ -27,7 +27,7 @@ def saves(training: Training, steps: Any) -> list[int]:
 @pytest.mark.parametrize(
     "steps", [[*range(1, 50), *range(51, 90)], range(64, 64 * 90, 64)], ids=["left out", "samples"]
 )
-def test_turns_count_whatever_steps_are_called(directory: Path, steps: Any):
+def test_a_profile_counts_calls_of_step_whatever_their_numbers(directory: Path, steps: Any):
     training = Training(directory)
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -40,7 +40,7 @@ def test_turns_count_whatever_steps_are_called(directory: Path, steps: Any):
         assert checkpointer._frequency.schedule.decision.step in steps
 
 
-def test_a_multiple_that_is_left_out_is_saved_at_the_next_step(directory: Path):
+def test_a_multiple_of_the_interval_that_is_skipped_is_saved_at_the_next_step(directory: Path):
     training = Training(directory, every={"memory": 5, "storage": 10})
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -48,7 +48,7 @@ def test_a_multiple_that_is_left_out_is_saved_at_the_next_step(directory: Path):
     assert on_storage(directory)[-1] == 31
 
 
-def test_steps_go_on_through_epochs(directory: Path):
+def test_step_numbers_continue_through_epochs(directory: Path):
     training = Training(directory, every=100)
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -60,7 +60,7 @@ def test_steps_go_on_through_epochs(directory: Path):
     assert on_storage(directory)[-1] == 9
 
 
-def test_long_iterations_are_profiled_for_a_while_only(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_long_iterations_are_profiled_for_a_limited_time(directory: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(profiling, "PATIENCE", 0.0)
     training = Training(directory)
     with training.checkpointer as checkpointer:
@@ -71,7 +71,7 @@ def test_long_iterations_are_profiled_for_a_while_only(directory: Path, monkeypa
         )
 
 
-def test_steps_of_which_few_fit_into_five_seconds_are_all_saved(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_steps_of_seconds_are_all_saved(directory: Path, monkeypatch: pytest.MonkeyPatch):
     """Whatever their saves cost."""
     monkeypatch.setattr(provisional_intervals, "MEMORY", 1e-9)
     monkeypatch.setattr(provisional_intervals, "COST", 1e9)
@@ -83,7 +83,7 @@ def test_steps_of_which_few_fit_into_five_seconds_are_all_saved(directory: Path,
 
 
 def put_a_file_in_place_of(directory: Path) -> None:
-    """Until there is one: a directory may be made anew meanwhile."""
+    """Until there is one: the directory may be created again meanwhile."""
     file = directory.parent / "file"
     file.touch()
     while not directory.is_file():
@@ -93,7 +93,7 @@ def put_a_file_in_place_of(directory: Path) -> None:
             file.replace(directory)
 
 
-def test_without_storage_there_are_snapshots_in_memory(directory: Path):
+def test_while_storage_refuses_writes_the_loop_saves_snapshots_to_memory(directory: Path):
     training = Training(directory, overhead=0.9)
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -104,7 +104,7 @@ def test_without_storage_there_are_snapshots_in_memory(directory: Path):
         directory.mkdir()
 
 
-def test_the_last_step_waits_for_a_place(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FASTCKPT_SLOTS", "2")
     monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", "4")
     large = {"large": nn.Linear(512, 512)}  # 1 MB
@@ -118,7 +118,7 @@ def test_the_last_step_waits_for_a_place(directory: Path, monkeypatch: pytest.Mo
     checkpointer.close()
 
 
-def test_what_a_manual_checkpointer_saved(directory: Path):
+def test_a_checkpoint_of_a_manual_checkpointer_resumes_in_the_loop(directory: Path):
     manual, training = Training(directory.parent / "other"), Training(directory, others={"step": nn.Linear(1, 1)})
     state = {name: getattr(manual, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     with DdpCheckpointer(directory.parent / "third") as checkpointer:
@@ -132,7 +132,7 @@ def test_what_a_manual_checkpointer_saved(directory: Path):
         assert checkpointer.load_checkpoint().keys() == state.keys()
 
 
-def test_parts_that_are_left_out_are_told(directory: Path, said: pytest.LogCaptureFixture):
+def test_objects_missing_in_a_checkpoint_are_reported(directory: Path, said: pytest.LogCaptureFixture):
     first = Training(directory, every=1, others={"average": nn.Linear(1, 1)})
     with first.checkpointer as checkpointer:
         checkpointer.resume()
@@ -142,7 +142,7 @@ def test_parts_that_are_left_out_are_told(directory: Path, said: pytest.LogCaptu
     assert "the checkpoint has average, scheduler, which no part takes" in said.text
 
 
-def test_what_fails_in_the_last_save_ends_saving_all_the_same(directory: Path):
+def test_an_error_in_the_last_save_of_a_loop_still_closes_the_checkpointer(directory: Path):
     others = {"other": nn.Linear(1, 1)}
     training = Training(directory, every=10, others=others)
     with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
@@ -153,7 +153,7 @@ def test_what_fails_in_the_last_save_ends_saving_all_the_same(directory: Path):
 
 
 @pytest.mark.campaign
-def test_a_compiled_model_is_saved_as_it_is_without(directory: Path):
+def test_a_compiled_model_is_saved_under_its_uncompiled_names(directory: Path):
     training = Training(directory.parent / "other")
     training.checkpointer.close()
     compiled = torch.compile(training.model)
@@ -164,7 +164,7 @@ def test_a_compiled_model_is_saved_as_it_is_without(directory: Path):
         assert checkpointer.resume() == 1
 
 
-def test_nothing_is_loaded_unless_all_parts_fit(directory: Path):
+def test_nothing_is_loaded_unless_all_objects_fit(directory: Path):
     first = Training(directory, every=1)
     with first.checkpointer as checkpointer:
         checkpointer.resume()
@@ -177,14 +177,14 @@ def test_nothing_is_loaded_unless_all_parts_fit(directory: Path):
 
 
 @pytest.mark.parametrize("name", ["model", "data", "fastckpt"])
-def test_names_that_are_taken(directory: Path, name: str):
+def test_reserved_names_and_unknown_arguments_are_refused(directory: Path, name: str):
     with pytest.raises(ConfigError, match=f"others has '{name}'"):
         Training(directory, others={name: nn.Linear(1, 1)})
     with pytest.raises(TypeError, match="no argument 'evry'; there are"):
         Training(directory, evry=3)
 
 
-def test_a_second_resume_begins_anew(directory: Path):
+def test_a_second_resume_loads_the_newest_and_counts_from_there(directory: Path):
     training = Training(directory, every=2)
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -195,7 +195,7 @@ def test_a_second_resume_begins_anew(directory: Path):
         checkpointer.step(7)
 
 
-def test_restarts_count_once_each():
+def test_each_restart_counts_as_one_failure_however_often_it_is_resumed():
     first = FailureHistory("launch", 0)
     assert first.failures == 0
     assert first.mean_time_between_failures is None
@@ -208,7 +208,7 @@ def test_restarts_count_once_each():
     assert third.mean_time_between_failures is not None
 
 
-def test_a_profile_is_of_one_kind_of_optimizer(directory: Path):
+def test_a_profile_of_another_optimizer_is_not_used(directory: Path):
     training = Training(directory)
     sgd = Training(directory.parent / "other", optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1))
     circumstances: list[ProfileKey] = []
@@ -219,7 +219,7 @@ def test_a_profile_is_of_one_kind_of_optimizer(directory: Path):
     assert circumstances[0] != circumstances[1]
 
 
-def test_a_job_that_ends_before_memory_is_ready_says_nothing_of_that(directory: Path, said: pytest.LogCaptureFixture):
+def test_a_job_that_ends_before_memory_is_ready_logs_no_warning_of_it(directory: Path, said: pytest.LogCaptureFixture):
     for attempt in range(4):
         with Training(directory / str(attempt), others={"large": nn.Linear(1500, 1500)}).checkpointer as checkpointer:
             checkpointer.resume()

@@ -1,4 +1,4 @@
-"""Two nodes, each with a saver: each persists what is its own, and only what both persisted counts."""
+"""Two nodes, each with a saver: each persists its own parts, and only steps that both persisted count."""
 
 import os
 import shutil
@@ -118,7 +118,7 @@ def relaunch(nodes: Nodes) -> None:
     nodes.start_nodes()
 
 
-def test_each_rank_gets_its_own_from_storage(nodes: Nodes):
+def test_each_rank_of_two_nodes_loads_its_own_state_from_storage(nodes: Nodes):
     nodes.save(1, 0, 1)
     assert nodes.wait(0, 1) == [1, 1]
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_each_rank_gets_its_own_from_storage(nodes: Nodes):
         relaunch(nodes)
 
 
-def test_a_checkpoint_is_one_directory_that_plain_torch_reads(nodes: Nodes):
+def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes: Nodes):
     nodes.save(1, 0, 1)
     nodes.wait(0, 1)
     place = nodes.directory / "checkpoint-1"
@@ -139,7 +139,7 @@ def test_a_checkpoint_is_one_directory_that_plain_torch_reads(nodes: Nodes):
     assert not _is_ahead(nodes.directory)
 
 
-def test_a_path_of_the_user(nodes: Nodes, tmp_path: Path):
+def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp_path: Path):
     path = tmp_path / "user/model.pt"
     for step in (1, 2):
         nodes.save(step, 0, 1, path=str(path))
@@ -150,7 +150,7 @@ def test_a_path_of_the_user(nodes: Nodes, tmp_path: Path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_only_one_node_has_persisted_does_not_count(nodes: Nodes, rank: int):
+def test_a_step_that_one_of_two_nodes_has_persisted_does_not_count(nodes: Nodes, rank: int):
     nodes.save(1, 0, 1)
     nodes.wait(0, 1)
     nodes.save_alone(2, rank)
@@ -160,13 +160,13 @@ def test_what_only_one_node_has_persisted_does_not_count(nodes: Nodes, rank: int
     assert positions(nodes) == [100, 101]
 
 
-def test_it_counts_when_the_other_has_persisted_it_too(nodes: Nodes):
+def test_a_step_counts_once_both_nodes_have_persisted_it(nodes: Nodes):
     nodes.save_alone(1, 0)
     nodes.save(1, 1)
     assert nodes.wait(0, 1) == [1, 1]
 
 
-def test_no_slot_is_kept_for_the_other_node(nodes: Nodes):
+def test_a_slow_node_keeps_no_slot_of_the_other_node_occupied(nodes: Nodes):
     """One that is slow does not make this one skip."""
     for step in range(1, 8):
         nodes.save_alone(step, 0)
@@ -176,7 +176,7 @@ def test_no_slot_is_kept_for_the_other_node(nodes: Nodes):
     assert not _is_ahead(nodes.directory)
 
 
-def test_its_slot_is_begun_anew_while_the_other_node_is_waited_for(nodes: Nodes):
+def test_a_slot_is_reused_while_the_other_node_still_persists(nodes: Nodes):
     nodes.save_alone(1, 1)
     slots.begin(nodes.slot(1, 1), slots.SlotBegin(SaveId(1, 2), frozenset({0})))  # as before its images change
     nodes.save(1, 0)
@@ -190,7 +190,7 @@ def test_a_step_that_one_node_has_skipped_is_overtaken(nodes: Nodes):
     assert CheckpointDirectory(nodes.directory).scan().gathered == []
 
 
-def test_a_node_that_waits_too_long_says_for_whom(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_waits_long_names_the_node_that_is_missing(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(node_parts, "DEADLINE", 0.3)
         nodes.save_alone(1, 0)
@@ -201,7 +201,7 @@ def test_a_node_that_waits_too_long_says_for_whom(nodes: Nodes, monkeypatch: pyt
     assert nodes.wait(0, 1) == [3, 3]
 
 
-def test_histories_of_nodes_stay_together(nodes: Nodes):
+def test_nodes_with_unlike_counts_of_resumes_write_the_same_history(nodes: Nodes):
     """A node that was told of fewer resumes writes the same history as the other."""
     nodes.save(1, 0, 1)
     nodes.wait(0, 1)
@@ -217,7 +217,7 @@ def test_histories_of_nodes_stay_together(nodes: Nodes):
     assert positions(nodes) == [200, 201]
 
 
-def test_parts_of_a_dead_job_do_not_meet_those_of_the_next(nodes: Nodes):
+def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes: Nodes):
     """Neither job has loaded anything, which would have given its saves a name of their own."""
     nodes.save_alone(1, 0)
     nodes.end()
@@ -229,7 +229,7 @@ def test_parts_of_a_dead_job_do_not_meet_those_of_the_next(nodes: Nodes):
     assert len(CheckpointDirectory(nodes.directory).scan().gathered) == 2
 
 
-def test_a_checkpoint_by_its_directory_has_the_parts_of_all_nodes(nodes: Nodes):
+def test_a_resume_path_of_several_nodes_has_the_parts_of_all(nodes: Nodes):
     for step in (1, 2):
         nodes.save(step, 0, 1)
         nodes.wait(0, 1)
@@ -237,7 +237,7 @@ def test_a_checkpoint_by_its_directory_has_the_parts_of_all_nodes(nodes: Nodes):
     assert positions(nodes) == [100, 101]
 
 
-def test_the_first_node_retires_old_checkpoints(nodes: Nodes):
+def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
     nodes.end()
     nodes.start_nodes(KeepLatestStepStrategy(1, str(nodes.directory)))
     for step in (1, 2, 3):
@@ -254,7 +254,7 @@ def lose_memory(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_parts_that_are_not_all_there_are_told_of(nodes: Nodes, said: pytest.LogCaptureFixture, is_first: bool):
+def test_incomplete_parts_are_reported(nodes: Nodes, said: pytest.LogCaptureFixture, is_first: bool):
     if not is_first:
         nodes.save(1, 0, 1)
         nodes.wait(0, 1)
@@ -272,7 +272,7 @@ def test_parts_that_are_not_all_there_are_told_of(nodes: Nodes, said: pytest.Log
     assert said.text.count("is not resumed") == 1  # what is newer made it useless
 
 
-def test_parts_that_are_long_untouched_are_removed_and_told_of(
+def test_parts_untouched_for_long_are_removed_and_reported(
     nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     nodes.save_alone(2, 1)
@@ -329,7 +329,7 @@ def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes: Nodes)
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_step_that_one_node_lacks(running: Nodes, node: int):
+def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running: Nodes, node: int):
     """All go back to the one before, which then is persisted, if memory is to be flushed; the other is given up."""
     running.save_to_memory(1, 0, 1)
     running.save_to_memory(2, node)
@@ -341,7 +341,7 @@ def test_a_step_that_one_node_lacks(running: Nodes, node: int):
     assert running.resume() == [(2, "memory")] * 2
 
 
-def test_what_all_have_is_flushed(nodes: Nodes):
+def test_the_newest_step_that_all_nodes_have_is_flushed(nodes: Nodes):
     nodes.load()
     nodes.save_to_memory(1, 0, 1)
     nodes.save_to_memory(2, 1)
@@ -361,7 +361,9 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("is_durable", [False, True])
 @pytest.mark.parametrize("harm", [flip, Path.unlink])
-def test_the_memory_of_one_node_is_damaged(running: Nodes, harm: Callable[[Path], None], is_durable: bool):
+def test_damaged_memory_of_one_node_is_replaced_from_storage_or_all_fall_back(
+    running: Nodes, harm: Callable[[Path], None], is_durable: bool
+):
     """Its rank finds the same on storage; else all go back."""
     running.save_to_memory(1, 0, 1)
     running.save(2, 0, 1) if is_durable else running.save_to_memory(2, 0, 1)
@@ -374,7 +376,7 @@ def test_the_memory_of_one_node_is_damaged(running: Nodes, harm: Callable[[Path]
     assert running.resume() == expected
 
 
-def test_saves_of_the_same_number_of_unlike_attempts_do_not_meet(running: Nodes):
+def test_saves_of_one_step_by_unlike_attempts_are_not_joined(running: Nodes):
     """As of nodes of which one was away while the others went on in a history of the same number."""
     running.save(1, 0, 1)
     running.wait(0, 1)
@@ -385,7 +387,7 @@ def test_saves_of_the_same_number_of_unlike_attempts_do_not_meet(running: Nodes)
     assert running.resume() == [(1, "memory")] * 2
 
 
-def test_what_may_not_be_one_save_is_no_reason_to_start_afresh(running: Nodes):
+def test_parts_that_may_be_of_unlike_saves_are_no_fresh_start(running: Nodes):
     """As of nodes that had not loaded, or of a job of one node that was started again on two."""
     running.save_to_memory(1, 0, 1)
     for node in (0, 1):
@@ -397,7 +399,7 @@ def test_what_may_not_be_one_save_is_no_reason_to_start_afresh(running: Nodes):
 
 
 @pytest.mark.parametrize("is_enough", [False, True])
-def test_what_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(running: Nodes, is_enough: bool):
+def test_a_step_that_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(running: Nodes, is_enough: bool):
     """Node 1 would flush step 2, which node 0 lacks, and no step would be whole."""
     running.save_to_memory(1, 0, 1)
     running.save_to_memory(2, 1)
@@ -414,7 +416,7 @@ def test_what_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(runnin
     assert steps == ([] if is_enough else [1])
 
 
-def test_memory_is_lost_with_a_node(running: Nodes):
+def test_a_job_whose_node_is_lost_with_its_memory_resumes_from_storage(running: Nodes):
     running.save(1, 0, 1)
     running.wait(0, 1)
     running.save_to_memory(2, 0, 1)

@@ -64,7 +64,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 
 class TestOptimizers:
     @pytest.mark.parametrize("name", OPTIMIZERS)
-    def test_each_kind(self, ranks: Ranks, held: Held, name: str):
+    def test_an_overlapped_save_with_each_kind_of_optimizer_holds_its_step(self, ranks: Ranks, held: Held, name: str):
         model = net()
         optimizer = OPTIMIZERS[name](model.parameters())
         one = start(ranks, optimizer)
@@ -72,7 +72,7 @@ class TestOptimizers:
         phases = ["overlap.wait", "overlap.copy", "overlap.compare", "overlap.commit", "overlap.notify"]
         assert held.said == [(phase, step) for step in (2, 3, 4) for phase in phases]
 
-    def test_one_with_a_closure(self, ranks: Ranks):
+    def test_an_overlapped_save_with_an_optimizer_with_a_closure_holds_its_step(self, ranks: Ranks):
         model = net()
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
         inputs = batch()
@@ -86,7 +86,7 @@ class TestOptimizers:
         one = start(ranks, optimizer)
         assert_right(one, lambda: optimizer.step(closure), whole(model, optimizer))
 
-    def test_several_that_take_turns(self, ranks: Ranks):
+    def test_an_overlapped_save_with_optimizers_that_take_turns_holds_its_step(self, ranks: Ranks):
         first, second = net(), net()
         optimizers = [adam(first), torch.optim.SGD(second.parameters(), lr=0.1, momentum=0.5)]
         turns = count()
@@ -98,7 +98,7 @@ class TestOptimizers:
         one = start(ranks, *optimizers)
         assert_right(one, iterate, lambda: {"a": first.state_dict(), "b": whole(second, *optimizers)()}, steps=5)
 
-    def test_one_that_was_not_given_waits_too_and_its_parameters_do_not(self, ranks: Ranks, held: Held):
+    def test_an_optimizer_not_given_to_overlap_has_its_state_deferred_and_no_parameters(self, ranks: Ranks, held: Held):
         given, other = net(), net()
         optimizers = [adam(given), adam(other)]
 
@@ -111,7 +111,7 @@ class TestOptimizers:
         optimizers[1].step()
         assert newest(one)[0] == 4 and held.said[-1] == ("overlap.notify", 4)
 
-    def test_a_compiled_step(self, ranks: Ranks):
+    def test_an_overlapped_save_with_a_compiled_step_holds_its_step(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
 
@@ -150,13 +150,13 @@ class TestOptimizers:
         assert_right(one, iterate, state, after_save=skipped)
 
     @pytest.mark.parametrize("given", [[torch.nn.Linear(1, 1)], torch.nn.Linear(1, 1), True])
-    def test_what_is_none_is_refused(self, ranks: Ranks, given: Any):
+    def test_a_value_of_overlap_that_is_no_optimizer_is_refused(self, ranks: Ranks, given: Any):
         with pytest.raises(ConfigError, match=r"overlap is (a Linear|True|False)"):
             ranks.start(overlap=given)
 
 
 class TestModels:
-    def test_buffers_of_batch_norm(self, ranks: Ranks):
+    def test_buffers_of_batch_norm_are_copied_before_the_next_forward(self, ranks: Ranks):
         """The next forward writes to them before the copy begins."""
         model = net()
         optimizer = adam(model)
@@ -167,7 +167,7 @@ class TestModels:
             after_save=lambda: model(batch()),
         )
 
-    def test_an_average_of_weights(self, ranks: Ranks):
+    def test_an_overlapped_save_of_averaged_weights_holds_its_step(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
         average = torch.optim.swa_utils.AveragedModel(
@@ -181,7 +181,7 @@ class TestModels:
         )
 
     @pytest.mark.parametrize("to_none", [True, False])
-    def test_gradients_in_the_middle_of_accumulation(self, ranks: Ranks, to_none: bool):
+    def test_an_overlapped_save_of_accumulated_gradients_holds_its_step(self, ranks: Ranks, to_none: bool):
         """Saved on request, after each micro-batch; the next adds to them, or they are zeroed, before the copy."""
         model = net()
         optimizer = adam(model)
@@ -205,7 +205,7 @@ class TestModels:
             assert_same(in_memory(one)[1], wanted)
 
     @pytest.mark.parametrize("to_none", [True, False])
-    def test_gradients_that_are_zeroed_right_after_the_save(self, ranks: Ranks, to_none: bool):
+    def test_gradients_zeroed_right_after_an_overlapped_save_are_saved(self, ranks: Ranks, to_none: bool):
         model = net()
         optimizer = adam(model)
 
@@ -216,7 +216,7 @@ class TestModels:
         zero = partial(optimizer.zero_grad, set_to_none=to_none)
         assert_right(one, lambda: learn(model, optimizer), state, after_save=zero)
 
-    def test_a_tensor_lr_that_a_scheduler_changes_right_after_the_save(self, ranks: Ranks):
+    def test_a_tensor_lr_changed_right_after_an_overlapped_save_is_saved(self, ranks: Ranks):
         model = net()
         optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -254,7 +254,9 @@ class Odd(torch.nn.Module):
 
 class TestLayouts:
     @pytest.mark.parametrize("kind", [Flat, Odd])
-    def test_each_kind(self, ranks: Ranks, said: pytest.LogCaptureFixture, kind: type[torch.nn.Module]):
+    def test_an_overlapped_save_of_each_kind_of_layout_holds_its_step(
+        self, ranks: Ranks, said: pytest.LogCaptureFixture, kind: type[torch.nn.Module]
+    ):
         model = kind()
         optimizer = adam(model)
         state = whole(model, optimizer)
@@ -262,7 +264,7 @@ class TestLayouts:
         assert_right(one, lambda: learn(model, optimizer), state, after_save=lambda: model(batch()))
         assert "was written to" not in said.text
 
-    def test_weights_in_the_state_twice_and_in_parts(self, ranks: Ranks):
+    def test_weights_that_are_in_the_state_twice_or_in_parts_are_saved(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
 
@@ -273,7 +275,7 @@ class TestLayouts:
         one = start(ranks, optimizer)
         assert_right(one, lambda: learn(model, optimizer), state)
 
-    def test_a_storage_waits_only_if_all_of_it_stands_still(self):
+    def test_a_storage_is_deferred_only_if_no_part_of_it_changes(self):
         model, flat = net(), Flat()
         optimizer = torch.optim.SGD([*model.parameters(), *flat.parameters()], momentum=0.9)
         learn(model, optimizer)
@@ -329,7 +331,7 @@ UNSEEN: dict[str, Callable[[torch.nn.Sequential], object]] = {
 class TestChanges:
     """Weights that something else than an optimizer's step changes."""
 
-    def test_before_the_save_nothing_is_wrong(self, ranks: Ranks, said: pytest.LogCaptureFixture):
+    def test_writes_to_weights_before_the_save_lose_nothing(self, ranks: Ranks, said: pytest.LogCaptureFixture):
         model = net()
         optimizer = adam(model)
 
@@ -341,7 +343,7 @@ class TestChanges:
         assert "was written to" not in said.text
 
     @pytest.mark.parametrize("write", WRITES | UNSEEN)
-    def test_once_while_they_are_copied_loses_the_save_and_ends_overlap(
+    def test_a_write_during_the_copy_loses_the_save_and_ends_overlap(
         self, ranks: Ranks, said: pytest.LogCaptureFixture, write: str
     ):
         model = net()
@@ -363,7 +365,9 @@ class TestChanges:
         assert_same(in_memory(one), (2, wanted))
         assert one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY).trouble == ""
 
-    def test_in_each_forward_is_found_before_any_save_is_lost(self, ranks: Ranks, said: pytest.LogCaptureFixture):
+    def test_writes_in_each_forward_are_detected_before_any_save_is_lost(
+        self, ranks: Ranks, said: pytest.LogCaptureFixture
+    ):
         model = torch.nn.Sequential(torch.nn.Embedding(9, 4, max_norm=0.1), torch.nn.Linear(4, 1))
         optimizer = adam(model)
         one = start(ranks, optimizer)
@@ -377,7 +381,7 @@ class TestChanges:
             assert_same(in_memory(one), (step, wanted))
         assert said.text.count("state['model']['0.weight'] was written to") == 1
 
-    def test_a_weight_that_is_replaced_was_copied_as_it_was(self, ranks: Ranks):
+    def test_a_weight_replaced_during_the_copy_is_saved_with_its_old_value(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
 
@@ -388,7 +392,7 @@ class TestChanges:
         assert_right(one, lambda: learn(model, optimizer), whole(model, optimizer), after_save=replace)
 
     @pytest.mark.parametrize("elsewhere", [False, True])
-    def test_weights_that_are_moved_to_shared_memory(self, ranks: Ranks, elsewhere: bool):
+    def test_weights_moved_to_shared_memory_during_the_copy_are_saved(self, ranks: Ranks, elsewhere: bool):
         """Which frees the memory where they were. Queues do that in a thread of their own."""
         model = torch.nn.Linear(1500, 1500)
         optimizer = adam(model)
@@ -405,7 +409,7 @@ class TestChanges:
         assert_same(in_memory(one), (1, wanted))
         assert_right_after(one, model, optimizer)
 
-    def test_an_operation_that_is_under_way_as_the_copy_ends(self, ranks: Ranks, held: Held):
+    def test_an_operation_in_progress_as_the_copy_ends_loses_the_save_or_is_absent(self, ranks: Ranks, held: Held):
         """It shows only when it is over: then the save is lost, or it holds nothing of what was written."""
         model = torch.nn.Linear(2000, 2000)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -445,7 +449,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestChecked:
     """With FASTCKPT_CHECK_OVERLAP=1 what versions do not show is found, too."""
 
-    def test_nothing_is_said_of_what_is_right(self, ranks: Ranks):
+    def test_the_overlap_check_accepts_a_correct_loop(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)
@@ -456,7 +460,7 @@ class TestChecked:
             learn(model, optimizer)
             assert_same(in_memory(one), (step, wanted))
 
-    def test_an_unseen_write_raises_in_the_next_step(self, ranks: Ranks, held: Held):
+    def test_the_overlap_check_raises_in_the_step_after_an_undetected_write(self, ranks: Ranks, held: Held):
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)
@@ -471,7 +475,7 @@ class TestChecked:
         result = one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert result.skipped == 1 and "3.bias" in result.trouble
 
-    def test_so_does_one_that_was_taken_back(self, ranks: Ranks, held: Held):
+    def test_the_overlap_check_raises_after_a_write_that_was_undone(self, ranks: Ranks, held: Held):
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)
@@ -489,7 +493,7 @@ class TestChecked:
         with pytest.raises(OverlapError, match=r"0.weight"):
             one.wait_latest_checkpoint()
 
-    def test_at_the_end_it_raises_when_all_is_closed(self, ranks: Ranks):
+    def test_the_overlap_check_raises_at_close_once_everything_is_closed(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)
@@ -500,7 +504,7 @@ class TestChecked:
         one.close()
         optimizer.step()
 
-    def test_a_write_that_shows_is_no_error(self, ranks: Ranks):
+    def test_the_overlap_check_raises_no_error_for_a_write_with_a_version(self, ranks: Ranks):
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)

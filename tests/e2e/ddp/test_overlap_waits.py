@@ -1,4 +1,4 @@
-"""What waits for a copy behind training, what does not, and what becomes of one that fails."""
+"""Waits for a background copy, calls that do not wait, and copies that fail."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def replace_images(self) -> None:
-        """As if somebody had cleaned up, and the saver had made them anew."""
+        """As if somebody had cleaned up, and the saver had created them again."""
         for image in self.one._writer.link.arena.glob("slot-*/model.pt"):
             image.rename(f"{image}.old")
             shutil.copy(f"{image}.old", image)
@@ -75,7 +75,9 @@ ACTS: dict[str, Callable[[DdpCheckpointer, dict[str, Any]], object]] = {
 
 class TestWaits:
     @pytest.mark.parametrize("act", ACTS)
-    def test_what_waits(self, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str):
+    def test_each_call_that_needs_the_save_waits_for_the_background_copy(
+        self, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+    ):
         monkeypatch.chdir(tmp_path)
         assert newest(training.one)[0] == 0
         ACTS[act](training.one, training.state())
@@ -86,22 +88,22 @@ class TestWaits:
         assert training.one.wait_latest_checkpoint(60) == 1
         assert_same(torch.load(training.one._writer.directory + "/checkpoint-1/model.pt"), training.wanted)
 
-    def test_metrics_of_a_step_that_is_pending_are_kept(self, training: Training):
+    def test_metrics_given_while_a_save_is_pending_are_kept(self, training: Training):
         assert training.one.save_checkpoint(1, training.state(), metrics={"loss": 2.5}, storage_type=MEMORY)
         assert slots.read(newest(training.one)[1]).details["metrics"] == {"loss": 2.5}
 
-    def test_the_end_of_the_checkpointer(self, training: Training):
+    def test_close_waits_for_the_background_copy(self, training: Training):
         slot = newest(training.one)[1].parent
         training.one.close()
         assert 1 in [found.step for each in slot.glob("slot-*") if (found := slots.read(each).committed)]
 
-    def test_a_step_in_another_thread(self, training: Training):
+    def test_an_optimizer_step_in_another_thread_waits_for_the_background_copy(self, training: Training):
         other = threading.Thread(target=training.optimizer.step)
         other.start()
         other.join()
         assert_same(in_memory(training.one), (1, training.wanted))
 
-    def test_a_save_by_a_handler_of_signals_that_comes_while_a_step_waits(self, training: Training, held: Held):
+    def test_a_save_in_a_signal_handler_while_a_step_waits_succeeds(self, training: Training, held: Held):
         """It runs in the thread that waits, in the middle of the wait."""
         saved: list[Any] = []
         held.on["overlap.wait"] = lambda: saved or saved.append(None) or saved.append(training.one.prepare({}))
@@ -110,7 +112,7 @@ class TestWaits:
         assert_same(in_memory(training.one), (1, training.wanted))
         assert training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).trouble == ""
 
-    def test_not_in_a_forked_child(self, training: Training):
+    def test_a_forked_child_does_not_wait_for_the_background_copy(self, training: Training):
         child = os.fork()
         if child == 0:
             overlap = training.one._writer.overlap
@@ -123,20 +125,20 @@ class TestWaits:
         training.optimizer.step()
         assert_same(in_memory(training.one), (1, training.wanted))
 
-    def test_a_step_without_a_save_is_not_held_up(self, training: Training, held: Held):
+    def test_an_optimizer_step_without_a_pending_save_does_not_wait(self, training: Training, held: Held):
         training.optimizer.step()
         before = list(held.said)
         training.optimizer.step()
         assert held.said == before
 
-    def test_the_step_counts_once_each_rank_has_its_part(self, ranks: Ranks):
+    def test_an_overlapped_save_counts_once_each_rank_has_its_part(self, ranks: Ranks):
         training = Training(ranks, 2)
         assert not ranks.members[1].save_checkpoint(1, {}, storage_type=DISK).pending
         assert newest(training.one)[0] == 0
         training.optimizer.step()
         assert newest(training.one)[0] == 1
 
-    def test_it_is_told_as_a_stall_and_a_phase(self, ranks: Ranks, held: Held):
+    def test_the_wait_for_a_background_copy_is_reported_as_stall_and_phase(self, ranks: Ranks, held: Held):
         training = Training(ranks)
         (read,) = [lambda: next(iter(ranks.saver.telemetry().values()))[0]]
         seen: list[str] = []
@@ -150,7 +152,9 @@ class TestWaits:
 class TestTrouble:
     """None of it raises in training; the next save tells of it, and works."""
 
-    def test_the_arena_is_removed_meanwhile(self, training: Training, held: Held, said: pytest.LogCaptureFixture):
+    def test_an_arena_removed_during_the_background_copy_loses_only_the_save(
+        self, training: Training, held: Held, said: pytest.LogCaptureFixture
+    ):
         held.on["overlap.copy"] = training.remove_arena
         training.optimizer.step()
         assert "step 1 was not saved" in said.text
@@ -161,7 +165,7 @@ class TestTrouble:
         assert newest(training.one)[0] == 2
         assert training.one.save_checkpoint(3, training.state(), storage_type=MEMORY).trouble == ""
 
-    def test_the_image_is_replaced_meanwhile(self, training: Training, held: Held):
+    def test_an_image_replaced_during_the_background_copy_loses_only_the_save(self, training: Training, held: Held):
         held.on["overlap.copy"] = training.replace_images
         training.optimizer.step()
         assert newest(training.one)[0] == 0
@@ -170,7 +174,7 @@ class TestTrouble:
         training.optimizer.step()
         assert newest(training.one)[0] == 2
 
-    def test_the_launcher_is_lost_meanwhile(
+    def test_a_launcher_lost_during_the_background_copy_does_not_end_training(
         self, ranks: Ranks, training: Training, held: Held, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(server, "WRITERS_TIMEOUT", 0.1)
@@ -180,15 +184,15 @@ class TestTrouble:
         assert not result.saved and "gone" in result.reason
         training.optimizer.step()
 
-    def test_a_promotion_of_what_was_lost_saves_it(self, training: Training, held: Held):
+    def test_a_disk_save_of_a_step_whose_copy_was_lost_saves_it_again(self, training: Training, held: Held):
         held.on["overlap.copy"] = training.replace_images
         training.optimizer.step()
         del held.on["overlap.copy"]
         assert training.one.save_checkpoint(1, training.state(), storage_type=DISK).reason == ""
         assert training.one.wait_latest_checkpoint(60) == 1
 
-    def test_a_mapping_ahead_of_saves_unmaps_nothing_that_is_in_use(self, training: Training, held: Held):
-        """The images were removed and made anew while one is being copied to, and the prefault thread finds them."""
+    def test_prefaulting_unmaps_no_image_in_use(self, training: Training, held: Held):
+        """The images were removed and created again while one is being copied to and found by the prefault thread."""
         snapshots = training.one._writer._snapshots
 
         def remap() -> None:
@@ -199,7 +203,7 @@ class TestTrouble:
         training.optimizer.step()
         assert newest(training.one)[0] == 0
 
-    def test_a_state_that_shrinks_and_grows(self, training: Training):
+    def test_overlapped_saves_of_a_state_that_shrinks_and_grows_hold_their_steps(self, training: Training):
         for step, size in enumerate([10, 300_000, 10, 400_000], 2):
             more = training.state() | state(step, size)
             wanted = reference(more)
@@ -230,7 +234,7 @@ print(result.pending)
 """
 
 
-def test_the_end_of_the_interpreter_waits(tmp_path: Path) -> None:
+def test_the_end_of_the_interpreter_waits_for_the_background_copy(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
     )
@@ -261,7 +265,9 @@ save(2)
 """
 
 
-def test_a_save_at_the_end_of_the_interpreter_is_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_at_the_end_of_the_interpreter_is_copied_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Threads that copy take no more work then."""
     monkeypatch.setenv("FASTCKPT_FILL_THREADS", "2")
     agent = server.Saver(Settings.from_environment())

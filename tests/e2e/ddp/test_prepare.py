@@ -1,4 +1,4 @@
-"""What `prepare` foresees is what the first save needs, and is mapped before it."""
+"""`prepare`: predicts the images of the first save and maps them before it."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_first_save_finds_its_images_mapped(tmp_path: Path, name: str) -> None:
+def test_the_first_save_after_prepare_finds_its_images_mapped(tmp_path: Path, name: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
     model[0].bias.requires_grad_(False)
     optimizer = OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad])
@@ -48,7 +48,7 @@ def test_the_first_save_finds_its_images_mapped(tmp_path: Path, name: str) -> No
         assert checkpointer.load_checkpoint().keys() == state().keys()
 
 
-def test_a_prediction_that_was_wrong_costs_time_and_nothing_else(tmp_path: Path) -> None:
+def test_a_wrong_prediction_of_prepare_costs_time_only(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         checkpointer.prepare({"w": torch.ones(10)})
         for step in range(4):

@@ -1,4 +1,4 @@
-"""The setting for a persist's rate reaches every copy of the node."""
+"""The persist rate limit, applied to every copy of the node."""
 
 import time
 from pathlib import Path

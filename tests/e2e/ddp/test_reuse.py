@@ -17,7 +17,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
     return {"w": torch.full((1000,), value)}
 
 
-def test_a_checkpointer_that_is_opened_again_writes_a_history_of_its_own(tmp_path: Path) -> None:
+def test_a_checkpointer_opened_again_writes_a_history_of_its_own(tmp_path: Path) -> None:
     for value, step in ((1.0, 5), (2.0, 5), (3.0, 3)):
         with DdpCheckpointer(tmp_path) as checkpointer:
             assert checkpointer.save_checkpoint(step, weights(value), storage_type=StorageType.MEMORY)
@@ -27,7 +27,7 @@ def test_a_checkpointer_that_is_opened_again_writes_a_history_of_its_own(tmp_pat
             assert loaded["w"][0] == value + 0.5
 
 
-def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+def test_a_second_checkpointer_of_one_directory_is_refused(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         with pytest.raises(FastckptError, match="close that one first"):
             DdpCheckpointer(tmp_path)
@@ -35,7 +35,7 @@ def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
         assert checkpointer.load_checkpoint()["w"][0] == 1
 
 
-def test_a_step_goes_to_every_path_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_step_saved_to_several_paths_is_at_each_of_them(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         for name in ("", "latest.pt", "best.pt", "best.pt"):
             path = tmp_path / name if name else ""
@@ -47,7 +47,7 @@ def test_a_step_goes_to_every_path_that_was_asked_for(tmp_path: Path) -> None:
         assert torch.load(tmp_path / name)["w"][0] == 1, name
 
 
-def test_each_value_that_would_not_load_is_refused_however_often_others_were_saved(tmp_path: Path) -> None:
+def test_a_value_that_would_not_load_is_refused_after_any_number_of_saves(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(20):
             opaque = {"blob": bytes(8), "w": torch.ones(3)}
@@ -60,7 +60,7 @@ def test_each_value_that_would_not_load_is_refused_however_often_others_were_sav
                 )
 
 
-def test_a_promotion_that_nobody_hears_does_not_end_training(tmp_path: Path) -> None:
+def test_a_promotion_without_a_launcher_does_not_end_training(tmp_path: Path) -> None:
     checkpointer = DdpCheckpointer(tmp_path)
     assert checkpointer.save_checkpoint(1, weights(1), storage_type=StorageType.MEMORY)
     link = checkpointer._writer.link
@@ -86,7 +86,7 @@ print("exit code", child.exitcode)
 """
 
 
-def test_forked_children_end(tmp_path: Path) -> None:
+def test_forked_children_of_a_saving_process_end(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
     )

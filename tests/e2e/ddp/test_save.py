@@ -1,4 +1,4 @@
-"""What save_checkpoint does, says and refuses."""
+"""save_checkpoint: its effects, results and refusals."""
 
 import argparse
 import collections
@@ -49,7 +49,7 @@ class TestPromotion:
         assert one.wait_latest_checkpoint(60) == 4
         assert torch.load(directory / "checkpoint-4/model.pt", weights_only=True)["step"] == 4
 
-    def test_by_two_ranks_persists_once(self, ranks: Ranks):
+    def test_a_disk_save_by_two_ranks_persists_once(self, ranks: Ranks):
         ranks.start(2)
         before = metrics.counts["persist.manifest"]
         for storage_type in (MEMORY, DISK):
@@ -58,14 +58,14 @@ class TestPromotion:
             assert ranks.members[0].wait_latest_checkpoint(60) == (4 if storage_type is DISK else None)
         assert metrics.counts["persist.manifest"] == before + 1
 
-    def test_saved_twice_the_first_stays(self, ranks: Ranks):
+    def test_of_two_saves_of_one_step_the_first_stays(self, ranks: Ranks):
         (one,) = ranks.start()
         assert one.save_checkpoint(4, state(4), storage_type=MEMORY).reason == ""
         again = one.save_checkpoint(4, state(5), storage_type=MEMORY)
         assert again.saved and again.reason == "memory held it already"
         assert one.load_checkpoint()["step"] == 4
 
-    def test_to_disk_twice_is_persisted_once(self, ranks: Ranks):
+    def test_two_disk_saves_of_one_step_persist_once(self, ranks: Ranks):
         (one,) = ranks.start()
         before = metrics.counts["persist.manifest"]
         for _ in range(3):
@@ -73,7 +73,7 @@ class TestPromotion:
             one.wait_latest_checkpoint(60)
         assert metrics.counts["persist.manifest"] == before + 1
 
-    def test_of_a_step_that_was_skipped_says_so(self, ranks: Ranks):
+    def test_a_disk_save_of_a_skipped_step_is_skipped_too(self, ranks: Ranks):
         ranks.start(2)
         first = ranks.members[0]
         for step in (1, 2, 3):
@@ -81,7 +81,7 @@ class TestPromotion:
         assert not first.save_checkpoint(4, state(4), storage_type=MEMORY)
         assert not first.save_checkpoint(4, state(4), storage_type=DISK)
 
-    def test_takes_the_path_that_came_with_the_disk_save(self, ranks: Ranks, tmp_path: Path):
+    def test_a_promotion_uses_the_path_of_the_disk_save(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         one.save_checkpoint(4, state(4), storage_type=MEMORY)
         one.save_checkpoint(4, state(4), tmp_path / "mine.pt", storage_type=DISK)
@@ -103,7 +103,7 @@ class TestSteps:
         with pytest.raises(StepError, match="whole numbers from 0"):
             one.save_checkpoint(step, state(0), storage_type=MEMORY)
 
-    def test_a_step_that_is_too_large_is_refused_and_the_next_is_saved(self, ranks: Ranks):
+    def test_a_step_number_that_is_too_large_is_refused_and_the_next_is_saved(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(FastckptError):
             one.save_checkpoint(2**70, state(0), storage_type=MEMORY)
@@ -111,17 +111,17 @@ class TestSteps:
         assert one.wait_latest_checkpoint(60) == 2**62
 
     @pytest.mark.parametrize("step", [1.5, "7", None])
-    def test_no_whole_number_is_refused(self, ranks: Ranks, step: object):
+    def test_a_step_that_is_no_whole_number_is_refused(self, ranks: Ranks, step: object):
         (one,) = ranks.start()
         with pytest.raises(TypeError):
             one.save_checkpoint(step, state(0), storage_type=MEMORY)  # type: ignore[arg-type]
 
-    def test_numbers_of_other_kinds_are_steps(self, ranks: Ranks):
+    def test_whole_numbers_of_other_types_are_accepted_as_steps(self, ranks: Ranks):
         (one,) = ranks.start()
         assert one.save_checkpoint(torch.tensor(3), state(3), storage_type=MEMORY).step == 3  # type: ignore[arg-type]
         assert one.save_checkpoint(np.int64(4), state(4), storage_type=MEMORY).step == 4  # type: ignore[arg-type]
 
-    def test_zero_is_a_step(self, ranks: Ranks):
+    def test_zero_is_accepted_as_a_step(self, ranks: Ranks):
         (one,) = ranks.start()
         assert one.save_checkpoint(0, state(0), storage_type=DISK)
         assert one.wait_latest_checkpoint(60) == 0
@@ -136,8 +136,8 @@ class TestSteps:
         assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
 
 
-class TestOneRankAlone:
-    def test_is_skipped_with_a_reason_once_no_slot_is_free_and_tears_nothing(self, ranks: Ranks):
+class TestSkippedSaves:
+    def test_a_save_without_a_free_slot_is_skipped_with_a_reason_and_tears_nothing(self, ranks: Ranks):
         first, second = ranks.start(2)
         for member in (first, second):
             assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -148,7 +148,7 @@ class TestOneRankAlone:
         assert in_memory(first) == [1]
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
-    def test_the_other_rank_is_told_the_same(self, ranks: Ranks):
+    def test_a_skipped_save_is_skipped_on_the_other_rank(self, ranks: Ranks):
         first, second = ranks.start(2)
         before = metrics.counts["skipped_saves"]
         reasons = [first.save_checkpoint(step, state(step), storage_type=MEMORY).reason for step in (1, 2, 3, 4)]
@@ -160,7 +160,7 @@ class TestOneRankAlone:
         for member in (first, second):
             assert member.save_checkpoint(5, state(5), storage_type=MEMORY)
 
-    def test_a_rank_that_has_closed_holds_no_slot_up(self, ranks: Ranks):
+    def test_a_rank_that_has_closed_keeps_no_slot_occupied(self, ranks: Ranks):
         first, second = ranks.start(2)
         for member in (first, second):
             assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -175,7 +175,7 @@ class TestOneRankAlone:
 
         assert any(saved() for _ in range(40))
 
-    def test_a_rank_that_comes_late_is_waited_for(self, ranks: Ranks, directory: Path):
+    def test_a_save_waits_for_a_rank_that_has_yet_to_create_its_checkpointer(self, ranks: Ranks, directory: Path):
         """The first rank saves before the second has made its checkpointer: no checkpoint lacks a rank."""
         ranks.start(1)
         ranks.end()
@@ -190,8 +190,8 @@ class TestOneRankAlone:
         assert in_memory(first) == [1]
 
 
-class TestEnded:
-    def test_a_closed_checkpointer_says_so(self, ranks: Ranks):
+class TestClosedCheckpointer:
+    def test_a_closed_checkpointer_refuses_to_save(self, ranks: Ranks):
         (one,) = ranks.start()
         one.close()
         one.close()
@@ -205,7 +205,7 @@ class TestEnded:
         with pytest.raises(FastckptError, match="closed"):
             one.prepare(state(1))
 
-    def test_a_forked_process_is_refused_and_disturbs_nothing(self, ranks: Ranks):
+    def test_a_save_in_a_forked_process_is_refused_and_disturbs_nothing(self, ranks: Ranks):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         acts = (
@@ -227,7 +227,7 @@ class TestEnded:
         assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 2
 
-    def test_a_lost_launcher_is_told_and_does_not_end_training(self, ranks: Ranks, monkeypatch):
+    def test_a_lost_launcher_is_reported_and_does_not_end_training(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(server, "WRITERS_TIMEOUT", 0.1)
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -242,7 +242,7 @@ class TestEnded:
 
 
 class TestPath:
-    def test_stock_torch_reads_it_and_it_is_overwritten_each_time(self, ranks: Ranks, tmp_path: Path):
+    def test_a_path_of_the_user_is_read_by_stock_torch_and_overwritten_by_each_save(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         path = tmp_path / "deep" / "latest.pt"
         for step in (1, 2, 3):
@@ -254,14 +254,14 @@ class TestPath:
         assert one.load_checkpoint()["step"] == 3
         assert sorted(p.name for p in path.parent.iterdir()) == ["latest.pt"]
 
-    def test_a_relative_one_is_taken_from_where_the_script_runs(self, ranks: Ranks, tmp_path: Path, monkeypatch):
+    def test_a_relative_path_is_resolved_from_the_working_directory(self, ranks: Ranks, tmp_path: Path, monkeypatch):
         (one,) = ranks.start()
         monkeypatch.chdir(tmp_path)
         assert one.save_checkpoint(1, state(1), "mine.pt", DISK)
         one.wait_latest_checkpoint(60)
         assert torch.load(tmp_path / "mine.pt", weights_only=True)["step"] == 1
 
-    def test_one_per_step_resumes_from_the_newest(self, ranks: Ranks, directory: Path):
+    def test_with_one_path_per_step_the_newest_is_resumed(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         for step in (1, 2):
             one.save_checkpoint(step, state(step), directory / f"checkpoint-{step}.pt", DISK, {"position": step})
@@ -271,7 +271,7 @@ class TestPath:
         assert one.load_checkpoint()["step"] == 2
         assert (one.loaded_from, one.rank_state) == ("storage", {"position": 2})
 
-    def test_the_default_has_manifest_and_tracker(self, ranks: Ranks, directory: Path):
+    def test_the_default_path_has_a_manifest_and_a_tracker(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         for member in ranks.members:
             member.save_checkpoint(12, state(12), storage_type=DISK)
@@ -282,7 +282,7 @@ class TestPath:
         for name in ("model.pt", "rank_0.pt", "rank_1.pt"):
             torch.load(place / name, weights_only=True)
 
-    def test_the_file_a_user_named_before_stays_when_a_default_one_follows(self, ranks: Ranks, tmp_path: Path):
+    def test_a_file_at_a_path_of_the_user_stays_when_a_default_save_follows(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), tmp_path / "mine.pt", DISK)
         one.wait_latest_checkpoint(60)
@@ -304,7 +304,7 @@ REFUSED = {
 
 class TestNotLoadable:
     @pytest.mark.parametrize("what", REFUSED)
-    def test_names_the_key(self, ranks: Ranks, what: str):
+    def test_a_value_that_would_not_load_is_refused_with_its_key(self, ranks: Ranks, what: str):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         bad = state(2) | {"extra": {"deep": [0, REFUSED[what]]}}
@@ -314,26 +314,26 @@ class TestNotLoadable:
         assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 2
 
-    def test_of_the_state_of_a_rank_names_it_too(self, ranks: Ranks):
+    def test_a_value_in_rank_state_that_would_not_load_is_refused_with_its_key(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(NotLoadable, match=r"\['state'\]\['generator'\]"):
             one.save_checkpoint(1, state(1), rank_state={"generator": np.random.get_state()}, storage_type=MEMORY)
         assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
 
-    def test_is_found_again_when_it_comes_later(self, ranks: Ranks):
+    def test_a_value_that_would_not_load_is_refused_in_later_saves(self, ranks: Ranks):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         for step in (2, 3):
             with pytest.raises(NotLoadable, match="when"):
                 one.save_checkpoint(step, state(step) | {"when": datetime.date(2026, 1, 1)}, storage_type=MEMORY)
 
-    def test_is_allowed_to_who_trusts_the_directory(self, ranks: Ranks):
+    def test_a_value_that_needs_pickle_is_saved_when_the_directory_is_trusted(self, ranks: Ranks):
         (one,) = ranks.start(weights_only=False)
         assert one.save_checkpoint(1, state(1) | {"when": datetime.date(2026, 1, 1)}, storage_type=MEMORY)
         assert one.load_checkpoint()["when"] == datetime.date(2026, 1, 1)
 
     @pytest.mark.parametrize("culprit", [threading.Lock(), lambda: 0, (x for x in ())])
-    def test_what_cannot_be_pickled_leaves_the_next_save_possible(self, ranks: Ranks, culprit: object):
+    def test_a_value_that_cannot_be_pickled_leaves_the_next_save_possible(self, ranks: Ranks, culprit: object):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=DISK)
         for extra, path in ((culprit, "['extra']"), ([{"deep": culprit}], "['extra'][0]['deep']")):
@@ -348,14 +348,14 @@ class TestNotLoadable:
 class TestStructure:
     """States that change from save to save come back as they were."""
 
-    def test_the_state_may_change_at_once(self, ranks: Ranks):
+    def test_a_state_changed_right_after_the_save_is_saved_as_it_was(self, ranks: Ranks):
         (one,) = ranks.start()
         current = state(1, 500_000)
         one.save_checkpoint(1, current, storage_type=MEMORY)
         current["weights"].fill_(9)
         assert torch.equal(one.load_checkpoint()["weights"], state(1, 500_000)["weights"])
 
-    def test_a_size_that_grows_and_shrinks(self, ranks: Ranks):
+    def test_a_state_that_grows_and_shrinks_is_saved(self, ranks: Ranks):
         (one,) = ranks.start()
         for step, size in enumerate([10, 100_000, 10, 300_000, 299_999, 1, 300_000, 0], 1):
             assert one.save_checkpoint(step, state(step, size), storage_type=DISK)
@@ -363,7 +363,7 @@ class TestStructure:
             assert torch.equal(loaded["weights"], state(step, size)["weights"])
             assert one.wait_latest_checkpoint(60) == step
 
-    def test_signs_and_kinds_of_numbers_are_kept(self, ranks: Ranks):
+    def test_signs_and_types_of_numbers_are_kept(self, ranks: Ranks):
         (one,) = ranks.start()
         values = [0, 0.0, -0.0, False, True, 1, 1.0, float("inf"), 2**62, -(2**63), 2**64, 1e-320, -0.0, 0.0, 3]
         for step, value in enumerate(values):
@@ -371,7 +371,7 @@ class TestStructure:
             loaded = one.load_checkpoint()
             assert repr(loaded) == repr({"value": value, "pair": (value, {"v": value})})
 
-    def test_keys_that_are_equal_but_of_another_kind_are_kept(self, ranks: Ranks):
+    def test_keys_that_are_equal_but_of_another_type_are_kept(self, ranks: Ranks):
         (one,) = ranks.start()
         for step, key in enumerate(
             [1, 1.0, True, 0.0, -0.0, (1, 0), (1, False), (1.0, 0), (1, (0, 1)), (1, (0, True))]

@@ -78,7 +78,9 @@ def test_a_swap_that_is_undone_loses_the_save_and_ends_overlap(
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_writes_to_other_memory_does_no_harm(ranks: Ranks, held: Held, said: pytest.LogCaptureFixture, name: str):
+def test_writes_to_other_memory_during_the_copy_lose_no_save(
+    ranks: Ranks, held: Held, said: pytest.LogCaptureFixture, name: str
+):
     training = Training(ranks).proven()
     for step in (1, 2):
         wanted = training.save_while(held, HARMLESS[name](training.model), step)
@@ -87,7 +89,9 @@ def test_what_writes_to_other_memory_does_no_harm(ranks: Ranks, held: Held, said
     assert "was written to" not in said.text
 
 
-def test_a_single_value_is_found_where_all_is_digested(ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch):
+def test_a_swap_of_a_single_value_is_detected_when_everything_is_digested(
+    ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", "1")
     training = Training(ranks)
 
@@ -109,7 +113,7 @@ def test_a_single_value_is_found_where_all_is_digested(ranks: Ranks, held: Held,
 class TestAtAnyTime:
     """Swaps that begin and end wherever the copy is; benchmarks/swaps.py makes a thousand."""
 
-    def test_none_is_committed_torn(self, ranks: Ranks):
+    def test_a_save_with_swaps_at_any_time_is_never_committed_torn(self, ranks: Ranks):
         model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
         optimizer = torch.optim.AdamW(model.parameters())
         one = ranks.start(overlap=optimizer)[0]
@@ -148,14 +152,14 @@ def copy(copies: list[Any], targets: list[torch.Tensor]) -> None:
 
 class TestSamples:
     @pytest.mark.parametrize("size", [1, 63, 64, 65, 1 << 20, (1 << 20) + 1, (3 << 20) + 100])
-    def test_there_is_one_in_each_mebibyte_of_a_tensor_and_none_beyond_its_end(self, size: int):
+    def test_each_mebibyte_of_a_tensor_has_one_sample_within_its_bounds(self, size: int):
         tensor = torch.zeros(size, dtype=torch.uint8)
         for _ in range(20):
             places = sampled_bytes._places(tensor.data_ptr(), size, [tensor])
             assert [place >> 20 for place in places] == list(range(-(-size >> 20)))
             assert all(place % 64 == 0 and place < size for place in places)
 
-    def test_no_byte_is_left_out_for_good(self):
+    def test_samples_reach_every_place_of_a_tensor_eventually(self):
         tensor = torch.zeros(1000, dtype=torch.uint8)
         drawn = {sampled_bytes._places(0, 1000, [tensor])[0] for _ in range(1000)}
         assert drawn == set(range(0, 1000, 64))
@@ -171,7 +175,7 @@ class TestSamples:
         ],
         ids=["short", "last", "column", "turned", "scalar"],
     )
-    def test_each_tensor_that_is_a_part_of_a_storage_has_one(self, part: Callable[[torch.Tensor], torch.Tensor]):
+    def test_each_tensor_that_is_a_view_of_a_storage_has_a_sample(self, part: Callable[[torch.Tensor], torch.Tensor]):
         flat = torch.zeros(1_000_000)
         tensor = part(flat)
         copies, targets = copies_of(flat)
@@ -184,7 +188,7 @@ class TestSamples:
             copy(copies, targets)
             assert taken.differing_source() is not None and taken.differing_copy() is not None
 
-    def test_what_was_seen_around_the_copy_of_a_piece_counts_when_it_is_undone(self):
+    def test_a_swap_seen_around_the_copy_of_a_chunk_is_detected_after_its_undoing(self):
         tensor = torch.zeros(3 << 20, dtype=torch.uint8)
         copies, targets = copies_of(tensor)
         start, mebibyte = tensor.data_ptr(), 1 << 20
@@ -198,7 +202,7 @@ class TestSamples:
         tensor.zero_()
         assert taken.differing_source() is not None
 
-    def test_a_write_that_begins_and_ends_while_a_piece_is_copied_shows_in_each_byte(self):
+    def test_a_write_that_begins_and_ends_during_the_copy_of_a_chunk_is_detected(self):
         tensor = torch.zeros(3 << 20, dtype=torch.uint8)
         copies, targets = copies_of(tensor)
         copy(copies, targets)
@@ -213,7 +217,7 @@ class TestSamples:
         assert taken.differing_source() is not None
 
     @pytest.mark.parametrize("size", [1, 65, 4096, (5 << 20) + 64, (5 << 20) + 3])
-    def test_of_a_device_they_are_taken_in_few_operations(self, size: int):
+    def test_samples_of_a_device_take_few_operations(self, size: int):
         tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8), torch.arange(7)]
         copies, targets = copies_of(*tensors)
         by_storage = {each.untyped_storage().data_ptr(): [each] for each in tensors}
@@ -228,7 +232,7 @@ class TestSamples:
             targets[1].add_(1)
             assert taken.differing_copy() is not None
 
-    def test_draws_do_not_change_those_of_a_training_nor_follow_its_seeds(self):
+    def test_sampling_neither_changes_the_random_numbers_of_training_nor_follows_its_seeds(self):
         tensor = torch.zeros(1 << 20, dtype=torch.uint8)
         places = []
         for _ in range(4):
@@ -243,7 +247,7 @@ class TestOption:
     """`overlap` of Checkpointer."""
 
     @pytest.mark.parametrize("overlap", [True, False])
-    def test_saves_overlap_unless_it_is_false(self, tmp_path: Path, overlap: bool):
+    def test_saves_overlap_unless_overlap_is_false(self, tmp_path: Path, overlap: bool):
         model = torch.nn.Linear(300, 300)
         optimizer = torch.optim.AdamW(model.parameters())
         results = []
@@ -263,6 +267,6 @@ class TestOption:
         assert_same(again.state_dict(), model.state_dict())
 
     @pytest.mark.parametrize("given", [None, (), "no", torch.optim.SGD([torch.ones(1, requires_grad=True)])])
-    def test_what_is_not_true_or_false_is_refused(self, tmp_path: Path, given: Any):
+    def test_a_value_of_the_overlap_option_that_is_no_bool_is_refused(self, tmp_path: Path, given: Any):
         with pytest.raises(ConfigError, match=r"overlap is .+; give True or False"):
             Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), overlap=given)

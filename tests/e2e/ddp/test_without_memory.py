@@ -1,4 +1,4 @@
-"""Arenas in files on a disk: where they are, what limits them, and what launches with memory make of them."""
+"""Arenas in files on a disk: their place, their limits, and launches with memory beside them."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def killed(directory: Path, *arguments: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-def test_they_are_in_the_temporary_directory(without_memory, ranks: Ranks):
+def test_arenas_without_memory_are_in_the_temporary_directory(without_memory, ranks: Ranks):
     (one,) = ranks.start()
     assert one.save_checkpoint(1, state(1, MEBI), storage_type=StorageType.MEMORY)
     assert one._writer.link.arena.parent == Path(os.environ["TMPDIR"])
@@ -52,7 +52,9 @@ def test_they_are_in_the_temporary_directory(without_memory, ranks: Ranks):
     assert float(one.load_checkpoint()["weights"].sum()) == 2 * MEBI
 
 
-def test_a_disk_that_is_too_small(small_disk, without_memory, ranks: Ranks, monkeypatch):
+def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(
+    small_disk, without_memory, ranks: Ranks, monkeypatch
+):
     disk = small_disk(64)
     monkeypatch.setenv("TMPDIR", str(disk))
     (one,) = ranks.start()
@@ -70,7 +72,7 @@ def test_a_disk_that_is_too_small(small_disk, without_memory, ranks: Ranks, monk
     ranks.end()
 
 
-def test_what_was_asked_for_is_no_tmpfs(ranks: Ranks, monkeypatch):
+def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(ranks: Ranks, monkeypatch):
     monkeypatch.setenv("FASTCKPT_MEMORY", "off")
     with pytest.raises(ConfigError, match="is a tmpfs, which is memory"):
         ranks.start()
@@ -80,13 +82,13 @@ def test_what_was_asked_for_is_no_tmpfs(ranks: Ranks, monkeypatch):
         ranks.start()
 
 
-def test_a_place_that_is_read_only(small_tmpfs, ranks: Ranks):
+def test_a_read_only_directory_for_arenas_is_refused(small_tmpfs, ranks: Ranks):
     subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs(64))], check=True)
     with pytest.raises(ConfigError, match=r"it cannot be written to\. Name another with --fast-shm-dir"):
         ranks.start()
 
 
-def test_devices_do_not_write_to_files_on_a_disk_by_themselves(tmp_path: Path, monkeypatch):
+def test_images_on_a_disk_are_not_pinned_for_devices(tmp_path: Path, monkeypatch):
     asked = []
     monkeypatch.setattr("fastckpt._core.transfer.image.pin", lambda address, size, device: asked.append(size) or True)
     monkeypatch.setattr("fastckpt._core.transfer.image.unpin", lambda address, device: asked.append(-1))
@@ -100,7 +102,9 @@ def test_devices_do_not_write_to_files_on_a_disk_by_themselves(tmp_path: Path, m
     assert asked == [2, -1]
 
 
-def test_a_launch_with_memory_does_not_start_afresh_beside_them(directory: Path, ranks: Ranks, monkeypatch):
+def test_a_launch_with_memory_beside_newer_arenas_on_a_disk_is_no_fresh_start(
+    directory: Path, ranks: Ranks, monkeypatch
+):
     killed(directory)
     (one,) = ranks.start()
     with pytest.raises(
@@ -115,7 +119,9 @@ def test_a_launch_with_memory_does_not_start_afresh_beside_them(directory: Path,
     assert one.loaded_from == "memory"
 
 
-def test_a_launch_with_memory_says_what_it_does_not_resume(directory: Path, ranks: Ranks, monkeypatch, said):
+def test_a_launch_with_memory_reports_arenas_on_a_disk_that_it_does_not_resume(
+    directory: Path, ranks: Ranks, monkeypatch, said
+):
     killed(directory, "stored")
     (one,) = ranks.start()
     assert one.load_checkpoint()["step"] == 5

@@ -1,4 +1,4 @@
-"""The checkpointer with engines in this process: what it saves, loads and refuses."""
+"""DeepSpeedCheckpointer with engines in this process: saves, loads and refusals."""
 
 import pickle
 from pathlib import Path
@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_tags(directory):
+def test_deepspeed_tags_name_checkpoints_and_latest_follows(directory):
     """Two of one step, one again for a later step; ``latest`` names what was to be the latest, once it is durable."""
     engine = engine_of(small(), config(2))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -60,7 +60,7 @@ def test_tags(directory):
         one.save_checkpoint(directory)
 
 
-def test_two_engines_and_a_state_that_cannot_be_saved(directory):
+def test_an_engine_whose_state_cannot_be_saved_raises_and_disturbs_no_other(directory):
     """It raises; what was saved before stays, DeepSpeed saves as ever, and so does the next save."""
     engines = [engine_of(small(), config(1)) for _ in range(2)]
     places = [directory / name for name in ("first", "second")]
@@ -105,7 +105,7 @@ def test_a_damaged_file_falls_back_to_the_older_checkpoint(directory):
 
 
 @pytest.mark.parametrize("stage", [2, *(pytest.param(stage, marks=pytest.mark.campaign) for stage in (0, 3))])
-def test_what_was_loaded_is_the_engines_own(directory, stage):
+def test_a_loaded_engine_does_not_alias_shared_memory(directory, stage):
     """Later saves, which write to the same memory, leave it as it is."""
     engine = engine_of(small(), config(stage))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -121,7 +121,7 @@ def test_what_was_loaded_is_the_engines_own(directory, stage):
             one.save_checkpoint(directory, storage_type=MEMORY)
 
 
-def test_arguments_of_deepspeed(directory):
+def test_arguments_of_save_and_load_checkpoint_act_as_in_deepspeed(directory):
     """Of stage 3 a model alone is put together from the shards of all."""
     engine = engine_of(small(), config(3))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -135,7 +135,7 @@ def test_arguments_of_deepspeed(directory):
         assert all(torch.equal(value, trained[name]) for name, value in _full(other).items())
 
 
-def test_frozen_parameters(directory):
+def test_frozen_parameters_are_saved_as_deepspeed_does(directory):
     model = small()
     model[0].weight.requires_grad_(False)
     engine = engine_of(model, config(2))
@@ -149,7 +149,7 @@ def test_frozen_parameters(directory):
         one.load_checkpoint(directory, "less", load_module_strict=False)
 
 
-def test_deepspeed_saves_by_itself_in_between(directory, tmp_path):
+def test_save_methods_of_the_engine_work_beside_the_checkpointer(directory, tmp_path):
     """The engine keeps what it saves with, for who calls it."""
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -161,7 +161,7 @@ def test_deepspeed_saves_by_itself_in_between(directory, tmp_path):
         assert (tmp_path / "model/pytorch_model.bin").exists()
 
 
-def test_deepspeed_wrote_to_the_same_directory_later(directory, caplog):
+def test_a_newer_stock_checkpoint_is_passed_over_with_a_warning(directory, caplog):
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
         train(engine)
@@ -185,7 +185,7 @@ def test_deepspeed_wrote_to_the_same_directory_later(directory, caplog):
         ((None, "checkpoint-7"), "cannot be called 'checkpoint-7'"),
     ],
 )
-def test_names_that_cannot_be(directory, arguments, message):
+def test_tags_that_are_no_file_names_are_refused(directory, arguments, message):
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
         save_dir, *tag = arguments
@@ -194,7 +194,7 @@ def test_names_that_cannot_be(directory, arguments, message):
         assert [path.name for path in directory.iterdir()] == [".fastckpt"]
 
 
-def test_another_stage(directory):
+def test_a_checkpoint_of_another_zero_stage_is_refused_with_a_remedy(directory):
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
         train(engine)
@@ -209,7 +209,7 @@ def test_another_stage(directory):
 
 
 @pytest.mark.campaign
-def test_experts(directory, tmp_path):
+def test_experts_are_saved_in_files_of_their_own(directory, tmp_path):
     """Have files of their own, of the size that DeepSpeed's have."""
     from deepspeed.moe.layer import MoE
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
@@ -242,18 +242,18 @@ def test_experts(directory, tmp_path):
         assert train(again, 2) == expected
 
 
-def test_what_is_no_engine(directory):
+def test_an_object_that_is_no_engine_is_refused(directory):
     with pytest.raises(ConfigError, match="Linear is no DeepSpeedEngine"):
         DeepSpeedCheckpointer(torch.nn.Linear(1, 1), directory)
 
 
-def test_a_training_of_an_engine_has_its_own_checkpointer(directory):
+def test_the_loop_api_refuses_an_engine_and_names_the_deepspeed_checkpointer(directory):
     engine = engine_of(small(), config(1))
     with pytest.raises(ConfigError, match=r"use fastckpt\.deepspeed\.DeepSpeedCheckpointer"):
         Checkpointer(directory, model=engine, optimizer=engine.optimizer)
 
 
-def test_the_kind_is_told(directory):
+def test_the_manifest_has_the_zero_stage(directory):
     with DeepSpeedCheckpointer(engine_of(small(), config(2)), directory) as one:
         one.save_checkpoint(directory, "now")
         one.wait_latest_checkpoint()
@@ -268,7 +268,7 @@ def _full(engine):
 
 
 @pytest.mark.parametrize(("stage", "more"), KINDS)
-def test_the_files_are_deepspeeds(directory, tmp_path, stage, more):
+def test_files_equal_those_of_deepspeed_and_load_both_ways(directory, tmp_path, stage, more):
     """The same names, sizes and contents; its engine loads ours, and ours loads its."""
 
     def make():
@@ -295,7 +295,7 @@ def test_the_files_are_deepspeeds(directory, tmp_path, stage, more):
 
 
 @pytest.mark.parametrize(("stage", "more"), KINDS)
-def test_what_is_copied_behind_training(directory, monkeypatch, stage, more):
+def test_almost_all_bytes_of_an_engine_are_copied_in_the_background(directory, monkeypatch, stage, more):
     """Nearly all: what is left are numbers of steps. It is digested before and after."""
     monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", "1")
     monkeypatch.setattr(mutation_check, "WORTH", 1)
@@ -314,7 +314,7 @@ def test_what_is_copied_behind_training(directory, monkeypatch, stage, more):
         assert waiting > 0.9 * weights * (12 + (in_half if stage in (1, 2) or (more and not stage) else 0))
 
 
-def test_what_cannot_overlap(directory):
+def test_overlap_with_an_unsupported_optimizer_is_refused(directory):
     engine = engine_of(small(), config(2))
     engine.optimizer.zenflow = True
     with pytest.raises(ConfigError, match="overlap is True, and the engine's optimizer has zenflow"):

@@ -1,4 +1,4 @@
-"""What cannot be saved or loaded, what is said of it, and that what is said to do works."""
+"""Saves and loads that are refused, their messages, and the remedies these give."""
 
 import enum
 import re
@@ -25,14 +25,14 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tag", ["a ", "\ta", "a\nb", "a\0b", 201 * "x", "latest_checkpointed_iteration.txt"])
-def test_names_that_latest_cannot_tell(directory, tag):
+def test_tags_that_the_file_latest_cannot_hold_are_refused(directory, tag):
     """DeepSpeed reads it without blanks at its ends; files cannot be called so; or a file of ours is."""
     engine = engine_of(small(), config(0))
     with DeepSpeedCheckpointer(engine, directory) as one, pytest.raises(ConfigError, match="cannot be called"):
         one.save_checkpoint(directory, tag)
 
 
-def test_names_that_can_be(directory):
+def test_tags_with_unusual_characters_are_accepted(directory):
     engine = engine_of(small(), config(0))
     with DeepSpeedCheckpointer(engine, directory) as one:
         for tag in (200 * "x", "ä: b%20\\c", "-rf", 7):
@@ -44,7 +44,7 @@ def test_names_that_can_be(directory):
             assert again.global_steps == engine.global_steps
 
 
-def test_a_storage_type_of_another_library(directory):
+def test_a_storage_type_of_another_library_is_accepted_and_a_text_refused(directory):
     other = enum.Enum("StorageType", {"MEMORY": 0, "DISK": 1})
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -65,7 +65,7 @@ def micro_batch(engine: Any) -> float:
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_amid_the_accumulation_of_gradients(directory, stage, caplog):
+def test_a_save_amid_gradient_accumulation_warns_and_a_load_is_refused(directory, stage, caplog):
     """A save has none of them, and says so; a load does not add what is loaded to them."""
     engine = engine_of(small(), config(stage, gradient_accumulation_steps=2))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -84,7 +84,7 @@ def test_amid_the_accumulation_of_gradients(directory, stage, caplog):
 
 
 @pytest.mark.parametrize(("saved", "now"), [(BF16, {}), ({}, BF16)])
-def test_another_type_of_weights(directory, saved, now):
+def test_a_checkpoint_with_another_dtype_of_weights_is_refused(directory, saved, now):
     """DeepSpeed's files have other names then: it would fail when it has loaded half of them."""
     engine = engine_of(small(), config(2, **saved))
     with DeepSpeedCheckpointer(engine, directory) as one:
@@ -100,7 +100,7 @@ def test_another_type_of_weights(directory, saved, now):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("saved", "now", "bf16"), [(2, 1, BF16)])
-def test_what_is_said_to_do_works_as_it_is_printed(directory, saved, now, bf16):
+def test_the_printed_remedy_works_in_a_directory_with_a_blank(directory, saved, now, bf16):
     """In a directory with a blank in it."""
     directory = directory / "with a blank"
     engine = engine_of(small(), config(saved, **bf16))
@@ -126,7 +126,7 @@ def test_what_is_said_to_do_works_as_it_is_printed(directory, saved, now, bf16):
 
 
 @pytest.mark.parametrize(("saved", "now"), [(0, 3), (3, 2), (1, 3)])
-def test_what_no_tool_of_deepspeed_converts(directory, saved, now):
+def test_an_unconvertible_zero_stage_is_refused_with_a_remedy(directory, saved, now):
     engine = engine_of(small(), config(saved))
     with DeepSpeedCheckpointer(engine, directory) as one:
         one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
@@ -136,7 +136,7 @@ def test_what_no_tool_of_deepspeed_converts(directory, saved, now):
 
 
 @pytest.mark.parametrize(("saved", "now"), [(0, 2), (2, 0)])
-def test_without_zero_the_model_alone_is_loaded(directory, saved, now):
+def test_a_load_with_and_without_zero_loads_the_model_alone_or_is_refused(directory, saved, now):
     engine = engine_of(small(), config(saved))
     with DeepSpeedCheckpointer(engine, directory) as one:
         train(engine)

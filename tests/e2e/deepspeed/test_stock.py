@@ -1,4 +1,4 @@
-"""DeepSpeed alone reads what we wrote, and we read what it wrote: its engine, and its tools."""
+"""Files exchanged with stock DeepSpeed in both directions: its engine, and its tools."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def assert_same_files(ours: Path, theirs: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["experts", "pipeline"])
-def test_layers_and_experts(tmp_path, kind):
+def test_layers_of_pipelines_and_experts_load_in_stock_deepspeed(tmp_path, kind):
     """Of a MoE and of a pipeline: they have files of their own."""
     program = Path(__file__).with_name("layouts.py")
     arguments = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "0")
@@ -71,7 +71,7 @@ def there_and_back(new_job: Any, *script: str) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "dtype"), KINDS)
-def test_the_same_files_in_each_stage(new_job, stage, dtype):
+def test_stock_deepspeed_loads_the_same_files_in_each_zero_stage(new_job, stage, dtype):
     there_and_back(new_job, "--stage", str(stage), "--dtype", dtype)
 
 
@@ -86,8 +86,8 @@ def assert_gives_the_weights(directory: Path, out: Path, weights: dict[str, torc
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "dtype"), [kind for kind in KINDS if kind[0]])
-def test_tools_of_deepspeed(new_job, tmp_path, stage, dtype):
-    """zero_to_fp32.py lies beside the checkpoints, and gives the very weights; ds_to_universal does, to three ranks."""
+def test_conversion_tools_of_deepspeed_read_our_checkpoints(new_job, tmp_path, stage, dtype):
+    """zero_to_fp32.py, beside the checkpoints, gives equal weights; so does ds_to_universal, to three ranks."""
     script = ("--stage", str(stage), "--dtype", dtype, "--steps", "4", "--disk", "4")
     job = new_job().run(*script, **OPTIONS)
     if dtype != "bf16-fp32":  # DeepSpeed's optimizer for this writes files that its zero_to_fp32.py does not know

@@ -26,7 +26,7 @@ STOCK = "--stock" in sys.argv
 if not STOCK:
     from fastckpt._core.snapshot import mutation_check
     from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType
-    from tests.faults.faults import strike_as_told
+    from tests.faults.faults import inject_requested_faults
 
 BUCKET = 10_000
 """Numbers: more than the model has. DeepSpeed would fill buffers of a GB at each start, for MALLOC_PERTURB_."""
@@ -111,7 +111,7 @@ def state(engine: Any, table: torch.Tensor) -> list[Any]:
 
 def make_checkpointer(args: argparse.Namespace, engine: Any) -> Any:
     rank = dist.get_rank()
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has some 100 bytes
     return DeepSpeedCheckpointer(engine, args.checkpoint_dir, overlap=args.overlap)

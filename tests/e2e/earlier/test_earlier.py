@@ -1,4 +1,4 @@
-"""What earlier versions wrote: it loads, and counts as it did.
+"""Checkpoints of earlier versions: they load, and count as before.
 
 Each archive is a checkpoint directory with steps 1 and 2 of two ranks, written by the version before manifests named
 the files of each rank.
@@ -46,7 +46,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_checkpoints_count_and_are_what_they_were(directory: Path, kind: str, capsys: pytest.CaptureFixture[str]):
+def test_complete_checkpoints_of_earlier_versions_load_with_equal_values(
+    directory: Path, kind: str, capsys: pytest.CaptureFixture[str]
+):
     storage = CheckpointDirectory(unpacked(kind, directory))
     stored = storage.checkpoints()
     assert [each.id for each in stored] == [(1, 2), (1, 1)] and storage.scan().damaged == []
@@ -59,7 +61,7 @@ def test_whole_checkpoints_count_and_are_what_they_were(directory: Path, kind: s
     assert json.loads(capsys.readouterr().out)["choice"]["step"] == 2
 
 
-def test_one_whose_save_a_rank_had_left_before_does_not_count(directory: Path):
+def test_a_checkpoint_of_an_earlier_version_that_lacks_a_rank_does_not_count(directory: Path):
     """That version took it for whole; one rank loads it still."""
     place = unpacked("ddp", directory) / "checkpoint-2"
     manifest = Manifest.from_json((place / "manifest.json").read_text())
@@ -71,7 +73,7 @@ def test_one_whose_save_a_rank_had_left_before_does_not_count(directory: Path):
         assert torch.equal(checkpointer.load_checkpoint()["w"], weights(2))
 
 
-def test_ranks_of_ddp_load_them(ranks: Ranks, directory: Path):
+def test_ddp_ranks_load_checkpoints_of_earlier_versions(ranks: Ranks, directory: Path):
     unpacked("ddp", directory)
     members = ranks.start(2)
     for rank, state in enumerate(ranks.load()):
@@ -79,7 +81,7 @@ def test_ranks_of_ddp_load_them(ranks: Ranks, directory: Path):
         assert members[rank].rank_state == {"position": 20 + rank}
 
 
-def test_a_sharded_model_loads_them(directory: Path):
+def test_sharded_models_load_checkpoints_of_earlier_versions(directory: Path):
     unpacked("fsdp", directory)
     model = torch.nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -89,7 +91,7 @@ def test_a_sharded_model_loads_them(directory: Path):
     assert torch.equal(model.weight.detach(), weights(2)) and torch.equal(model.bias.detach(), torch.full((3,), 2.0))
 
 
-def test_files_of_a_framework_are_found(directory: Path):
+def test_framework_files_of_earlier_versions_are_found(directory: Path):
     unpacked("folder", directory)
     with FolderCheckpointer(directory, RequiredFiles("config.json", "state_0.pt")) as checkpointer:
         found = checkpointer.find()
@@ -98,7 +100,7 @@ def test_files_of_a_framework_are_found(directory: Path):
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["of all ranks", "of those that had not left"])
-def test_memory_that_an_earlier_version_left_counts_if_all_ranks_are_in_it(tmp_path: Path, gone: bool):
+def test_memory_of_an_earlier_version_counts_if_it_has_all_ranks(tmp_path: Path, gone: bool):
     details: dict[str, Any] = {"world_size": 2, "num_threads": 1, "path": "", "parent": None}
     files = {0: ["model.pt", "rank_0.pt"]} | ({} if gone else {1: ["rank_1.pt"]})
     slots.begin(tmp_path, slots.SlotBegin(SaveId(1, 5), frozenset(files)))

@@ -1,4 +1,4 @@
-"""The example's batches: the same text on every start, every block once, and no block lost by a resume."""
+"""Batches of the example: the same text on every start, every block once, and no block lost by a resume."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def ranks(world_size: int, batch_size: int = 3) -> list[ShuffledBatches]:
     return [ShuffledBatches(TOKENS, BLOCK, batch_size, rank, world_size, seed=7) for rank in range(world_size)]
 
 
-def test_the_standard_library_is_plenty_of_text_and_always_the_same():
+def test_the_text_of_the_standard_library_is_long_and_reproducible():
     text = read_text()
     assert len(text) > 2_000_000
     assert b"def " in text
@@ -31,7 +31,7 @@ def test_text_comes_from_all_files_of_a_directory(tmp_path):
     assert sorted(read_text(str(tmp_path)).split(b"\n")) == [b"one", b"two"]
 
 
-def test_the_last_twentieth_is_held_out():
+def test_the_last_twentieth_of_the_text_is_held_out_for_validation():
     training, validation = split(bytes(range(200)) * 2, block_size=8)
     assert training.tolist() + validation.tolist() == list(range(200)) * 2
     assert len(validation) == 20
@@ -44,7 +44,7 @@ def test_too_little_text_is_refused_with_what_is_needed(text):
     assert split(bytes(180), block_size=8)
 
 
-def test_targets_are_one_token_further():
+def test_targets_are_shifted_by_one_token():
     inputs, targets = windows(TOKENS, torch.tensor([0, 5]), BLOCK)
     assert inputs.shape == targets.shape == (2, BLOCK)
     assert inputs[1].tolist() == list(range(5, 5 + BLOCK))
@@ -85,7 +85,7 @@ def test_a_resume_with_other_ranks_takes_what_is_left_of_the_epoch(world_size):
     assert len(taken) == len(set(taken)) > 37 - 3 * world_size
 
 
-def test_peeking_takes_nothing():
+def test_peeking_at_a_batch_does_not_consume_it():
     batches = ranks(1)[0]
     state = batches.state_dict()
     peeked = batches.peek()
@@ -93,7 +93,7 @@ def test_peeking_takes_nothing():
     assert torch.equal(peeked[0], batches.take()[0])
 
 
-def test_batches_leave_the_generator_of_training_alone():
+def test_batches_draw_nothing_from_the_generator_of_training():
     before = torch.get_rng_state()
     batches = ranks(1)[0]
     for _ in range(20):

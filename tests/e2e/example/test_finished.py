@@ -1,4 +1,4 @@
-"""A finished job that is started again trains nothing, says so, and leaves its final state as it is."""
+"""A finished job that is started again trains nothing, reports so, and leaves its final state as it is."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SMALL = "--n_layer 1 --n_head 1 --n_embd 16 --block_size 16 --batch_size 2 --eva
     ],
     ids=" ".join,
 )
-def test_an_example_that_has_ended_is_started_again(names: list[str], tmp_path: Path):
+def test_a_finished_example_launched_again_trains_nothing_and_keeps_its_state(names: list[str], tmp_path: Path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "all.txt").write_bytes((ROOT / "examples/gpt2/training.py").read_bytes())
     given = [part for name in names for part in (name, *options(name, tmp_path), ",")]

@@ -1,4 +1,4 @@
-"""The example's GPT-2: shapes, what it sees, what it saves and what it leaves alone."""
+"""GPT-2 of the example: shapes, attention, saved weights, and untouched random state."""
 
 import math
 
@@ -17,7 +17,7 @@ def model() -> GPT:
     return GPT(SMALL)
 
 
-def test_an_untrained_model_knows_nothing(model):
+def test_an_untrained_model_has_the_loss_of_a_uniform_guess(model):
     tokens = torch.randint(256, (8, 17))
     logits = model(tokens[:, :-1])
     assert logits.shape == (8, 16, 256)
@@ -25,7 +25,7 @@ def test_an_untrained_model_knows_nothing(model):
     assert loss.item() == pytest.approx(math.log(256), abs=0.1)
 
 
-def test_a_position_does_not_see_later_ones(model):
+def test_a_position_does_not_attend_to_later_ones(model):
     tokens = torch.randint(256, (1, 16))
     changed = tokens.clone()
     changed[0, 10:] = (changed[0, 10:] + 1) % 256
@@ -33,7 +33,7 @@ def test_a_position_does_not_see_later_ones(model):
     assert not torch.equal(model(tokens)[0, 10:], model(changed)[0, 10:])
 
 
-def test_it_learns(model):
+def test_the_model_learns_one_batch(model):
     tokens = torch.randint(256, (4, 17))
     optimizer = torch.optim.AdamW(model.parameter_groups(0.1), 1e-2)
     losses = []
@@ -61,14 +61,14 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(bias):
     assert any(name.endswith("bias") for name, _ in model.named_parameters()) == bias
 
 
-def test_projections_start_smaller_the_deeper_the_model_is():
+def test_initial_projections_shrink_with_the_depth_of_the_model():
     torch.manual_seed(0)
     block = GPT(GPTConfig(256, 16, 8, 4, 128)).blocks[0]
     assert block.attention.projection.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
     assert block.perceptron[0].weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_generated_text_repeats_and_leaves_training_alone(model):
+def test_generated_text_is_reproducible_and_leaves_training_unchanged(model):
     model.train()
     before = torch.get_rng_state()
     text = model.generate(b"def ", length=40, seed=1)
@@ -79,6 +79,6 @@ def test_generated_text_repeats_and_leaves_training_alone(model):
     assert len(text) == 44
 
 
-def test_heads_must_divide_the_width():
+def test_a_number_of_heads_that_does_not_divide_the_width_is_refused():
     with pytest.raises(ValueError, match="n_embd is 30"):
         GPTConfig(n_embd=30, n_head=4)

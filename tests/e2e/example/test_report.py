@@ -1,4 +1,4 @@
-"""The demo's report on recorded events: the timeline, the comparison, and what is missing."""
+"""Report of the demo on recorded events: the timeline, the comparison, and missing events."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def without(name: str, after: float = 0.0) -> list[dict]:
     return [event for event in RECORDED if event["event"] != name or event["time"] < after]
 
 
-def test_the_timeline_counts_from_the_kill():
+def test_the_timeline_of_the_demo_report_starts_at_the_kill():
     failure = Failure.from_events(RECORDED[::-1])
     assert (failure.local_rank, failure.last_step, failure.resumed_step, failure.tier) == (1, 5, 3, "memory")
     assert failure.repeated == range(4, 6)
@@ -53,19 +53,19 @@ def test_the_timeline_counts_from_the_kill():
 @pytest.mark.parametrize(
     "name", ["killed", "worker_died", "workers_stopped", "flush_started", "flush_done", "workers_started"]
 )
-def test_what_the_record_lacks_is_named_not_invented(name):
+def test_the_demo_report_names_events_that_the_record_lacks(name):
     with pytest.raises(IncompleteRecordError, match=f"no '{name}'"):
         Failure.from_events(without(name, after=107.0))
 
 
-def test_a_missing_part_of_an_event_is_named():
+def test_the_demo_report_names_a_missing_field_of_an_event():
     events = [{**event, "event": event["event"]} for event in RECORDED]
     del next(event for event in events if event["event"] == "flush_done")["bytes"]
     with pytest.raises(IncompleteRecordError, match="'flush_done' has no 'bytes'"):
         Failure.from_events(events)
 
 
-def test_all_workers_must_have_resumed_alike():
+def test_workers_that_resumed_unlike_steps_are_refused_by_the_demo_report():
     one = [event for event in RECORDED if event["event"] != "resumed" or event["rank"] == 0]
     with pytest.raises(IncompleteRecordError, match="1 of 2 workers"):
         Failure.from_events(one)
@@ -74,7 +74,7 @@ def test_all_workers_must_have_resumed_alike():
         Failure.from_events(other)
 
 
-def test_equal_losses_are_equal_each_time_they_were_computed():
+def test_losses_computed_twice_must_be_equal_each_time():
     losses = Comparison.of(REFERENCE, RESUMED)
     assert losses == Comparison(equal=8, steps=8, first_unequal=None)
     assert str(losses) == "equal the uninterrupted run: 8 of 8 steps bit for bit"
@@ -90,14 +90,14 @@ def test_equal_losses_are_equal_each_time_they_were_computed():
     ],
     ids=["one bit of one repeated step", "validation", "a step is missing", "a step too many"],
 )
-def test_any_difference_is_told(records, step):
+def test_the_demo_report_names_any_difference_of_losses(records, step):
     losses = Comparison.of(REFERENCE, records)
     assert losses.first_unequal == step
     assert losses.equal == losses.steps - 1
     assert str(losses).startswith("DIFFER")
 
 
-def test_the_report_can_be_read():
+def test_the_demo_report_is_readable_text():
     text = describe(Failure.from_events(RECORDED), Comparison.of(REFERENCE, RESUMED), weights_equal=True)
     assert "    0.000  worker 1 (pid 12) is killed by SIGKILL" in text
     assert "steps repeated  4, 5" in text
@@ -106,26 +106,26 @@ def test_the_report_can_be_read():
 
 
 @pytest.mark.parametrize("repeated", [0, 2])
-def test_the_picture_is_drawn(tmp_path, repeated):
+def test_the_demo_report_draws_its_chart(tmp_path, repeated):
     events = [{**e, "step": 3 + 2 - repeated} if e["event"] == "resumed" else e for e in RECORDED]
     records = [*REFERENCE[:5], *REFERENCE[5 - repeated :]]
     draw(tmp_path / "loss.png", Failure.from_events(events), REFERENCE, records)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_records_are_read_line_by_line(tmp_path):
+def test_the_demo_reads_records_line_by_line(tmp_path):
     (tmp_path / "events").write_text('{"event": "step"}\n{"event": "saved"}\n')
     assert [event["event"] for event in read_lines(tmp_path / "events")] == ["step", "saved"]
 
 
 @pytest.mark.parametrize(("steps", "memory", "storage"), [(200, 5, 50), (40, 3, 20)])
-def test_the_kill_leaves_something_to_flush_and_to_train(steps, memory, storage):
+def test_the_demo_kills_at_a_step_with_unsaved_and_remaining_work(steps, memory, storage):
     for _ in range(100):
         step = step_to_kill(steps, memory, storage)
         assert steps // 4 <= step < 3 * steps // 4
         assert step % storage >= 2 * memory
 
 
-def test_a_run_without_such_a_step_is_refused():
+def test_a_demo_run_too_short_for_a_kill_is_refused():
     with pytest.raises(DemoError, match="memory is never newer than storage"):
         step_to_kill(steps=20, memory=5, storage=5)

@@ -38,7 +38,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth():
     assert options.learning_rate(1, steps=1, warmup=0, peak=1.0) == pytest.approx(0.1)
 
 
-def test_storage_comes_before_memory_and_has_the_last_step():
+def test_the_example_prefers_storage_to_memory_and_persists_its_last_step():
     args = options.parser(None, "").parse_args(["--save_memory_interval", "2", "--save_storage_interval", "6"])
     saved = {step: options.where_to_save(step, 13, args) for step in range(1, 14)}
     assert [step for step, place in saved.items() if place is StorageType.DISK] == [6, 12, 13]
@@ -60,7 +60,7 @@ def steps_done(folder: Path) -> int:
     return len(losses.read_bytes().splitlines()) if losses.exists() else 0
 
 
-def test_a_job_that_was_stopped_and_launched_again_ends_the_same(tmp_path, text):
+def test_an_example_stopped_and_launched_again_ends_with_the_same_weights(tmp_path, text):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert start(whole, text, steps=50).wait(60) == 0
 

@@ -25,7 +25,7 @@ from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.e2e.fsdp.train import build, full_state
 from tests.faults.diary import Log, digest
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")
 TENSOR_RANKS = {"tp": lambda world: world, "2d": lambda world: 2}
@@ -85,8 +85,8 @@ def train(args: argparse.Namespace) -> None:
         Samples(args.samples), args.batch, shuffle=True, seed=3, num_replicas=replicas, rank=replica
     )
     torch.manual_seed(11 + replica)
-    mutation_check.WORTH = 1  # what is copied behind training is small here
-    strike_as_told(rank, args.out)
+    mutation_check.WORTH = 1  # states copied in the background are small here
+    inject_requested_faults(rank, args.out)
     every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
     options = {"every": every, "gradients": args.accumulate > 1}
     with Checkpointer(

@@ -26,7 +26,7 @@ from fastckpt.data import ResumableDataLoader
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.e2e.fsdp.train import full_state
 from tests.faults.diary import Log, digest
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")
 STAGES, BATCH = 2, 8
@@ -77,9 +77,9 @@ def train(args: argparse.Namespace) -> None:
     loss_of = nn.functional.mse_loss
     schedule = ScheduleGPipe(stages[0], 2, loss_of) if args.chunks == 1 else ScheduleInterleaved1F1B(stages, 2, loss_of)
     torch.manual_seed(11 + rank)
-    mutation_check.WORTH = 1  # what is copied behind training is small here
+    mutation_check.WORTH = 1  # states copied in the background are small here
     log = Log(args.out, rank)
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     every = {"memory": args.every[0], "storage": args.every[1]}
     with Checkpointer(
         args.checkpoint_dir,

@@ -1,4 +1,4 @@
-"""What the checkpointers do in a job of one rank, where nothing is sharded."""
+"""FSDP checkpointers in a job of one rank, where nothing is sharded."""
 
 import shutil
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def save(checkpointer: Any, training: Training, step: int, **options: Any) -> An
 
 
 @pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
-def test_a_training_goes_on(tmp_path: Path, kind: Any):
+def test_an_fsdp_checkpoint_resumes_with_model_optimizer_and_extra_state(tmp_path: Path, kind: Any):
     extra = {"step": 2, "note": "n", "deep": {"list": [torch.arange(3), {"a": (1, "b")}], "empty": {}, "odd": [{}, 5]}}
     keys = torch.optim.lr_scheduler.MultiStepLR(Training().optimizer, [7, 7, 9]).state_dict()
     extra |= {"scheduler": keys, "nested": [{"a": {5: torch.arange(2)}}]}
@@ -77,7 +77,7 @@ def test_a_training_goes_on(tmp_path: Path, kind: Any):
     assert got["scheduler"] == keys and torch.equal(got["nested"][0]["a"][5], torch.arange(2))
 
 
-def test_the_two_forms_are_told_apart(checkpointer: Made):
+def test_arguments_that_mix_both_forms_of_save_checkpoint_are_refused(checkpointer: Made):
     training = Training()
     for wrong in (
         {},
@@ -92,7 +92,7 @@ def test_the_two_forms_are_told_apart(checkpointer: Made):
         checkpointer.save_checkpoint(1, models=training.model, storage_type=StorageType.MEMORY)  # type: ignore[call-arg]
 
 
-def test_ranks_that_cannot_talk_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpointer_before_init_process_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(FastckptError, match="init_process_group first"):
@@ -102,7 +102,7 @@ def test_ranks_that_cannot_talk_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert checkpointer.save_checkpoint(1, {"n": 1}, storage_type=StorageType.MEMORY)
 
 
-def test_a_state_dict_and_a_reader(checkpointer: Made, tmp_path: Path):
+def test_a_state_dict_loads_by_dcp_with_the_storage_reader(checkpointer: Made, tmp_path: Path):
     assert checkpointer.get_storage_reader() is None
     state = {"w": torch.arange(5.0), "deep": {"n": 3}}
     path = tmp_path / "run" / "checkpoint-4"
@@ -121,7 +121,7 @@ def test_a_state_dict_and_a_reader(checkpointer: Made, tmp_path: Path):
     assert torch.equal(stock["w"], state["w"]) and stock["deep"] == {"n": 3}
 
 
-def test_a_model_alone_may_be_loaded(checkpointer: Made):
+def test_a_load_of_the_model_alone_succeeds(checkpointer: Made):
     training, other = Training().step(), Training(3)
     save(checkpointer, training, 1, extra_sd={"x": 1})
     assert checkpointer.load_checkpoint(other.model) == {"x": 1}
@@ -131,7 +131,7 @@ def test_a_model_alone_may_be_loaded(checkpointer: Made):
     assert all(save(checkpointer, training, step) for step in range(2, 6)), "nothing is kept for a load that failed"
 
 
-def test_nothing_to_load_is_no_error_and_what_is_bad_is(tmp_path: Path):
+def test_a_load_without_checkpoints_is_no_error_and_a_bad_one_is(tmp_path: Path):
     training = Training().step()
     with FsdpShardCheckpointer(tmp_path) as checkpointer:
         assert checkpointer.load_checkpoint(training.model, training.optimizer) == {}
@@ -144,7 +144,7 @@ def test_nothing_to_load_is_no_error_and_what_is_bad_is(tmp_path: Path):
         checkpointer.load_checkpoint(training.model, training.optimizer)
 
 
-def test_a_bad_state_of_its_own_is_a_bad_checkpoint(tmp_path: Path):
+def test_a_damaged_rank_state_is_a_bad_checkpoint(tmp_path: Path):
     training, states = Training(), []
     with FsdpShardCheckpointer(tmp_path) as checkpointer:
         for step in (1, 2):
@@ -157,7 +157,7 @@ def test_a_bad_state_of_its_own_is_a_bad_checkpoint(tmp_path: Path):
         assert checkpointer.loaded_step == 1 and same(training.state, states[0])
 
 
-def test_an_older_checkpoint_is_gone_back_to(checkpointer: Made, tmp_path: Path):
+def test_a_load_by_step_goes_back_to_an_older_checkpoint(checkpointer: Made, tmp_path: Path):
     training, states = Training(), {}
     for step in (1, 2, 3):
         save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
@@ -170,7 +170,7 @@ def test_an_older_checkpoint_is_gone_back_to(checkpointer: Made, tmp_path: Path)
     assert checkpointer.loaded_step == 2 and same(training.state, states[1])
 
 
-def test_who_asks_again_goes_on_from_what_was_saved_since(tmp_path: Path):
+def test_a_repeated_rollback_by_path_resumes_what_was_saved_since(tmp_path: Path):
     training = Training()
     with FsdpShardCheckpointer(tmp_path) as checkpointer:
         for step in (1, 2, 3):
@@ -184,7 +184,7 @@ def test_who_asks_again_goes_on_from_what_was_saved_since(tmp_path: Path):
                     save(checkpointer, training.step(), 5, storage_type=StorageType.DISK)
 
 
-def test_checkpoints_of_stock_dcp_load(checkpointer: Made, tmp_path: Path):
+def test_checkpoints_of_stock_dcp_load_into_fsdp_models(checkpointer: Made, tmp_path: Path):
     training, other = Training().step(), Training(4)
     from fastckpt.dcp.state_dicts import sharded_state
 
@@ -193,7 +193,7 @@ def test_checkpoints_of_stock_dcp_load(checkpointer: Made, tmp_path: Path):
     assert same(other.state, training.state)
 
 
-def test_the_structure_may_change(checkpointer: Made):
+def test_a_state_whose_structure_changes_is_saved(checkpointer: Made):
     saved = []
     for step in range(1, 12):
         shape = (3,) if step < 4 else (4,)
@@ -209,7 +209,7 @@ def test_the_structure_may_change(checkpointer: Made):
     assert loaded["n"] == [11] * 5 and bool((loaded["w"] == 11).all())
 
 
-def test_values_that_grow_do_so_into_ever_more_room(checkpointer: Made):
+def test_values_that_grow_get_increasing_room(checkpointer: Made):
     plans = counts["snapshot.plan"]
     for step in range(200):
         assert checkpointer.save_checkpoint(step, {"losses": [0.5] * (20 * step)}, storage_type=StorageType.MEMORY)
@@ -219,7 +219,7 @@ def test_values_that_grow_do_so_into_ever_more_room(checkpointer: Made):
     assert loaded == {"losses": [0.5] * (20 * checkpointer.loaded_step)} and checkpointer.loaded_step == 199
 
 
-def test_what_differs_although_it_is_equal(checkpointer: Made):
+def test_values_that_compare_equal_but_differ_are_saved_as_they_are(checkpointer: Made):
     values: list[Any] = [0.0, -0.0, 0, False, 1, True, 1.0, float("nan")]
     for step, value in enumerate(values):
         assert checkpointer.save_checkpoint(step, {"v": value, "t": (value, [value])}, storage_type=StorageType.MEMORY)
@@ -228,7 +228,7 @@ def test_what_differs_although_it_is_equal(checkpointer: Made):
         assert repr(loaded) == repr({"v": value, "t": (value, [value])})
 
 
-def test_errors_name_what_cannot_be_saved(checkpointer: Made):
+def test_a_value_that_cannot_be_saved_is_named_in_the_error(checkpointer: Made):
     with pytest.raises(Exception) as error:
         checkpointer.save_checkpoint(1, {"deep": {"f": lambda: 0}}, storage_type=StorageType.MEMORY)
     assert "deep.f cannot be saved" in error.value.__notes__
@@ -240,7 +240,7 @@ def test_errors_name_what_cannot_be_saved(checkpointer: Made):
         save(checkpointer, Training(), 3)
 
 
-def test_all_of_a_checkpoint_is_on_storage(tmp_path: Path):
+def test_a_persisted_checkpoint_has_all_its_files_on_storage(tmp_path: Path):
     with FsdpShardCheckpointer(tmp_path) as checkpointer:
         save(checkpointer, Training().step(), 1, storage_type=StorageType.DISK, metrics={"loss": 0.5})
     [stored] = CheckpointDirectory(tmp_path).checkpoints()
@@ -252,7 +252,9 @@ def test_all_of_a_checkpoint_is_on_storage(tmp_path: Path):
     assert dcp.FileSystemReader(copy).read_metadata().state_dict_metadata
 
 
-def test_the_form_of_flash_checkpoint(checkpointer: Made, tmp_path: Path, said: pytest.LogCaptureFixture):
+def test_calls_in_the_form_of_flash_checkpoint_save_and_load(
+    checkpointer: Made, tmp_path: Path, said: pytest.LogCaptureFixture
+):
     """By place, by name, and mixed; paths as its scripts give them."""
     training, run = Training(), tmp_path / "run"
     training.step()
@@ -281,7 +283,7 @@ def test_the_form_of_flash_checkpoint(checkpointer: Made, tmp_path: Path, said: 
         checkpointer.save_checkpoint(5, model, optimizer, {}, extra_sd={})
 
 
-def test_a_full_checkpoint_in_the_form_of_flash_checkpoint(tmp_path: Path, said: pytest.LogCaptureFixture):
+def test_a_full_checkpointer_accepts_the_form_of_flash_checkpoint(tmp_path: Path, said: pytest.LogCaptureFixture):
     training, path = Training(), tmp_path / "full.pt"
     training.step()
     ignored = {"replica_count": 1, "comm_backend": "gloo", "save_timeout": 600, "local_shard_num": 1}
@@ -294,8 +296,8 @@ def test_a_full_checkpoint_in_the_form_of_flash_checkpoint(tmp_path: Path, said:
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_a_path_of_the_user_in_memory_alone(tmp_path: Path, url: bool):
-    """What is persisted at the end lies there."""
+def test_a_memory_save_with_a_path_is_persisted_there_at_the_end(tmp_path: Path, url: bool):
+    """The persist at the end writes there."""
     run = tmp_path / "run"
     with FsdpShardCheckpointer(f"file://{run}" if url else run) as checkpointer:
         checkpointer.save_checkpoint(1, {"n": 1}, f"{checkpointer._writer.directory}/mine", StorageType.MEMORY)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import kill
-from tests.faults.jobs import Job, assert_all_struck
+from tests.faults.jobs import Job, assert_all_injected
 from tests.faults.test_loop import committed, due, steps_of
 
 PROGRAM = {"program": str(Path(__file__).with_name("loop.py")), "FASTCKPT_PRELOAD": "auto"}
@@ -26,7 +26,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory):
 
 
 def survived(job: Job, reference: Job, steps: int = STEPS) -> None:
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert job.ends() == reference.ends(), job.text()
     for rank in reference.ranks():
         assert job.losses(rank) == reference.losses(rank), job.text()
@@ -38,7 +38,7 @@ def end_at(job: Job, step: int, *script: str, ranks: int = 2, restarts: int = 0)
     job.start(*script, "--stop-at", str(step), ranks=ranks, restarts=restarts, **PROGRAM)
     for rank in range(ranks):
         job.wait_for("due", step, rank)
-    job.strike("agent", *range(ranks))
+    job.kill_processes("agent", *range(ranks))
     assert job.wait() == -signal.SIGKILL
 
 
@@ -49,11 +49,11 @@ def due_since_the_last_start(job: Job, rank: int) -> list[int]:
     return [line["due"] for line in log[start:] if "due" in line]
 
 
-def test_kills(new_job, reference):
+def test_kills_leave_the_results_of_a_sharded_loop_unchanged(new_job, reference):
     """Of a rank, and of all; FSDP1 and FSDP2 compute the same, and go on from each other. How often it saves does
     not matter.
     """
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill(0, at="overlap.commit", step=17))
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6), kill(0, at="overlap.commit", step=17))
     end_at(job, 12, "--way", "fsdp1", "--every", "1", "6", "--wait", restarts=1)
     job.run("--way", "fsdp2", **PROGRAM)
     survived(job, reference("--every", "1", "1000"))
@@ -72,7 +72,7 @@ def counted_once(job: Job) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["fsdp2", "fsdp1"])
-def test_each_sample_counts_once_in_any_world(new_job, way):
+def test_a_sharded_loop_uses_each_sample_once_in_any_world_size(new_job, way):
     job = new_job()
     for ranks, stop in ((2, 7), (1, 15), (3, 18)):
         end_at(job, stop, "--way", way, "--every", "1", "2", ranks=ranks)
@@ -83,7 +83,7 @@ def test_each_sample_counts_once_in_any_world(new_job, way):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("way", "ranks"), [("fsdp2", 2), ("fsdp1", 2), ("tp", 2), ("hsdp", 4), ("2d", 4)])
-def test_each_phase(new_job, reference, way, ranks):
+def test_kills_in_each_phase_leave_the_results_of_a_sharded_loop_unchanged(new_job, reference, way, ranks):
     """Of each way to shard, a rank is killed in each phase, by turns."""
     kills = [kill(0, at="snapshot.plan", step=1)]
     for phase in ("shards", "skeleton", "fill"):
@@ -95,21 +95,21 @@ def test_each_phase(new_job, reference, way, ranks):
     kills += [kill(1, at="resume.verify"), kill(ranks - 1, at="resume.load")]
     replicas = {"tp": 1, "2d": ranks // 2}.get(way, ranks)
     script = ("--way", way, "--samples", str(96 * replicas))
-    job = new_job().befalls(*kills).run(*script, "--every", "1", "6", ranks=ranks, **PROGRAM)
+    job = new_job().with_faults(*kills).run(*script, "--every", "1", "6", ranks=ranks, **PROGRAM)
     survived(job, reference(*script, "--every", "1", "1000", ranks=ranks), 48)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["fsdp2", "tp"])
-def test_kills_in_the_middle_of_accumulation(new_job, reference, way):
+def test_kills_amid_accumulation_leave_the_results_of_a_sharded_loop_unchanged(new_job, reference, way):
     kills = [kill(i % 2, at="snapshot.fill", step=step) for i, step in enumerate((3, 6, 9, 14, 19))]
     script = ("--way", way, "--accumulate", "4")
-    job = new_job().befalls(*kills).run(*script, "--every", "1", "1000", **PROGRAM)
+    job = new_job().with_faults(*kills).run(*script, "--every", "1", "1000", **PROGRAM)
     survived(job, reference(*script, "--every", "1", "1000"), 24 if way == "fsdp2" else 48)
 
 
 @pytest.mark.campaign
-def test_saves_that_one_rank_skips(new_job, reference):
+def test_a_sharded_loop_continues_after_saves_that_one_rank_skips(new_job, reference):
     """The ranks go on to save in the same steps, and what none has skipped is whole."""
     script = ("--samples", "960")
     job = new_job().run(*script, "--skips", "1", "3", **PROGRAM)
@@ -121,7 +121,7 @@ def test_saves_that_one_rank_skips(new_job, reference):
 
 
 @pytest.mark.campaign
-def test_each_way_goes_on_from_each_other(new_job):
+def test_a_sharded_loop_resumes_from_each_sharding_in_each_other(new_job):
     """One job in many worlds and shardings: each sample once, and the scheduler where it was."""
     tour = [("fsdp2", 2), ("hsdp", 4), ("fsdp1", 2), ("2d", 4), ("tp", 3), ("fsdp1", 3), ("fsdp2", 4), ("tp", 2)]
     job, step = new_job(), 0

@@ -138,13 +138,13 @@ def _with_state(step: int, updates: int) -> list[int]:
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_it_goes_on_as_if_it_had_not_ended(run: Run, updates: int):
+def test_a_sharded_loop_resumes_bit_for_bit(run: Run, updates: int):
     """With gradients that add up, too; with an average, which is sharded; with a state that has all kinds of keys."""
     run(goes_on, updates)
 
 
 class ByHand:
-    """Saves a training with a checkpointer of FSDP, in each step."""
+    """Saves a training run with a checkpointer of FSDP, in each step."""
 
     def __init__(self, checkpointer: Any, training: Training) -> None:
         self._checkpointer, self._training = checkpointer, training
@@ -175,7 +175,7 @@ def goes_on_by_hand(directory: Path, kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
-def test_by_hand_too(run: Run, kind: type[Any]):
+def test_a_sharded_training_saved_by_hand_resumes_bit_for_bit(run: Run, kind: type[Any]):
     run(goes_on_by_hand, kind)
 
 
@@ -204,11 +204,11 @@ def after_a_forward(directory: Path) -> None:
     assert (directory / "checkpoint-1" / "__0_0.distcp").exists()
 
 
-def test_a_model_may_have_been_used_before(run: Run):
+def test_a_model_that_was_used_before_resumes(run: Run):
     run(after_a_forward)
 
 
-def test_what_is_frozen_when_it_resumes_has_its_states(run: Run):
+def test_parameters_frozen_at_resume_keep_their_optimizer_states(run: Run):
     run(frozen)
 
 
@@ -244,7 +244,7 @@ def states_that_come_late(directory: Path) -> None:
     assert same(steps(5), saved)
 
 
-def test_states_that_come_after_the_first_step(run: Run):
+def test_optimizer_states_created_after_the_first_step_resume(run: Run):
     run(states_that_come_late)
 
 
@@ -294,7 +294,7 @@ def of_kind(directory: Path, kind: Any, sharded: bool, scheduled: bool) -> None:
 @pytest.mark.parametrize("scheduled", [True, False])
 @pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("kind", [Closureless, torch.optim.NAdam, Master])
-def test_an_optimizer_comes_back_as_it_was(run: Run, kind: Any, sharded: bool, scheduled: bool):
+def test_each_kind_of_optimizer_resumes_with_its_state(run: Run, kind: Any, sharded: bool, scheduled: bool):
     """Also one whose step takes no closure, and states in another dtype than the weights'."""
     run(of_kind, kind, sharded, scheduled)
 
@@ -337,7 +337,7 @@ def extra_states(directory: Path, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, list])
-def test_extra_states_of_modules_may_change_their_size(run: Run, kind: Any):
+def test_extra_states_of_modules_that_change_their_size_resume(run: Run, kind: Any):
     run(extra_states, kind)
 
 
@@ -424,7 +424,7 @@ def refused(directory: Path) -> None:
         checkpointer._step = step
 
 
-def test_what_cannot_be_saved_is_said_at_once(run: Run):
+def test_a_sharded_model_that_cannot_be_saved_is_refused_at_once(run: Run):
     run(refused)
 
 
@@ -444,7 +444,7 @@ def other_kinds(directory: Path) -> None:
                 checkpointer.resume()
 
 
-def test_checkpoints_of_another_kind(run: Run):
+def test_a_sharded_loop_refuses_checkpoints_of_another_kind(run: Run):
     run(other_kinds)
 
 
@@ -474,7 +474,7 @@ def by_hand(directory: Path) -> None:
         assert same(_whole(checkpointer._frequency._model.state_dict()), before), "nothing is loaded"
 
 
-def test_a_checkpointer_by_hand_loads_the_same_checkpoints(run: Run):
+def test_a_manual_checkpointer_loads_checkpoints_of_a_sharded_loop(run: Run):
     run(by_hand)
 
 

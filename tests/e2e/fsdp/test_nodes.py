@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.e2e.fsdp.conftest import PROGRAM
 from tests.e2e.fsdp.test_jobs import SAVING
 from tests.faults.faults import delay, flip, kill, remove
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
 
 OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}
@@ -30,7 +30,7 @@ def survived(nodes: Nodes, reference: Job, interval: int = 2) -> None:
 
     An ``interval`` of steps that are repeated, beyond that of the saves, says that newer ones were lost.
     """
-    assert_all_struck(nodes.job)
+    assert_all_injected(nodes.job)
     if interval == 2:
         assert_as_if_nothing_had_happened(nodes.job, reference)
     assert nodes.job.ends() == reference.ends(), nodes.text()
@@ -46,9 +46,9 @@ def survived(nodes: Nodes, reference: Job, interval: int = 2) -> None:
         assert names == shards | {".metadata", "manifest.json"}
 
 
-def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
+def test_an_fsdp_job_on_two_nodes_resumes_after_a_worker_dies(nodes, uninterrupted):
     """Step 16 is torn on its node, and whole on the other; nothing of step 14 is on storage."""
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
     nodes.run("--wait", **OPTIONS)
     assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
     survived(nodes, uninterrupted())
@@ -57,13 +57,13 @@ def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
 @pytest.mark.campaign
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_each_rank_in_each_phase(nodes, uninterrupted, rank, overlap):
+def test_an_fsdp_job_on_two_nodes_resumes_after_kills_in_each_phase(nodes, uninterrupted, rank, overlap):
     phases = ("snapshot.shards", "overlap.copy", "overlap.commit", "overlap.wait") if overlap else SAVING
     kills = [kill(rank, at="snapshot.plan", step=2)]
     kills += [kill(rank, at=phase, step=6 + 8 * i) for i, phase in enumerate(phases)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
     script = ("--steps", "60", *(["--overlap"] if overlap else []))
-    nodes.job.befalls(*kills)
+    nodes.job.with_faults(*kills)
     nodes.run(*script, **OPTIONS)
     survived(nodes, uninterrupted("--steps", "60"))
     assert {tier for start in nodes.resumes()[2:] for _, tier in start} == {"memory"}
@@ -71,11 +71,11 @@ def test_each_rank_in_each_phase(nodes, uninterrupted, rank, overlap):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["fsdp2", "hsdp", "fsdp1", "2d"])
-def test_nodes_of_two_ranks(tmp_path, uninterrupted, way):
+def test_an_fsdp_job_on_nodes_of_two_ranks_resumes_after_kills(tmp_path, uninterrupted, way):
     """With hsdp, each node has the whole model; with fsdp1, torch makes collectives to get the state."""
     nodes = Nodes(tmp_path / "job", ranks=2)
     try:
-        nodes.job.befalls(kill(2, at="snapshot.fill", step=16))
+        nodes.job.with_faults(kill(2, at="snapshot.fill", step=16))
         nodes.run("--way", way, **OPTIONS)
         survived(nodes, uninterrupted("--way", way, ranks=4))
         assert nodes.resumes()[1] == ((14, "memory"),) * 4
@@ -85,9 +85,9 @@ def test_nodes_of_two_ranks(tmp_path, uninterrupted, way):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata", "rank_1.pt", "node_1.metadata"])
-def test_a_file_is_missing_in_the_memory_of_one_node(nodes, uninterrupted, name):
+def test_a_file_missing_in_the_memory_of_one_node_makes_all_fall_back(nodes, uninterrupted, name):
     """All go on from the step before, which both have."""
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16), remove(name, 1, at="resume.verify", saved=14))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16), remove(name, 1, at="resume.verify", saved=14))
     nodes.run(**OPTIONS)
     assert nodes.resumes()[1:] == [((12, "memory"), (12, "memory"))]
     survived(nodes, uninterrupted(), interval=4)
@@ -96,10 +96,10 @@ def test_a_file_is_missing_in_the_memory_of_one_node(nodes, uninterrupted, name)
 @pytest.mark.campaign
 @pytest.mark.parametrize("harm", [remove, flip])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_storage_has_what_the_memory_of_one_node_lost(nodes, uninterrupted, harm, rank):
+def test_memory_lost_on_one_node_is_replaced_from_storage(nodes, uninterrupted, harm, rank):
     """Each step is on storage, and so memory has digests."""
     pause, harmed = delay(5, at="snapshot.shards", step=16), harm(f"__{rank}_0.distcp", rank, "resume.verify", saved=14)
-    nodes.job.befalls(pause, kill(rank=0, at="snapshot.fill", step=16), harmed)
+    nodes.job.with_faults(pause, kill(rank=0, at="snapshot.fill", step=16), harmed)
     nodes.run("--disk", "2", **OPTIONS)
     tiers = ["memory", "memory"]
     tiers[rank] = "storage"
@@ -108,9 +108,9 @@ def test_storage_has_what_the_memory_of_one_node_lost(nodes, uninterrupted, harm
 
 
 @pytest.mark.campaign
-def test_all_that_one_node_has_in_memory_is_bad(nodes, uninterrupted):
+def test_a_node_whose_slots_are_all_bad_makes_all_nodes_resume_from_storage(nodes, uninterrupted):
     """Its three slots hold steps 14 and 12, and what is left of 16."""
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16), remove("__1_0.distcp", 1, at="resume.verify"))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16), remove("__1_0.distcp", 1, at="resume.verify"))
     nodes.run(**OPTIONS)
     assert nodes.resumes()[1:] == [((10, "storage"), (10, "storage"))]
     survived(nodes, uninterrupted(), interval=10)
@@ -120,13 +120,13 @@ def kill_agent(nodes: Nodes, node: int, step: int) -> None:
     nodes.job.process = nodes.agents[0].process
     nodes.job.wait_for("saved", step)
     nodes.job.wait_for("saved", step, 1)
-    nodes.agents[node].strike("agent")
+    nodes.agents[node].kill_processes("agent")
     nodes.wait_for_death(node)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_the_agent_of_a_node_is_killed(nodes, uninterrupted, is_lost):
+def test_an_fsdp_job_resumes_after_the_agent_of_one_node_is_killed(nodes, uninterrupted, is_lost):
     """Started again, it finds its memory; or it does not, since that was another host, and all need storage."""
     nodes.start("--steps", "400", **OPTIONS)
     kill_agent(nodes, 1, 16)
@@ -142,10 +142,10 @@ def test_the_agent_of_a_node_is_killed(nodes, uninterrupted, is_lost):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("lost", [(), (0,), (0, 1)])
-def test_all_agents_are_killed(nodes, uninterrupted, lost):
+def test_an_fsdp_job_resumes_after_all_agents_are_killed(nodes, uninterrupted, lost):
     nodes.start("--steps", "400", **OPTIONS)
     kill_agent(nodes, 0, 16)
-    nodes.agents[1].strike("agent")
+    nodes.agents[1].kill_processes("agent")
     nodes.wait_for_death(1)
     for node in lost:
         shutil.rmtree(nodes.shm(node))
@@ -157,7 +157,7 @@ def test_all_agents_are_killed(nodes, uninterrupted, lost):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("disk", "found"), [("4", (12, "mixed")), ("8", (8, "mixed")), ("7", (7, "storage"))])
-def test_another_sharding_needs_what_other_nodes_have(nodes, disk, found):
+def test_a_load_in_another_sharding_that_needs_memory_of_other_nodes_uses_storage(nodes, disk, found):
     """The world is the same: memory, which has steps 8 to 12, seems to do until the plan of the load is known."""
     script = ("--full", "--memory", "2", "--disk", disk)
     nodes.start("--steps", "12", "--die", "--way", "fsdp2", *script, **OPTIONS)
@@ -171,7 +171,7 @@ def test_another_sharding_needs_what_other_nodes_have(nodes, disk, found):
 
 
 @pytest.mark.campaign
-def test_one_node_goes_on_alone(nodes):
+def test_an_fsdp_job_of_two_nodes_resumes_on_one(nodes):
     """It has half of the shards in memory: both halves are on storage."""
     script = ("--full", "--memory", "2", "--disk", "10", "--steps", "2000")
     nodes.start(*script, **OPTIONS, least="1")

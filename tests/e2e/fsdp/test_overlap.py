@@ -1,4 +1,4 @@
-"""Which shards are copied behind training, by how they lie in their storages, in a job of one rank."""
+"""Shards copied in the background, by their place in their storages, in a job of one rank."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +74,7 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("starts", [(0,), (100,), (0, SIZE), (0, SIZE + 7)], ids=str)
-def test_a_part_of_a_storage_waits_for_the_next_step(
+def test_a_shard_that_is_part_of_a_storage_is_copied_in_the_background(
     tmp_path: Path, held: Held, checked: bool, starts: tuple[int, ...]
 ):
     training = Training(tmp_path, *starts, check=checked)
@@ -88,7 +88,7 @@ def test_a_part_of_a_storage_waits_for_the_next_step(
     assert ("overlap.commit", 4) in held.said
 
 
-def test_what_else_changes_is_copied_at_once(tmp_path: Path, held: Held):
+def test_tensors_outside_the_optimizer_in_a_shared_storage_are_copied_at_once(tmp_path: Path, held: Held):
     """A tensor of the state that belongs to no optimizer, beside a parameter in its storage, or in the parameter."""
     training = Training(tmp_path, 0)
     with training.saves:
@@ -103,7 +103,7 @@ def test_what_else_changes_is_copied_at_once(tmp_path: Path, held: Held):
             training.step()
 
 
-def test_a_write_to_such_a_part_is_found(tmp_path: Path, held: Held):
+def test_a_write_to_a_shard_during_its_background_copy_is_detected(tmp_path: Path, held: Held):
     training = Training(tmp_path, 100)
     with training.saves:
         held.on["overlap.copy"] = lambda: training.memory.data[100 : 100 + SIZE].add_(1)  # without a new version
@@ -113,7 +113,7 @@ def test_a_write_to_such_a_part_is_found(tmp_path: Path, held: Held):
         assert "was written to while it was copied" in again.trouble and again.saved and not again.pending
 
 
-def test_such_memory_may_move(tmp_path: Path, held: Held):
+def test_a_storage_moved_during_the_background_copy_waits_for_it(tmp_path: Path, held: Held):
     """Which ends training with a signal if the copy does not go first."""
     training = Training(tmp_path, 100)
     with training.saves:
@@ -133,7 +133,7 @@ def second_of_two() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("second_of_two")
-def test_padded_shards_of_fsdp2_are_such_parts():
+def test_padded_shards_of_fsdp2_are_copied_in_the_background():
     model = torch.nn.Linear(400, 41)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.AdamW(model.parameters())

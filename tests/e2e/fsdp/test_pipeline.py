@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.fsdp.conftest import reference_runs
 from tests.faults.faults import kill
-from tests.faults.jobs import Job, assert_all_struck
+from tests.faults.jobs import Job, assert_all_injected
 
 PROGRAM = {"program": str(Path(__file__).with_name("pipeline.py")), "FASTCKPT_PRELOAD": "auto"}
 STEPS = 12
@@ -16,7 +16,7 @@ uninterrupted = reference_runs(**PROGRAM)
 
 
 def survived(job: Job, reference: Job) -> None:
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert job.ends() == reference.ends(), job.text()
     for rank in reference.ranks():
         assert job.losses(rank) == reference.losses(rank), job.text()
@@ -24,7 +24,7 @@ def survived(job: Job, reference: Job) -> None:
 
 
 def test_a_killed_pipeline_resumes_with_the_same_losses_and_weights(new_job, uninterrupted):
-    job = new_job().befalls(kill(3, at="snapshot.fill", step=5), kill(0, at="overlap.commit", step=9))
+    job = new_job().with_faults(kill(3, at="snapshot.fill", step=5), kill(0, at="overlap.commit", step=9))
     survived(job.run(ranks=4, **PROGRAM), uninterrupted(ranks=4))
     assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"], job.text()
 
@@ -34,7 +34,7 @@ def end_at(job: Job, step: int, ranks: int) -> None:
     job.start("--wait", "--stop-at", str(step), ranks=ranks, restarts=0, **PROGRAM)
     for rank in range(ranks):
         job.wait_for("due", step, rank)
-    job.strike("agent", *range(ranks))
+    job.kill_processes("agent", *range(ranks))
     assert job.wait() == -signal.SIGKILL
 
 
@@ -57,8 +57,8 @@ def test_a_pipeline_resumes_at_another_data_parallel_size_from_memory_and_storag
 @pytest.mark.parametrize(
     ("ranks", "script"), [(2, ("--plain",)), (4, ("--chunks", "2")), (2, ("--plain", "--chunks", "2"))]
 )
-def test_each_pipeline_in_each_phase(new_job, uninterrupted, ranks, script):
-    # the first save of each launch is planned, and not copied behind training
+def test_each_kind_of_pipeline_killed_in_each_phase_resumes_bit_for_bit(new_job, uninterrupted, ranks, script):
+    # the first save of each launch is planned, and not copied in the background
     phases = (
         ("snapshot.plan", 1),
         ("snapshot.commit", 1),
@@ -68,4 +68,4 @@ def test_each_pipeline_in_each_phase(new_job, uninterrupted, ranks, script):
     )
     kills = [kill(i % ranks, at=phase, step=step) for i, (phase, step) in enumerate(phases)]
     kills += [kill(1, at="resume.verify"), kill(0, at="resume.load")]
-    survived(new_job().befalls(*kills).run(*script, ranks=ranks, **PROGRAM), uninterrupted(*script, ranks=ranks))
+    survived(new_job().with_faults(*kills).run(*script, ranks=ranks, **PROGRAM), uninterrupted(*script, ranks=ranks))

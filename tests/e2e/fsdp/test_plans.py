@@ -1,4 +1,4 @@
-"""The ranks' plans, in threads with one store: whatever happens in whichever order, no checkpoint mixes two of them."""
+"""Plans of ranks, in threads with one store: in any order of events, no checkpoint mixes two of them."""
 
 import contextlib
 import pickle
@@ -114,7 +114,7 @@ def state(step: int, size: int, text: int) -> State:
     return tensors | {"text": "x" * text, "step": step, "note": "y" * (text // 3)}
 
 
-def test_each_save_follows_the_first_plan(tmp_path: Path) -> None:
+def test_saves_of_an_unchanged_structure_reuse_the_first_plan(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 3, lambda rank, step: state(step, 4, 0)).run(6)
     assert ranks.whole == [0, 1, 2, 3, 4, 5]
     ranks.check()
@@ -123,7 +123,7 @@ def test_each_save_follows_the_first_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_change_costs_one_save(tmp_path: Path, count: int) -> None:
+def test_a_change_of_the_structure_costs_one_save(tmp_path: Path, count: int) -> None:
     """In all ranks; in one of them, by a value that one rank writes; and in all, one after the other."""
 
     def state_of(rank: int, step: int) -> State:
@@ -137,7 +137,7 @@ def test_a_change_costs_one_save(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_changes_in_any_order_keep_nobody_waiting(tmp_path: Path, seed: int) -> None:
+def test_changes_of_structures_in_any_order_make_no_rank_wait(tmp_path: Path, seed: int) -> None:
     """Where training holds ranks together: a rank that waited for another that is training would do so for ever."""
     chance = random.Random(seed)
     changes = [sorted(chance.sample(range(20), 4)) for _ in range(3)]
@@ -154,7 +154,9 @@ def test_changes_in_any_order_keep_nobody_waiting(tmp_path: Path, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_ranks_that_nothing_holds_together(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_at_unlike_steps_mix_no_plans_and_wait_only_briefly(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are steps apart, change as they like, and do not wait long: saves are lost, and none is torn."""
     monkeypatch.setattr(shard_plans, "DEADLINE", 0.05)
     chance = random.Random(seed)
@@ -168,7 +170,9 @@ def test_ranks_that_nothing_holds_together(tmp_path: Path, seed: int, monkeypatc
     ranks.check()
 
 
-def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_never_sends_its_plan_is_waited_for_with_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shard_plans, "DEADLINE", 0.1)
     store = dist.HashStore()
     first, second = (
@@ -187,7 +191,7 @@ def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) -> None:
+def test_no_rank_saves_beyond_a_rank_that_has_closed(tmp_path: Path, changes: bool) -> None:
     """One more part would count as a checkpoint, without what the other had; a late rank ends the last one."""
     board = PlanMailbox(dist.HashStore())
     first, second = (
@@ -199,7 +203,7 @@ def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) ->
     thread.join()
     second.files(SaveId(1, 2), state(2, 4, 0))
     if changes:
-        with pytest.raises(Unplanned, match="ranks plan anew"):
+        with pytest.raises(Unplanned, match="ranks plan again"):
             first.files(SaveId(1, 3), state(3, 5, 0))
     second.close(SaveId(1, 2))
     second.close(None)
@@ -208,11 +212,11 @@ def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) ->
     for together in (False, True):
         with pytest.raises(Unplanned, match="has closed its checkpointer"):
             first.files(SaveId(1, 4), state(4, 4, 0), together=together)
-    with pytest.raises(Unplanned, match="has closed its checkpointer" if not changes else "ranks plan anew"):
+    with pytest.raises(Unplanned, match="has closed its checkpointer" if not changes else "ranks plan again"):
         first.files(SaveId(1, 2), state(2, 7, 0))
 
 
-def test_states_that_do_not_go_together(tmp_path: Path) -> None:
+def test_states_that_cannot_form_one_checkpoint_are_refused(tmp_path: Path) -> None:
     store = dist.HashStore()
     places = [RankInfo(rank, rank, 2, 2) for rank in (0, 1)]
     first, second = (ShardPlans(place, PlanMailbox(store), lambda *_: contextlib.nullcontext()) for place in places)
@@ -231,7 +235,7 @@ def test_states_that_do_not_go_together(tmp_path: Path) -> None:
     assert len(errors) == 2
 
 
-def test_a_message_may_be_larger_than_the_store_takes() -> None:
+def test_a_plan_larger_than_a_store_value_is_sent_in_parts() -> None:
     board = PlanMailbox(dist.HashStore())
     message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
     board.put("key", message)
@@ -242,7 +246,7 @@ def test_a_message_may_be_larger_than_the_store_takes() -> None:
 
 
 @pytest.mark.parametrize("code", [exec, torch.nn.Linear, torch.load])
-def test_a_message_runs_no_code(code: object) -> None:
+def test_a_plan_with_code_in_its_pickle_is_refused(code: object) -> None:
     board = PlanMailbox(dist.HashStore())
     board.put("key", [1, code])
     with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
@@ -261,7 +265,7 @@ class Counting:
         return getattr(self._store, name)
 
 
-def test_a_repeated_save_asks_the_store_once() -> None:
+def test_a_save_with_a_known_plan_asks_the_store_once() -> None:
     store = Counting()
     mine = ShardPlans(RankInfo(), PlanMailbox(store), lambda *_: contextlib.nullcontext())  # type: ignore[arg-type]
     mine.files(SaveId(1, 0), state(0, 4, 9))
@@ -284,7 +288,7 @@ class Between(dist.HashStore):
         return there
 
 
-def test_what_a_rank_said_before_it_closed_is_heard() -> None:
+def test_a_plan_sent_before_a_rank_closed_is_received() -> None:
     """Else the others skip the save that this one was refused, and wait for it in their next load."""
     store = Between()
     here = PlanMailbox(store)

@@ -27,7 +27,7 @@ def launched(program: Path, ranks: int, folder: Path) -> str:
     return done.stderr
 
 
-def test_what_would_come_back_as_another_ranks_is_refused_at_the_first_save(tmp_path: Path):
+def test_models_of_pipeline_stages_without_stage_are_refused_at_the_first_save(tmp_path: Path):
     stderr = launched(STAGES, 2, tmp_path)
     assert stderr.count("rank 1 has other weights than rank 0, whose are saved for all") == 1, stderr
     assert stderr.count("by the name of model.0.bias and 5 more, of which that of one rank") == 1, stderr
@@ -49,7 +49,7 @@ def test_what_would_come_back_as_another_ranks_is_refused_at_the_first_save(tmp_
             assert "pipeline stages" in said[f"{way}, plain, own names"]
 
 
-def test_fsdp1_in_several_groups_of_ranks_is_refused_without_stages_and_resumes_with_them(tmp_path: Path):
+def test_fsdp1_in_several_groups_is_refused_without_stages_and_resumes_with_them(tmp_path: Path):
     """Each group had a mixture of the models of all, or that of the first group."""
     launched(STAGES.with_name("groups.py"), 4, tmp_path)
     for rank in range(4):

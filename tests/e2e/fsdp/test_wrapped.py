@@ -36,7 +36,7 @@ def trained(seed: int) -> tuple[nn.Module, Wrapper]:
 
 
 @pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
-def test_one_is_saved_and_loaded(tmp_path: Path, kind: Any):
+def test_an_optimizer_in_an_uninitialized_wrapper_is_saved_and_loaded(tmp_path: Path, kind: Any):
     model, optimizer = trained(3)
     other, another = trained(1)
     with kind(tmp_path, overlap=optimizer) as checkpointer:
@@ -46,7 +46,7 @@ def test_one_is_saved_and_loaded(tmp_path: Path, kind: Any):
     assert all(torch.equal(loaded[n][name], saved[n][name]) for n in saved for name in saved[n]) and saved
 
 
-def test_one_around_none_or_several_is_refused(tmp_path: Path):
+def test_a_wrapper_around_no_or_several_optimizers_is_refused(tmp_path: Path):
     model, optimizer = trained(1)
     several = Wrapper(optimizer.optimizer0, torch.optim.SGD(model.parameters()))
     with FsdpShardCheckpointer(tmp_path / "a") as checkpointer:

@@ -28,7 +28,7 @@ from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageTy
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")
 
@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--way", default="fsdp2", help="fsdp2, fsdp1, hsdp, tp, 2d, full or full1")
     parser.add_argument("--widen-at", type=int, default=10**9, help="from here on there is one more tensor")
     parser.add_argument("--text", type=int, default=0, help="characters by which a value grows in each step")
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--die", action="store_true", help="with the agent, after the last step")
@@ -96,7 +96,7 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     # ranks that share a tensor's parts take the same batch, and drop the same of it
     torch.manual_seed(11 + (0 if args.way == "tp" else rank // 2 if args.way == "2d" else rank))
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     kind = FsdpFullCheckpointer if args.way in ("full", "full1") else FsdpShardCheckpointer
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 400 bytes

@@ -1,4 +1,4 @@
-"""What is saved, file by file, beside what transformers' own Trainer saves in the same run."""
+"""Saved files, one by one, beside those of transformers' own Trainer in the same run."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", ["plain", *[pytest.param(name, marks=pytest.mark.campaign) for name in [*CASES][1:]]])
-def test_files_are_those_of_trainer(tmp_path, case):
+def test_saved_files_equal_those_of_trainer(tmp_path, case):
     train(tmp_path / "theirs", *[each for each in CASES[case] if case != "own"], ours=False)
     train(tmp_path / "ours", *CASES[case])
     found = sorted(path.name for path in (tmp_path / "theirs").glob("checkpoint-*"))
@@ -101,7 +101,7 @@ def test_files_are_those_of_trainer(tmp_path, case):
         assert_same(tmp_path / "theirs" / name, tmp_path / "ours" / name)
 
 
-def test_stock_tools_read_it(tmp_path):
+def test_stock_tools_read_saved_files(tmp_path):
     trainer = train(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-6")
     assert equal(dict(loaded.state_dict()), {k: v.detach() for k, v in trainer.model.state_dict().items()})
@@ -153,7 +153,7 @@ def test_weights_are_laid_out_as_save_pretrained_does(tmp_path, size):
         ({}, {"verfy": "never"}, "has verfy; known are"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_a_remedy(tmp_path, given, options, said):
+def test_unsupported_training_arguments_are_refused_with_a_remedy(tmp_path, given, options, said):
     args = training_arguments(parse_arguments("--out", str(tmp_path), "--checkpoint-dir", str(tmp_path)))
     for name, value in given.items():
         setattr(args, name, HubStrategy(value) if name == "hub_strategy" else value)
@@ -167,7 +167,7 @@ def test_what_is_not_supported_is_refused_with_a_remedy(tmp_path, given, options
 
 
 @torch.no_grad()
-def test_what_is_remembered_of_a_layout_is_what_it_would_be_now():
+def test_a_remembered_weight_layout_equals_a_new_one():
     for name, model in models().items():
         weights = Weights()
 

@@ -1,4 +1,4 @@
-"""Real jobs of a Trainer under fastckpt-run: ranks die, the agent dies, and it is as if nothing had happened."""
+"""Real jobs of a Trainer under fastckpt-run: ranks and agents die, as if nothing had happened."""
 
 import shutil
 
@@ -7,20 +7,20 @@ import pytest
 from tests.e2e.huggingface.conftest import OPTIONS, run_stock
 from tests.e2e.huggingface.test_files import names
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
 
 
 def survived(job: Job, reference: Job) -> None:
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, reference)
 
 
-def test_ddp(new_job, uninterrupted):
+def test_a_trainer_job_with_ddp_resumes_after_kills_in_memory_and_storage(new_job, uninterrupted):
     """One rank in a save to memory, the other as a checkpoint gets its name on storage, and the agent."""
-    job = new_job().befalls(
+    job = new_job().with_faults(
         kill(0, at="snapshot.fill", step=6),
         kill(1, at="persist.rename", step=10),
         kill_agent(at="snapshot.fill", step=16),
@@ -44,16 +44,16 @@ WAYS = {
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way(new_job, uninterrupted, way):
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill(0, at="snapshot.fill", step=15))
+def test_each_kind_of_trainer_job_resumes_after_kills_in_each_phase(new_job, uninterrupted, way):
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6), kill(0, at="snapshot.fill", step=15))
     job.run(*WAYS[way], **OPTIONS)
     survived(job, uninterrupted(*WAYS[way][: 4 if way != "own" else 0]))
     assert {tier for _, tier in job.resumes()[1:]} == {"memory"}
-    assert any("pending" in line for line in job.log(0)) == (way == "overlap"), "behind training"
+    assert any("pending" in line for line in job.log(0)) == (way == "overlap"), "copied in the background"
 
 
 @pytest.mark.campaign
-def test_trainer_goes_on_from_ours_and_ours_from_its(new_job, uninterrupted):
+def test_stock_trainer_and_fastckpt_resume_from_each_other(new_job, uninterrupted):
     """In each direction the very losses, with True as with a path."""
     reference, ours = uninterrupted(), new_job("ours").run(**OPTIONS)
     for name, source, run, resume in (
@@ -76,19 +76,19 @@ BEST = [
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_the_best_is_kept_and_loaded(new_job, uninterrupted, limit):
+def test_a_trainer_job_keeps_and_loads_the_best_model_after_kills(new_job, uninterrupted, limit):
     script = [*BEST, f"save_total_limit={limit}"]
     reference = uninterrupted(*script)
-    job = new_job().befalls(kill(0, at="snapshot.fill", step=10), kill(1, at="snapshot.fill", step=19))
+    job = new_job().with_faults(kill(0, at="snapshot.fill", step=10), kill(1, at="snapshot.fill", step=19))
     survived(job.run(*script, **OPTIONS), reference)
     kept = {path.name for path in job.checkpoint_dir.glob("checkpoint-*")}
     assert kept == {path.name for path in reference.checkpoint_dir.glob("checkpoint-*")}
     assert job.log(0)[-1] == reference.log(0)[-1]
 
 
-def test_only_the_model_is_saved_to_storage_and_memory_has_all(new_job, uninterrupted):
+def test_save_only_model_keeps_the_optimizer_in_memory_and_warns_from_storage(new_job, uninterrupted):
     """A restart loses nothing; what goes on from storage alone is told that its optimizer is new."""
-    job = new_job().befalls(kill(0, at="snapshot.fill", step=12))
+    job = new_job().with_faults(kill(0, at="snapshot.fill", step=12))
     job.run("--set", "save_only_model=true", "save_total_limit=1", **OPTIONS)
     survived(job, uninterrupted())
     assert [step for step, _ in job.resumes()] == [0, 10]
@@ -99,7 +99,7 @@ def test_only_the_model_is_saved_to_storage_and_memory_has_all(new_job, uninterr
 
 
 @pytest.mark.campaign
-def test_another_number_of_ranks(new_job):
+def test_a_trainer_job_resumes_with_another_number_of_ranks(new_job):
     job = new_job()
     job.run("--steps", "6", **OPTIONS)
     job.run("--steps", "12", ranks=1, **OPTIONS)
@@ -108,10 +108,10 @@ def test_another_number_of_ranks(new_job):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_two_nodes(tmp_path, uninterrupted, way):
+def test_a_trainer_job_on_two_nodes_resumes_after_kills(tmp_path, uninterrupted, way):
     """Of DDP each node has all that its rank needs; of shards it takes those of the other from storage."""
     nodes = Nodes(tmp_path / "job")
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
     try:
         nodes.run("--way", way, "--eval", "6", **OPTIONS)
     finally:
@@ -126,8 +126,8 @@ def test_two_nodes(tmp_path, uninterrupted, way):
 
 
 @pytest.mark.campaign
-def test_the_newest_is_found_before_there_is_a_trainer(new_job, uninterrupted):
-    """What get_last_checkpoint names lies in memory alone after both ranks and the agent were killed."""
+def test_get_last_checkpoint_names_the_newest_before_a_trainer_exists(new_job, uninterrupted):
+    """The checkpoint of get_last_checkpoint is in memory alone after both ranks and the agent were killed."""
     job = new_job()
     job.start("--kill-after", "5", "--memory", "1", "--resume", "last", **OPTIONS).wait()
     assert not [*job.checkpoint_dir.glob("checkpoint-*")]

@@ -45,7 +45,7 @@ def log_of(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("limit", [1, pytest.param(2, marks=pytest.mark.campaign)])
-def test_the_best_that_was_saved_is_kept_though_a_better_one_was_not(tmp_path, limit):
+def test_the_best_saved_model_is_kept_though_an_unsaved_one_was_better(tmp_path, limit):
     """Step 6 is the best, and is evaluated only; of those that are saved step 4 is."""
     script = ["--steps", "12", "--disk", "4", "--eval", "2", "--best", "6", "--set", *BEST, f"save_total_limit={limit}"]
     theirs, ours = (
@@ -61,7 +61,7 @@ def test_the_best_that_was_saved_is_kept_though_a_better_one_was_not(tmp_path, l
     assert ours.state.best_model_checkpoint == str(tmp_path / "ours" / "checkpoint-4")
 
 
-def test_the_last_is_there_though_storage_is_slow(tmp_path, monkeypatch):
+def test_the_last_checkpoint_is_persisted_though_storage_is_slow(tmp_path, monkeypatch):
     """Those before it are being persisted, and no memory is free for it."""
     sync = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: (time.sleep(0.3), sync(descriptor)))
@@ -78,7 +78,7 @@ class Failing(TrainerCallback):
             raise ArithmeticError(f"at step {self.step}")
 
 
-def test_after_a_failure_it_or_another_goes_on(tmp_path):
+def test_after_a_failure_the_same_or_another_trainer_resumes(tmp_path):
     reference = trainer_of(tmp_path / "theirs", kind=Trainer)
     reference.train()
     failed = trainer_of(tmp_path / "ours")
@@ -94,7 +94,7 @@ def test_after_a_failure_it_or_another_goes_on(tmp_path):
     assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
 
 
-def test_train_loss_is_of_the_steps_since_the_resume(tmp_path):
+def test_train_loss_covers_the_steps_since_the_resume(tmp_path):
     """It resumes between two lines of the log."""
     losses = [loss["loss"] for loss in trained(tmp_path / "each", kind=Trainer).state.log_history if "loss" in loss]
     failed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3")
@@ -118,7 +118,7 @@ class Asking(TrainerCallback):
         self.found.append(self.trainer.get_last_checkpoint())
 
 
-def test_the_methods_of_flash_checkpoint_know_what_is_durable(tmp_path):
+def test_methods_of_flash_checkpoint_report_what_is_durable(tmp_path):
     trainer = trainer_of(tmp_path)
     trainer.add_callback(asking := Asking())
     asking.trainer = trainer
@@ -131,7 +131,7 @@ def test_the_methods_of_flash_checkpoint_know_what_is_durable(tmp_path):
 
 
 @pytest.mark.campaign
-def test_a_name_that_was_the_newest_is_no_more_than_a_name_later(tmp_path):
+def test_the_name_of_an_older_checkpoint_loads_that_checkpoint(tmp_path):
     trainer_of(tmp_path, "--steps", "3").train()
     name = get_last_checkpoint(tmp_path)
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_name_that_was_the_newest_is_no_more_than_a_name_later(tmp_path):
 
 
 @pytest.mark.campaign
-def test_each_training_saves_an_epoch_when_it_was_evaluated(tmp_path):
+def test_each_call_of_train_saves_an_epoch_after_its_evaluation(tmp_path):
     script = ["--steps", "-1", "--set", 'save_strategy="no"', 'eval_strategy="epoch"', "num_train_epochs=1"]
     trainer = trainer_of(tmp_path, *script)
     for _ in range(2):
@@ -158,7 +158,7 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.campaign
-def test_an_epoch_of_unknown_length(tmp_path):
+def test_the_last_step_of_an_epoch_of_unknown_length_is_saved(tmp_path):
     """Memory has its last step when it turns out to be the last, and is evaluated."""
     for name, kind in (("theirs", Trainer), ("ours", FastCheckpointTrainer)):
         trainer = trainer_of(
@@ -172,7 +172,7 @@ def test_an_epoch_of_unknown_length(tmp_path):
 
 
 @pytest.mark.campaign
-def test_methods_of_a_single_trainer_or_model_are_called(tmp_path):
+def test_overridden_methods_of_a_trainer_or_model_are_called(tmp_path):
     def save(self: Any, output_dir: Any = None, state_dict: Any = None) -> None:
         Trainer._save(self, output_dir, state_dict)
         Path(output_dir, "own.txt").write_text("own")
@@ -192,7 +192,7 @@ def test_methods_of_a_single_trainer_or_model_are_called(tmp_path):
 
 
 @pytest.mark.campaign
-def test_damage_of_the_newest_and_names_written_otherwise(tmp_path, monkeypatch):
+def test_a_damaged_newest_checkpoint_is_found_under_any_spelling_of_its_name(tmp_path, monkeypatch):
     reference = trainer_of(tmp_path / "theirs", "--steps", "9", kind=Trainer)
     reference.train()
     trainer_of(tmp_path / "ours").train()
@@ -224,7 +224,7 @@ class Losing(TrainerCallback):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("what", ["files", "name"])
-def test_the_best_is_loaded_if_it_is_there_in_the_end(tmp_path, what):
+def test_the_best_model_is_loaded_at_the_end_only_if_it_is_still_there(tmp_path, what):
     best = [*BEST, 'save_strategy="best"', "save_total_limit=1"]
     trainer = trainer_of(tmp_path, "--steps", "12", "--eval", "2", "--best", "4", "--set", *best)
     trainer.save_memory_steps = 0
@@ -238,7 +238,7 @@ def test_the_best_is_loaded_if_it_is_there_in_the_end(tmp_path, what):
 
 
 @pytest.mark.campaign
-def test_early_stopping_goes_on_counting(tmp_path):
+def test_early_stopping_continues_its_count_after_a_resume(tmp_path):
     script = ["--steps", "20", "--disk", "4", "--eval", "2", "--best", "4", "--patience", "4"]
     script += ["--set", *BEST, "restore_callback_states_from_checkpoint=true"]
     reference = trainer_of(tmp_path / "theirs", *script, kind=Trainer)

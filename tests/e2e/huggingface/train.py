@@ -1,4 +1,4 @@
-"""The training of stock.py by our Trainer, in which faults may strike."""
+"""The training of stock.py by our Trainer, in which faults may be injected."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from fastckpt._core.snapshot import mutation_check
 from fastckpt.huggingface import FastCheckpointMixin, FastCheckpointTrainer, get_last_checkpoint
 from tests.e2e.huggingface.stock import parse_arguments, run
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 
 class OwnTrainer(FastCheckpointMixin, Trainer):
@@ -33,7 +33,7 @@ def main() -> None:
     args = parse_arguments()
 
     def before(rank: int) -> None:
-        strike_as_told(rank, args.out)
+        inject_requested_faults(rank, args.out)
         if args.overlap:
             mutation_check.WORTH = 1  # the largest storage has some KB
         if args.resume == "last":

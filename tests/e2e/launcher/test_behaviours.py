@@ -1,4 +1,4 @@
-"""What torch's own tests ask of torchrun, asked of our launcher in this process."""
+"""Behaviour that torch's own tests require of torchrun, required of our launcher in this process."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def rendezvous() -> list[str]:
 
 
 @pytest.mark.usefixtures("started")
-def test_python_script(here: Path) -> None:
+def test_a_python_script_runs_with_its_arguments(here: Path) -> None:
     run(["--nnodes=1", "--nproc-per-node=4", "--rdzv-id=7", "--monitor-interval=1", TOUCH, "--lr=1", "--fast-x"])
     assert ranks(here) == {0, 1, 2, 3}
     environment = told(here, 3)["environment"]
@@ -44,7 +44,7 @@ def test_python_script(here: Path) -> None:
     assert told(here)["arguments"] == ["--lr=1", "--fast-x"]
 
 
-def test_workers_know_the_agent_and_the_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_the_environment_of_the_agent_and_the_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTCKPT_FILL_THREADS", "3")
     run(["--fast-slots=2", TOUCH])
     environment = told(here)["environment"]
@@ -53,7 +53,7 @@ def test_workers_know_the_agent_and_the_settings(here: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("started")
-def test_master_address_and_port(here: Path) -> None:
+def test_master_address_and_port_of_options_reach_workers(here: Path) -> None:
     port = str(free_port())
     run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
     assert ranks(here) == {0, 1}
@@ -61,7 +61,7 @@ def test_master_address_and_port(here: Path) -> None:
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("localhost", port)
 
 
-def test_shell_script_and_default_nproc(here: Path) -> None:
+def test_a_shell_script_runs_with_one_worker_by_default(here: Path) -> None:
     with pytest.raises(ValueError, match="--no-python"):
         run(["--no-python", "--module", SHELL])
     run(["--no-python", SHELL])
@@ -69,19 +69,19 @@ def test_shell_script_and_default_nproc(here: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["-u"]])
-def test_this_python_as_a_command(here: Path, options: list[str]) -> None:
+def test_this_python_runs_as_a_command_with_no_python(here: Path, options: list[str]) -> None:
     run(["--no-python", sys.executable, *options, TOUCH])
     assert ranks(here) == {0}
 
 
 @pytest.mark.usefixtures("started")
-def test_module(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_runs_with_its_arguments(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(TOUCH).parent))
     run(["-m", "touch", "x"])
     assert told(here)["arguments"] == ["x"]
 
 
-def test_environment_variables(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_may_be_given_by_environment_variables(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NNODES": 1, "NPROC_PER_NODE": 4, "RDZV_ID": 7, "MONITOR_INTERVAL": 1, "NO_PYTHON": 1}.items():
         monkeypatch.setenv(f"PET_{name}", str(value))
     monkeypatch.setenv("PET_MODULE", "1")
@@ -92,25 +92,25 @@ def test_environment_variables(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert ranks(here) == {0, 1, 2, 3}
 
 
-def test_nproc_number(here: Path) -> None:
+def test_nproc_per_node_accepts_a_number(here: Path) -> None:
     run(["--nproc-per-node=3", "--no-python", SHELL])
     assert ranks(here) == {0, 1, 2}
 
 
-def test_nproc_auto_is_the_cpus_without_an_accelerator(here: Path) -> None:
+def test_nproc_auto_without_an_accelerator_is_the_number_of_cpus(here: Path) -> None:
     with patch("torch.accelerator.is_available", return_value=False):
         run(["--nproc-per-node=auto", "--no-python", SHELL])
         assert len(ranks(here)) == determine_local_world_size("auto") >= 1
 
 
-def test_nproc_unknown(here: Path) -> None:
+def test_an_unknown_nproc_per_node_is_refused(here: Path) -> None:
     with pytest.raises(ValueError, match="Unsupported nproc_per_node value: several"):
         run(["--nproc-per-node=several", "--no-python", SHELL])
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 @pytest.mark.parametrize("asked", ["auto", "named"])
-def test_nproc_of_an_accelerator(here: Path, kind: str, asked: str) -> None:
+def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str, asked: str) -> None:
     name = {"cuda": "gpu", "xpu": "xpu"}[kind]
     with (
         patch(f"torch.{kind}.is_available", return_value=True),
@@ -125,20 +125,20 @@ def test_nproc_of_an_accelerator(here: Path, kind: str, asked: str) -> None:
 
 
 @pytest.mark.usefixtures("started")
-def test_elastic(here: Path) -> None:
+def test_an_elastic_range_of_nodes_starts_with_the_minimum(here: Path) -> None:
     run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
     assert ranks(here) == {0, 1}
 
 
 @pytest.mark.usefixtures("started")
-def test_a_worker_that_raises(here: Path) -> None:
+def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     with patch("torch.distributed.elastic.events.record") as record, pytest.raises(ChildFailedError) as error:
         run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--max-restarts=0", TOUCH, "--fail"])
     record.assert_called_once()
     assert error.value.get_first_failure()[1].exitcode == 1
 
 
-def test_an_agent_that_raises(here: Path) -> None:
+def test_an_agent_that_raises_records_a_failure(here: Path) -> None:
     class AgentError(Exception):
         pass
 
@@ -152,20 +152,20 @@ def test_an_agent_that_raises(here: Path) -> None:
     record.assert_called_once()
 
 
-def test_standalone(here: Path) -> None:
+def test_a_standalone_job_runs(here: Path) -> None:
     run(["--standalone", "--nproc-per-node=4", "--rdzv-id=ignored", TOUCH])
     assert ranks(here) == {0, 1, 2, 3}
     assert told(here)["environment"]["TORCHELASTIC_RUN_ID"] != "ignored"
 
 
-def test_run_path(jobs: Jobs, tmp_path: Path) -> None:
+def test_run_path_runs_a_script_with_its_arguments(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
     assert job.returncode == 0, job.stderr
     assert ranks(tmp_path) == {0, 1}
     assert told(tmp_path)["arguments"] == ["x"]
 
 
-def test_several_agents(here: Path, jobs: Jobs) -> None:
+def test_several_agents_form_one_job(here: Path, jobs: Jobs) -> None:
     argv = ["--nnodes=2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH]
     other = jobs.start(*argv)
     run(argv)
@@ -173,7 +173,7 @@ def test_several_agents(here: Path, jobs: Jobs) -> None:
     assert ranks(here) == {0, 1, 2, 3}
 
 
-def test_nnodes_that_make_no_range(here: Path) -> None:
+def test_an_invalid_range_of_nnodes_is_refused(here: Path) -> None:
     with pytest.raises(RuntimeError, match="1:2:3"):
         run(["--nnodes=1:2:3", TOUCH])
 
@@ -190,14 +190,14 @@ def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
     handler.shutdown.assert_called_once()
 
 
-def test_torchs_names_are_its_own_again(here: Path) -> None:
+def test_patched_names_of_torch_are_restored_after_a_run(here: Path) -> None:
     before = launcher_api.LocalElasticAgent
     with pytest.raises(ChildFailedError):
         run([TOUCH, "--fail"])
     assert launcher_api.LocalElasticAgent is before
 
 
-def test_torch_knows_that_it_was_launched(jobs: Jobs, tmp_path: Path) -> None:
+def test_torch_reports_that_a_worker_was_launched_by_torchelastic(jobs: Jobs, tmp_path: Path) -> None:
     told = tmp_path / "told"
     assert jobs.run("--run-path", "--start-method=fork", program("launched.py"), str(told)).returncode == 0
     assert told.read_text() == "True"
@@ -205,7 +205,7 @@ def test_torch_knows_that_it_was_launched(jobs: Jobs, tmp_path: Path) -> None:
     assert told.read_text() == "False"
 
 
-def test_logs_specs_by_entry_point(here: Path) -> None:
+def test_logs_specs_are_found_by_entry_point(here: Path) -> None:
     entry, points = MagicMock(), MagicMock()
     entry.load.return_value = DefaultLogsSpecs
     points.select.return_value.select.return_value = entry
@@ -216,13 +216,13 @@ def test_logs_specs_by_entry_point(here: Path) -> None:
     assert ranks(here) == {0}
 
 
-def test_logs_specs_must_exist(here: Path) -> None:
+def test_unknown_logs_specs_are_refused(here: Path) -> None:
     with pytest.raises(ValueError, match="NONESUCH"):
         run(["--logs_specs=NONESUCH", TOUCH])
 
 
 @pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])
-def test_init_method(jobs: Jobs, method: str) -> None:
+def test_each_init_method_finds_the_other_workers(jobs: Jobs, method: str) -> None:
     port = free_port()
     static = ["--run-path", "--start-method=fork", "--master-addr=localhost", f"--master-port={port}"]
     job = jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
@@ -230,7 +230,9 @@ def test_init_method(jobs: Jobs, method: str) -> None:
 
 
 @pytest.mark.usefixtures("started")
-def test_captured_logs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_redirected_logs_are_captured_per_rank(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
     logs = here / "logs"
     run(["--nproc-per-node=2", "--redirect=3", "--tee=3", f"--log-dir={logs}", "--no-python", SHELL])
@@ -243,14 +245,14 @@ def test_captured_logs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.usefixtures("started")
-def test_virtual_local_rank(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_local_rank_gives_each_worker_rank_zero(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     run(["--nproc-per-node=2", "--virtual-local-rank", TOUCH])
     environment = told(here, 1)["environment"]
     assert (environment["LOCAL_RANK"], environment["CUDA_VISIBLE_DEVICES"]) == ("0", "7")
 
 
-def test_both_commands_are_there(here: Path) -> None:
+def test_both_commands_are_installed(here: Path) -> None:
     script = Path(sys.executable).with_name("fastckpt-run")
     for command in ([script], [sys.executable, "-m", "fastckpt_run"]):
         shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))

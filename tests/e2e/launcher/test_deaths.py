@@ -1,4 +1,4 @@
-"""Deaths are noticed when they happen, and nothing of a job outlives what it belongs to."""
+"""Deaths are noticed when they happen, and no process outlives the job it belongs to."""
 
 import json
 import os
@@ -43,7 +43,9 @@ def wait_all_dead(folder: Path) -> None:
     [["--fast-no-preload"], ["--fast-preload=math"], ["--run-path", "--start-method=fork"]],
     ids=["exec", "fork", "run-path"],
 )
-def test_a_killed_worker_takes_all_along(jobs: Jobs, tmp_path: Path, how: list[str], path: list[str]) -> None:
+def test_a_killed_worker_ends_all_other_workers_and_their_children(
+    jobs: Jobs, tmp_path: Path, how: list[str], path: list[str]
+) -> None:
     """Neither deaf workers, nor children of the dead or of the others, live to see the restart."""
     told = tmp_path / "events"
     two = ["--nproc-per-node=2", "--max-restarts=1", f"--shutdown-timeout={GRACE}", "--monitor-interval=5"]
@@ -72,7 +74,7 @@ def test_a_killed_worker_takes_all_along(jobs: Jobs, tmp_path: Path, how: list[s
     assert (died["rank"], died["local_rank"], died["exitcode"]) == (1, 1, -9)
 
 
-def test_a_worker_that_ends_well_is_no_failure(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_worker_that_exits_with_zero_is_no_failure(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.run("--nproc-per-node=2", "--max-restarts=1", f"--fast-events={tmp_path / 'e'}", program("touch.py"))
     assert job.returncode == 0
     names = [event["event"] for event in events(tmp_path / "e")]
@@ -89,7 +91,7 @@ def test_a_worker_that_ends_well_is_no_failure(jobs: Jobs, tmp_path: Path) -> No
     ],
     ids=["exec", "fork", "spawn", "forkserver"],
 )
-def test_workers_die_with_their_agent(jobs: Jobs, tmp_path: Path, path: list[str]) -> None:
+def test_workers_of_a_killed_agent_die(jobs: Jobs, tmp_path: Path, path: list[str]) -> None:
     job = jobs.start(*path, "--nproc-per-node=2", FAMILY)
     until(lambda: ready(tmp_path, 2) or job.poll() is not None, "readiness")
     workers = [int((tmp_path / f"ready.{rank}").read_text()) for rank in (0, 1)]
@@ -101,7 +103,7 @@ def test_workers_die_with_their_agent(jobs: Jobs, tmp_path: Path, path: list[str
 
 
 @pytest.mark.usefixtures("started")
-def test_sigterm_lets_workers_clean_up(jobs: Jobs, tmp_path: Path) -> None:
+def test_sigterm_to_the_agent_lets_workers_clean_up(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.start("--nproc-per-node=2", program("end.py"), "wait")
     until(lambda: ready(tmp_path, 2), "readiness")
     job.terminate()
@@ -112,7 +114,7 @@ def test_sigterm_lets_workers_clean_up(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("started")
-def test_sigterm_kills_what_workers_leave(jobs: Jobs, tmp_path: Path) -> None:
+def test_sigterm_to_the_agent_kills_children_that_workers_leave(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.start("--shutdown-timeout=1", FAMILY)
     until(lambda: ready(tmp_path, 1), "readiness")
     job.terminate()
@@ -142,7 +144,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_heart_that_beats_at_the_end_aborts_nothing(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_rendezvous_heartbeat_at_the_end_aborts_nothing(jobs: Jobs, tmp_path: Path) -> None:
     """torch does not stop it after a signal."""
     job = jobs.start("--nproc-per-node=1", program("end.py"), "wait", launcher=[sys.executable, "-c", BEATING])
     until(lambda: ready(tmp_path, 1), "readiness")
@@ -196,7 +198,7 @@ def noted(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", [[], ["broken"]])
-def test_the_saver_pins_when_all_are_reaped(jobs: Jobs, tmp_path: Path, broken: list[str]) -> None:
+def test_the_saver_pins_memory_once_all_workers_are_reaped(jobs: Jobs, tmp_path: Path, broken: list[str]) -> None:
     """And its trouble does not keep the workers from their restart."""
     job = drive(jobs, "--nproc-per-node=2", "--max-restarts=1", program("end.py"), "three", *broken)
     job.communicate(timeout=120)
@@ -220,7 +222,7 @@ def test_a_third_signal_gives_up_the_last_flush(jobs: Jobs, tmp_path: Path, coun
     assert noted(tmp_path) == ["start", "flush", *ends], "flushed while the workers end, and to the end"
 
 
-def test_a_group_beyond_repair_is_a_failure(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unhealthy_group_without_restarts_left_is_a_failure(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would return UNHEALTHY with no restarts left, and end the job with exit code 0."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     spec = WorkerSpec("default", 1, rdzv_handler=None, entrypoint="sleep", monitor_interval=0.1)
@@ -249,7 +251,7 @@ def test_a_group_beyond_repair_is_a_failure(here: Path, monkeypatch: pytest.Monk
     assert child.returncode == -9
 
 
-def test_a_death_is_seen_but_not_reaped() -> None:
+def test_the_death_watch_reaps_no_worker() -> None:
     child = subprocess.Popen(["sh", "-c", "exit 7"])
     watch = DeathWatch({3: child.pid})
     (death,) = watch.wait(60)
@@ -282,7 +284,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_worker_whose_agent_dies_while_it_starts_dies_too(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_worker_whose_agent_dies_while_it_starts_dies(jobs: Jobs, tmp_path: Path) -> None:
     """Between the fork and the binding: the kernel cannot tell it of a death that was before.
 
     It is started from the agent's main thread: the kernel would also kill it with a thread that ended before.
@@ -305,7 +307,7 @@ def test_a_worker_whose_agent_died_before_it_could_be_bound_dies() -> None:
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
 
-def test_exit_codes_in_words() -> None:
+def test_exit_codes_are_described_in_words() -> None:
     assert [describe(code) for code in (0, 3, -9, -99, None)] == [
         "exit code 0",
         "exit code 3",

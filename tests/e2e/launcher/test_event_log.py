@@ -1,4 +1,4 @@
-"""The file of events beside the checkpoints: nobody waits for it, whatever its storage does."""
+"""The event log beside the checkpoints: no process waits for it, whatever its storage does."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_lines_from_before_and_since_are_written_in_order(directory: Path) -> None:
+def test_events_from_before_and_after_the_log_opens_are_written_in_order(directory: Path) -> None:
     log = EventLog(directory, [line(0), line(1)])
     for number in range(2, 500):
         log.append(line(number))
@@ -54,7 +54,7 @@ def test_lines_from_before_and_since_are_written_in_order(directory: Path) -> No
     assert [stat.S_IMODE(found.stat().st_mode) for found in (path, path.parent)] == [0o666 & ~UMASK, 0o777 & ~UMASK]
 
 
-def test_what_was_told_is_there_at_once(directory: Path) -> None:
+def test_an_event_is_in_the_log_at_once(directory: Path) -> None:
     """Whoever kills the agent has what it told a moment before."""
     log = EventLog(directory, [])
     for number in range(3):
@@ -63,7 +63,9 @@ def test_what_was_told_is_there_at_once(directory: Path) -> None:
     assert log.close(30)
 
 
-def test_launches_have_a_file_each_and_the_oldest_make_room(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_launch_has_a_log_and_the_oldest_logs_are_deleted(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_file, "KEPT", 3)
     (directory / FOLDER).mkdir()
     (directory / FOLDER / "notes.txt").write_text("a user's own")
@@ -76,7 +78,7 @@ def test_launches_have_a_file_each_and_the_oldest_make_room(directory: Path, mon
     assert (directory / FOLDER / "notes.txt").exists()
 
 
-def test_a_directory_that_was_removed_is_not_made_again(directory: Path) -> None:
+def test_the_event_log_does_not_recreate_a_removed_directory(directory: Path) -> None:
     (directory / ".fastckpt").rmdir()
     directory.rmdir()
     assert not EventLog(directory, [line(0)]).close(30)
@@ -103,7 +105,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_a_disk_that_is_full_loses_the_oldest_and_says_how_many(small: Path) -> None:
+def test_on_a_full_disk_the_oldest_events_are_dropped_and_counted(small: Path) -> None:
     (small / "ballast").write_bytes(bytes(1 << 15))
     log = EventLog(small, [])
     lost = metrics.counts["events_lost"]
@@ -122,7 +124,7 @@ def test_a_disk_that_is_full_loses_the_oldest_and_says_how_many(small: Path) -> 
     assert there[-1] == 200 and len(there) + gap == 201 and metrics.counts["events_lost"] - lost == gap
 
 
-def test_a_disk_that_is_read_only_for_a_while(small: Path) -> None:
+def test_events_of_a_read_only_period_are_written_later(small: Path) -> None:
     """The log holds no file open, so that nothing keeps the disk from being remounted."""
     log = EventLog(small, [line(0)])
     until(lambda: any(small.glob(f"{FOLDER}/*")), "the file")
@@ -136,7 +138,7 @@ def test_a_disk_that_is_read_only_for_a_while(small: Path) -> None:
     assert steps(path) == [0, 1]
 
 
-def test_a_disk_that_hangs_keeps_nobody(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_log_on_a_hanging_disk_delays_nobody(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An open that does not return: there is nobody at the other end of a pipe."""
     pipe = directory / ".fastckpt/pipe"
     os.mkfifo(pipe)
@@ -169,7 +171,7 @@ def device(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_a_file_system_that_stands_still(device: Path) -> None:
+def test_an_event_log_on_a_frozen_file_system_delays_nobody(device: Path) -> None:
     """As the kernel lets it: what writes to it sleeps, and hears no signal."""
     log = EventLog(device, [line(0)])
     until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
@@ -183,7 +185,7 @@ def test_a_file_system_that_stands_still(device: Path) -> None:
     assert steps(path) == list(range(1000))
 
 
-def test_it_writes_through_no_link(directory: Path, tmp_path: Path) -> None:
+def test_the_event_log_follows_no_symbolic_link(directory: Path, tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("as it was")
     log = EventLog(directory, [])
@@ -195,7 +197,7 @@ def test_it_writes_through_no_link(directory: Path, tmp_path: Path) -> None:
     assert target.read_text() == "as it was"
 
 
-def test_lines_are_whole_however_little_is_written_at_a_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_the_event_log_are_whole_after_short_writes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
     assert EventLog(directory, [line(number) for number in range(20)]).close(30)
@@ -215,14 +217,14 @@ def test_lines_are_whole_however_little_is_written_at_a_time(directory: Path, mo
         (["--run-path", "/data/train.py", "secret"], "train.py"),
     ],
 )
-def test_what_the_job_is_called_is_no_argument(arguments: list[str], name: str, tmp_path: Path) -> None:
+def test_the_name_of_a_job_contains_no_argument_of_its_script(arguments: list[str], name: str, tmp_path: Path) -> None:
     arguments = ["--log-dir", str(tmp_path), *arguments]
     _, program, rest = config_from_args(get_args_parser().parse_args(arguments))
     program = run_script_path if callable(program) else program  # as the agent replaces torch's
     assert _name_of(WorkerSpec("", 1, None, entrypoint=program, args=tuple(rest))) == name
 
 
-def test_what_time_is_accounted_for_by_is_recorded_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_account_for_time_are_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of restarts of many workers come to more than what is kept of any other event."""
     monkeypatch.setattr(recorder, "MOST", 3)
     told = EventRecorder(cast("Saver", None), keep=False)

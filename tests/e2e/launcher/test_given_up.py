@@ -19,7 +19,7 @@ DdpCheckpointer(sys.argv[1]).save_checkpoint(1, {"w": torch.ones(3)})
 """
 
 
-def test_the_flush_timeout_ends_the_process(tmp_path: Path) -> None:
+def test_the_flush_timeout_ends_a_launcher_whose_flush_hangs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     command = ["--standalone", "--nproc-per-node=1", f"--log-dir={tmp_path / 'logs'}", str(script)]

@@ -1,4 +1,4 @@
-"""Workers that another's failure takes along: killed at once, or asked to end and given time for it."""
+"""Workers stopped for the failure of another: killed at once, or asked to end within the stop grace."""
 
 import os
 import signal
@@ -24,7 +24,9 @@ from tests.e2e.launcher.conftest import Jobs, program, until
     ],
     ids=["at once", "exec", "fork", "run-path"],
 )
-def test_workers_have_the_time_that_is_theirs(jobs: Jobs, tmp_path: Path, path: list[str], cleaned: list[int]) -> None:
+def test_workers_stopped_for_another_failure_get_sigterm_and_the_stop_grace(
+    jobs: Jobs, tmp_path: Path, path: list[str], cleaned: list[int]
+) -> None:
     """Stopped ones, too, are asked; who is deaf is killed when it is over, and nobody lives to see the restart."""
     job = jobs.start(*path, "--nproc-per-node=4", "--max-restarts=1", program("graceful.py"))
     until(lambda: len(list(tmp_path.glob("ready.*"))) == 5 or job.poll() is not None, "readiness")
@@ -37,7 +39,7 @@ def test_workers_have_the_time_that_is_theirs(jobs: Jobs, tmp_path: Path, path: 
     assert errors.count("did not end processes [") == bool(cleaned), errors
 
 
-def test_a_signal_to_the_agent_ends_the_wait(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_signal_to_the_agent_ends_the_stop_grace(jobs: Jobs, tmp_path: Path) -> None:
     """As it does while torch waits for workers."""
     job = jobs.start(
         "--fast-no-preload", "--fast-stop-grace=600", "--nproc-per-node=4", "--max-restarts=1", "--shutdown-timeout=1",
@@ -52,7 +54,7 @@ def test_a_signal_to_the_agent_ends_the_wait(jobs: Jobs, tmp_path: Path) -> None
     assert job.returncode == 1 and errors.endswith("fastckpt-run: stopped by SIGTERM\n"), errors
 
 
-def test_who_leads_no_group_is_asked_itself() -> None:
+def test_a_worker_without_a_process_group_gets_sigterm_itself() -> None:
     """Such as a function before it has come to its own session; nobody is reaped."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     begin = time.monotonic()

@@ -78,7 +78,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     node.end()
 
 
-def test_who_is_silent_is_killed_and_the_others_are_not(node: Node):
+def test_a_silent_rank_is_killed_and_the_others_are_not(node: Node):
     node.train()
     assert not node.hangs()
     os.kill(node.workers[1].pid, signal.SIGSTOP)
@@ -88,7 +88,7 @@ def test_who_is_silent_is_killed_and_the_others_are_not(node: Node):
     assert node.watch.killed == {node.workers[1].pid}
 
 
-def test_those_that_go_on_all_the_time_keep_nobody_from_looking(node: Node):
+def test_ranks_that_keep_stepping_do_not_hide_a_silent_one(node: Node):
     node.train()
     for _ in range(99):
         node.lines[1].step()  # the one that hangs has done more steps
@@ -108,18 +108,18 @@ def test_those_that_go_on_all_the_time_keep_nobody_from_looking(node: Node):
     assert node.watch.killed == {node.workers[1].pid}
 
 
-def test_nobody_is_watched_who_never_made_a_checkpointer(node: Node):
+def test_a_rank_without_a_checkpointer_is_not_watched(node: Node):
     assert not node.hangs_within(TIMEOUT + LONGER)
 
 
 @pytest.mark.parametrize("node", ["off"], indirect=True)
-def test_off_means_off(node: Node):
+def test_the_hang_watch_set_to_off_kills_nobody(node: Node):
     node.train()
     assert not node.hangs_within(TIMEOUT + LONGER)
     assert node.watch.interval == float("inf")
 
 
-def test_who_has_taken_leave_or_exited_is_not_silent(node: Node):
+def test_a_rank_that_has_deregistered_or_exited_does_not_count_as_hung(node: Node):
     node.train()
     node.lines[1].leave()
     node.workers[0].kill()
@@ -127,7 +127,7 @@ def test_who_has_taken_leave_or_exited_is_not_silent(node: Node):
     assert not node.hangs_within(TIMEOUT + LONGER)
 
 
-def test_a_second_checkpointer_speaks_for_a_worker_that_has_closed_the_first(node: Node):
+def test_a_second_checkpointer_reports_for_a_worker_that_closed_the_first(node: Node):
     node.train()
     second = node.other.line(1)
     second.begin(0, node.workers[1].pid, 0)
@@ -137,7 +137,7 @@ def test_a_second_checkpointer_speaks_for_a_worker_that_has_closed_the_first(nod
     assert node.workers[1].wait(10) == -signal.SIGKILL
 
 
-def test_a_watch_that_was_not_run_itself_begins_anew(node: Node):
+def test_a_hang_watch_that_was_suspended_itself_starts_counting_again(node: Node):
     node.train()
     assert not node.hangs()
     time.sleep(TIMEOUT + 1.2)  # longer than it may be silent, and than the watch expects to sleep
@@ -146,7 +146,7 @@ def test_a_watch_that_was_not_run_itself_begins_anew(node: Node):
     assert node.hangs_within(60), "but if they stay silent while it runs"
 
 
-def test_what_workers_before_them_said_is_not_theirs(node: Node):
+def test_reports_of_former_workers_do_not_count_for_new_ones(node: Node):
     node.train()
     assert not node.hangs()
     time.sleep(TIMEOUT)
@@ -158,7 +158,7 @@ def test_what_workers_before_them_said_is_not_theirs(node: Node):
     assert not node.hangs_within(TIMEOUT + LONGER), "and so may one for which the other waits"
 
 
-def test_a_worker_that_somebody_debugs_is_left_alone(node: Node):
+def test_a_worker_under_a_debugger_is_not_killed(node: Node):
     program = """
 import ctypes, os, signal, time
 ctypes.CDLL(None).ptrace(0, 0, 0, 0)
@@ -181,7 +181,7 @@ time.sleep(600)
         traced.wait()
 
 
-def test_a_worker_at_a_prompt_of_pdb_is_left_alone(node: Node):
+def test_a_worker_at_a_prompt_of_pdb_is_not_killed(node: Node):
     program = (
         "import pdb; from fastckpt._core.memory.stacks import offer; print(offer(), flush=True); pdb.set_trace()\n1"
     )
@@ -203,7 +203,7 @@ def test_a_worker_at_a_prompt_of_pdb_is_left_alone(node: Node):
 
 
 @pytest.mark.parametrize("node", ["1.5"], indirect=True)
-def test_who_has_waited_for_another_may_take_its_next_step(node: Node):
+def test_a_rank_that_waited_for_another_has_time_for_its_next_step(node: Node):
     """Its silence is as long as the evaluation of the other, which it has waited for."""
     node.train()
     assert not node.hangs()
@@ -215,7 +215,7 @@ def test_who_has_waited_for_another_may_take_its_next_step(node: Node):
 
 
 @pytest.mark.parametrize("node", ["0.1"], indirect=True)
-def test_who_had_closed_its_checkpointer_may_do_without_when_it_is_started_again(node: Node):
+def test_a_restarted_rank_that_had_closed_its_checkpointer_needs_none(node: Node):
     node.train()
     assert not node.hangs()
     node.lines[0].leave()
@@ -227,7 +227,7 @@ def test_who_had_closed_its_checkpointer_may_do_without_when_it_is_started_again
     assert node.hangs_within(60)
 
 
-def test_a_script_goes_on_when_the_process_that_it_started_to_train_has_ended(node: Node):
+def test_a_script_continues_after_the_child_that_trained_has_ended(node: Node):
     node.train()
     training = subprocess.Popen(["sleep", "600"])
     node.lines[0].begin(0, training.pid, 0)
@@ -238,7 +238,7 @@ def test_a_script_goes_on_when_the_process_that_it_started_to_train_has_ended(no
     assert not node.hangs_within(TIMEOUT + LONGER)
 
 
-def test_time_in_phases_is_no_steps_and_starts_are_remembered():
+def test_time_in_phases_is_no_step_time_and_start_times_are_remembered():
     pace = StepTimes()
     pace.begin(100.0)
     at = int(1e9)
@@ -253,7 +253,7 @@ def test_time_in_phases_is_no_steps_and_starts_are_remembered():
     assert pace.start == 200, "it has its checkpointer, and has yet to do a step"
 
 
-def test_a_rank_has_waited_only_since_it_spoke():
+def test_the_wait_of_a_rank_counts_from_its_last_report():
     waits = Waits()
     assert waits.of(0, beat=5) == 0
     waits.advance(3.0)
@@ -265,7 +265,7 @@ def test_a_rank_has_waited_only_since_it_spoke():
     assert waits.of(0, beat=6) == 0
 
 
-def test_pace_is_that_of_the_slowest_recent_step():
+def test_the_pace_is_that_of_the_slowest_recent_step():
     pace = StepTimes()
 
     def at(seconds: float, steps: int) -> None:
@@ -305,7 +305,7 @@ subprocess.run([sys.executable, '-c', 'while True: pass'], start_new_session=Tru
 
 
 @pytest.mark.parametrize("program", WORK.values(), ids=WORK)
-def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch, program: str):
+def test_activity_distinguishes_working_from_waiting_processes(monkeypatch: pytest.MonkeyPatch, program: str):
     monkeypatch.setattr(process_activity, "_WINDOW", 0.3)
     worker = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
@@ -330,7 +330,7 @@ def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch
         worker.wait()
 
 
-def test_who_is_not_given_a_processor_is_not_idle(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_is_not_scheduled_is_not_idle(monkeypatch: pytest.MonkeyPatch):
     """A machine may be so busy that a process of the lowest rank hardly runs."""
     monkeypatch.setattr(process_activity, "_WINDOW", 0.1)
     one = min(os.sched_getaffinity(0))
@@ -352,6 +352,6 @@ def test_who_is_not_given_a_processor_is_not_idle(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan", ""])
-def test_a_limit_that_is_none_is_refused(text: str):
+def test_an_invalid_hang_timeout_is_refused(text: str):
     with pytest.raises(ConfigError, match="hang_timeout"):
         Settings(hang_timeout=text)

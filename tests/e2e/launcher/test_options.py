@@ -1,4 +1,4 @@
-"""Our own options: where they may stand, what they mean, and what is said when they are wrong."""
+"""Options of fastckpt-run: their positions, meanings, and errors."""
 
 import platform
 import re
@@ -72,7 +72,7 @@ def test_an_option_goes_before_its_variable_before_the_default(monkeypatch: pyte
     assert settings("--fast-slots=3", "--fast-flush") == Settings(slots=3)
 
 
-def test_without_memory_arenas_are_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_no_memory_option_places_arenas_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/scratch")
     assert settings().arenas == settings("--fast-memory").arenas == "/dev/shm"
     assert settings("--fast-no-memory").arenas == "/scratch"
@@ -87,7 +87,7 @@ def test_without_memory_arenas_are_on_a_disk(monkeypatch: pytest.MonkeyPatch) ->
         settings()
 
 
-def test_the_last_of_several_counts() -> None:
+def test_the_last_of_repeated_options_counts() -> None:
     assert settings("--fast-slots", "2", "--standalone", "--fast-slots=3", "--fast-no-flush").slots == 3
 
 
@@ -103,12 +103,14 @@ def test_the_last_of_several_counts() -> None:
         (["--fast-slots", "2", "t"], {"slots": 2}, ["t"]),
     ],
 )
-def test_ours_stand_anywhere_before_the_script(argv: list[str], ours: dict[str, object], theirs: list[str]) -> None:
+def test_our_options_may_stand_anywhere_before_the_script(
+    argv: list[str], ours: dict[str, object], theirs: list[str]
+) -> None:
     assert parse(argv) == (Settings(**ours), get_args_parser().parse_args(theirs))
 
 
 @pytest.mark.parametrize("argv", [["--log-dir", "--fast-slots", "2", "t.py"], ["-mr", "--fast-slots", "2", "t.py"]])
-def test_ours_are_no_value_of_a_torchrun_option(argv: list[str]) -> None:
+def test_our_options_are_not_taken_for_values_of_torchrun_options(argv: list[str]) -> None:
     with pytest.raises(click.UsageError, match="expected one argument"):
         parse(argv)
 
@@ -125,20 +127,20 @@ def test_ours_are_no_value_of_a_torchrun_option(argv: list[str]) -> None:
         (["--fast-flush=1"], "--fast-flush"),
     ],
 )
-def test_wrong_options_are_named(argv: list[str], message: str) -> None:
+def test_unknown_options_are_named(argv: list[str], message: str) -> None:
     with pytest.raises(click.UsageError) as error:
         settings(*argv)
     assert re.search(message, error.value.format_message())
 
 
-def test_no_preload_is_a_switch() -> None:
+def test_no_preload_is_a_flag_and_the_last_one_counts() -> None:
     assert settings("--fast-preload", "numpy,math").preload == "numpy,math"
     assert settings("--fast-preload=numpy", "--fast-no-preload").preload == "off"
     assert settings("--fast-no-preload", "--fast-preload=auto").preload == "auto"
 
 
 @pytest.mark.parametrize("mode", ["0640", "640", "0o640"])
-def test_a_mode_is_octal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_mode_is_read_as_octal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings("--fast-file-mode", mode).mode == 0o640
     monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
     assert settings().mode == 0o640 and settings("--fast-file-mode=").mode is None
@@ -147,7 +149,7 @@ def test_a_mode_is_octal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mode", ["0", "7", "0400", "0777", "0750", "0060", "00640", "1640", "4640", "u=rw", "-1", "416"]
 )
-def test_a_mode_that_makes_no_sense_is_refused_with_the_limit(mode: str) -> None:
+def test_an_impossible_file_mode_is_refused_with_the_limit(mode: str) -> None:
     with pytest.raises(ConfigError, match=f"file_mode is '{mode}'; give an octal mode from 0600 to 0666 .* as 0640"):
         settings(f"--fast-file-mode={mode}")
 
@@ -178,7 +180,7 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
     ],
 )
-def test_an_ordinary_error_is_one_line(argv: list[str], code: int, message: str, capfd) -> None:
+def test_an_error_of_the_command_line_is_one_line(argv: list[str], code: int, message: str, capfd) -> None:
     with pytest.raises(SystemExit) as exit:
         main(argv)
     assert exit.value.code == code
@@ -194,7 +196,7 @@ def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch
     assert capfd.readouterr().err == "fastckpt-run: error: FASTCKPT_SLOTS is 'many'; give a whole number\n"
 
 
-def test_help_shows_ours_and_torchruns(capfd) -> None:
+def test_help_shows_our_options_and_those_of_torchrun(capfd) -> None:
     main(["--help"])
     text = re.sub(r"\s+", " ", capfd.readouterr().out)
     for field in fields(Settings):
@@ -210,7 +212,7 @@ def test_help_shows_ours_and_torchruns(capfd) -> None:
     assert "Places in an arena" in text
 
 
-def test_version_of_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_commands_print_versions_of_library_torch_and_python(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a bug report: this library, torch and Python; an option of the script's own stays that."""
     rest = f" {VERSION} (torch {version('torch')}, Python {platform.python_version()})\n"
     main(["--version"])  # it returns: torch's record takes an exit code of 0 for that

@@ -1,4 +1,4 @@
-"""The command line means what it means to torchrun: thousands of arguments against torch's own parser."""
+"""Parity of the command line with torchrun: thousands of arguments against torch's own parser."""
 
 import random
 import string
@@ -165,7 +165,9 @@ def own_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_generated_command_lines(seed: int, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_generated_command_lines_are_parsed_as_torchrun_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     rng = random.Random(seed)
     accepted = 0
     for _ in range(CASES_PER_SEED):
@@ -183,7 +185,7 @@ def test_generated_command_lines(seed: int, monkeypatch: pytest.MonkeyPatch, cap
     assert accepted > CASES_PER_SEED / 5
 
 
-def test_every_flag_of_torchrun_is_generated() -> None:
+def test_the_generator_covers_every_flag_of_torchrun() -> None:
     generated = set(VALUES) | set(SWITCHES) | set(ODD) | {s[:2] for s in SHORT}
     assert generated >= KNOWN
 
@@ -192,7 +194,9 @@ ALPHABET = [*SWITCHES, *SHORT, *ODD, *VALUES, "--", "x", "3", "--fast-slots", "-
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_order_of_arguments_without_ours(seed: int, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_arguments_in_any_order_without_our_options_are_parsed_as_torchrun_does(
+    seed: int, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     """Not even command lines: where ours has nothing to say it changes nothing."""
     rng = random.Random(seed)
     alphabet = [a for a in ALPHABET if not a.startswith("--fast-")] + list(string.ascii_letters[:3])

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
-def test_all_of_the_launcher_with_forks() -> None:
+def test_all_launcher_tests_pass_with_forked_workers() -> None:
     modules = sorted(str(path) for path in HERE.glob("test_*.py") if "preload" not in path.name)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]
     # within the folder of this test, names of sockets would be too long

@@ -1,4 +1,4 @@
-"""Whenever a template dies, or says nothing, the job goes on, and nothing is left of what it was about to do."""
+"""Deaths and hangs of templates: the job continues, and no started work is left behind."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def templates(agent: int | None = None) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_template_dies_or_stops(
+def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
     moment: str, before: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
     """The worker is executed then, the next ones are forked from a new template; no child is left over."""
@@ -89,7 +89,7 @@ def test_a_template_that_always_dies_is_given_up(starter: Starter, monkeypatch: 
     assert not templates()
 
 
-def test_orphans_are_reaped_but_nobody_elses_children(before: set[int]) -> None:
+def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[int]) -> None:
     """Of what became this process's own: the dead that were born in a worker's session, and only those."""
     mine = subprocess.Popen(["true"])
     with subreaper():
@@ -114,7 +114,7 @@ def told(path: Path, name: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def test_a_job_whose_templates_are_killed_goes_on(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_job_whose_templates_are_killed_continues_and_forks_again(jobs: Jobs, tmp_path: Path) -> None:
     """One before it is ready, one while workers run; the restart after that has forks again."""
     log = tmp_path / "events"
     options = ["--nproc-per-node=2", "--max-restarts=1", "--fast-preload=math", f"--fast-events={log}"]
@@ -136,7 +136,7 @@ def test_a_job_whose_templates_are_killed_goes_on(jobs: Jobs, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("moment", ["request", "middle forked"])
-def test_what_a_dead_agent_leaves_unfinished_ends(jobs: Jobs, tmp_path: Path, moment: str) -> None:
+def test_a_pending_fork_of_a_dead_agent_never_runs_its_script(jobs: Jobs, tmp_path: Path, moment: str) -> None:
     """The template ends with its agent; a fork that was not let go never runs its script."""
     script = tmp_path / "script.py"
     script.write_text("import os, time\nopen(os.environ['JOB_FOLDER'] + f'/pid.{os.getpid()}', 'w')\ntime.sleep(600)\n")

@@ -1,4 +1,4 @@
-"""What a script can see in a fork of the template is what it would see in a fresh process."""
+"""Forks of the template see what they would see in a fresh process."""
 
 import json
 import os
@@ -52,11 +52,11 @@ def assert_alike(runs: tuple[Run, Run]) -> None:
     assert not found, "\n".join(found)
 
 
-def test_everything(starter: Starter) -> None:
+def test_a_forked_worker_sees_the_interpreter_state_of_a_fresh_process(starter: Starter) -> None:
     assert_alike(starter.both(PROBE, "--lr", "1", "", "a b", "é", PROBE_METHODS="spawn fork forkserver"))
 
 
-def test_torch(starter: Starter) -> None:
+def test_a_forked_worker_sees_torch_as_a_fresh_process_does(starter: Starter) -> None:
     """And what is random differs between all of them, as it does between fresh processes."""
     environment = {"PROBE_TORCH": "1"}
     runs = starter.both(PROBE, **environment)
@@ -76,7 +76,7 @@ def test_torch(starter: Starter) -> None:
     assert all(len(set(values)) == len(drawn) for values in zip(*drawn, strict=True)), drawn
 
 
-def test_where_a_script_may_be(starter: Starter, tmp_path: Path) -> None:
+def test_a_forked_worker_sees_paths_and_specs_of_each_kind_of_script(starter: Starter, tmp_path: Path) -> None:
     """``sys.path[0]``, ``__file__``, ``__spec__`` and the rest for each way to name a script."""
     package, folder, links = tmp_path / "package", tmp_path / "folder", tmp_path / "links"
     for path in (package, folder, links):
@@ -109,7 +109,7 @@ def ended(run: Run) -> tuple[int, str, list[str]]:
     return code, out, [line for line in err.splitlines() if not line.startswith("  [Previous line repeated")]
 
 
-def test_how_a_script_may_end(starter: Starter, tmp_path: Path) -> None:
+def test_a_forked_worker_ends_like_a_fresh_process(starter: Starter, tmp_path: Path) -> None:
     """Exit codes, signals, tracebacks and hooks of a file, a module and a folder."""
     (tmp_path / "folder").mkdir()
     for copy in ("module.py", "folder/__main__.py"):
@@ -136,7 +136,7 @@ sys.last = Last()  # goes when hardly anything else is left
 """
 
 
-def test_what_a_script_holds_open_to_the_end(tmp_path: Path) -> None:
+def test_descriptors_that_a_forked_script_keeps_open_are_not_closed(tmp_path: Path) -> None:
     """Nothing of the template's closes a descriptor whose number has become the script's."""
     script = tmp_path / "holder.py"
     script.write_text(HOLDER)
@@ -150,7 +150,9 @@ def test_what_a_script_holds_open_to_the_end(tmp_path: Path) -> None:
     assert "500 of 500" in job.stdout
 
 
-def test_without_the_scripts_folder_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_worker_without_the_scripts_folder_in_its_path_sees_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.setenv("PYTHONPATH", program("frail"))
     monkeypatch.chdir(tmp_path)
@@ -190,7 +192,9 @@ def launched(folder: Path, option: str) -> dict[str, Any]:
     return seen | {name: told["process"][name] for name in ("handlers", "mask", "descriptors", "limits", "threads")}
 
 
-def test_what_comes_from_outside_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_worker_sees_stdin_terminal_and_handlers_of_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", program("frail"))
     executed, forked = (launched(tmp_path / name, f"--fast-preload={name}") for name in ("off", "math"))
     assert not list(differences(executed, forked))

@@ -1,4 +1,4 @@
-"""What a template imports for a script, what it refuses to keep, and when workers are executed instead."""
+"""Imports of a template for a script, modules it refuses to keep, and scripts that are executed instead."""
 
 import json
 import os
@@ -49,7 +49,9 @@ def write(folder: Path, **sources: str) -> None:
         ("with set(os.environ.pop('A')):\n  import a", ["a"], ["A"]),
     ],
 )
-def test_what_a_script_imports(tmp_path: Path, source: str, imports: list[str], sets: list[str]) -> None:
+def test_a_template_imports_what_the_script_imports(
+    tmp_path: Path, source: str, imports: list[str], sets: list[str]
+) -> None:
     write(tmp_path, train=source)
     script = read([str(tmp_path / "train.py")])
     assert [name for name, _ in script.imports] == imports
@@ -70,12 +72,12 @@ def test_what_a_script_imports(tmp_path: Path, source: str, imports: list[str], 
         ("import a\nwith a.b():\n  import b", ["a"]),
     ],
 )
-def test_which_imports_nothing_can_have_an_effect_on(tmp_path: Path, source: str, first: list[str]) -> None:
+def test_only_imports_before_other_effects_are_preloaded(tmp_path: Path, source: str, first: list[str]) -> None:
     write(tmp_path, train=source)
     assert [name for name, _ in read([str(tmp_path / "train.py")]).first_imports] == first
 
 
-def test_who_goes_through_all_variables_has_read_those_that_it_keeps() -> None:
+def test_a_module_that_iterates_over_the_environment_reads_what_it_keeps() -> None:
     """tqdm does, which torch imports where it is installed."""
     source = """if True:
         import os
@@ -92,7 +94,7 @@ def test_who_goes_through_all_variables_has_read_those_that_it_keeps() -> None:
     assert said == "TQDM_NCOLS True\n"
 
 
-def test_where_a_script_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_template_finds_the_script_as_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package" / "inner").mkdir(parents=True)
     for name in ("__init__", "train", "__main__", "inner/__init__", "inner/deep"):
@@ -109,7 +111,9 @@ def sets(name: str) -> str:
     return f"import os\nos.environ['{name}'] = '1'\n"
 
 
-def test_what_the_scripts_own_modules_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_modules_of_the_script_set_before_imports_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the last import, through packages and relative imports, once each; not in what has another home."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "deep").mkdir(parents=True)
@@ -126,7 +130,7 @@ def test_what_the_scripts_own_modules_set(tmp_path: Path, monkeypatch: pytest.Mo
     assert changing.has_changed()
 
 
-def test_however_many_modules_a_script_has_of_its_own(tmp_path: Path) -> None:
+def test_scripts_with_many_modules_are_read_to_a_limit(tmp_path: Path) -> None:
     """The first of them count: it is not worth seconds, nor an endless recursion."""
     chain = {f"m{i}": f"{sets(f'V{i}')}import m{i + 1}" for i in range(2000)}
     write(tmp_path, train="import m0", **chain)
@@ -196,7 +200,7 @@ SCRIPT = "import json, os, sys\njson.dump(sorted(sys.modules), open(os.environ['
 
 
 @pytest.mark.parametrize("kind", SPOILERS)
-def test_a_module_that_spoils_a_template_is_left_out(
+def test_a_module_that_is_unsafe_to_fork_is_not_preloaded(
     kind: str, plain: Callable[..., Starter], tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog
 ) -> None:
     """The next template does without it, and says why; other modules are there."""
@@ -220,7 +224,7 @@ def test_a_module_that_spoils_a_template_is_left_out(
     assert starter.template._template.started == since, "the next template has no more time than the first"
 
 
-def test_what_modules_print_is_printed_by_each_worker(plain: Callable[..., Starter], tmp_path: Path) -> None:
+def test_output_of_imported_modules_is_printed_by_each_worker(plain: Callable[..., Starter], tmp_path: Path) -> None:
     write(tmp_path / "modules", chatty="import os\nprint('imported')\nos.write(2, b'warning')")
     write(tmp_path, train="import chatty\nprint('run')")
     starter = plain("train.py", "chatty")
@@ -229,7 +233,7 @@ def test_what_modules_print_is_printed_by_each_worker(plain: Callable[..., Start
     assert [type(run.handler.proc) for run in runs] == [subprocess.Popen, ForkedWorker]
 
 
-def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Path, monkeypatch) -> None:
+def test_installed_modules_are_preloaded_and_modules_of_the_script_are_not(tmp_path: Path, monkeypatch) -> None:
     """Not its own: these may change from one restart to the next."""
     monkeypatch.setenv("PYTHONPATH", FRAIL)
     monkeypatch.chdir(tmp_path)
@@ -266,7 +270,9 @@ def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Pa
         ),
     ],
 )
-def test_scripts_that_must_be_executed(tmp_path: Path, sources: dict[str, str], why: str, monkeypatch, caplog) -> None:
+def test_scripts_that_cannot_be_forked_are_executed(
+    tmp_path: Path, sources: dict[str, str], why: str, monkeypatch, caplog
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, **sources)
     with template("train.py", "math") as preloader:
@@ -278,7 +284,7 @@ def test_scripts_that_must_be_executed(tmp_path: Path, sources: dict[str, str], 
     assert why in message
 
 
-def test_a_template_does_not_outlive_what_it_has_inherited(plain, tmp_path: Path, monkeypatch) -> None:
+def test_a_template_is_replaced_when_environment_folder_or_umask_change(plain, tmp_path: Path, monkeypatch) -> None:
     """A variable that was read, the folder, the umask: what is asked for under other circumstances is executed."""
     write(tmp_path / "modules", reader="import os\nos.environ.get('X_READ')")
     write(tmp_path, train=SCRIPT)
@@ -313,7 +319,7 @@ def test_a_template_does_not_outlive_what_it_has_inherited(plain, tmp_path: Path
     assert (kind(), kind()) == (subprocess.Popen, subprocess.Popen)
 
 
-def test_modules_beside_the_script_may_be_named_and_change(plain, tmp_path: Path) -> None:
+def test_named_modules_beside_the_script_are_preloaded_and_reloaded_when_changed(plain, tmp_path: Path) -> None:
     """They see the script's arguments; when a file has changed, workers get the new one, as when they are executed."""
     write(tmp_path, mine="import sys\nseen = 'old', sys.argv", other="import mine")
     write(tmp_path, train="import sys\nloaded = 'other' in sys.modules\nimport mine, other\nprint(loaded, mine.seen)")
@@ -331,7 +337,7 @@ def test_modules_beside_the_script_may_be_named_and_change(plain, tmp_path: Path
 
 
 @pytest.mark.parametrize("deed", ["disable()", "set_threshold(5000)"])
-def test_what_a_module_does_to_the_garbage_collector_lasts(deed: str, plain, tmp_path: Path) -> None:
+def test_garbage_collector_settings_of_a_preloaded_module_persist(deed: str, plain, tmp_path: Path) -> None:
     write(tmp_path / "modules", tuning=f"import gc\ngc.{deed}")
     write(tmp_path, train="import gc, tuning\nprint(gc.isenabled(), gc.get_threshold())")
     runs = plain("train.py", "tuning").both("train.py")
@@ -354,7 +360,7 @@ def test_a_closed_stream_is_not_replaced_by_a_file_of_the_agents(plain, tmp_path
     assert "they inherit no stdin, which is closed" in caplog.text
 
 
-def test_an_agent_may_ignore_the_deaths_of_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preloading_works_in_an_agent_that_ignores_sigchld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", FRAIL)
     monkeypatch.chdir(tmp_path)
     write(tmp_path, train="print(3)")
@@ -368,7 +374,7 @@ def test_an_agent_may_ignore_the_deaths_of_its_children(tmp_path: Path, monkeypa
         signal.signal(signal.SIGCHLD, usual)
 
 
-def test_the_last_words_of_a_template_are_told(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
+def test_the_last_output_of_a_dead_template_is_logged(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
     source = "import os, sys\nsys.stderr.write('x\\n' * 10**5)\nprint('enough', file=sys.stderr)\nos._exit(3)"
     write(tmp_path / "modules", rude=source)
     write(tmp_path, train="")
@@ -385,7 +391,7 @@ def test_the_last_words_of_a_template_are_told(plain: Callable[..., Starter], tm
         ([program("touch.py")], {"PYTHON_EXEC": "{link}"}, "they run {link}, not this Python"),
     ],
 )
-def test_other_ways_to_start_workers(
+def test_workers_started_in_other_ways_are_executed_with_the_reason(
     jobs: Jobs, tmp_path: Path, arguments: list[str], environment: dict[str, str], why: str
 ) -> None:
     link = tmp_path / "python"
@@ -409,7 +415,7 @@ def test_workers_bound_by_numactl_are_executed(plain: Callable[..., Starter], tm
     assert "numactl starts them" in caplog.text
 
 
-def test_off_is_off() -> None:
+def test_preloading_set_to_off_forks_nothing() -> None:
     for word in ("off", "no", "0", ""):
         preloader = Preloader(word)
         preloader.begin(None)

@@ -8,7 +8,7 @@ from pathlib import Path
 PROGRAM = Path(__file__).parent / "programs" / "rendezvous.py"
 
 
-def test_rounds_without_detours():
+def test_rendezvous_rounds_complete_at_the_first_attempt():
     """In a process of its own: nothing else ends the sockets of torch's stores."""
     environment = os.environ | {"PYTHONPATH": f"{PROGRAM.parents[4]}:{os.environ['PYTHONPATH']}"}
     done = subprocess.run(

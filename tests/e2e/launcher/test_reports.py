@@ -1,4 +1,4 @@
-"""How a job ends: torchrun's exit codes, and each traceback once."""
+"""The end of a job: torchrun's exit codes, and each traceback once."""
 
 import json
 import re
@@ -15,7 +15,7 @@ END = program("end.py")
 
 
 @pytest.mark.parametrize("how", ["well", pytest.param("three", marks=pytest.mark.campaign), "raise", "kill", "wait"])
-def test_exit_codes_are_torchruns(jobs: Jobs, tmp_path: Path, how: str) -> None:
+def test_exit_codes_equal_those_of_torchrun(jobs: Jobs, tmp_path: Path, how: str) -> None:
     folders = [tmp_path / "ours", tmp_path / "torchrun"]
     both = []
     for folder, launcher in zip(folders, (OURS, TORCHRUN), strict=True):
@@ -64,12 +64,12 @@ def test_a_traceback_of_run_path_is_printed_once(jobs: Jobs) -> None:
     assert job.stderr.count('raise ValueError("MARK")') == 1, job.stderr
 
 
-def test_the_exception_of_a_forked_worker_is_known_without_a_log(jobs: Jobs) -> None:
+def test_the_exception_of_a_forked_worker_is_reported_without_a_log(jobs: Jobs) -> None:
     job = jobs.run("--fast-preload=math", END, "raise", PYTHONPATH=f"{program('frail')}:{QUICK}")
     assert "rank 0 died: exit code 1, ValueError: MARK, in fail (end.py:20); not restarted" in job.stderr, job.stderr
 
 
-def test_the_root_cause_is_the_first_to_fail(jobs: Jobs) -> None:
+def test_the_first_worker_to_fail_is_the_root_cause(jobs: Jobs) -> None:
     """Rank 1 is killed by the agent; ranks do not decide who is named."""
     job = jobs.run("--nproc-per-node=2", END, "three")
     assert "exitcode  : 3" in job.stderr.partition("Root Cause")[2]

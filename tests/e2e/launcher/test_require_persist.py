@@ -1,4 +1,4 @@
-"""The end of a job whose newest checkpoint is not durable: told in any case, and a failure if the user says so."""
+"""The end of a job whose newest checkpoint is not durable: always reported, and a failure with the option."""
 
 import json
 import os
@@ -34,13 +34,13 @@ def arguments(path: Path | str, *more: str) -> list[str]:
 class TestRequired:
     FLAG = "--fast-require-persist"
 
-    def test_all_is_durable(self, jobs: Jobs) -> None:
+    def test_a_job_whose_checkpoints_are_durable_succeeds(self, jobs: Jobs) -> None:
         done = jobs.run(*QUICK[:2], self.FLAG, SAVE)
         assert done.returncode == 0, done.stderr
         assert durable(jobs.folder) == [0]
 
     @pytest.mark.parametrize("disk", [pytest.param("1", marks=pytest.mark.campaign), "2"])
-    def test_what_was_to_be_durable_is_not(self, jobs: Jobs, broken: Path, disk: str) -> None:
+    def test_a_job_whose_newest_checkpoint_is_not_durable_fails(self, jobs: Jobs, broken: Path, disk: str) -> None:
         """Whether it was saved with DISK, or with MEMORY and flushed; what memory holds is persisted by the next."""
         done = jobs.run(*QUICK, self.FLAG, *arguments(broken, "--saves=2", f"--disk={disk}"))
         assert done.returncode == 75, done.stderr
@@ -54,7 +54,7 @@ class TestRequired:
         assert durable(jobs.folder) == [1]
         assert broken.exists()
 
-    def test_a_script_that_fails_keeps_its_code(self, jobs: Jobs, broken: Path) -> None:
+    def test_a_failed_script_with_lost_checkpoints_keeps_its_exit_code(self, jobs: Jobs, broken: Path) -> None:
         done = jobs.run(*QUICK, self.FLAG, *arguments(broken, "--until-trouble", "--exit=3"))
         assert done.returncode == 1, "as torchrun's for any failure"
         assert "exitcode  : 3" in done.stderr
@@ -62,7 +62,7 @@ class TestRequired:
         assert "not durable  step 0 of history 1" in done.stderr
         forget_memory()
 
-    def test_a_signal_keeps_its_code(self, jobs: Jobs, broken: Path) -> None:
+    def test_a_signal_with_lost_checkpoints_keeps_its_exit_code(self, jobs: Jobs, broken: Path) -> None:
         job = jobs.start(*QUICK, self.FLAG, *arguments(broken, "--saves=500", "--pause=0.1"))
         until(lambda: "\n" in read(jobs.folder / "saves"), "a save")
         job.send_signal(signal.SIGTERM)
@@ -71,7 +71,7 @@ class TestRequired:
         assert "stopped by SIGTERM" in err and "not durable  step " in err
         forget_memory()
 
-    def test_what_was_not_to_be_durable_need_not_be(self, jobs: Jobs) -> None:
+    def test_a_job_whose_memory_saves_need_no_flush_succeeds(self, jobs: Jobs) -> None:
         done = jobs.run(*QUICK[:2], self.FLAG, "--fast-no-flush", SAVE, "--saves=1", "--disk=0")
         assert done.returncode == 0, done.stderr
         assert durable(jobs.folder) == []
@@ -93,11 +93,11 @@ def blocks(done: subprocess.CompletedProcess[str]) -> str:
 
 
 class TestReport:
-    def test_nothing_is_said_where_nothing_was_saved(self, jobs: Jobs) -> None:
+    def test_a_job_without_saves_prints_no_final_report(self, jobs: Jobs) -> None:
         done = jobs.run(*QUICK, SAVE, "--saves=0")
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_of_a_good_job(self, jobs: Jobs) -> None:
+    def test_the_final_report_of_a_good_job_has_its_saves(self, jobs: Jobs) -> None:
         done = jobs.run(*QUICK[:2], "--fast-events=events", SAVE, "--saves=3", "--disk=9", "--numbers=250000")
         lines = done.stderr.splitlines()
         assert lines[0] == f"fastckpt-run: checkpoints in {jobs.folder}/checkpoints"
@@ -108,7 +108,7 @@ class TestReport:
         assert (event["persisted"], event["newest_durable"], event["not_durable"]) == (2, [1, 2], None)
         assert (event["persist_failures"], event["skipped"], event["bad"]) == (0, {}, [])
 
-    def test_of_what_a_resume_met(self, jobs: Jobs) -> None:
+    def test_the_final_report_has_what_a_resume_found(self, jobs: Jobs) -> None:
         assert jobs.run(*QUICK[:2], SAVE, "--saves=2", "--pause=0.5").returncode == 0
         bad = jobs.folder / "checkpoints" / "checkpoint-1" / "model.pt"
         bad.write_bytes(bytes(bad.stat().st_size))
@@ -119,7 +119,7 @@ class TestReport:
         (event,) = [e for e in map(json.loads, read(jobs.folder / "events").splitlines()) if e["event"] == "report"]
         assert event["resumes"] == {"storage": 1} and len(event["bad"]) == 1
 
-    def test_of_trouble_without_the_option(self, jobs: Jobs, broken: Path) -> None:
+    def test_the_final_report_names_trouble_without_the_option(self, jobs: Jobs, broken: Path) -> None:
         done = jobs.run(*QUICK, *arguments(broken, "--until-trouble"))
         assert done.returncode == 0, done.stderr
         assert "not durable  step 0 of history 1" in blocks(done)
@@ -128,7 +128,7 @@ class TestReport:
         assert nothing.startswith("  durable      NOTHING is durable: ") and "nowhere" in nothing
         forget_memory()
 
-    def test_slow_storage_costs_saves_not_memory(self, jobs: Jobs) -> None:
+    def test_slow_storage_skips_saves_and_takes_no_more_memory(self, jobs: Jobs) -> None:
         """1 MB/s for states of 0.4 MB, saved far faster: the slots are the queue; a save that finds none is told."""
         done = jobs.run(
             *QUICK[:2], "--fast-persist-mbps=1", "--fast-events=events",

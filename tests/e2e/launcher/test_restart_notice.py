@@ -1,4 +1,4 @@
-"""What the line of a restart says, whatever the workers come to; and what a traceback says of a failure."""
+"""The log line of a restart, whatever becomes of the workers; and tracebacks of failures in it."""
 
 import logging
 import re
@@ -63,7 +63,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
     metrics.unlisten(told.notice.observe)
 
 
-def test_the_line_comes_once_and_when_all_have_loaded(told: Told) -> None:
+def test_the_restart_line_is_printed_once_after_all_ranks_have_loaded(told: Told) -> None:
     told.start()
     told.join(0, 1)
     told.fail()
@@ -78,7 +78,7 @@ def test_the_line_comes_once_and_when_all_have_loaded(told: Told) -> None:
     ]
 
 
-def test_who_joins_before_all_are_started_counts(told: Told) -> None:
+def test_a_rank_that_joins_before_all_are_started_counts_for_the_restart_line(told: Told) -> None:
     told.notice.failed(KILLED, 3, nodes=1, follows=False)
     metrics.event("rendezvous", seconds=0.0, node=0, nodes=1, world_size=2, ranks=[0, 1])
     told.join(0)
@@ -88,7 +88,7 @@ def test_who_joins_before_all_are_started_counts(told: Told) -> None:
     assert len(told.lines) == 1 and "resumed step 44" in told.lines[0]
 
 
-def test_a_death_before_the_first_load(told: Told) -> None:
+def test_a_death_before_the_first_load_is_in_the_restart_line(told: Told) -> None:
     told.telemetry = {}
     told.start()
     told.join(0)
@@ -100,7 +100,7 @@ def test_a_death_before_the_first_load(told: Told) -> None:
     assert "started fresh, as there was nothing to resume, after T, no step repeated, 2 of 3" in line
 
 
-def test_workers_that_load_nothing(told: Told) -> None:
+def test_workers_that_load_nothing_have_a_restart_line(told: Told) -> None:
     told.start()
     told.join(0, 1)
     told.fail()
@@ -112,7 +112,7 @@ def test_workers_that_load_nothing(told: Told) -> None:
     assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left"]
 
 
-def test_workers_without_a_checkpointer(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_without_a_checkpointer_have_a_restart_line(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     told.start()
     told.fail()
     told.notice.look(2)
@@ -123,7 +123,7 @@ def test_workers_without_a_checkpointer(told: Told, monkeypatch: pytest.MonkeyPa
     assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left"]
 
 
-def test_workers_that_fail_again_and_then_for_good(told: Told) -> None:
+def test_each_restart_and_the_final_failure_have_a_line(told: Told) -> None:
     """Each restart has its line, and so has the loss."""
     told.start()
     told.fail(2)
@@ -137,14 +137,14 @@ def test_workers_that_fail_again_and_then_for_good(told: Told) -> None:
     assert re.fullmatch(r"rank 1 died: SIGKILL; not restarted \(on [^ ,]+\)", lost)
 
 
-def test_a_job_that_ends_before_its_restart(told: Told) -> None:
+def test_a_job_that_ends_before_its_restart_has_no_restart_line(told: Told) -> None:
     told.start()
     told.notice.failed(KILLED, 1, nodes=1, follows=False)
     told.notice.end()
     assert told.lines == ["rank 1 died: SIGKILL; the job ended before they were started again, 0 of 3 restarts left"]
 
 
-def test_another_node(told: Told) -> None:
+def test_a_restart_for_another_node_names_it(told: Told) -> None:
     """One that failed or joined, and one that failed before a worker of this node did."""
     elsewhere = "workers were stopped for another node, which failed or joined"
     told.start()
@@ -161,7 +161,7 @@ def test_another_node(told: Told) -> None:
     assert re.match(rf"{elsewhere}; then rank 1 died on [^ ]+: SIGKILL; resumed", other)
 
 
-def test_a_hang_and_several_deaths_at_once(told: Told) -> None:
+def test_a_restart_after_a_hang_and_several_deaths_names_them(told: Told) -> None:
     told.start()
     ranks = [{"rank": 1, "place": "take (data.py:88)"}]
     metrics.event("hang", culprits=[1], reason="r", silent=61.5, ranks=ranks)
@@ -197,7 +197,7 @@ WHY = Cause("ValueError: bad [31m", "step (train.py:57)")
     ],
     ids=["plain", "ranked", "chained", "library", "none", "empty"],
 )  # fmt: skip
-def test_the_exception_and_its_frame(words: str, cause: Cause, tmp_path: Path) -> None:
+def test_the_restart_line_has_the_exception_and_its_frame(words: str, cause: Cause, tmp_path: Path) -> None:
     failure = ProcessFailure(0, 1, 1, "")
     assert cause_of(failure, words, None) == cause
     log = tmp_path / "stderr.log"
@@ -207,7 +207,7 @@ def test_the_exception_and_its_frame(words: str, cause: Cause, tmp_path: Path) -
     assert cause_of(ProcessFailure(0, 1, -9, ""), "", workers) == Cause(log=str(log)), "not an older traceback"
 
 
-def test_a_script_without_a_checkpointer_is_told_of_at_its_end(jobs: Jobs) -> None:
+def test_a_script_without_a_checkpointer_gets_a_notice_at_its_end(jobs: Jobs) -> None:
     """With real workers, which are restarted once and succeed."""
     job = jobs.run(
         "--fast-no-preload", "--max-restarts=1", "--no-python", "sh", "-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))"

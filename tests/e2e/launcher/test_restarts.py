@@ -27,7 +27,9 @@ FORK = ["--run-path", "--start-method=fork"]
         pytest.param("static", [], MANY, id="static-executed-often", marks=pytest.mark.campaign),
     ],
 )
-def test_each_restart_comes_up_at_once(jobs: Jobs, tmp_path: Path, backend: str, how: list[str], restarts: int) -> None:
+def test_each_restart_forms_its_group_at_the_first_attempt(
+    jobs: Jobs, tmp_path: Path, backend: str, how: list[str], restarts: int
+) -> None:
     port = free_port()
     where = ["--standalone"] if backend == "c10d" else [f"--master-port={port}"]
     job = jobs.run(
@@ -51,7 +53,7 @@ def test_each_restart_comes_up_at_once(jobs: Jobs, tmp_path: Path, backend: str,
         assert {event["master_port"] for event in started} == {port}
 
 
-def test_a_static_store_is_emptied_for_one_node_only() -> None:
+def test_a_static_store_is_cleared_for_one_node_only() -> None:
     for nodes in (1, 2):
         handler = StaticTCPRendezvous("localhost", 0, 0, nodes, "run", 10)
         forget_last_round(handler)  # nothing yet

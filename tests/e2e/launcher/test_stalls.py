@@ -1,4 +1,4 @@
-"""Jobs that fail again and again: when they are started again, and what is said when they are not."""
+"""Jobs that fail repeatedly: when they are restarted, and the messages when they are not."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_step_that_always_fails_ends_the_job(jobs: Jobs, tmp_path: Path) -> No
     assert event["text"] in job.stderr
 
 
-def test_death_before_anything_is_loaded_is_a_stall(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_death_before_anything_is_loaded_is_a_stall(jobs: Jobs, tmp_path: Path) -> None:
     job = launch(jobs, *FORK, "--max-restarts=9", "--fast-max-stalls=1", TRAIN, "--fail", "3", "0", "--how=kill")
     assert job.returncode == 1
     assert steps(tmp_path) == [[1, 2], []]
@@ -78,7 +78,7 @@ def test_death_before_anything_is_loaded_is_a_stall(jobs: Jobs, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("limit", ["1", pytest.param("0", marks=pytest.mark.campaign)])
-def test_failures_that_come_later_each_time_are_no_stalls(jobs: Jobs, tmp_path: Path, limit: str) -> None:
+def test_failures_at_later_steps_each_time_are_no_stalls(jobs: Jobs, tmp_path: Path, limit: str) -> None:
     """Up to --max-restarts, though no save comes between them; without a limit also those that come no later."""
     fail = ["--fail", "4", "5", "9"] if limit == "1" else ["--fail=3"]
     job = launch(jobs, *FORK, "--max-restarts=2", f"--fast-max-stalls={limit}", TRAIN, *fail)
@@ -120,7 +120,7 @@ def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, 
     assert "Root Cause (first observed failure)" in job.stderr
 
 
-def test_a_lazy_import_that_fails_is_a_failure_like_others(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_lazy_import_that_fails_is_restarted_like_other_failures(jobs: Jobs, tmp_path: Path) -> None:
     job = launch(jobs, *FORK, "--max-restarts=1", TRAIN, "--steps=20", "--fail", "5", "99", "--how=import")
     assert job.returncode == 0, job.stderr
     assert [done[-1] for done in steps(tmp_path)] == [4, 20]
@@ -153,7 +153,7 @@ def test_kills_from_outside_are_no_stalls_while_steps_advance(jobs: Jobs, tmp_pa
     assert told(tmp_path, "gave_up") == []
 
 
-def test_a_node_that_joins_is_no_failure(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_joining_node_costs_no_restart(jobs: Jobs, tmp_path: Path) -> None:
     """It costs no restart, has a number of its own, and neither counts nor hides the stalls around it."""
     store = TCPStore("localhost", 0, None, True)  # else one agent would have it, and the other could not end alone
     place = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{store.port}", "--rdzv-id=7"]
@@ -235,7 +235,7 @@ def test_a_restart_that_follows_no_failure_does_not_count(
     assert "start 9 started fresh and came 5 steps further: worker 1 SIGKILL\n" in caplog.text
 
 
-def test_what_the_workers_before_have_said_is_not_taken_for_theirs(block: TelemetryBlock) -> None:
+def test_progress_of_former_workers_does_not_count_for_new_ones(block: TelemetryBlock) -> None:
     node = Node(block, max_stalls=1)
     node.run(resumed=3, steps=5)
     assert node.fail() == 0
@@ -243,7 +243,7 @@ def test_what_the_workers_before_have_said_is_not_taken_for_theirs(block: Teleme
     assert node.fail() == -5
 
 
-def test_workers_that_hang_are_said_to(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_by_hangs_is_reported_as_hangs(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(block, max_stalls=1)
     node.run(resumed=3)
     with caplog.at_level("ERROR", "fastckpt.launcher"):
@@ -251,7 +251,7 @@ def test_workers_that_hang_are_said_to(block: TelemetryBlock, caplog: pytest.Log
     assert "start 1 resumed step 3 and came no step further: worker 1 hung\n" in caplog.text
 
 
-def test_whether_there_would_be_a_restart(block: TelemetryBlock) -> None:
+def test_hang_limits_depend_on_whether_a_restart_is_left(block: TelemetryBlock) -> None:
     """If not, nothing can make good that workers were taken for hung in error."""
     node = Node(block, max_stalls=2)
     node.run(steps=5)
@@ -267,7 +267,7 @@ def test_whether_there_would_be_a_restart(block: TelemetryBlock) -> None:
     assert node.fail() == 0
 
 
-def test_steps_done_again_give_no_restart_back(block: TelemetryBlock) -> None:
+def test_repeated_steps_give_no_restart_back(block: TelemetryBlock) -> None:
     node = Node(block, restart_budget="1/0.05s")
     node.run(steps=5, seconds=0.06)
     assert node.fail(left=5) == 0

@@ -1,4 +1,4 @@
-"""What a script that cannot start leaves behind, and what only looks like it: real interpreters, real stderr."""
+"""Scripts that cannot start, and scripts that only look so: real interpreters, real stderr."""
 
 import subprocess
 import sys
@@ -74,26 +74,26 @@ def run(folder: Path, source: str, *how: str) -> str:
 
 
 @pytest.mark.parametrize(("source", "why"), [row[1:] for row in CANNOT_START], ids=[row[0] for row in CANNOT_START])
-def test_it_cannot_start(folder: Path, source: str, why: str) -> None:
+def test_a_script_that_cannot_start_is_recognized_with_its_reason(folder: Path, source: str, why: str) -> None:
     assert why in run(folder, source)
 
 
 @pytest.mark.parametrize("source", [row[1] for row in MAY_HAVE_BEGUN], ids=[row[0] for row in MAY_HAVE_BEGUN])
-def test_it_may_have_begun(folder: Path, source: str) -> None:
+def test_a_script_that_may_have_begun_is_no_start_failure(folder: Path, source: str) -> None:
     assert run(folder, source) == ""
 
 
 @pytest.mark.parametrize("name", ["no module", "syntax of a module", "argparse"])
-def test_a_module(folder: Path, name: str) -> None:
+def test_a_module_that_cannot_start_is_recognized_with_its_reason(folder: Path, name: str) -> None:
     source, why = next(row[1:] for row in CANNOT_START if row[0] == name)
     assert why in run(folder, source, "-m", "package.train")
 
 
-def test_no_such_module(folder: Path) -> None:
+def test_a_missing_module_is_a_start_failure(folder: Path) -> None:
     assert run(folder, "", "-m", "package.nosuch") == "No module named package.nosuch"
 
 
-def test_words_that_say_nothing() -> None:
+def test_output_without_evidence_is_no_start_failure() -> None:
     assert why_not_started("", 1) == why_not_started("", 2) == why_not_started("\n\n", 1) == ""
     assert why_not_started(NO_MODULE, -9) == ""
     assert why_not_started(f"Traceback (most recent call last):\n{NO_MODULE}", 1) == ""
@@ -101,7 +101,7 @@ def test_words_that_say_nothing() -> None:
     assert why_not_started(gone, 1) == ""
 
 
-def test_broken_syntax(folder: Path) -> None:
+def test_a_syntax_error_is_a_start_failure(folder: Path) -> None:
     assert broken_syntax(folder / "mine_broken.py").startswith("SyntaxError: invalid syntax (")
     assert broken_syntax(folder / "mine.py") == broken_syntax(folder / "none.py") == ""
     (folder / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe4'\n")
@@ -123,16 +123,16 @@ pieces = st.sampled_from(PIECES + FRAMES)
 
 
 @given(st.lists(pieces | st.text(max_size=8), max_size=8), st.sampled_from([1, 2, 0, -9]))
-def test_whatever_a_worker_wrote_can_be_read(lines: list[str], exitcode: int) -> None:
+def test_any_output_of_a_worker_is_read_without_an_error(lines: list[str], exitcode: int) -> None:
     assert why_not_started("\n".join(lines), exitcode) in ("", *lines, "No module named y")
 
 
-def test_a_script_that_names_us(folder: Path) -> None:
+def test_a_script_that_imports_fastckpt_is_recognized(folder: Path) -> None:
     (folder / "ours.py").write_text("import fastckpt\n")
     assert [mentions_fastckpt(folder / name) for name in ("ours.py", "mine.py", "none.py")] == [True, False, False]
 
 
-def test_lines_that_are_nowhere() -> None:
+def test_lines_outside_the_source_are_not_among_first_imports() -> None:
     assert not is_among_first_imports("import a\n", 2)
     assert not is_among_first_imports("def f(:\n", 1)
     assert is_among_first_imports("import a\nimport b\n", 2)

@@ -1,4 +1,4 @@
-"""One process with Lightning: files that it names, keeps and removes, and what is refused."""
+"""One process with Lightning: files that it names, keeps and removes, and refused calls."""
 
 import json
 import logging
@@ -59,19 +59,19 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix in (".ckpt", "") and path.name != ".fastckpt"}
 
 
-def test_files_are_there_when_training_ends(tmp_path):
+def test_checkpoint_files_are_written_when_training_ends(tmp_path):
     trainer = fit(tmp_path, 9)
     assert trainer.strategy.checkpoint_io.loaded_step == -1
     assert {"step=4.ckpt", "step=8.ckpt"} <= names(tmp_path)
     assert torch.load(tmp_path / "step=4.ckpt", weights_only=True)["global_step"] == 4
     assert trainer.validate(ckpt_path=str(tmp_path / "step=4.ckpt"), verbose=False)
     assert fit(tmp_path, 12).strategy.checkpoint_io.loaded_step == 9, "what memory had was flushed"
-    assert "checkpoint-9" not in names(tmp_path), "and made way for what is newer"
+    assert "checkpoint-9" not in names(tmp_path), "and was replaced by newer ones"
     assert fit(tmp_path, 10, path=str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
 
 
 @pytest.mark.campaign
-def test_what_model_checkpoint_does_not_keep_is_removed(tmp_path):
+def test_files_that_model_checkpoint_does_not_keep_are_removed(tmp_path):
     """As Lightning itself would, from the same measures."""
     for folder in (tmp_path / "ours", tmp_path / "stock"):
         model = ModelCheckpoint(
@@ -104,7 +104,7 @@ def test_an_optimizer_that_no_rank_has_whole_is_refused(tmp_path, monkeypatch):
         fit(tmp_path, 1)
 
 
-def test_damage_is_found(tmp_path):
+def test_damage_of_a_lightning_checkpoint_is_detected(tmp_path):
     fit(tmp_path, 8)
     path = tmp_path / "step=8.ckpt"
     data = bytearray(path.read_bytes())
@@ -115,7 +115,7 @@ def test_damage_is_found(tmp_path):
     assert fit(tmp_path, 9).strategy.checkpoint_io.loaded_step == 4
 
 
-def test_the_plugin_alone_with_one_rank(tmp_path):
+def test_the_plugin_without_a_launcher_saves_and_resumes_with_one_rank(tmp_path):
     model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
     for steps, loaded in ((4, -1), (6, 4)):
         io = FastCheckpointIO(tmp_path)
@@ -134,7 +134,7 @@ class Weights(Callback):
         self.after[trainer.global_step] = {name: each.clone() for name, each in module.state_dict().items()}
 
 
-def test_weights_that_lightning_swaps_for_averages(tmp_path, monkeypatch, caplog):
+def test_saves_beside_swapped_average_weights_hold_the_right_weights(tmp_path, monkeypatch, caplog):
     """For each validation, and at the end of training: right after saves, while these would be copied."""
     monkeypatch.setattr(mutation_check, "WORTH", 1)
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
@@ -150,7 +150,7 @@ def test_weights_that_lightning_swaps_for_averages(tmp_path, monkeypatch, caplog
     assert "was written to" not in caplog.text and "WeightAveraging" in caplog.text
 
 
-def test_what_is_refused(tmp_path, monkeypatch):
+def test_unsupported_calls_of_lightning_are_refused(tmp_path, monkeypatch):
     io = FastCheckpointIO(tmp_path)
     with pytest.raises(TypeError, match="give None"):
         io.save_checkpoint({"global_step": 1}, tmp_path / "a.ckpt", {"some": "option"})
@@ -167,7 +167,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.campaign
-def test_the_newest_for_other_things_than_training(tmp_path):
+def test_the_newest_checkpoint_loads_for_validation_and_later_training(tmp_path):
     """A trainer that has never trained, and one that goes on with training afterwards."""
     assert len(trainer_of(tmp_path, 1).validate(Module(), ckpt_path=NEWEST, verbose=False)) == 1, "nothing was saved"
     trainer = fit(tmp_path, 9)
@@ -182,7 +182,7 @@ def test_the_newest_for_other_things_than_training(tmp_path):
 
 
 @pytest.mark.campaign
-def test_a_failure_after_saves_by_hand(tmp_path):
+def test_a_failure_after_manual_saves_resumes_the_last_one(tmp_path):
     elsewhere = tmp_path / "elsewhere" / "mine.ckpt"
     two = ModelCheckpoint(tmp_path / "run", "two-{step}", every_n_train_steps=2, save_top_k=-1)
     with pytest.raises(RuntimeError, match="something else"):

@@ -1,4 +1,4 @@
-"""Resumes at an epoch's end and after a kill within a validation: Lightning goes on as if nothing had happened."""
+"""Resumes at an epoch's end and after a kill within a validation: Lightning continues as if uninterrupted."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path
 
 @pytest.mark.parametrize("model", [{}, {"save_on_train_epoch_end": True}])
 @pytest.mark.parametrize("validates", [True, False])
-def test_a_job_that_has_ended_goes_on_with_more_epochs(tmp_path, model, validates):
+def test_a_finished_lightning_job_continues_with_more_epochs(tmp_path, model, validates):
     """The weights are those of one that was given all epochs at once."""
 
     def fit(folder: Path, epochs: int) -> torch.Tensor:

@@ -20,13 +20,13 @@ from fastckpt.lightning import NEWEST, FastCheckpointIO, FastDDPStrategy, Memory
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.e2e.lightning.training import RANK, Module, trainer_for
 from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of_all()
     parser.add_argument("--way", default="", help="epochs: a plain loader, saved at their ends; top: keep the best two")
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--resume-path", default=NEWEST)
     parser.add_argument("--die", action="store_true", help="with the agent, after the last step")
     return parser.parse_args()
@@ -87,7 +87,7 @@ def model_checkpoint(args: argparse.Namespace) -> ModelCheckpoint:
 
 def train(args: argparse.Namespace) -> None:
     log = Log(args.out, RANK)
-    strike_as_told(RANK, args.out)
+    inject_requested_faults(RANK, args.out)
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 800 bytes
     io, model = FastCheckpointIO(args.checkpoint_dir, overlap=args.overlap), model_checkpoint(args)

@@ -1,4 +1,4 @@
-"""What is trained with Lightning, by our program and by the stock one: nothing in here knows fastckpt."""
+"""Training with Lightning, shared by our program and the stock one; this file does not use fastckpt."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What a mistake is answered with: the exception that its maker sees, warnings, and what was logged and printed."""
+"""Answers to a mistake: the exception that the user sees, warnings, and logged and printed text."""
 
 import contextlib
 import io

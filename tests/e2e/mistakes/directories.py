@@ -1,4 +1,4 @@
-"""Mistakes with the checkpoint directory, and with what lies there."""
+"""Mistakes with the checkpoint directory and its contents."""
 
 import os
 import subprocess

@@ -157,7 +157,7 @@ def group_of_one() -> Iterator[None]:
 
 
 def sharded_by_zero(model: torch.nn.Module) -> Any:
-    """An optimizer whose state lies on several ranks."""
+    """An optimizer whose state is on several ranks."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)

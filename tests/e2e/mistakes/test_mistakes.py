@@ -1,4 +1,4 @@
-"""Every first call that a newcomer makes is answered: by a value, what is allowed, and what to do instead."""
+"""First calls of a newcomer that are wrong: each is answered by the value, the limit, and the remedy."""
 
 import gc
 import json
@@ -26,12 +26,12 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tmpfs) -> Itera
     gc.collect()  # the traceback of a mistake holds what was open when it was made
 
 
-def test_there_are_97_of_them():
+def test_the_table_has_97_mistakes():
     assert len(MISTAKES) == 97
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_answered(name: str, scene: Scene):
+def test_each_mistake_gets_an_error_with_value_limit_and_remedy(name: str, scene: Scene):
     mistake = MISTAKES[name]
     answer = answer_of(mistake.make, scene)
     if GRADES:

@@ -1,4 +1,4 @@
-"""Checkpoints that a framework lays out: what is saved under which names, and the directory to load from."""
+"""Checkpoints that a framework lays out: saved files and names, and the directory to load from."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_memory_and_storage_have_the_same_files(directory):
         check(found.path, 8)
 
 
-def test_what_was_found_stays_until_it_is_closed(directory):
+def test_a_checkpoint_found_in_memory_stays_until_it_is_closed_or_a_save_follows(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         one.save_checkpoint(1, files(1), storage_type=MEMORY)
         found = one.find()
@@ -81,7 +81,7 @@ def test_what_was_found_stays_until_it_is_closed(directory):
             check(found.path, 5)
 
 
-def test_a_directory_has_the_name_of_the_framework(directory):
+def test_a_checkpoint_directory_has_the_name_of_the_framework(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in (3, 4, 5):
             one.save_checkpoint(
@@ -104,7 +104,7 @@ def test_a_directory_has_the_name_of_the_framework(directory):
                 one.save_checkpoint(6, files(6), named=CheckpointNames(name), storage_type=MEMORY)
 
 
-def test_one_step_under_two_names(directory):
+def test_a_step_saved_under_two_names_is_at_both(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for name in ("step3", "best", "checkpoint-3"):
             assert one.save_checkpoint(3, files(3), DISK, named=CheckpointNames(name))
@@ -117,7 +117,7 @@ def test_one_step_under_two_names(directory):
             check(found.path, 3)
 
 
-def test_what_something_else_wrote_is_loaded_where_it_is(directory, tmp_path):
+def test_checkpoints_of_the_stock_framework_are_loaded_in_place(directory, tmp_path):
     theirs = tmp_path / "theirs"
     (theirs / "optimizer").mkdir(parents=True)
     (theirs / "state.json").write_text("{}")
@@ -129,7 +129,7 @@ def test_what_something_else_wrote_is_loaded_where_it_is(directory, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["optimizer/rank_0.pt", "model.safetensors", "state.json"])
-def test_damage_is_found_wherever_it_is(directory, name):
+def test_damage_of_each_file_in_memory_and_on_storage_is_detected(directory, name):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in (1, 2):
             one.save_checkpoint(step, files(step), DISK)
@@ -143,7 +143,7 @@ def test_damage_is_found_wherever_it_is(directory, name):
     assert [place.name.startswith("quarantine") for place in (directory / ".fastckpt").glob("quarantine*")] == [True]
 
 
-def test_checkpoints_of_another_kind_are_no_fresh_start(directory):
+def test_a_framework_with_checkpoints_of_another_kind_is_no_fresh_start(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         one.save_checkpoint(1, files(1), DISK)
     other = FolderCheckpointer(directory, RequiredFiles("other.json", "other.json"))
@@ -151,7 +151,7 @@ def test_checkpoints_of_another_kind_are_no_fresh_start(directory):
         other.find()
 
 
-def test_files_of_a_later_save_may_be_others(directory):
+def test_saves_whose_files_change_names_and_sizes_hold_their_own(directory):
     """Names come and go, files grow and shrink: the slots have what the last save had."""
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in range(1, 10):
@@ -167,7 +167,7 @@ def test_files_of_a_later_save_may_be_others(directory):
         stored.verify()
 
 
-def test_names_with_numbers_of_steps_take_no_more_memory(directory):
+def test_file_names_with_step_numbers_take_no_more_memory(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in range(1, 13):
             numbered = {f"global_step{step}/rank_0.pt": {"w": torch.full((1 << 18,), float(step))}}
@@ -180,7 +180,7 @@ def test_names_with_numbers_of_steps_take_no_more_memory(directory):
             assert torch.load(found.path / "global_step12/rank_0.pt")["w"][0] == 12
 
 
-def test_files_that_not_every_save_has(directory):
+def test_files_that_only_some_saves_have_are_kept_with_their_save(directory):
     """Some come and go, others have a new name each time; each is what its save had."""
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in range(1, 21):
@@ -210,7 +210,7 @@ def test_files_that_not_every_save_has(directory):
         "state.json/x",
     ],
 )
-def test_names_that_no_file_can_have(directory, name):
+def test_names_that_no_file_can_have_are_refused_at_once(directory, name):
     """They are refused at once: nothing is saved elsewhere, and no save goes on that would never count."""
     with FolderCheckpointer(directory, NEEDS) as one:
         one.save_checkpoint(1, files(1), storage_type=MEMORY)
@@ -224,7 +224,7 @@ def test_names_that_no_file_can_have(directory, name):
                 assert (found.path / odd).read_bytes() == b"x"
 
 
-def test_memory_that_is_removed_is_made_anew(directory):
+def test_a_removed_arena_of_framework_files_is_created_again(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         one.save_checkpoint(1, files(1), DISK)
         one.wait_latest_checkpoint()
@@ -242,7 +242,7 @@ def test_memory_that_is_removed_is_made_anew(directory):
         assert one.save_checkpoint(3, files(3), storage_type=MEMORY)
 
 
-def test_what_users_did_with_directories_is_theirs(directory):
+def test_directories_that_users_changed_are_left_alone(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in (3, 4):
             one.save_checkpoint(step, files(step), DISK, named=CheckpointNames(f"step{step}"))
@@ -266,7 +266,7 @@ def test_what_users_did_with_directories_is_theirs(directory):
 
 
 @pytest.mark.parametrize("called", ["../../elsewhere", "/tmp/elsewhere", "", 5, None, ["a"]])
-def test_a_strangers_manifest_says_nothing_of_other_places(directory, tmp_path, called):
+def test_a_manifest_that_names_an_outside_folder_reaches_no_other_path(directory, tmp_path, called):
     (tmp_path / "state.json").write_text("{}")
     (tmp_path / "rank").write_bytes(b"1")
     images = {"state.json": tmp_path / "state.json", "optimizer/rank_0.pt": tmp_path / "rank"}
@@ -275,7 +275,7 @@ def test_a_strangers_manifest_says_nothing_of_other_places(directory, tmp_path, 
         assert found.path.name == "checkpoint-7" and found.path.is_relative_to(one._writer.link.arena)
 
 
-def test_a_history_that_is_begun_anew_by_the_same_training_is_no_other_line(directory):
+def test_a_history_reopened_by_the_same_job_stays_in_its_line_of_training(directory):
     """As Trainer does for a step that was measured since it was saved."""
     with FolderCheckpointer(directory, NEEDS, KeepLatestStepStrategy(1, str(directory))) as one:
         for step in (1, 2, 3):

@@ -28,7 +28,7 @@ from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, parser_of_all
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 MODEL, STATE, OPTIMIZER = "model.safetensors", "state.json", "optimizer/first.pt"
 
@@ -45,7 +45,7 @@ def main() -> None:
     args = parse_arguments()
     rank = dist.get_rank()
     log = Log(args.out, rank)
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

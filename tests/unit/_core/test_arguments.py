@@ -63,7 +63,7 @@ def _no_saver() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mistake", DDP)
-def test_a_wrong_value_is_answered(mistake: str, tmp_path: Path) -> None:
+def test_a_wrong_value_is_refused_with_value_limit_and_remedy(mistake: str, tmp_path: Path) -> None:
     call, text = DDP[mistake]
     with DdpCheckpointer(tmp_path / "checkpoints") as checkpointer, pytest.raises(ConfigError, match=text):
         call(checkpointer)
@@ -71,7 +71,9 @@ def test_a_wrong_value_is_answered(mistake: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
 @pytest.mark.parametrize("mistake", FSDP)
-def test_a_value_in_another_ones_place_is_answered(mistake: str, kind: type[Any], tmp_path: Path) -> None:
+def test_a_value_in_place_of_another_argument_is_refused_with_a_remedy(
+    mistake: str, kind: type[Any], tmp_path: Path
+) -> None:
     call, text = FSDP[mistake]
     with kind(tmp_path / "checkpoints") as checkpointer:
         checkpointer.save_checkpoint(0, MODEL, ADAM)
@@ -80,7 +82,7 @@ def test_a_value_in_another_ones_place_is_answered(mistake: str, kind: type[Any]
 
 
 @pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
-def test_an_optimizer_that_is_none_is_left_out(kind: type[Any], tmp_path: Path) -> None:
+def test_an_optimizer_that_is_none_is_omitted(kind: type[Any], tmp_path: Path) -> None:
     with kind(tmp_path / "checkpoints") as checkpointer:
         checkpointer.save_checkpoint(0, MODEL, None, {"epoch": 3})
         assert checkpointer.load_checkpoint(MODEL, None) == {"epoch": 3}

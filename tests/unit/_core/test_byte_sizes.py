@@ -1,4 +1,4 @@
-"""Sizes are given in the unit that fits them: what is there is never said to be nothing."""
+"""Sizes are printed in the unit that fits them: a nonzero size is never printed as zero."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from fastckpt._core.byte_sizes import binary, decimal
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (2 * 10**9, "2.0 GB"), (10**14, "100.0 TB")],
 )
-def test_decimal(count: int, text: str):
+def test_decimal_sizes_are_printed_in_fitting_units(count: int, text: str):
     assert decimal(count) == text
 
 
@@ -17,5 +17,5 @@ def test_decimal(count: int, text: str):
     ("count", "text"),
     [(1023, "1023 B"), (1024, "1.0 KiB"), (64 << 20, "64.0 MiB"), (2**30 - 2**20, "1023.0 MiB"), (3 << 29, "1.5 GiB")],
 )
-def test_binary(count: int, text: str):
+def test_binary_sizes_are_printed_in_fitting_units(count: int, text: str):
     assert binary(count) == text

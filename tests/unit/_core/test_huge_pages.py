@@ -29,7 +29,7 @@ def mappings():
     ("offset", "length"),
     [(0, SIZE), (0, 1), (4096, HUGE), (HUGE, HUGE), (HUGE - 4096, 4096), (2 * HUGE + 4096, HUGE - 4091), (3 * HUGE, 5)],
 )
-def test_a_window_shows_its_part(descriptor, offset, length):
+def test_a_window_maps_its_part_of_a_file(descriptor, offset, length):
     before = mappings()
     with window(descriptor, offset, length) as part, part.view() as view:
         assert bytes(view) == os.pread(descriptor, length, offset)
@@ -38,14 +38,14 @@ def test_a_window_shows_its_part(descriptor, offset, length):
     assert mappings() == before
 
 
-def test_a_file_in_memory_is_told_from_one_on_a_disk(descriptor):
+def test_files_in_memory_are_distinguished_from_files_on_a_disk(descriptor):
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         assert is_in_memory(file.fileno())
     assert not is_in_memory(descriptor)
     assert not is_in_memory(-1)
 
 
-def test_what_cannot_be_mapped_raises(descriptor):
+def test_a_window_that_cannot_be_mapped_raises(descriptor):
     before = mappings()
     for bad in (-1, os.open("/", os.O_RDONLY)):
         with pytest.raises(OSError), window(bad, 0, HUGE):
@@ -56,7 +56,7 @@ def test_what_cannot_be_mapped_raises(descriptor):
     assert mappings() == before
 
 
-def test_it_ends_when_its_user_fails(descriptor):
+def test_a_window_is_unmapped_when_its_user_fails(descriptor):
     before = mappings()
     with pytest.raises(KeyError), window(descriptor, 0, mmap.PAGESIZE):
         raise KeyError

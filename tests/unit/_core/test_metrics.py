@@ -1,4 +1,4 @@
-"""Events are for whoever looks on: losing them stops nobody."""
+"""Events inform observers: losing them stops no job."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def no_events_after() -> Iterator[None]:
     metrics.write_events_to("")
 
 
-def test_an_event_is_a_line(tmp_path: Path) -> None:
+def test_an_event_is_written_as_one_line_of_json(tmp_path: Path) -> None:
     metrics.write_events_to(str(tmp_path / "events"))
     metrics.event("saved", step=7)
     (line,) = (tmp_path / "events").read_text().splitlines()
@@ -37,7 +37,7 @@ def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path, monkeypatch: 
     assert metrics.counts["events_lost"] - lost >= 4
 
 
-def test_an_event_that_is_written_in_part_is_lost(tmp_path: Path) -> None:
+def test_an_event_that_is_written_in_part_is_dropped(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from fastckpt._core import metrics

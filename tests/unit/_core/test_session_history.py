@@ -1,4 +1,4 @@
-"""Which checkpointers of a process are in step with each other."""
+"""Pairing of the checkpointers of a process that save the same steps."""
 
 import gc
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def saved(each: SessionHistory, step: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("start", [None, 10])
-def test_two_that_save_each_step_are_in_step_from_the_first(pair: Pair, start: int | None):
+def test_two_checkpointers_that_save_each_step_are_paired_from_the_first(pair: Pair, start: int | None):
     load(pair, start)
     for step in (11, 12, 15):
         assert saved(pair[0], step) == {"/b": 2}
@@ -54,7 +54,7 @@ def test_two_that_save_each_step_are_in_step_from_the_first(pair: Pair, start: i
 
 
 @pytest.mark.parametrize("start", [None, 1000])
-def test_one_that_saves_more_seldom_holds_nothing_up(pair: Pair, start: int | None):
+def test_a_checkpointer_that_saves_less_often_does_not_restrict_the_other(pair: Pair, start: int | None):
     """Every 500 and every 1,000 steps: what the second lacks, the first goes on from all the same."""
     load(pair, start, paired=False)
     for step in range(1500, 5001, 500):
@@ -63,19 +63,19 @@ def test_one_that_saves_more_seldom_holds_nothing_up(pair: Pair, start: int | No
             saved(pair[1], step)
 
 
-def test_one_that_never_loads_is_in_step_once_it_has_saved_twice(pair: Pair):
+def test_a_checkpointer_that_never_loads_is_paired_after_two_saves(pair: Pair):
     loaded(pair[0], SaveId(0, 10), {})
     found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12, 13)]
     assert found == [({}, {}), ({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
 
 
-def test_what_was_saved_by_an_earlier_version_is_paired_after_two_steps(pair: Pair):
+def test_saves_of_an_earlier_version_are_paired_after_two_steps(pair: Pair):
     load(pair, 10, paired=False)
     found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12)]
     assert found == [({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
 
 
-def test_those_of_other_ranks_and_closed_ones_are_none(pair: Pair):
+def test_checkpointers_of_other_ranks_and_closed_ones_are_not_paired(pair: Pair):
     load(pair, 10)
     other = history("/c", 1, 3)
     loaded(other, SaveId(0, 10), {BESIDE: {"/a": 1}})

@@ -1,4 +1,4 @@
-"""A torch that is too old is told in one sentence, a newer one than was tried in a warning."""
+"""Torch versions: one too old is reported in one sentence, a newer one than was tried in a warning."""
 
 import os
 import subprocess
@@ -32,19 +32,19 @@ def python(folder: Path, torch: str, *arguments: str) -> subprocess.CompletedPro
     )
 
 
-def test_the_range_is_that_of_the_project():
+def test_the_supported_torch_versions_are_those_of_the_project_file():
     assert NEEDED in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_says_in_one_line_that_torch_is_too_old(tmp_path: Path, command: str):
+def test_a_command_reports_in_one_line_that_torch_is_too_old(tmp_path: Path, command: str):
     ended = python(tmp_path, "2.8.0+cu128", *COMMANDS[command])
     assert ended.returncode == 2 and not ended.stdout
     needs = f"torch 2.8.0+cu128 is too old for fastckpt; pip install '{NEEDED}'"
     assert ended.stderr == f"{command}: error: {needs}\n"
 
 
-def test_a_script_says_last_that_torch_is_too_old(tmp_path: Path):
+def test_a_script_reports_last_that_torch_is_too_old(tmp_path: Path):
     ended = python(tmp_path, "2.9.1", "-c", "from fastckpt.ddp import DdpCheckpointer")
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].endswith(f"torch 2.9.1 is too old for fastckpt; pip install '{NEEDED}'")
@@ -57,6 +57,6 @@ def test_a_newer_torch_gets_a_warning(tmp_path: Path):
 
 
 @pytest.mark.parametrize("release", ["2.10.0a0+git", "2.15.1", "unknown"])
-def test_others_get_none(tmp_path: Path, release: str):
+def test_prerelease_and_unknown_torch_versions_get_no_warning(tmp_path: Path, release: str):
     ended = python(tmp_path, release, "-c", "import fastckpt")
     assert (ended.returncode, ended.stderr) == (0, "")

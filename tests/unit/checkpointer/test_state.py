@@ -1,4 +1,4 @@
-"""What a training consists of, whatever wraps its model."""
+"""Objects of a training run, whatever wraps its model."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fastckpt.data import ResumableDataLoader
 from tests.unit._core.client.test_collective import in_ranks
 
 
-def test_a_module_is_found_in_its_wrappers(tmp_path: Path) -> None:
+def test_a_module_is_found_inside_its_wrappers(tmp_path: Path) -> None:
     def job(rank: int) -> list[Any]:
         whole = DistributedDataParallel(nn.Linear(4, 4))
         return [unwrapped(whole) is whole.module, unwrapped(nn.DataParallel(whole.module)) is whole.module]
@@ -20,7 +20,7 @@ def test_a_module_is_found_in_its_wrappers(tmp_path: Path) -> None:
     assert in_ranks(tmp_path, job) == [[True, True]] * 2
 
 
-def test_a_further_loader_of_which_ranks_took_unlike_numbers_of_batches_goes_on_where_each_was() -> None:
+def test_a_second_loader_resumes_at_the_position_of_each_rank() -> None:
     """As with DDP's join, where a rank without a batch has ended its loop before the others."""
 
     def ranks() -> list[tuple[ResumableDataLoader, TrainingState]]:

@@ -1,4 +1,4 @@
-"""A batch that the training fetches ahead, as docs/data.md has it, is used once all the same."""
+"""A batch that a loop fetches ahead, as in docs/data.md, is used once all the same."""
 
 import logging
 import re
@@ -41,13 +41,13 @@ def run(directory: Path, first: int, max_steps: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("stop", [3, 7, 8], ids=["within an epoch", "at its end", "in the next one"])
-def test_each_batch_is_used_once_across_a_resume(tmp_path: Path, stop: int):
+def test_each_prefetched_batch_is_used_once_across_a_resume(tmp_path: Path, stop: int):
     whole = run(tmp_path / "whole", -1, 12)
     parts = run(tmp_path / "parts", -1, stop) + run(tmp_path / "parts", stop, 12)
     assert parts == whole
 
 
-def test_a_look_at_a_batch_is_warned_of_once_and_not_if_the_position_is_put_back(caplog, monkeypatch):
+def test_peeking_at_a_batch_warns_once_unless_the_position_is_restored(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
     loader = ResumableDataLoader(list(range(20)), batch_size=3)
     position = loader.state_dict()

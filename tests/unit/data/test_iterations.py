@@ -27,7 +27,7 @@ def loader_of(state: dict[str, Any] | None = None, **options: Any) -> ResumableD
 
 
 @pytest.mark.parametrize("saved", range(1, 10))
-def test_a_batch_of_a_new_iteration_each_time_goes_on_at_an_epochs_end(saved: int) -> None:
+def test_a_loop_with_a_new_iterator_per_batch_resumes_at_an_epochs_end(saved: int) -> None:
     """Also if the job is killed once more, before it has shown how it goes through the loader."""
 
     def take(loader: ResumableDataLoader, steps: int) -> list[list[int]]:
@@ -42,7 +42,7 @@ def test_a_batch_of_a_new_iteration_each_time_goes_on_at_an_epochs_end(saved: in
     assert batches == whole
 
 
-def test_a_loop_with_epochs_of_one_batch_still_has_its_epochs_end() -> None:
+def test_a_loop_with_epochs_of_one_batch_reaches_its_epochs_end() -> None:
     """What follows the loop, such as a validation, comes after a resume, too."""
     loader = ResumableDataLoader(list(range(4)), 4, num_replicas=1, rank=0)
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_a_loop_with_epochs_of_one_batch_still_has_its_epochs_end() -> None:
 
 @pytest.mark.parametrize("collects", [False, True])
 @pytest.mark.parametrize("dataset", [Indexed(8), Endless(8)])
-def test_itertools_cycle_goes_on_at_an_epochs_end_and_is_warned_of(
+def test_itertools_cycle_resumes_at_an_epochs_end_with_a_warning(
     dataset: Any, collects: bool, caplog, monkeypatch
 ) -> None:
     """Also where the cycle has become an old object before the first batch."""
@@ -74,7 +74,7 @@ def test_itertools_cycle_goes_on_at_an_epochs_end_and_is_warned_of(
     assert len([next(itertools.cycle(again)) for _ in range(2)]) == 2 and again.epoch == 1
 
 
-def test_a_cycle_of_other_things_beside_a_loader_is_none_of_it(caplog, monkeypatch) -> None:
+def test_a_cycle_of_other_objects_beside_a_loader_gets_no_warning(caplog, monkeypatch) -> None:
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
     loader = loader_of()
     for epoch, _ in zip(range(2), itertools.cycle([0]), strict=False):
@@ -101,7 +101,7 @@ def threaded(loader: ResumableDataLoader) -> Iterator[Any]:
 
 @pytest.mark.parametrize("saved", range(1, 9))
 @pytest.mark.parametrize("ahead", [fetching, threaded])
-def test_what_is_fetched_ahead_is_not_lost(ahead: Callable[..., Iterator[Any]], saved: int) -> None:
+def test_batches_fetched_ahead_are_not_lost_by_a_resume(ahead: Callable[..., Iterator[Any]], saved: int) -> None:
     def train(loader: ResumableDataLoader, steps: int) -> tuple[list[list[int]], dict[str, Any]]:
         used: list[list[int]] = []
         while len(used) < steps:
@@ -118,7 +118,7 @@ def test_what_is_fetched_ahead_is_not_lost(ahead: Callable[..., Iterator[Any]], 
     assert before + after == whole
 
 
-def test_counting_what_was_used_is_checked() -> None:
+def test_wrong_counts_of_used_batches_are_refused() -> None:
     loader = loader_of(ahead=True)
     with pytest.raises(ConfigError, match=r"used\(1\), but 0 batches"):
         loader.used()
@@ -139,7 +139,7 @@ def test_counting_what_was_used_is_checked() -> None:
         loader_of().used()
 
 
-def test_it_has_the_attributes_of_a_data_loader() -> None:
+def test_our_loader_has_the_attributes_of_a_data_loader() -> None:
     def collate(samples: list[int]) -> list[int]:
         return samples
 
@@ -159,7 +159,7 @@ def test_it_has_the_attributes_of_a_data_loader() -> None:
 
 
 @pytest.mark.parametrize("saved", range(1, 9))
-def test_a_thread_that_counts_batches_through_the_epochs_loses_none(saved: int) -> None:
+def test_a_prefetching_thread_loses_no_batch_at_epoch_ends(saved: int) -> None:
     """It asks for no batch after the last of an epoch, and goes on to the next while some are not used."""
 
     def train(loader: ResumableDataLoader, steps: int) -> tuple[list[list[int]], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a loader counts, when, and what it refuses."""
+"""Counts of a loader, their timing, and refusals."""
 
 import inspect
 import io
@@ -32,7 +32,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     return torch.load(file, weights_only=True)
 
 
-def test_a_save_at_the_end_of_each_step_leads_to_the_next() -> None:
+def test_a_save_at_the_end_of_a_step_resumes_at_the_next_batch() -> None:
     whole = [indices(batch) for epoch in range(2) for batch in loader_of(shuffle=True, seed=1)]
     loader = loader_of(shuffle=True, seed=1)
     whole = [indices(batch) for _ in range(2) for batch in loader]
@@ -44,7 +44,7 @@ def test_a_save_at_the_end_of_each_step_leads_to_the_next() -> None:
         assert [indices(batch) for _ in range(loader.epoch, 2) for batch in after] == whole[steps:]
 
 
-def test_after_the_last_batch_the_epoch_is_not_over_before_the_loop_is() -> None:
+def test_an_epoch_ends_with_its_loop_and_not_with_its_last_batch() -> None:
     """So that what follows the loop, such as a validation, comes after a resume, too."""
     loader = loader_of(4)
     iterator = iter(loader)
@@ -56,7 +56,7 @@ def test_after_the_last_batch_the_epoch_is_not_over_before_the_loop_is() -> None
     assert resumed(loader).state_dict() == loader.state_dict() == {**loader.state_dict(), "epoch": 1, "cursor": 0}
 
 
-def test_iterating_goes_on_where_it_was_broken_off() -> None:
+def test_a_new_iterator_continues_where_the_former_one_stopped() -> None:
     loader = loader_of()
     assert [indices(batch) for batch in islice(loader, 2)] == [[0, 1], [2, 3]]
     older = iter(loader)
@@ -66,7 +66,7 @@ def test_iterating_goes_on_where_it_was_broken_off() -> None:
         next(older)
 
 
-def test_set_epoch_goes_to_another_epoch_only() -> None:
+def test_set_epoch_of_the_current_epoch_keeps_the_position() -> None:
     loader = loader_of()
     next(iter(loader))
     loader.set_epoch(0)
@@ -78,7 +78,7 @@ def test_set_epoch_goes_to_another_epoch_only() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iterator_without_a_batch_yet_begins_where_the_position_was_set(num_workers: int) -> None:
+def test_an_unused_iterator_begins_at_a_position_set_later(num_workers: int) -> None:
     """Lightning makes its iterator before it tells the sampler the epoch."""
     loader, other = loader_of(shuffle=True, num_workers=num_workers), loader_of(shuffle=True)
     iterator = iter(loader)
@@ -92,7 +92,7 @@ def test_an_iterator_without_a_batch_yet_begins_where_the_position_was_set(num_w
         next(iterator)
 
 
-def test_drop_in_for_distributed_sampler_and_data_loader() -> None:
+def test_without_shuffling_batches_equal_those_of_distributed_sampler() -> None:
     """Without shuffling, the very batches that torch gives to each rank."""
     for length in (7, 8, 10, 12):
         for rank in range(2):
@@ -105,7 +105,7 @@ def test_drop_in_for_distributed_sampler_and_data_loader() -> None:
                 assert len(loader) == len(expected) and len(own) == len(sampler)
 
 
-def test_in_the_middle_of_accumulation_the_state_is_that_of_the_last_step() -> None:
+def test_amid_accumulation_the_loader_state_is_that_of_the_last_step() -> None:
     loader = loader_of(14, 1, accumulate=4)
     cursors = []
     for _ in loader:
@@ -122,7 +122,7 @@ def test_in_the_middle_of_accumulation_the_state_is_that_of_the_last_step() -> N
     assert after.state_dict() == {**after.state_dict(), "epoch": 5, "cursor": 0}
 
 
-def test_with_gradients_saved_the_state_counts_each_batch() -> None:
+def test_with_gradients_saved_the_loader_state_counts_each_batch() -> None:
     loader = loader_of(8, 1)
     assert len(list(islice(loader, 3))) == 3
     assert [indices(batch) for batch in resumed(loader)] == [[3], [4], [5], [6], [7]]
@@ -142,7 +142,7 @@ class Batched(Dataset):
         return [torch.cat([torch.tensor([float(key)]), torch.rand(1)]) for key in keys]
 
 
-def test_getitems_is_used_and_seeded_as_chosen() -> None:
+def test_getitems_of_a_data_set_is_used_and_seeded_as_chosen() -> None:
     each, whole, none = Batched(), Batched(), Batched()
     by_sample = list(ResumableDataLoader(each, 3))
     by_batch = list(ResumableDataLoader(whole, 3, seeding="batch"))
@@ -156,7 +156,7 @@ def test_getitems_is_used_and_seeded_as_chosen() -> None:
     assert all(map(torch.equal, by_batch, ResumableDataLoader(Batched(), 3, seeding="batch", num_workers=1)))
 
 
-def test_samples_come_one_by_one_without_batches() -> None:
+def test_without_a_batch_size_samples_come_one_by_one() -> None:
     loader = loader_of(3, None)
     assert [sample[0] for sample in loader] == [0, 1, 2]
     stream = ResumableDataLoader(Endless(3), None, collate_fn=lambda sample: sample[0] * 10)
@@ -164,7 +164,7 @@ def test_samples_come_one_by_one_without_batches() -> None:
     assert list(resumed(stream, collate_fn=lambda sample: sample[0] * 10)) == [20]
 
 
-def test_a_users_sampler_and_batch_sampler_go_on() -> None:
+def test_a_sampler_or_batch_sampler_of_the_user_resumes() -> None:
     for options in (
         lambda: {"sampler": WeightedRandomSampler([0.1, 0.2, 0.7, 0.5], 9), "batch_size": 2},
         lambda: {"batch_sampler": BatchSampler(SequentialSampler(range(13)), 3, False)},
@@ -179,7 +179,7 @@ def test_a_users_sampler_and_batch_sampler_go_on() -> None:
         assert len(after) == 5
 
 
-def test_batches_of_a_batch_sampler_are_shared_whole() -> None:
+def test_batches_of_a_batch_sampler_are_distributed_whole() -> None:
     batches = [[0], [1, 2, 3], [4, 5]]
     ranks = [
         ResumableDataLoader(Indexed(6), batch_sampler=batches, num_replicas=2, rank=rank, uneven=True)
@@ -231,7 +231,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "why"), REFUSED, ids=[why for _, why in REFUSED])
-def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], why: str) -> None:
+def test_invalid_loader_arguments_are_refused_at_once(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         ResumableDataLoader(Indexed(3), **options)
 
@@ -259,7 +259,7 @@ def test_data_sets_that_cannot_be_continued_are_refused() -> None:
         len(ResumableDataLoader(Endless(3)))
 
 
-def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
+def test_loader_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
     loader = loader_of(10, shuffle=True)
     next(iter(loader))
     state = loader.state_dict()
@@ -287,7 +287,7 @@ def test_a_data_set_may_grow_between_epochs() -> None:
     assert grown.epoch == 1 and len(list(grown)) == 3
 
 
-def test_the_saved_seed_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_saved_seed_overrides_that_of_the_new_loader(caplog: pytest.LogCaptureFixture) -> None:
     loader = loader_of(10, shuffle=True, seed=1)
     whole = [indices(batch) for batch in loader_of(10, shuffle=True, seed=1)]
     next(iter(loader))
@@ -296,7 +296,7 @@ def test_the_saved_seed_counts(caplog: pytest.LogCaptureFixture) -> None:
     assert "seed 1, not 2" in caplog.text
 
 
-def test_shards_go_on_with_the_same_numbers_only() -> None:
+def test_sharded_data_resume_only_with_the_same_ranks_and_workers() -> None:
     loader = ResumableDataLoader(Remembering(9), 2, num_replicas=2, rank=0)
     common, own = loader.state_dict(), loader.rank_state_dict()
     alone = ResumableDataLoader(Remembering(9), 2, num_replicas=1, rank=0)
@@ -315,12 +315,12 @@ def test_shards_go_on_with_the_same_numbers_only() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("batch_size", 2.5), ("batch_size", "2"), ("accumulate", 1.5), ("num_workers", "2")]
 )
-def test_numbers_that_are_not_whole_are_refused(name: str, value: Any) -> None:
+def test_loader_arguments_that_are_no_whole_numbers_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value!r}; give a whole number"):
         ResumableDataLoader(list(range(8)), **{name: value})
 
 
-def test_each_argument_is_named_in_the_signature_and_its_documentation():
+def test_each_loader_argument_is_in_the_signature_and_its_documentation():
     parameters = inspect.signature(ResumableDataLoader).parameters.values()
     assert {each.kind for each in parameters} == {
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

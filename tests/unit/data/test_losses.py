@@ -1,4 +1,4 @@
-"""What users do, and what befalls them, by which samples would be lost or used twice: it goes right, or is told."""
+"""Uses and accidents by which samples could be lost or used twice: handled, refused or warned of."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -35,12 +35,12 @@ class TestSamplers:
             (RandomSampler(range(16), generator=torch.Generator()), "RandomSampler keeps a generator"),
         ],
     )
-    def test_within_a_batch_sampler_are_seen(self, sampler: Any, says: str) -> None:
+    def test_samplers_within_a_batch_sampler_are_recognized(self, sampler: Any, says: str) -> None:
         batches = BatchSampler(BatchSampler(sampler, 1, False), 2, False)
         with pytest.raises(ConfigError, match=says):
             ResumableDataLoader(Indexed(16), batch_sampler=batches, num_replicas=2, rank=0)
 
-    def test_that_give_more_than_they_say_lose_nothing(self) -> None:
+    def test_samplers_longer_than_their_len_lose_no_sample(self) -> None:
         class Long(list):
             def __len__(self) -> int:
                 return 12
@@ -48,13 +48,15 @@ class TestSamplers:
         with pytest.raises(ConfigError, match="Long gives more than the 12"):
             next(iter(one(Indexed(16), sampler=Long(range(16)))))
 
-    def test_are_advanced_by_one_only(self) -> None:
+    def test_advancing_a_sampler_that_a_loader_advances_is_refused(self) -> None:
         sampler = ResumableSampler(Indexed(8), 1, 0, shuffle=False)
         for batch in ResumableDataLoader(Indexed(8), 2, sampler=sampler):
             with pytest.raises(ConfigError, match=r"leave advance\(\) out"):
                 sampler.advance(len(batch))
 
-    def test_tell_what_a_loader_may_have_dropped_and_do_not_stay_there(self, said: pytest.LogCaptureFixture) -> None:
+    def test_samplers_warn_of_samples_dropped_by_a_loader_and_end_their_epoch(
+        self, said: pytest.LogCaptureFixture
+    ) -> None:
         sampler = ResumableSampler(range(10), 1, 0)
         loader, batches = DataLoader(range(10), 4, sampler=sampler, drop_last=True), []
         for _ in range(4):
@@ -67,7 +69,7 @@ class TestSamplers:
 
 class TestEpochs:
     @pytest.mark.parametrize("accumulate", [1, 3])
-    def test_of_loops_that_take_no_more_than_there_is(self, accumulate: int) -> None:
+    def test_epochs_of_loops_that_stop_at_the_last_batch_end(self, accumulate: int) -> None:
         loader = one(Indexed(8), accumulate=accumulate)
         for epoch in range(3):
             taken = [i for batch in islice(loader, len(loader)) for i in indices(batch)]
@@ -77,12 +79,12 @@ class TestEpochs:
             assert not list(resumed)
             assert indices(next(iter(resumed))) == [0, 1]
 
-    def test_of_nothing_pass_one_by_one(self) -> None:
+    def test_epochs_of_empty_data_pass_one_by_one(self) -> None:
         loader = one(Indexed(0))
         for epoch in range(3):
             assert (list(loader), loader.epoch) == ([], epoch + 1)
 
-    def test_do_not_go_back_unnoticed(self, said: pytest.LogCaptureFixture) -> None:
+    def test_setting_an_earlier_epoch_warns(self, said: pytest.LogCaptureFixture) -> None:
         loader = one(Indexed(8))
         loader.set_epoch(3)
         next(iter(loader))
@@ -97,7 +99,7 @@ class TestEpochs:
         assert not said.text
 
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_of_data_that_change_meanwhile(self, workers: int) -> None:
+    def test_epochs_of_data_that_change_during_iteration_are_refused(self, workers: int) -> None:
         data, used = Indexed(12), []
         with pytest.raises(ConfigError, match="epoch 0 began with 12 samples, and now there are 14"):
             for batch in one(data, shuffle=True, num_workers=workers):
@@ -105,14 +107,14 @@ class TestEpochs:
                 data.length = 14
         assert len(used) < 12
 
-    def test_of_a_plain_loader_whose_data_change(self) -> None:
+    def test_epochs_of_a_plain_loader_whose_data_change_are_refused(self) -> None:
         data = list(range(3000))
         with pytest.raises(ConfigError, match="epoch 0 began with 3000 samples, and now there are 3001"):
             for index in ResumableSampler(data, 1, 0):
                 data += [index] if len(data) == 3000 else []
 
     @pytest.mark.parametrize("world", [1, 3])
-    def test_that_have_ended_need_not_be_the_same(self, world: int) -> None:
+    def test_data_may_change_after_a_finished_epoch(self, world: int) -> None:
         """As data that grow are resumed from what was kept of the end of an epoch."""
         ended = one(Indexed(8), shuffle=True)
         list(islice(ended, len(ended)))
@@ -122,7 +124,7 @@ class TestEpochs:
             assert (list(again), again.epoch) == ([], 1)
             assert sum(len(indices(batch)) for batch in again) == 12 // world
 
-    def test_of_data_that_change_in_a_pause(self) -> None:
+    def test_epochs_of_data_that_change_in_a_pause_are_refused(self) -> None:
         data = Indexed(12)
         loader = one(data, shuffle=True)
         next(iter(loader))
@@ -151,7 +153,7 @@ class Flaky(IterableDataset):
 @pytest.mark.parametrize("bad", [0, 4, 5, 11])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
-def test_an_error_of_a_stream_is_not_its_end(bad: int, sharded: bool, options: dict[str, Any]) -> None:
+def test_an_error_of_a_stream_does_not_end_the_epoch(bad: int, sharded: bool, options: dict[str, Any]) -> None:
     loader, used, errors = one(Flaky(bad), sharded=sharded, repeatable=True, **options), [], 0
     while loader.epoch == 0:
         try:
@@ -163,7 +165,7 @@ def test_an_error_of_a_stream_is_not_its_end(bad: int, sharded: bool, options: d
 
 
 @pytest.mark.parametrize("make", [Endless, OwnShards])
-def test_a_stream_that_ends_before_the_position_is_another(make: Callable[[int], Any]) -> None:
+def test_a_stream_that_ends_before_the_saved_position_is_refused(make: Callable[[int], Any]) -> None:
     def start(length: int) -> ResumableDataLoader:
         return one(make(length), sharded=make is OwnShards)
 
@@ -181,7 +183,7 @@ def test_a_stream_that_ends_before_the_position_is_another(make: Callable[[int],
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
-def test_a_pass_that_was_broken_off_leaves_no_trace(options: dict[str, Any]) -> None:
+def test_an_iteration_that_was_broken_off_changes_no_later_batch(options: dict[str, Any]) -> None:
     loader = one(Remembering(8), **options)
     for batch in loader:
         if 2 in batch.tolist():
@@ -210,14 +212,16 @@ def stop_at_4(samples: list[int]) -> torch.Tensor:
     ("dataset", "options"),
     [(Stops(8), {}), (range(8), {"collate_fn": stop_at_4}), (StopsIterating(), {"collate_fn": stop_at_4})],
 )
-def test_a_stop_of_the_data_set_is_not_the_end_of_an_epoch(dataset: Any, options: dict[str, Any], workers: int) -> None:
+def test_a_stop_iteration_raised_by_a_data_set_does_not_end_the_epoch(
+    dataset: Any, options: dict[str, Any], workers: int
+) -> None:
     loader = one(dataset, num_workers=workers, **options)
     with pytest.raises(RuntimeError, match="epoch 0 broke off before its end"):
         list(loader)
     assert (loader.epoch, loader.state_dict()["cursor"]) == (0, 4)
 
 
-def test_what_was_made_before_there_were_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_created_before_the_process_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [ResumableDataLoader(Indexed(8)), ResumableSampler(range(8))]
     given = [ResumableDataLoader(Indexed(8), num_replicas=1, rank=0), ResumableSampler(range(8), 1, 0)]
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
@@ -234,7 +238,7 @@ def test_what_was_made_before_there_were_ranks_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("length", [6, 7])
-def test_a_state_at_the_end_of_a_shard_is_not_that_of_its_beginning(length: int) -> None:
+def test_a_state_at_the_end_of_a_shard_resumes_at_its_end(length: int) -> None:
     """The data set goes back to its beginning before the last batch is handed out, if it was found to have no more."""
 
     def start() -> list[ResumableDataLoader]:
@@ -248,13 +252,13 @@ def test_a_state_at_the_end_of_a_shard_is_not_that_of_its_beginning(length: int)
         assert sorted(i for loader in resumed for batch in loader for i in batch.tolist()) == samples
 
 
-def test_a_sampler_without_samples_is_one() -> None:
+def test_an_empty_sampler_is_accepted() -> None:
     sampler = ResumableSampler(range(2), 3, 0, shuffle=False, drop_last=True)
     loader = ResumableDataLoader(range(2), 1, sampler=sampler)
     assert (list(loader), len(loader), loader.sampler is sampler) == ([], 0, True)
 
 
-def test_a_stream_that_is_there_once_cannot_fill_up() -> None:
+def test_a_stream_that_opens_once_cannot_fill_incomplete_batches() -> None:
     class Once(IterableDataset):
         def __init__(self) -> None:
             self.samples = iter(range(7))
@@ -268,7 +272,7 @@ def test_a_stream_that_is_there_once_cannot_fill_up() -> None:
         list(loaders[1])
 
 
-def test_a_stream_whose_own_loader_counts_is_refused_with_the_name_of_that() -> None:
+def test_a_stream_with_a_counting_loader_of_its_own_is_refused_naming_it() -> None:
     """As MosaicML's StreamingDataset, whose methods these are."""
 
     class Streaming(Endless):

@@ -29,12 +29,12 @@ def outputs(key: int, length: int) -> list[int]:
     return numbers
 
 
-def test_the_generator_is_the_published_one() -> None:
+def test_the_generator_of_orders_equals_its_published_reference() -> None:
     assert outputs(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # Vigna's test vector
     assert [mix((1234567 + i * GAMMA) & MASK) for i in range(3)] == outputs(1234567, 3)
 
 
-def test_torch_ranks_the_same_numbers() -> None:
+def test_permutations_equal_the_sort_of_the_generators_numbers() -> None:
     draw = random.Random(0)
     for _ in range(300):
         key, length = draw.getrandbits(64), draw.randrange(200)
@@ -42,7 +42,7 @@ def test_torch_ranks_the_same_numbers() -> None:
         assert permutation(key, length).tolist() == sorted(range(length), key=signed.__getitem__)
 
 
-def test_orders_never_change() -> None:
+def test_orders_of_epochs_equal_those_of_earlier_versions() -> None:
     """Checkpoints of earlier versions depend on these."""
     order = IndexOrder(Indexed(10), shuffle=True)
     assert order.take(0, 0, range(10)) == GOLDEN[0]
@@ -52,7 +52,7 @@ def test_orders_never_change() -> None:
 GOLDEN = ([7, 2, 3, 5, 1, 9, 0, 8, 4, 6], [2, 7, 9, 8, 0, 1, 5, 4, 6, 3])
 
 
-def test_orders_are_even() -> None:
+def test_orders_of_epochs_are_uniformly_distributed() -> None:
     """Each of the 24 orders of four samples comes as often as the others, over epochs as over seeds."""
     for keys in ([(1, epoch) for epoch in range(4800)], [(seed, 0) for seed in range(4800)]):
         counts = Counter(tuple(permutation(mix(0, *key), 4).tolist()) for key in keys)
@@ -60,7 +60,7 @@ def test_orders_are_even() -> None:
         assert len(counts) == 24 and chi_square < 49.7  # 23 degrees of freedom: exceeded once in 1000
 
 
-def test_numpy_and_python_draw_unlike_numbers() -> None:
+def test_numpy_torch_and_python_draw_unlike_numbers_from_one_seed() -> None:
     with generators_kept():
         for seed in (0, 2**40, 2**64 - 1):
             seed_generators(seed)
@@ -68,7 +68,7 @@ def test_numpy_and_python_draw_unlike_numbers() -> None:
             assert len(set(drawn())) == 3
 
 
-def test_drawn_orders_depend_on_seed_and_epoch_alone() -> None:
+def test_orders_drawn_by_samplers_depend_on_seed_and_epoch_alone() -> None:
     sampler = RandomSampler(Indexed(20))
     order, before = DrawnOrder(sampler), torch.get_rng_state()
     first = order.take(5, 0, range(20))
@@ -83,7 +83,7 @@ def test_drawn_orders_depend_on_seed_and_epoch_alone() -> None:
     assert set(weighted.take(0, 0, range(12))) <= {0, 1, 2}
 
 
-def test_samplers_that_could_not_be_continued_are_refused() -> None:
+def test_samplers_that_cannot_be_resumed_are_refused() -> None:
     with pytest.raises(ConfigError, match="keeps a generator of its own, generator"):
         DrawnOrder(RandomSampler(Indexed(3), generator=torch.Generator()))
     with pytest.raises(ConfigError, match="shards among ranks by itself"):
@@ -93,7 +93,7 @@ def test_samplers_that_could_not_be_continued_are_refused() -> None:
 
 
 @pytest.mark.parametrize("generator", [np.random.default_rng(7), np.random.RandomState(7), random.Random(7)])
-def test_a_sampler_with_a_generator_of_its_own_is_refused_wherever_it_keeps_it(generator: Any) -> None:
+def test_a_sampler_with_its_own_generator_is_refused_wherever_it_is_stored(generator: Any) -> None:
     class Own(Sampler[int]):
         def __init__(self, **kept: Any) -> None:
             self.__dict__ |= kept
@@ -112,7 +112,7 @@ def test_a_sampler_with_a_generator_of_its_own_is_refused_wherever_it_keeps_it(g
         DrawnOrder(Own()).take(0, 0, range(3))
 
 
-def test_keys_that_print_otherwise_in_each_process_are_refused_before_anything_is_handed_out() -> None:
+def test_keys_whose_repr_differs_between_processes_are_refused_at_once() -> None:
     class Objects(list[Any]):
         def __iter__(self) -> Iterator[Any]:
             return iter([object() for _ in range(4)])
@@ -121,7 +121,7 @@ def test_keys_that_print_otherwise_in_each_process_are_refused_before_anything_i
         DrawnOrder(Objects(range(4))).take(0, 0, range(3))
 
 
-def test_a_sampler_that_counts_epochs_until_it_is_told_one_is_no_such() -> None:
+def test_a_sampler_with_set_epoch_that_counts_epochs_itself_is_accepted() -> None:
     class Counting(Sampler[int]):
         epoch = 0
 

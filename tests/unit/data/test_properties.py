@@ -56,7 +56,9 @@ def options(rest: str) -> dict[str, bool]:
 @pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
 @given(length=st.integers(0, 40), seed=st.integers(-(2**63), 2**63 - 1), events=st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_each_sample_once_whatever_changes(rest: str, length: int, seed: int, events: random.Random) -> None:
+def test_each_sample_is_used_once_whatever_changes_between_launches(
+    rest: str, length: int, seed: int, events: random.Random
+) -> None:
     job = Job(Indexed(length), {"shuffle": True, "seed": seed, **options(rest)})
     widths = run(job, events, lambda: (events.randint(1, 5), events.randint(1, 4)))
     check(job, widths, length, rest, lambda epoch: permutation(mix(ORDER, seed, epoch), length).tolist())
@@ -65,14 +67,16 @@ def test_each_sample_once_whatever_changes(rest: str, length: int, seed: int, ev
 @pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
 @given(length=st.integers(0, 30), events=st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_a_stream_that_all_share_is_used_once_whatever_changes(rest: str, length: int, events: random.Random) -> None:
+def test_a_shared_stream_is_used_once_whatever_changes_between_launches(
+    rest: str, length: int, events: random.Random
+) -> None:
     job = Job(Endless(length), options(rest))
     widths = run(job, events, lambda: (events.randint(1, 4), events.randint(1, 3)))
     check(job, widths, length, rest, lambda _: list(range(length)))
 
 
 @pytest.mark.parametrize("rest", list(Remainder))
-def test_ranks_share_each_step_by_the_rule(rest: Remainder) -> None:
+def test_ranks_share_each_step_by_the_documented_rule(rest: Remainder) -> None:
     """The pure part: thousands of epochs during which world and batch change at each step."""
     draw = random.Random(rest.name)
     for _ in range(3000):
@@ -99,7 +103,7 @@ def test_ranks_share_each_step_by_the_rule(rest: Remainder) -> None:
 
 
 @pytest.mark.parametrize("rest", list(Remainder))
-def test_steps_are_those_of_an_epoch(rest: Remainder) -> None:
+def test_the_number_of_steps_is_that_of_an_epoch(rest: Remainder) -> None:
     for length in range(40):
         for world in range(1, 6):
             for batch in range(1, 5):

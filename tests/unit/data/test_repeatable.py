@@ -111,13 +111,15 @@ def test_a_stream_that_differs_between_openings_is_refused(make: Any, says: str,
         next(iter(loader))
 
 
-def test_one_that_was_read_to_its_end_is_refused() -> None:
+def test_a_stream_that_was_read_to_its_end_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sample 0 is missing there \(the stream has ended\)"):
         next(iter(ResumableDataLoader(Once(20), 4)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_it_is_accepted_with_a_line_at_each_start(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing is read that is not handed out."""
     loader = ResumableDataLoader(Once(100), 4, repeatable=False, num_workers=workers)
     assert [indices(batch) for batch in loader] == [list(range(i, i + 4)) for i in range(0, 100, 4)]
@@ -130,21 +132,21 @@ def test_it_is_accepted_with_a_line_at_each_start(workers: int, caplog: pytest.L
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("seed", [5, "global"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_seeded_one_is_used_once(seed: int | str, workers: int, sharded: bool) -> None:
+def test_a_seeded_stream_is_used_once(seed: int | str, workers: int, sharded: bool) -> None:
     used = killed_every(lambda: Buffered(90, seed), 7, 2, sharded=sharded and not workers, num_workers=workers)
     assert [sorted(epoch) for epoch in used] == [list(range(90))] * 2 and used[0] != used[1]
 
 
 @pytest.mark.parametrize("make", [Endless, OwnShards, Remembering])
 @pytest.mark.parametrize("length", [0, 1, 5, 31, 33])
-def test_short_streams_are_handed_out_whole(make: Any, length: int) -> None:
+def test_short_streams_are_used_completely(make: Any, length: int) -> None:
     """Also where a worker's shard is empty."""
     options = {"sharded": make is OwnShards, "num_workers": 2, "uneven": make is Endless}
     seen = [i for batch in ResumableDataLoader(make(length), 4, **options) for i in indices(batch)]
     assert sorted(seen) == list(range(length))
 
 
-def test_waiting_for_a_second_opening_is_told(
+def test_waiting_for_the_second_opening_of_a_stream_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a pipe that has one writer."""
@@ -163,7 +165,7 @@ def test_waiting_for_a_second_opening_is_told(
     assert "if it can be opened once only, pass repeatable=False" in caplog.text
 
 
-def test_believing_it_spares_the_trial() -> None:
+def test_repeatable_true_opens_a_stream_only_once() -> None:
     class Counting(Endless):
         opened = 0
 
@@ -184,7 +186,7 @@ def test_believing_it_spares_the_trial() -> None:
     assert Counting.opened == 1, "at a restart nothing is tried"
 
 
-def test_a_trial_leaves_the_generators_as_they_were() -> None:
+def test_a_trial_opening_of_a_stream_restores_random_generators() -> None:
     for seeding in ("sample", "none"):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
         loader = ResumableDataLoader(Buffered(50, 1), None, seeding=seeding)
@@ -203,9 +205,7 @@ def test_a_trial_leaves_the_generators_as_they_were() -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_another_stream_after_a_restart_is_warned_of(
-    sharded: bool, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     """As one that is seeded by the clock where it is made: both openings of a start are alike."""
     options = {"sharded": sharded, "num_workers": workers, "seeding": "none", "collate_fn": list}
 
@@ -285,7 +285,9 @@ def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 0), (True, 2)])
-def test_hugging_faces_shuffle_buffer_is_counted(sharded: bool, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shuffle_buffer_of_hugging_face_is_resumed_by_count(
+    sharded: bool, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     used = killed_every(
         lambda: hugging_face(120).shuffle(seed=1, buffer_size=50), 9, 2, sharded=sharded, num_workers=workers
     )
@@ -294,7 +296,7 @@ def test_hugging_faces_shuffle_buffer_is_counted(sharded: bool, workers: int, ca
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_hugging_faces_shuffle_without_a_seed_is_refused(workers: int) -> None:
+def test_a_shuffle_of_hugging_face_without_a_seed_is_refused(workers: int) -> None:
     """All openings of one process are alike; each start has another generator."""
     interleaved = datasets.interleave_datasets([hugging_face(50), hugging_face(50)], probabilities=[0.5, 0.5])
     for made in (hugging_face(50).shuffle(), interleaved):
@@ -303,7 +305,7 @@ def test_hugging_faces_shuffle_without_a_seed_is_refused(workers: int) -> None:
     next(iter(ResumableDataLoader(hugging_face(50).shuffle(), 4, repeatable=False)))
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on_by_its_count() -> None:
+def test_a_checkpoint_of_an_earlier_version_resumes_a_stream_by_count() -> None:
     def make() -> Any:
         return hugging_face(120).shuffle(seed=1, buffer_size=50)
 
@@ -318,7 +320,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_by_its_count() -> None:
     assert taken + [i for batch in again for i in batch_of(batch)] == whole
 
 
-def test_a_state_that_leads_elsewhere_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     for workers in (0, 2):
         used = killed_every(lambda: Packed(50), 5, 2, num_workers=workers)
         assert [sorted(epoch) for epoch in used] == [list(range(50))] * 2
@@ -331,13 +333,13 @@ def test_a_state_that_leads_elsewhere_is_noticed(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize(("length", "most"), [(2, 2), (3, 3), (5, 4), (40, 2), (40, 7), (40, 8), (40, 30)])
-def test_it_is_noticed_however_much_is_held_ready(length: int, most: int) -> None:
+def test_a_wrong_stream_state_is_noticed_whatever_the_stream_buffers(length: int, most: int) -> None:
     for batches in range(1, length // 4 + 2):
         used = killed_every(lambda: Packed(length, most), batches, 2)
         assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_conflicting_stream_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="Endless has no state_dict to go on by"):
         ResumableDataLoader(Endless(3), count=False)
     for name in ("repeatable", "count"):
@@ -348,7 +350,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 # ---------- webdataset ----------
 
 
-def test_webdatasets_own_shuffle_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_shuffle_of_webdataset_is_refused_with_a_remedy(tmp_path: Path) -> None:
     names = tars(tmp_path, 100)
     for sharded in (False, True):
         made = web(names, shardshuffle=4).shuffle(50).map(number)
@@ -357,7 +359,7 @@ def test_webdatasets_own_shuffle_is_refused_with_the_remedy(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_remedy_uses_each_sample_once(tmp_path: Path, workers: int) -> None:
+def test_the_remedy_for_webdataset_uses_each_sample_once(tmp_path: Path, workers: int) -> None:
     names = tars(tmp_path, 100)
 
     def make() -> Any:
@@ -373,7 +375,7 @@ def test_the_remedy_uses_each_sample_once(tmp_path: Path, workers: int) -> None:
     assert [sorted(epoch) for epoch in seeded] == [list(range(100))] * 2
 
 
-def test_ranks_share_a_web_dataset(tmp_path: Path) -> None:
+def test_ranks_use_each_sample_of_a_web_dataset_once(tmp_path: Path) -> None:
     names = tars(tmp_path, 100)
     used: Counter[int] = Counter()
     for rank in range(2):
@@ -405,7 +407,7 @@ def samples(flip: int) -> Iterator[Any]:
     yield Seen([flip])
 
 
-def test_checksums_tell_what_can_be_compared() -> None:
+def test_checksums_differ_for_unlike_samples_and_agree_between_processes() -> None:
     for same, again, other in zip(samples(0), samples(0), samples(1), strict=True):
         assert checksum(same) == checksum(again) < 2**63, type(same)
         assert checksum(same) != checksum(other), type(same)
@@ -416,7 +418,7 @@ def test_checksums_tell_what_can_be_compared() -> None:
     assert done.stdout == f"{[checksum(each) for each in samples(0)]}\n", "the same in each process"
 
 
-def test_what_cannot_be_compared_counts_by_its_type() -> None:
+def test_samples_that_cannot_be_compared_count_by_their_type() -> None:
     circle: list[Any] = []
     circle.append(circle)
     for strange in (circle, torch.empty(2, device="meta"), torch.eye(2).to_sparse(), lambda: 1, Plain, iter([1])):

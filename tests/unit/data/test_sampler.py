@@ -1,4 +1,4 @@
-"""A sampler in a plain DataLoader goes on if it is told what was used."""
+"""A sampler in a plain DataLoader resumes if it is advanced by the samples that were used."""
 
 import random
 
@@ -11,7 +11,7 @@ from fastckpt.errors import ConfigError
 from tests.unit.data.jobs import Indexed, indices
 
 
-def test_what_was_used_is_not_given_again() -> None:
+def test_samples_that_were_used_are_not_drawn_again() -> None:
     draw = random.Random(2)
     for _ in range(100):
         length, state, seen = draw.randint(1, 40), None, []
@@ -35,7 +35,7 @@ def test_what_was_used_is_not_given_again() -> None:
         assert sorted(seen[:length]) == list(range(length)) and len(seen) - length < 4
 
 
-def test_workers_that_draw_ahead_do_not_count() -> None:
+def test_samples_drawn_ahead_by_workers_do_not_count_as_used() -> None:
     sampler = ResumableSampler(Indexed(20), 1, 0)
     batches = iter(DataLoader(Indexed(20), 4, sampler=sampler, num_workers=1, prefetch_factor=4))
     first = indices(next(batches))
@@ -46,7 +46,7 @@ def test_workers_that_draw_ahead_do_not_count() -> None:
     assert first + list(again) == list(ResumableSampler(Indexed(20), 1, 0))
 
 
-def test_epochs_advance_by_themselves() -> None:
+def test_a_sampler_advances_its_epochs_by_itself() -> None:
     sampler = ResumableSampler(Indexed(6), 2, 1)
     first = list(sampler)
     sampler.advance(3)
@@ -56,7 +56,7 @@ def test_epochs_advance_by_themselves() -> None:
     assert list(sampler) == first
 
 
-def test_a_sampler_that_is_told_nothing_serves_but_saves_nothing() -> None:
+def test_a_sampler_without_advance_works_and_refuses_to_save() -> None:
     sampler = ResumableSampler(Indexed(6), 1, 0)
     orders = [list(sampler) for _ in range(2)]
     assert orders[0] != orders[1] and all(sorted(order) == list(range(6)) for order in orders)
@@ -64,7 +64,7 @@ def test_a_sampler_that_is_told_nothing_serves_but_saves_nothing() -> None:
         sampler.state_dict()
 
 
-def test_more_than_there_is_cannot_be_used() -> None:
+def test_advancing_a_sampler_beyond_its_epoch_is_refused() -> None:
     sampler = ResumableSampler(Indexed(7), 2, 0)
     sampler.advance(4)
     with pytest.raises(ConfigError, match=r"advance\(1\), but epoch 0 has 0 samples left"):
@@ -75,7 +75,7 @@ def test_more_than_there_is_cannot_be_used() -> None:
         ResumableSampler(Indexed(7), 2, 3)
 
 
-def test_rank_and_world_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_takes_rank_and_world_size_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert list(ResumableSampler(Indexed(9), shuffle=False)) == [2, 5, 8]

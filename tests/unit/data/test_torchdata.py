@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader, saved and loaded as a checkpointer does: what goes on, and what is refused."""
+"""torchdata's StatefulDataLoader, saved and loaded as a checkpointer does: resumes, and refusals."""
 
 import io
 import logging
@@ -56,7 +56,7 @@ class Run:
 @pytest.mark.parametrize(
     ("workers", "options"), [(0, {}), (1, {"persistent_workers": True}), (1, {"snapshot_every_n_steps": 4})]
 )
-def test_it_goes_on_in_the_middle_and_at_the_end_of_an_epoch(workers: int, options: dict[str, Any]) -> None:
+def test_a_stateful_data_loader_resumes_amid_and_at_the_end_of_an_epoch(workers: int, options: dict[str, Any]) -> None:
     before = torch.get_rng_state()
     everything = Run(workers, **options).take()
     assert len(everything) == EPOCHS * BATCHES
@@ -76,14 +76,14 @@ def test_it_goes_on_in_the_middle_and_at_the_end_of_an_epoch(workers: int, optio
         ({"workers": 1, "length": 24}, "0 loader workers, now 1 and 20 samples, now 24"),
     ],
 )
-def test_what_would_give_other_data_is_refused(changed: dict[str, Any], says: str) -> None:
+def test_a_stateful_data_loader_that_would_give_other_data_is_refused(changed: dict[str, Any], says: str) -> None:
     run = Run(0)
     run.take(2)
     with pytest.raises(ConfigError, match=f"StatefulDataLoader would go on with other data: it was saved with {says}"):
         Run(**{"workers": 0} | changed).load(run.saved())
 
 
-def test_an_epoch_that_torchdata_would_leave_out_is_told(
+def test_an_epoch_that_torchdata_would_skip_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once torchdata gives that epoch, the warning can go."""
@@ -100,7 +100,7 @@ def test_an_epoch_that_torchdata_would_leave_out_is_told(
     assert [len(list(again)), len(list(again))] == [0, 2]
 
 
-def test_other_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stateful_data_loader_with_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(0)
     run.take(2)
     saved = run.saved()

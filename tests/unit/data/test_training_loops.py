@@ -1,4 +1,4 @@
-"""Loops that are left and begun anew, in jobs that are killed and come back unlike: each sample counts once."""
+"""Loops that are left and restarted, in jobs that are killed and come back changed: each sample counts once."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ CASES = 100
 
 
 class Ranks:
-    """The loaders of a job, which leave their loops and begin them anew whenever they like."""
+    """The loaders of a job, which leave their loops and restart them at any time."""
 
     def __init__(self, kind: str, length: int, rest: dict[str, Any]) -> None:
         self.kind, self.length, self.rest = kind, length, rest
@@ -79,7 +79,7 @@ def epoch_of(job: Ranks, events: random.Random) -> Counter[int]:
 
 
 @pytest.mark.parametrize("kind", ["indexed", "stream", "state", "own", "batches", "sampler"])
-def test_each_sample_counts_once(kind: str) -> None:
+def test_loops_that_are_left_and_restarted_use_each_sample_once(kind: str) -> None:
     for case in range(CASES):
         events = random.Random(f"{kind} {case}")
         rests: list[dict[str, Any]] = [{}, {"drop_last": True}]

@@ -44,7 +44,7 @@ def every_epoch(loader: ResumableDataLoader, epochs: int) -> Iterator[Any]:
 @pytest.mark.parametrize(
     "dataset", [Indexed(37), Endless(37), Subset(Indexed(50), range(5, 42))], ids=lambda d: type(d).__name__
 )
-def test_a_resumed_run_goes_on_bit_by_bit(dataset: Any) -> None:
+def test_a_resumed_run_with_loader_workers_is_bit_equal(dataset: Any) -> None:
     """Killed every seven steps, two of them not committed, and started with other workers each time."""
     options = {"batch_size": 3} | ({} if isinstance(dataset, Endless) else {"shuffle": True})
     expected = uninterrupted(dataset, 3, **options)
@@ -80,13 +80,13 @@ def spawn() -> None:
     assert len(batches) == 5 and all(map(equal, batches, expected))
 
 
-def test_spawned_workers_draw_the_same() -> None:
+def test_spawned_and_forked_workers_draw_the_same() -> None:
     """In a process of its own: spawning leaves it one that tracks resources."""
     command = "from tests.unit.data.test_workers import spawn; __name__ == '__main__' and spawn()"
     subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[3], check=True, timeout=120)
 
 
-def test_the_main_process_draws_as_if_there_were_no_loader() -> None:
+def test_a_loader_draws_nothing_from_generators_of_the_main_process() -> None:
     with_loader = []
     for dataset, workers in ((Indexed(6), 0), (Indexed(6), 2), (Endless(6), 0)):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
@@ -96,7 +96,7 @@ def test_the_main_process_draws_as_if_there_were_no_loader() -> None:
     assert with_loader == [drawn() for _ in range(3)] * 3
 
 
-def test_the_batch_size_changes_no_sample() -> None:
+def test_another_batch_size_changes_no_sample() -> None:
     def samples(batch_size: int, **options: Any) -> dict[int, torch.Tensor]:
         loader = ResumableDataLoader(Indexed(24), batch_size, shuffle=True, seed=2, **options)
         return {i: x for batch in loader for i, x in zip(batch[0].tolist(), batch[1], strict=True)}
@@ -107,7 +107,7 @@ def test_the_batch_size_changes_no_sample() -> None:
     assert all(torch.equal(alone[i], shared[i]) for i in alone)
 
 
-def test_epochs_draw_anew() -> None:
+def test_random_transforms_differ_between_epochs() -> None:
     loader = ResumableDataLoader(Indexed(4), 4, **SEEDED)
     first, second = next(iter(loader)), next(batch for _ in range(2) for batch in loader)
     assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
@@ -133,12 +133,12 @@ def configure(worker: int) -> None:
     info.dataset.offset = 100
 
 
-def test_worker_init_fn_meets_the_users_data_set() -> None:
+def test_worker_init_fn_sees_the_data_set_of_the_user() -> None:
     loader = ResumableDataLoader(Reporting(), 1, num_workers=2, worker_init_fn=configure, **SEEDED)
     assert [batch.item() for batch in loader] == [100, 101, 102, 103]
 
 
-def test_what_is_drawn_ahead_does_not_count() -> None:
+def test_batches_drawn_ahead_by_workers_do_not_count_as_used() -> None:
     loader = ResumableDataLoader(Indexed(40), 2, num_workers=2, prefetch_factor=8, **SEEDED)
     iterator = iter(loader)
     assert loader.state_dict()["cursor"] == 0
@@ -161,7 +161,7 @@ def test_persistent_workers_follow_a_position_that_was_set() -> None:
         assert next(indices(batch) for batch in loader) == [0, 1]
 
 
-def test_persistent_workers_begin_their_shards_anew() -> None:
+def test_persistent_workers_restart_their_shards_each_epoch() -> None:
     loader = ResumableDataLoader(Remembering(12), 2, num_workers=2, persistent_workers=True, **SEEDED)
     passes = [[indices(batch) for batch in loader] for _ in range(2)]
     assert passes[0] == passes[1] == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
@@ -175,7 +175,7 @@ def test_persistent_workers_begin_their_shards_anew() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_shards_go_on_bit_by_bit(workers: int) -> None:
+def test_sharded_data_sets_resume_bit_for_bit(workers: int) -> None:
     """A data set that shards itself, unevenly: each rank goes on with its own shards, in the order of before."""
     datasets = [OwnShards(40, rank, 2) for rank in range(2)]
     options = {"num_workers": workers, "batch_size": 2, "sharded": True, "seed": 4, "num_replicas": 2}
@@ -195,13 +195,13 @@ def test_shards_go_on_bit_by_bit(workers: int) -> None:
             assert resumed.rank_state_dict()["epoch"] == 1
 
 
-def test_a_data_set_that_asks_for_its_worker_is_refused_unless_it_is_said_to_shard_itself() -> None:
+def test_a_data_set_that_asks_for_its_worker_is_refused_unless_sharded_is_set() -> None:
     loader = ResumableDataLoader(OwnShards(8), 2, num_workers=2, **SEEDED)
     with pytest.raises(ConfigError, match=r"get_worker_info\(\).id.*sharded=True"):
         next(iter(loader))
 
 
-def test_jobs_with_workers_lose_nothing() -> None:
+def test_jobs_with_loader_workers_lose_no_sample() -> None:
     job = Job(Indexed(50), {"shuffle": True, "batch_size": 3, "uneven": True})
     for world, workers in ((2, 2), (3, 1), (1, 2)):
         job.start(world, num_workers=workers)
@@ -217,7 +217,7 @@ def test_jobs_with_workers_lose_nothing() -> None:
 
 
 @pytest.mark.gpu
-def test_batches_are_pinned() -> None:
+def test_batches_are_pinned_with_pin_memory() -> None:
     for workers in (0, 2):
         for dataset in (Indexed(6), Endless(6), Remembering(6)):
             loader = ResumableDataLoader(dataset, 3, num_workers=workers, pin_memory=True, **SEEDED)
@@ -249,7 +249,7 @@ def test_an_error_of_the_data_set_loses_no_sample(workers: int) -> None:
     assert seen + [indices(batch) for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
 
 
-def test_workers_end_with_the_error_of_one() -> None:
+def test_an_error_of_one_loader_worker_ends_all_workers() -> None:
     """Not when garbage is collected, which would wait 5 s for each."""
     gc.disable()
     try:

@@ -41,6 +41,7 @@ class Estimate(NamedTuple):
         if not values:
             return cls()
         size = len(values) // BATCHES
+        # Means of long batches are nearly independent even where neighbouring iterations are not.
         batches = [fmean(values[i * size : (i + 1) * size]) for i in range(BATCHES)] if size > 1 else [0.0]
         return cls(len(values), fmean(values), max(pvariance(values), size * pvariance(batches)))
 

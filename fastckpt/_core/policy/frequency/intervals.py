@@ -29,6 +29,7 @@ def checked_overhead(overhead: float) -> float:
 
 def whole_steps(steps: float) -> int:
     """The smallest whole interval that is not shorter, from 1 to `LONGEST`."""
+    # Without the slack, 3.0000000001 steps from a quotient of floats would become 4.
     return max(1, ceil(min(steps * (1 - _ROUNDING), LONGEST)))
 
 
@@ -63,6 +64,7 @@ class Intervals:
 
     def changed(self, memory: int, storage: int, step: int) -> Self:
         """Other intervals after this step, counted from the last persist before: the next one keeps its distance."""
+        # Counted from the last persist, not from now: else each change of the intervals would put the next one off.
         last = self.anchor + max(0, step - self.anchor) // self.storage * self.storage
         return type(self)(memory, storage, last)
 
@@ -121,6 +123,7 @@ def fit(costs: Costs, overhead: float, fixed: Fixed = FREE) -> Intervals:
     if fixed.storage is not None:
         return Intervals(_memory(costs, budget, fixed.storage), fixed.storage)
     pairs = [(memory, _storage(costs, budget, memory, least)) for memory in _candidates(costs, budget, least)]
+    # The pair itself breaks ties, so that all ranks choose the same.
     return Intervals(*min(pairs, key=lambda pair: (sum(pair), pair)))
 
 

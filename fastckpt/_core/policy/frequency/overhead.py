@@ -125,6 +125,7 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
 
 def _work(iterations: Sequence[Iteration]) -> list[float]:
     """Seconds of work of each iteration, without pauses."""
+    # An evaluation that the script did not mark must not count as the cost of the save that it coincides with.
     most = PAUSE * median(each.work for each in iterations)
     return [min(each.work, most) for each in iterations]
 
@@ -132,6 +133,7 @@ def _work(iterations: Sequence[Iteration]) -> list[float]:
 def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
     """Seconds that a persist adds to an iteration: among those without snapshots, or with, whichever are more."""
     pairs = [(kinds.get((snapshot, True), []), kinds.get((snapshot, False), [])) for snapshot in (False, True)]
+    # Like is compared with like: a snapshot's own slowdown must not be counted as the persist's.
     during, without = max(pairs, key=lambda pair: min(map(len, pair)))
     if not during or len(without) < FEW:
         return NOTHING
@@ -172,6 +174,7 @@ def joined(ranks: Sequence[Measurement]) -> Measurement:
         slowdown=_middle(each.slowdown for each in ranks),
         persisting=max(each.persisting for each in ranks),
         persists=max(each.persists for each in ranks),
+        # All of one rank's durations, not a mixture: a persist is as long as its slowest part.
         durations=max((each.durations for each in ranks), key=lambda durations: (sum(durations), durations)),
         overruns=max(each.overruns for each in ranks),
     )

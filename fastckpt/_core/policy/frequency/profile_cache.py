@@ -78,6 +78,7 @@ def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remember
         profile = Profile(**content["profile"])
         tuned = content["intervals"] if content["overhead"] == overhead else None
         return Remembered(profile, Intervals(*map(index, tuned)) if tuned else None)
+    # Whatever the checkpoint holds: a profile that cannot be read costs a new profile, never the resume.
     except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return Ignored(f"it cannot be used: {str(error)[:200]}")
 
@@ -85,6 +86,7 @@ def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remember
 def to_numbers(profile: Profile | None, circumstances: ProfileKey | None) -> dict[str, float]:
     """A profile that goes on in the next run, as numbers alone: always equally many, of the same types."""
     if profile is None or circumstances is None:
+        # The same keys and types as with a profile: a state of equal shape needs no pickling at the next save.
         return dict.fromkeys(("circumstances", *COUNTS), 0) | dict.fromkeys(_MEASURED, 0.0)
     counts = {name: int(getattr(profile, name)) for name in COUNTS}
     measured = {name: float(getattr(profile, name)) for name in _MEASURED}
@@ -104,6 +106,7 @@ def from_numbers(numbers: Any, circumstances: ProfileKey) -> Profile | None:
 
 def _number(circumstances: ProfileKey) -> int:
     plain = json.dumps(_plain(circumstances), sort_keys=True)
+    # 48 bits, so that the number is exact as an int of eight bytes and as a float.
     return int(hashlib.sha256(plain.encode()).hexdigest()[:12], 16)
 
 

@@ -54,6 +54,7 @@ def settled(seconds: Sequence[float]) -> Sequence[float]:
     The later half defines the usual time. At least one time is left.
     """
     later = seconds[len(seconds) // 2 :]
+    # At least 1% of the median: with a deviation near 0 every time would be far away.
     slow = median(later) + FAR * max(deviation(later), 0.01 * median(later))
     first = min(WARM_UP, len(seconds) - 1)
     while first < len(seconds) // 2 and seconds[first] > slow:
@@ -174,6 +175,7 @@ def joined(ranks: Sequence[Profile | None]) -> Profile | None:
         duration=of("duration", max),
         slowdown=of("slowdown", median_high),
         copy_slowdown=of("copy_slowdown", median_high),
+        # The least of all counts: the joined profile is complete only when every rank's is.
         **{name: of(name, min) for name in COUNTS},
     )
 

@@ -36,6 +36,7 @@ def provisional(turn: float | None, profile: Profile | None, overhead: float, fi
     within = whole_steps(stall / (overhead * turn))
     longest = min(steps_within(MEMORY, turn), fixed.memory or LONGEST)
     least = 1 if compared else COMPARED
+    # The lower bound of COST comes last: it wins over MEMORY where a save stalls for long.
     memory = max(min(max(least, within), longest), whole_steps(stall / (COST * turn)))
     storage = min(steps_within(max(STORAGE, RECOVERY * duration), turn), fixed.storage or LONGEST)
     return Intervals(memory, max(1, storage // memory) * memory)

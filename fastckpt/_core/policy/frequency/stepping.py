@@ -23,6 +23,7 @@ def less_often(now: Intervals, wanted: Intervals, every: RequestedIntervals) -> 
     if isinstance(every.memory, int):
         memory = now.memory
     storage = multiple(_between(now.storage, wanted.storage, 2 * now.storage), memory)
+    # Rounding up to a multiple of memory may have gone beyond the factor of two.
     if storage > 2 * now.storage:
         storage -= memory
     return Intervals(memory, storage, now.anchor)

@@ -136,6 +136,7 @@ def started(
     wanted = fit(first, terms.overhead * TARGET, fixed)
     why = f"a snapshot in host memory stalls {profile.stall:.3g} s, and is durable after {profile.duration:.3g} s"
     if known and fixed.memory in (None, known.memory) and fixed.storage in (None, known.storage):
+        # Tuned intervals rest on many windows, a profile on a few iterations.
         wanted, why = known, "an earlier run was tuned to them"
     intervals = replace(wanted, anchor=step)
     before = Measurement(
@@ -161,6 +162,7 @@ def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[Tuni
     # ask for   5. else as before
     state = replace(state, windows=(*state.windows, joined(measurements))[-LATELY:])
     state = _counted(state)
+    # One window must be far above the bound, several may be less so: a single pause is no reason to save less.
     for span, sigmas in DOUBT.items():
         seen = _seen(state, span)
         above = paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead
@@ -214,6 +216,7 @@ def _side(state: TuningState, seen: Measurement) -> int:
 def _apart(state: TuningState, seen: Measurement) -> Intervals:
     """Persists further apart, so that they end in time."""
     now, wanted = state.intervals, _wanted(state, seen, 0.0)
+    # At least by 1/GAIN: a smaller change may not be enough to make the next persist end in time.
     longer = max(wanted.storage, whole_steps(now.storage / GAIN))
     return less_often(now, replace(wanted, storage=multiple(longer, wanted.memory)), state.terms.every)
 
@@ -245,6 +248,7 @@ def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: s
     if intervals.memory < was.memory or intervals.storage < was.storage:
         tried = True
     elif tried:
+        # More frequent saves had to be taken back: wait twice as long before the next attempt, as a backoff does.
         patience, tried = min(2 * patience, MOST_PATIENCE), False
     before = _seen(state, RECENT)
     # Overruns of the old intervals do not count against the new ones.

@@ -37,6 +37,7 @@ class DirectoryMark:
         identity = await asyncio.get_running_loop().run_in_executor(None, self._storage.identity)
         if not alone:
             await self._give_up("processes of an earlier job still write to it")
+        # A directory that was emptied or made again has no mark, or another: its name alone proves nothing.
         elif not self._arena.claim.is_of(*identity):
             await self._give_up("it is of another directory that had this name, or that was emptied since")
         self._arena.claim_for(*identity)
@@ -54,7 +55,9 @@ class DirectoryMark:
     async def _mark(self) -> None:
         if not self._arena.claim.due:
             return
+        # Other nodes only look for what the first has written: of two writers to a store the last would win.
         ask = self._storage.mark if self._writes else lambda _: self._storage.identity().mark
+        # In a thread: a request that storage never answers must not stop the event loop.
         self._work = asyncio.get_running_loop().run_in_executor(None, ask, self._arena.claim.wanted)
         await asyncio.wait([self._work])
         if mark := self._work.result():
@@ -66,6 +69,7 @@ class DirectoryMark:
         while self._arena.claim.due:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+            # Reported when the directory could not be marked first; persists report the same trouble.
             with contextlib.suppress(FastckptError, OSError):
                 await self._mark()
 

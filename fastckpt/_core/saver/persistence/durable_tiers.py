@@ -25,7 +25,7 @@ from fastckpt.errors import FastckptError, PersistError
 logger = logging.getLogger("fastckpt")
 
 FIRST_WORDS = (4.0, 26.0)
-"""Seconds of the end of a job after which it says what it waits for, and from then until it says so again."""
+"""Seconds of the end of a job until it logs what it waits for, and from then until it logs that again."""
 FURTHER_WORDS = 60.0
 
 
@@ -57,6 +57,7 @@ class DurableTiers:
         self.upload.look()
         if not self._retires or self._policy == KeepAll():
             return
+        # In the persist's thread: a deletion and a publication in one directory never run at the same time.
         work = partial(retire, self.persister.storage, self._policy, lambda: self.upload.busy)
         try:
             await asyncio.get_running_loop().run_in_executor(self.persister.pool, work)
@@ -68,6 +69,7 @@ class DurableTiers:
 
         Waits until other jobs have left these places; raises PlaceInUse if they do not.
         """
+        # Rights first, then what is there: what a predecessor publishes until it ends must be seen.
         histories = [await self._enter(tenure) for tenure in self._tenures]
         durable = await self.persister.open()
         known = max((save for save in (in_memory, durable) if save is not None), default=None)
@@ -95,10 +97,12 @@ class DurableTiers:
         if opening is None or opening.id.history != history:
             return
         try:
+            # The directory first, in every job: two jobs that took the tiers in unlike orders could each get one.
             await loop.run_in_executor(self.persister.pool, self.persister.tenure.hold, opening)
             if self.upload.tenure:
                 await loop.run_in_executor(self.upload.pool, self.upload.tenure.hold, opening)
         except (FastckptError, OSError) as error:
+            # At debug: a persist calls `hold` again, and reports what it raises.
             logger.debug("%s is not opened yet: %s", opening.id, error)
         else:
             self._claimed = history
@@ -112,7 +116,7 @@ class DurableTiers:
         """What the workers have to resume, if they start over for that."""
         found = max((save for tenure in self._tenures if (save := tenure.start_over())), default=None)
         if found is not None:
-            self.persister.tally.durable = max(found, self.persister.durable or found)
+            self.persister.stats.durable = max(found, self.persister.durable or found)
             self.upload.copies.newest = max(found, self.upload.copies.newest or found)
         return found
 
@@ -129,6 +133,7 @@ class DurableTiers:
 
     def join(self, hello: Hello) -> None:
         """Apply the options of a writer."""
+        # All ranks run the same script: one of them is enough, and cannot contradict the others.
         if hello.local_rank == 0 and hello.policy:
             self._policy = from_json(hello.policy)
         if hello.local_rank == 0 and hello.remote_policy:
@@ -157,6 +162,7 @@ class DurableTiers:
         end = time.monotonic() + seconds
         telling = asyncio.create_task(self._tell_what_is_awaited(end))
         try:
+            # Uploads after persists: what becomes durable in this wait is uploaded, too.
             drained = await self.persister.drain(seconds)
             return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
         finally:

@@ -33,7 +33,7 @@ class NodeParts:
 
     Args:
         overtaken: Whether a newer checkpoint is durable.
-        complain: Takes what is wrong, and the step.
+        complain: Called with what is wrong, and the step.
     """
 
     def __init__(self, overtaken: Callable[[SaveId], bool], complain: Callable[[str, int], None]) -> None:
@@ -42,12 +42,13 @@ class NodeParts:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._asked: set[Key] = set()
         self._last: tuple[SaveId, str] | None = None
+        # A thread of its own: looking for parts on slow storage must not delay this node's next persist.
         self._pool = ThreadPoolExecutor(1, "fastckpt-peers")
 
     def wait_for(
         self, pending: Pending, target: str, then: Callable[[Manifest], Awaitable[None]], *, asked: bool
     ) -> None:
-        """Wait in the background, then tell; ``asked`` if somebody asked for this checkpoint, and may wait, too."""
+        """Wait in the background, then call ``then``; ``asked`` if somebody asked for this checkpoint, and may wait."""
         key = (pending.id, target)
         self._tasks[key] = asyncio.create_task(self._wait(key, pending, then))
         if asked:
@@ -68,7 +69,7 @@ class NodeParts:
         return len(self._asked)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for the other nodes, for the last time; what they have not written by then is told."""
+        """Wait for the other nodes, for the last time; what they have not written by then is reported."""
         current = {id: task for (id, _), task in self._tasks.items() if not self._is_in_vain(id)}
         if current:
             await asyncio.wait(current.values(), timeout=min(seconds, LAST_DEADLINE))
@@ -89,6 +90,8 @@ class NodeParts:
             while not self._is_in_vain(pending.id):
                 await asyncio.sleep(pause)
                 pause = min(1.5 * pause, LONGEST_PAUSE)
+                # Each look also publishes if all parts are there:
+                # whichever node looks next does it, also if others died.
                 manifest, trouble = await self._try(pending.complete, trouble)
                 if manifest is not None:
                     await then(manifest)
@@ -115,7 +118,7 @@ class NodeParts:
         return self._last is not None and id > (last := self._last[0]) and id.history == last.history
 
     async def _try(self, work: Callable[[], Any], before: str) -> tuple[Any, str]:
-        """What it gave, or None and why; it is said once."""
+        """The result, or None and why; the reason is logged once."""
         result = asyncio.get_running_loop().run_in_executor(self._pool, work)
         await asyncio.wait([result])
         error = result.exception()

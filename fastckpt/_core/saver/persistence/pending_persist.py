@@ -41,16 +41,17 @@ class PendingPersist:
         is_busy: Whether a persist is under way.
     """
 
-    def __init__(self, tally: SaverStats, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
+    def __init__(self, stats: SaverStats, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
         self.save: SaveId | None = None
-        self._tally, self._pay, self._is_busy, self._alone = tally, pay, is_busy, alone
+        self._stats, self._pay, self._is_busy, self._alone = stats, pay, is_busy, alone
         self._timer: asyncio.TimerHandle | None = None
 
     def want(self, save: SaveId, *, agreed: bool) -> None:
         """A save is to be persisted unless a newer one is; ``agreed`` if all nodes persist it."""
         if self.save is not None and self.save < save:
-            self._tally.overtaken += 1
+            self._stats.overtaken += 1
         self.save = max(save, self.save or save)
+        # All nodes have this save and agreed on it: no pause is needed to let them settle on one.
         if agreed and not self._is_busy():
             self._pay()
         self.look()
@@ -71,13 +72,14 @@ class PendingPersist:
 
     def hurry(self) -> None:
         """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
+        # No newer save will come, so the newest in memory is the one, on every node.
         self._alone = True
         self.look()
 
     def paid(self, save: SaveId) -> None:
         """A save is being persisted: what is owed is no newer, or stays owed."""
         if self.save is not None and self.save <= save:
-            self._tally.overtaken += self.save < save
+            self._stats.overtaken += self.save < save
             self.forget()
 
     def forget(self) -> None:

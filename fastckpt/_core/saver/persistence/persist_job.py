@@ -66,6 +66,8 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
     Returns the checkpoint's manifest; or, where nodes write parts of it, this node's while others are not there.
     Raises BadSource if the slot does not hold any more what was committed there.
     """
+    # 1. read the records again: memory is the truth   2. details that describe the save, without those that locate it
+    # 3. this node's files; what all nodes have alike comes from the first   4. publish, or contribute this node's part
     records = slots.read(slot)
     if records.committed != id:
         raise BadSource(f"{slot} does not hold {id} any more")

@@ -36,7 +36,7 @@ class Persister:
     """The way from memory to the storage of one checkpoint directory.
 
     A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
-    what cannot have a slot meanwhile is skipped, and its caller told so. What newer ones may overtake is pinned as it
+    what cannot have a slot meanwhile is skipped, with the reason. What newer ones may overtake is pinned as it
     begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
     checkpoint is tried again.
 
@@ -44,7 +44,7 @@ class Persister:
         storage: The store of the checkpoint directory.
         tenure: The right to publish there.
         newest_slot: The slot with the newest whole checkpoint.
-        tally: Counts for the report.
+        stats: Counts for the report.
         first: Whether this is the first node.
         alone: Whether it is the only one.
         on_durable: Called when a checkpoint has become durable, and waited for.
@@ -59,7 +59,7 @@ class Persister:
         storage: Store,
         tenure: Tenure,
         newest_slot: Callable[[], Slot | None],
-        tally: SaverStats,
+        stats: SaverStats,
         *,
         first: bool,
         alone: bool,
@@ -67,24 +67,26 @@ class Persister:
     ) -> None:
         self._first = first
         self.storage, self.tenure = storage, tenure
-        self.tally = tally
+        self.stats = stats
         self.news: list[SaveId] = []
         self.trouble = ""
         self._on_durable = on_durable
         self.newest_history = 0
-        self.owed = PendingPersist(self.tally, self._pay, lambda: bool(self._jobs), alone=alone)
+        self.owed = PendingPersist(self.stats, self._pay, lambda: bool(self._jobs), alone=alone)
         self._newest_slot = newest_slot
         self._jobs: list[PersistJob] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
         self._peers = NodeParts(lambda id: self.durable is not None and self.durable > id, self._complain)
         self._task: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        # One thread: one persist has the whole rate of the device, and is durable before the next begins.
         self.pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
     async def open(self) -> SaveId | None:
         """Clear away what dead persists left; returns the newest durable id, if there is one."""
+        # The first node sweeps later, when it holds the history's record: another job may be publishing until then.
         look = partial(_look, self.storage, sweep=not self._first)
-        self.tally.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
+        self.stats.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
         self.tenure.saw(self.durable)
         return self.durable
 
@@ -99,14 +101,14 @@ class Persister:
             logger.warning("what is durable could not be looked up: %s", error)
             return
         durable = {stored.id for stored in look.result()}
-        self.tally.durable = max(durable, default=None)
+        self.stats.durable = max(durable, default=None)
         self._done = deque([entry for entry in self._done if entry[0] in durable], maxlen=REMEMBERED)
         then()
 
     @property
     def durable(self) -> SaveId | None:
         """The newest checkpoint that is durable."""
-        return self.tally.durable
+        return self.stats.durable
 
     @property
     def waiting(self) -> int:
@@ -120,7 +122,7 @@ class Persister:
         """
         if slot.id is None:
             return
-        self.tally.want(slot.id)
+        self.stats.want(slot.id)
         if urgency is Urgency.LASTING:
             self._submit(slot, target)
         elif all(slot.id > id for id in self._on_their_way):
@@ -145,7 +147,7 @@ class Persister:
         """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way."""
         if slot.id is None:
             return
-        self.tally.want(slot.id)
+        self.stats.want(slot.id)
         if all(slot.id > id for id in self._on_their_way):
             metrics.event("flush_started", step=slot.id.step)
             self._submit(slot, "", flush=True)
@@ -155,10 +157,11 @@ class Persister:
         job = PersistJob(slot, slot.id, target or slot.target, flush, lasting)
         self.owed.paid(job.id)
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
+        # Each rank reports the same save, and a flush may name what was submitted before.
         if (job.id, job.target) in known:
             return
         if lasting:
-            self.tally.asked.add((job.id, job.target))
+            self.stats.asked.add((job.id, job.target))
         if self._jobs and self._jobs[0].attempts:
             self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try again
             self._jobs[0].flush |= flush
@@ -212,15 +215,18 @@ class Persister:
             else:
                 self._finish(job)
                 for slot in filter(None, (job.slot, self._newest_slot())):
-                    for target in self.tally.targets(slot.id):  # it was asked for while storage was in trouble
+                    for target in self.stats.targets(slot.id):  # it was asked for while storage was in trouble
                         self._submit(slot, target)
             self.owed.look()
 
     async def _persist(self, job: PersistJob) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
+        # 1. publish, or contribute this node's part, in a thread   2. with
+        # a manifest it is durable; with a part, wait for the others
         start = time.perf_counter()
         hand_over = partial(job.hand_over, self.storage, self.tenure)
         work = asyncio.get_running_loop().run_in_executor(self.pool, hand_over)
+        # asyncio.wait raises nothing of the thread's, so no error of a persist can end the loop over the jobs.
         await asyncio.wait([work])
         if error := work.exception():
             return error
@@ -234,12 +240,13 @@ class Persister:
     async def _persisted(self, job: PersistJob, start: float, manifest: Manifest) -> None:
         seconds = time.perf_counter() - start
         self._done.append((job.id, job.target))
-        self.tally.asked.discard((job.id, job.target))
+        self.stats.asked.discard((job.id, job.target))
         self.news.append(job.id)
         digests = {entry.name: entry.digest for entry in manifest.files}
+        # The copy computed these digests on the way: a resume from memory can then compare without another reading.
         job.slot.attest(job.id, digests, start, of_first=self._first)
         self.trouble = ""
-        self.tally.made_durable(job.id, size := manifest.size, seconds)
+        self.stats.made_durable(job.id, size := manifest.size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %s in %.2f s", job.id, decimal(size), seconds)
         await self._on_durable()
@@ -248,7 +255,7 @@ class Persister:
         self.trouble = trouble
         metrics.counts["persist_failures"] += 1
         metrics.event("persist_failed", step=step, error=trouble, **more)
-        self.tally.fail(trouble)
+        self.stats.fail(trouble)
         logger.warning("%s", trouble)
 
     async def _failed(self, job: PersistJob, error: BaseException) -> None:
@@ -256,6 +263,7 @@ class Persister:
         attempt = job.attempts
         self._complain(f"{job.id} could not be persisted (attempt {attempt}): {error}", job.id.step, attempt=attempt)
         while self._jobs:
+            # All jobs give their pins back: saves must find slots while storage is in trouble.
             self._finish(self._jobs[0])
         if job.attempts < ATTEMPTS:
             self._jobs.append(job)
@@ -267,7 +275,7 @@ class Persister:
     def _end_for(self, error: Superseded) -> None:
         """Publish nothing more: another job saves here now. Memory stays as it is."""
         self.trouble = str(error)
-        self.tally.fail(self.trouble)
+        self.stats.fail(self.trouble)
         self.owed.forget()
         while self._jobs:
             self._finish(self._jobs[0])
@@ -276,10 +284,11 @@ class Persister:
         """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
         self._finish(job)
         self.trouble = f"{job.id} in memory is bad, and given up: {error}"
-        self.tally.fail(self.trouble)
+        self.stats.fail(self.trouble)
         if job.slot.id == job.id:
             job.slot.give_up(str(error))
         newest = self._newest_slot()
+        # An older slot may still be newer than storage.
         if job.flush and newest is not None:
             self.flush(newest)
 
@@ -292,7 +301,7 @@ class Persister:
         if job.id != newest.id:
             logger.warning("%s is given up for %s", job.id, newest.id)
             job.target = newest.target
-            self.tally.overtaken += not job.lasting
+            self.stats.overtaken += not job.lasting
         job.slot, job.id = newest, newest.id
         job.pin()
 

@@ -30,7 +30,7 @@ class Job:
         launch: What no other launch is called.
         location: Its checkpoint directory.
         take_over: Whether it waits for nobody.
-        exclusive: Whether a place that cannot tell two jobs apart is refused.
+        exclusive: Whether a place that cannot distinguish two jobs is refused.
     """
 
     launch: str
@@ -52,6 +52,7 @@ def wait_for_predecessor(store: Store, job: Job, end: threading.Event) -> int:
     start = since = answered = time.monotonic()
     last: Record | None = None
     while True:
+        # `fresh` creates and removes a name there, so that no cached listing answers the first look.
         number, asked = store.histories.newest(fresh=last is None), time.monotonic()
         newest = store.histories.read(number) if number else None
         now = time.monotonic()
@@ -64,9 +65,11 @@ def wait_for_predecessor(store: Store, job: Job, end: threading.Event) -> int:
                 describe(newest),
                 store.path,
             )
+        # A look that took long proves nothing: the holder could not write to a silent place, either.
         if newest != last or max(now - asked, asked - answered) > LONGEST_LOOK:
             last, since = newest, asked
         answered = now
+        # Compared on this host's own clock: clocks of several hosts differ, and the record's time is never used.
         if asked - since >= STALE:
             logger.warning("going on after %s: it has not renewed its record for %.0f s", describe(newest), now - since)
             return number
@@ -91,6 +94,7 @@ def _may_follow(store: Store, job: Job, record: Record) -> bool:
 def has_died(record: Record) -> bool:
     """Whether its holder was a process of this host, and is no more."""
     holder = Process.from_record(dict(record.holder))
+    # A pid is only comparable on the same host, boot and pid namespace.
     return holder is not None and holder.is_here() and not holder.is_alive()
 
 

@@ -33,7 +33,7 @@ LAST = 5.0
 
 @dataclass(frozen=True)
 class Opening:
-    """What a save tells of its history; the arguments are as in `Record`."""
+    """The facts about its history that a save has; the arguments are as in `Record`."""
 
     id: SaveId
     token: str
@@ -74,6 +74,7 @@ class Tenure:
         self._looked = 0.0
         self._passed: int | None = None
         self._seen: SaveId | None = None
+        # Held over requests to the place: the renewing thread and a persist must not open or look at the same time.
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -84,7 +85,7 @@ class Tenure:
         Raises:
             PlaceInUse: Another job saves there, and goes on to.
             PersistError: The place does not answer.
-            ConfigError: It cannot tell two jobs apart.
+            ConfigError: It cannot distinguish two jobs.
         """
         if not self._enabled:
             return 0
@@ -140,15 +141,19 @@ class Tenure:
                 self._open(opening)
             elif self._enabled and time.monotonic() - self._looked > RENEWAL:
                 self._look()  # this process may not have been let run
+        # Outside the lock: a look through all checkpoints may take long, and the record must be renewed meanwhile.
         if self._is_new:
             self._look_behind(opening)
             self._is_new = False
             try:
+                # Only now: before it held the record, what another job was publishing would have looked like remains.
                 self._store.sweep()
             except PersistError as error:
                 logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
 
     def _open(self, opening: Opening) -> None:
+        # 1. wait for the predecessor, unless that was done   2. look for newer histories   3. create the record, or
+        # find that another agent of this job has   4. renew it from now on   5. look again
         if self._passed is None:  # the place did not answer when the job began
             try:
                 self.enter()
@@ -159,6 +164,7 @@ class Tenure:
             return  # what was saved in a history that is over needs no record of its own
         record = self._record(history, token=opening.token, members=opening.members, parent=opening.parent)
         if not self._make(record):
+            # The creation is exclusive: whoever lost it reads who has won.
             there = self._histories.read(history) or Record(history)
             if not self._job.owns(there):
                 self._lose_to(there)
@@ -255,6 +261,7 @@ class Tenure:
         if self._held is not None:
             self._held = self._held.renewed()
             try:
+                # Every 5 s, so that a successor that looks for 20 s sees the record of a live job change.
                 self._histories.write(self._held)
             except PersistError:
                 if self._histories.read(self._held.history) is None:
@@ -274,6 +281,7 @@ class Tenure:
 
     def step_down(self) -> None:
         """Close the record that is held; saves that are still to come open further histories."""
+        # A place that does not answer holds the lock: then others wait until the record counts as stale.
         if not self._lock.acquire(timeout=LAST):
             return
         try:

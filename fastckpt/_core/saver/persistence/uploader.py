@@ -37,7 +37,7 @@ class Uploader:
 
     One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
     store holds goes next, so what became durable meanwhile and is not the newest is passed over. While one is on its
-    way, `busy` names it, so that retention leaves it. Trouble is told and retried for as long as the job lasts; the
+    way, `busy` names it, so that retention leaves it. Trouble is reported and retried for as long as the job lasts; the
     fast store goes on without regard to it. Without a remote store all this does nothing.
 
     Attributes:
@@ -87,11 +87,13 @@ class Uploader:
             self.trouble = str(error)
         self.look()
         if self.trouble and known is not None:
+            # The unreadable store may hold newer histories: a number far above them keeps ids in order.
             return known.history + UNSEEN
         return self.copies.newest.history if self.copies.newest else 0
 
     def look(self) -> None:
         """Something may have become durable in the fast store."""
+        # A flag, not a queue: only the newest checkpoint is worth uploading.
         self._news = True
         if self.remote is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
@@ -113,6 +115,7 @@ class Uploader:
         """Wait until the newest checkpoint has arrived, or cannot; False if neither is so after ``seconds``."""
         if self.remote is None:
             return True
+        # The pauses begin small again, so that the end of the job has several attempts.
         self._failures = 0
         self._last_attempt = time.monotonic() + AT_THE_END
         self._hurry.set()
@@ -151,6 +154,7 @@ class Uploader:
         self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
         metrics.event("upload_failed", attempt=self._failures, error=str(error))
         logger.warning("%s", self.trouble)
+        # No retry: another job owns the store now, for good.
         if isinstance(error, Superseded):
             return
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
@@ -160,6 +164,7 @@ class Uploader:
         if self._hurry.is_set():
             await asyncio.sleep(pause)
             return
+        # The pause, which the end of the job cuts short.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), pause)
 
@@ -175,17 +180,23 @@ class Uploader:
     def _upload_newest(self) -> None:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
         assert self.remote is not None and self.tenure is not None
+        # 1. what both stores hold   2. the right to publish in the remote one   3. upload   4. the right again: only
+        # then does it count   5. retention there
         if self.copies.newest is None:
             self._look()
+        # Read from storage at each attempt: retention may have deleted what was the newest before.
         found: Sequence[StoredCheckpoint] = self._fast.checkpoints()
         if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
         newest = found[0]
+        # Before the first read, so that retention in the directory leaves these files until they are uploaded.
         self.busy = newest.id
         start = time.perf_counter()
         self.tenure.hold(Opening.of(newest.id, {**newest.manifest.details, "parent": newest.manifest.parent}))
         with metrics.phase("upload", step=newest.id.step):
             self._publish(newest)
+        # After the manifest is written: if another job has opened a
+        # newer history meanwhile, this one does not count as uploaded.
         self.tenure.check()
         size, seconds = newest.manifest.size, time.perf_counter() - start
         self.copies.arrived(newest.id, size)

@@ -38,9 +38,11 @@ class Copier:
         The first failure makes all other copies stop at their next block; it is raised when all have ended.
         """
         copy = Copy(self._limit)
+        # The with block waits for all threads: no copy may run on after its target was removed.
         with ThreadPoolExecutor(max(1, min(self._files_at_once, len(items))), "fastckpt-copy") as threads:
             futures = [threads.submit(copy.guard, work, item) for item in items]
         errors = [error for future in futures if (error := future.exception())]
+        # The cause before its consequences: other copies raise CopyStopped because this one has failed.
         for error in sorted(errors, key=lambda error: isinstance(error, CopyStopped)):
             raise error
         return [future.result() for future in futures]
@@ -57,12 +59,13 @@ class Copy:
         self._stop = threading.Event()
 
     def file(self, source: Path, target: Path) -> tuple[int, str]:
-        """`copy_file` at the pace of this checkpoint; raises Stopped when another copy of it has failed."""
+        """`copy_file` at the pace of this checkpoint; raises CopyStopped when another copy of it has failed."""
         return copy_file(source, target, self)
 
     def guard(self, work: Callable[["Copy", Item], Result], item: Item) -> Result:
         """Do a part of the work; if it fails, the other parts stop."""
         try:
+            # An item that no thread has begun yet is not begun any more.
             self._go_on_after(0)
             return work(self, item)
         except BaseException:
@@ -75,9 +78,10 @@ class Copy:
         return self._limit.portion if self._limit else None
 
     def wait_for(self, count: int) -> None:
-        """Wait until ``count`` bytes may be written; raises Stopped if they no longer shall be."""
+        """Wait until ``count`` bytes may be written; raises CopyStopped if they no longer shall be."""
         self._go_on_after(self._limit.reserve(count) if self._limit else 0)
 
     def _go_on_after(self, seconds: float) -> None:
+        # The pause of the rate limit is also where a copy notices that another one has failed.
         if self._stop.wait(seconds):
             raise CopyStopped

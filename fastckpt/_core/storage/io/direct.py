@@ -18,13 +18,13 @@ from fastckpt._core.storage.io.unbuffered import SECTOR, UnbufferedWriter, creat
 BLOCK = 32 * 2**20
 """Bytes that are mapped, digested and written at once."""
 READ = 2 * 2**20
-"""Bytes read at once from the page cache: they are digested while they lie in the processor's."""
+"""Bytes read at once from the page cache: they are digested while they are in the processor's."""
 READ_DIRECT = 8 * 2**20
 """Bytes read at once from storage: enough to keep it busy."""
 
 
 class CopyPacing(Protocol):
-    """Says when bytes may be written."""
+    """Decides when bytes may be written."""
 
     @property
     def portion(self) -> int | None:
@@ -61,9 +61,12 @@ def copy_file(source: Path, target: Path, pace: CopyPacing = _AtOnce()) -> tuple
         OSError: ``target`` exists, or source or target failed. What was written of the target is removed.
     """
     with contextlib.ExitStack() as on_exit:
+        # 1. open the source and nothing else   2. create the target, to be removed on failure   3. copy block by block
+        # with O_DIRECT, digesting meanwhile   4. the file's length, and fdatasync
         reader = _open_regular(source, on_exit)
         writer = create(target)
         on_failure = on_exit.enter_context(contextlib.ExitStack())
+        # Registered after `create`: a target that existed before is another's, and is not removed.
         on_failure.callback(target.unlink, missing_ok=True)
         on_exit.callback(os.close, writer)
         size = os.fstat(reader).st_size
@@ -76,7 +79,7 @@ def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce(
     """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
 
     With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
-    so it is told what storage holds, not what was meant to be written there. ``pace`` is asked before bytes are
+    so the digest is that of what storage holds, not of what was meant to be written. ``pace`` is asked before bytes are
     digested.
     """
     digest = xxhash.xxh3_128()
@@ -84,6 +87,7 @@ def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce(
         reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         on_exit.callback(os.close, reader)
         if direct:
+            # Pages of this file in the cache would be read instead of the disk where O_DIRECT is refused.
             os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)
             pass_page_cache(reader)
         else:
@@ -111,8 +115,10 @@ def _open_regular(source: Path, on_exit: contextlib.ExitStack) -> int:
 
 def _copy(reader: int, target: UnbufferedWriter, size: int, pace: CopyPacing) -> str:
     digest, end = xxhash.xxh3_128(), 0
+    # xxhash and pwrite release the GIL, so a block is digested while the same block is being written.
     with ThreadPoolExecutor(1, "fastckpt-digest") as thread:
         for offset, length in _blocks(reader, size, min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR):
+            # A hole reads as zeros: the digest is that of the bytes that a reader gets, wherever the holes are.
             _digest_hole(digest, offset - end)
             pace.wait_for(length)
             with _block(reader, offset, length) as view:
@@ -120,6 +126,7 @@ def _copy(reader: int, target: UnbufferedWriter, size: int, pace: CopyPacing) ->
                 try:
                     target.write(view, offset)
                 finally:
+                    # Also if the write has failed: the digest reads the mapping, which is unmapped next.
                     digested.result()
             end = offset + length
     _digest_hole(digest, size - end)
@@ -134,6 +141,7 @@ def _block(reader: int, offset: int, length: int) -> Iterator[memoryview]:
         with window(reader, offset, length) as source, source.view() as view:
             yield view
     else:
+        # An anonymous mapping is aligned to pages, which bytes objects are not.
         with mmap.mmap(-1, length) as buffer, memoryview(buffer) as view:
             _read_exactly(reader, view, offset)
             yield view
@@ -157,11 +165,13 @@ def _blocks(reader: int, size: int, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _extents(reader: int, size: int) -> Iterator[tuple[int, int]]:
+    # st_blocks counts units of 512 bytes on Linux, whatever the file system's block size is.
     if os.fstat(reader).st_blocks * 512 >= size:
         yield 0, size  # nothing is missing, so there is no hole to look for
         return
     end = 0
     while (start := _seek(reader, end, os.SEEK_DATA, size)) < size:
+        # Data may begin and end within a sector; O_DIRECT takes whole ones, and the bytes around are zeros anyway.
         start, end = start // SECTOR * SECTOR, _seek(reader, start, os.SEEK_HOLE, size)
         end = min(size, -(-end // SECTOR) * SECTOR)
         yield start, end

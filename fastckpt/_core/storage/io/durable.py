@@ -28,6 +28,7 @@ def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # A name, after a creation or a rename, is durable only once the directory that has it is synced.
         os.fsync(directory)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some network file systems sync names by themselves and refuse this
@@ -38,6 +39,7 @@ def sync_directory(path: Path) -> None:
 
 def sync_tree(path: Path) -> None:
     """Make all names in a directory durable, and in those below it."""
+    # Bottom-up: a directory's name becomes durable after what it names.
     for directory, _, _ in os.walk(path, topdown=False):
         sync_directory(Path(directory))
 
@@ -47,15 +49,18 @@ def make_directories(path: Path) -> None:
     missing = [p for p in (path, *path.parents) if not p.exists()]
     for directory in reversed(missing):
         make_directory(directory)
+        # Level by level: a crash leaves directories that exist, never one whose parent is lost.
         sync_directory(directory.parent)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""
+    # O_EXCL: the name is private to this writer, so what has it already is another's.
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
     try:
         rest = text.encode("utf-8", "surrogateescape")
         while rest:
+            # write(2) may write less than it was given, on a file system that is nearly full.
             rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     except OSError:
@@ -67,6 +72,7 @@ def write_text(path: Path, text: str) -> None:
 
 def move(source: Path, target: Path) -> None:
     """Rename, and make the new name durable; the old one may be there still, or again, after a crash."""
+    # Atomic within a file system: at each instant one of both names exists.
     source.rename(target)
     sync_directory(target.parent)
 
@@ -77,12 +83,13 @@ def remove(path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
     else:
+        # What cannot be removed has a name that does not count: the next sweep tries again.
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[None]:
-    """Turn an OSError into a PersistError that tells deed and path, bytes needed and free, and the remedy."""
+    """Turn an OSError into a PersistError with deed and path, bytes needed and free, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -97,11 +104,13 @@ def _needed(sources: Iterable[Path]) -> str:
     try:
         return binary(sum(source.stat().st_size for source in sources))
     except OSError as error:
+        # This is part of an error's text: a second error here must not hide the first.
         return f"an unknown size ({error})"
 
 
 def _free(place: Path) -> str:
     try:
+        # f_bavail, not f_bfree: blocks reserved for root are of no use to this user.
         stat = os.statvfs(next(p for p in (place, *place.parents) if p.exists()))
     except OSError as error:
         return f"an unknown size ({error})"

@@ -1,4 +1,4 @@
-"""Modes of files on storage: as the umask of the job says, or as its user chose."""
+"""Modes of files on storage, by the umask of the job or its user's choice."""
 
 import logging
 import os
@@ -28,6 +28,7 @@ def open_file(path: Path, flags: int) -> int:
     try:
         found = os.fstat(descriptor)
         if stat.S_IMODE(found.st_mode) != _chosen and found.st_uid == os.geteuid():
+            # The mode in open(2) is reduced by the umask, which is the process's, not ours to change.
             os.fchmod(descriptor, _chosen)
     except OSError as error:
         _explain(path, error)
@@ -61,6 +62,7 @@ def _choose_for(directory: Path, mode: int) -> None:
 
 def _entered(mode: int) -> int:
     """The mode of a directory whose files have this one: who may read them may enter it."""
+    # Read permission (4) moved to the bits of execute (1), which means entry for a directory.
     return mode | (mode & 0o444) >> 2
 
 

@@ -19,6 +19,7 @@ class LeakyBucket:
 
     def reserve(self, count: int, now: float) -> float:
         """Seconds from ``now`` after which these bytes may go; those asked for later go after them."""
+        # Never before now: unused time is no credit, or a pause would be followed by a burst at full speed.
         start = max(self._paid, now)
         self._paid = start + count / self._rate
         return start - now
@@ -32,6 +33,7 @@ class RateLimit:
     SMALLEST = 2**20
 
     def __init__(self, bytes_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        # Not below 1 MiB, so that a low limit does not turn a copy into thousands of small direct writes.
         self.portion = max(self.SMALLEST, int(bytes_per_second / self.PORTIONS_PER_SECOND))
         """Bytes that should be asked for at once, at most."""
         self._schedule = LeakyBucket(bytes_per_second)

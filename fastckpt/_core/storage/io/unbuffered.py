@@ -24,6 +24,7 @@ def create(target: Path) -> int:
     """Open a new file for `UnbufferedWriter`; raises OSError if it exists or cannot be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
+        # O_DIRECT keeps a checkpoint out of the page cache, where it would evict what the training reads.
         return open_file(target, flags | os.O_DIRECT)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
@@ -45,6 +46,8 @@ class WriteBehind:
 
     def wrote(self, offset: int, count: int) -> None:
         """Have these bytes written, and wait for those before; raises OSError if storage fails."""
+        # sync_file_range starts the write-back of this block now and waits for the one before, so both proceed at the
+        # device's pace. It gives no durability: `finish` calls fdatasync.
         _sync(self._descriptor, offset, count, WRITE)
         if self._last:
             _sync(self._descriptor, *self._last, WAIT_BEFORE | WRITE | WAIT_AFTER)
@@ -54,6 +57,7 @@ class WriteBehind:
     def finish(self) -> None:
         """Drop what is left; call when all is durable."""
         if self._last:
+            # Only clean pages can be dropped, so after fdatasync.
             os.posix_fadvise(self._descriptor, *self._last, os.POSIX_FADV_DONTNEED)
 
 
@@ -87,6 +91,7 @@ class UnbufferedWriter:
         """Give the file its length and make it durable."""
         if os.fstat(self._descriptor).st_size < size:  # it ends in a hole
             os.ftruncate(self._descriptor, size)
+        # fdatasync also writes the metadata that is needed to read the bytes, such as the length; not the times.
         os.fdatasync(self._descriptor)
         self._behind.finish()
 
@@ -100,9 +105,11 @@ class UnbufferedWriter:
         try:
             count = os.pwrite(self._descriptor, view, offset)
         except OSError as error:
+            # Some file systems take O_DIRECT at open and refuse the write: then once more through the cache.
             if error.errno != errno.EINVAL or not use_page_cache(self._descriptor):
                 raise
             count = os.pwrite(self._descriptor, view, offset)
+        # Else a device that accepts nothing would keep the loop going for ever.
         if count == 0:
             raise OSError(errno.EIO, f"a write of {len(view)} bytes at {offset} wrote none")
         return count

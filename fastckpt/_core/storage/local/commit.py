@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import LATEST, MODEL, Manifest, is_plain
+from fastckpt._core.format.manifest import LATEST, MODEL, Manifest, file_named, is_plain
 from fastckpt._core.storage.io.durable import move, remove, sync_directory, write_text
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.named_file import NamedFile, named_file
+from fastckpt._core.storage.local.named_file import NamedFile, link_within, named_file
 from fastckpt._core.storage.local.places import clear_remains, drop, relocate
 from fastckpt._core.storage.local.quarantine import fault, quarantine
 from fastckpt._core.storage.local.stored import ours
@@ -36,6 +36,7 @@ class Commit:
         self._target = target
         self._place = place
         self._named = named_file(layout, id, target)
+        self._name_within = layout.name_within(id, target)
         self._retired: Path | None = None
 
     def run(self) -> None:
@@ -44,6 +45,8 @@ class Commit:
         if self._place.exists():
             if self._named:
                 self._prepare(self._named)
+            elif self._name_within:
+                link_within(self._place, self._name_within)
             with metrics.phase("persist.retire", step=step):
                 self._retired = _make_way(self._layout, self.home)
                 self._give_way()
@@ -88,7 +91,7 @@ class Commit:
 
     def _same_target(self) -> list[Path]:
         """Older checkpoints that were saved to the path which is this one's now."""
-        found = ((place, ours(place)) for place in self._layout.contents().places if self._named)
+        found = ((place, ours(place)) for place in self._layout.contents().places if file_named(self._target))
         return [place for place, each in found if each and each.target == self._target and each.id < self._id]
 
 

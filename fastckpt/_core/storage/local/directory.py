@@ -190,7 +190,7 @@ class CheckpointDirectory:
 
         Raises PersistError if storage refuses, or if it is not there any more, or not bad any more.
         """
-        with explained(f"set aside {bad.id if isinstance(bad, Stored) else bad}", self.path), self._layout.writing():
+        with explained(f"quarantine {bad.id if isinstance(bad, Stored) else bad}", self.path), self._layout.writing():
             place = self._reader.place_of(bad)
             if place is None:
                 path = bad.path if isinstance(bad, Stored) else bad

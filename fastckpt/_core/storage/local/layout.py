@@ -39,7 +39,7 @@ class Contents(NamedTuple):
 
     Attributes:
         places: All directories that may hold a manifest of ours, those in place before those that made way.
-        quarantined: Places that were set aside because they were found bad.
+        quarantined: Places of checkpoints that were found bad.
         parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
     """
 
@@ -127,6 +127,11 @@ class Layout:
         """The file that the user named for `MODEL`, if they did."""
         return self.root / manifest.target if manifest.target and not manifest.target.endswith("/") else None
 
+    def name_within(self, id: SaveId, target: str) -> str:
+        """The name in the checkpoint's own directory of the file that the user named; empty if it is not there."""
+        home = self.home(id, target).name
+        return target.removeprefix(f"{home}/") if target.startswith(f"{home}/") else ""
+
     def own(self, target: str, id: SaveId) -> str:
         """A user's path as a manifest's ``target``: empty if it is the default one.
 
@@ -138,9 +143,11 @@ class Layout:
         if target.endswith("/"):
             return self._own_directory(target, id)
         path, root = Path(os.path.realpath(target)), Path(os.path.realpath(self.root))
-        if path == root / f"checkpoint-{id.step}" / MODEL:
+        home = root / f"checkpoint-{id.step}"
+        if path == home / MODEL:
             return ""
-        if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or any(map(self._is_checkpoint, path.parents)):
+        others = [place for place in path.parents if place != home and self._is_checkpoint(place)]
+        if path.is_relative_to(root / PRIVATE) or path in (root / TRACKER, home) or others:
             raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
 

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import file_named
+from fastckpt._core.format.manifest import MODEL, NAME, file_named
 from fastckpt._core.storage.io.direct import copy_file
 from fastckpt._core.storage.io.durable import make_directories, move, remove, sync_directory
 from fastckpt._core.storage.local.layout import FILES, Layout
 from fastckpt._core.storage.local.stored import ours
+from fastckpt.errors import ConfigError
 
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 """Errors of file systems that have no hard links, or none between these two places."""
@@ -40,16 +41,7 @@ class NamedFile:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
         make_directories(self.path.parent)
-        self.draft.unlink(missing_ok=True)
-        try:
-            os.link(model, self.draft)
-        except OSError as error:
-            if error.errno not in WITHOUT_LINKS:
-                raise
-            copy_file(model, self.draft)
-            times = model.stat()
-            os.utime(self.draft, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which `Stored.owns_target` knows it
-        sync_directory(self.draft.parent)
+        _link(model, self.draft)
 
     def put(self) -> None:
         """Give the file its name, if that is due."""
@@ -65,8 +57,30 @@ class NamedFile:
 
 
 def named_file(layout: Layout, id: SaveId, target: str) -> NamedFile | None:
-    """The file that the user named, if they did; ``target`` is as a manifest has it."""
-    return NamedFile(layout.root, id, target) if file_named(target) else None
+    """The file that the user named, if they did, outside the checkpoint; ``target`` is as a manifest has it."""
+    return NamedFile(layout.root, id, target) if file_named(target) and not layout.name_within(id, target) else None
+
+
+def link_within(place: Path, name: str) -> None:
+    """Give the model in a place one more name there, durably; raises ConfigError if another file has that name."""
+    manifest = ours(place)
+    if name == NAME or (manifest and name in {entry.name for entry in manifest.files}):
+        raise ConfigError(f"cannot save the model to {name} of the checkpoint's own directory: that is another file")
+    make_directories((place / name).parent)
+    _link(place / MODEL, place / name)
+
+
+def _link(model: Path, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    try:
+        os.link(model, path)
+    except OSError as error:
+        if error.errno not in WITHOUT_LINKS:
+            raise
+        copy_file(model, path)
+        times = model.stat()
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which `Stored.owns_target` knows it
+    sync_directory(path.parent)
 
 
 def remove_with_draft(layout: Layout, place: Path) -> None:

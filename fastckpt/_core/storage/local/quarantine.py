@@ -13,7 +13,7 @@ from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
 from fastckpt.errors import BadCheckpoint
 
 WHY = "why.txt"
-"""Tells in a bad checkpoint's directory when it was set aside, from where, and what is wrong with it."""
+"""The file in a bad checkpoint's directory that says when it was quarantined, from where, and what is wrong with it."""
 _REASON = "why: "
 _LONGEST = 4096
 """Characters of a ``why.txt`` that are read."""
@@ -64,7 +64,7 @@ def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> s
 
 
 def reason(place: Path) -> str:
-    """Why a place was set aside."""
+    """Why a place was quarantined."""
     try:
         with (place / WHY).open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_LONGEST).splitlines()

@@ -97,7 +97,8 @@ def _sync_names(layout: Layout, scan: Scan) -> None:
     # Where a file is due, its checkpoint's rename came last: without that name nothing would tell of the file. Then the
     # private one: what made way went there.
     due = [stored.place.parent for stored, _ in _due(layout, scan)]
-    targets = [stored.path.parent for stored in scan.places]
+    within = [layout.name_within(stored.id, stored.manifest.target) for stored in scan.places]
+    targets = [(each.place if name else each.path).parent for each, name in zip(scan.places, within, strict=True)]
     for directory in dict.fromkeys([*due, layout.private, layout.root, *targets]):
         sync_directory(directory)
     for record in layout.taken_apart():

@@ -22,7 +22,7 @@ class Scan:
             saved to several paths, or if a crash came between its second publication and the end of its first.
         damaged: Places that are no whole checkpoints, and why.
         stale: Checkpoints that count no more, since a newer one has the path that their user named.
-        quarantined: Places that were set aside because they were found bad, and why.
+        quarantined: Quarantined places, and why.
         gathered: Checkpoints of which some nodes have made their part, but not all; or nobody has published them.
     """
 

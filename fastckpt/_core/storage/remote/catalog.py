@@ -66,7 +66,7 @@ class RemoteScan:
         places: Every checkpoint with all files of its manifest, newest id first; of one id, the one published last
             comes first.
         damaged: URLs of places that are no whole checkpoints although they have a manifest, and why.
-        quarantined: URLs of places that were set aside because they were found bad, and why.
+        quarantined: URLs of quarantined places, and why.
         unfinished: Names of places without a manifest, with the name of one of their objects.
     """
 
@@ -110,9 +110,11 @@ class Catalog:
     def scan(self) -> RemoteScan:
         """Read all manifests, and list all objects; raises FileNotFoundError if there is no such bucket."""
         folders = [folder for folder in self._objects.folders() if _STEP.fullmatch(folder)]
+        # Listings of an empty bucket and of one that does not exist look alike, and only one of both is a fresh start.
         if not folders and not self._objects.bucket_is_there():
             raise FileNotFoundError(f"{self._objects.url()}: no such bucket, or it cannot be reached")
         listed = self._list(folders)
+        # A copy, because threads of `_read_manifests` may add to the dict meanwhile.
         self._manifests = {place: manifest for place, manifest in self._manifests.copy().items() if place in listed}
         return self._judge(listed)
 
@@ -135,6 +137,7 @@ class Catalog:
 
     def _judge(self, listed: Mapping[str, Mapping[str, int]]) -> RemoteScan:
         result = RemoteScan()
+        # First all at once, because a request takes tens of milliseconds; judging needs no more requests then.
         self._read_manifests(
             {place: sizes[NAME] for place, sizes in listed.items() if NAME in sizes and WHY not in sizes}
         )
@@ -150,6 +153,7 @@ class Catalog:
 
     def _judge_one(self, place: str, sizes: Mapping[str, int], result: RemoteScan) -> None:
         fault = ""
+        # A deletion under way removes the manifest first: look again before this is called damage.
         for _ in range(LOOKS):
             try:
                 result.places.append(self._whole(place, sizes))
@@ -177,6 +181,7 @@ class Catalog:
 
         def read(place: str) -> None:
             try:
+                # What is bad is reported by `_judge_one`, which first looks whether it was deleted meanwhile.
                 self._read(place, sizes[place])
             except BadCheckpoint:
                 pass
@@ -185,6 +190,7 @@ class Catalog:
 
     def _read(self, place: str, size: int) -> Manifest:
         url = f"{self._objects.url(place)}/{NAME}"
+        # One byte more than is allowed, so that a manifest that is too long is refused, not cut.
         text = self._objects.read(f"{place}/{NAME}", min(size, MAX_TEXT + 1))
         if text is None:
             raise BadCheckpoint(f"{url} is not there")
@@ -192,6 +198,7 @@ class Catalog:
             manifest = Manifest.from_json(text)
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{url}: {error}") from error
+        # A copy of another checkpoint's objects must not count as this one.
         if id_of(place) != manifest.id:
             raise BadCheckpoint(f"{url} is that of {manifest.id}, which belongs elsewhere")
         self._manifests[place] = manifest
@@ -239,4 +246,5 @@ def id_of(place: str) -> SaveId | None:
 def _host() -> str:
     """Tells this host, since it was booted, from others."""
     boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
+    # With the boot id: after a reboot no process of this host can still be writing to the old places.
     return hashlib.sha256(f"{socket.gethostname()}\0{boot}".encode()).hexdigest()[:8]

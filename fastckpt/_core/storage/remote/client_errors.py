@@ -19,6 +19,7 @@ class ExplainedErrors(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # BaseExceptions such as KeyboardInterrupt pass; our own errors name their remedy already.
         if isinstance(error, Exception) and not isinstance(error, FastckptError):
             text = f"cannot {self._deed} in {self._url}: {type(error).__name__}: {error}. {_remedy(error)}."
             raise PersistError(text) from error

@@ -39,12 +39,14 @@ def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None)
 def _download_once(objects: Objects, name: str, entry: FileEntry, into: FileIO | None) -> None:
     found = xxhash.xxh3_128()
     if into:
+        # A second attempt writes over what the first has left.
         into.seek(0)
     for part in objects.parts(name, entry.size):
         found.update(part)
         if into:
             with room_for(entry, Path(os.fspath(into.name)).parent):
                 _write(into, part)
+    # Compared with what was saved, not with what the store believes to hold.
     if found.hexdigest() != entry.digest:
         raise BadCheckpoint(
             f"{objects.url(name)} is damaged: its xxh3-128 is {found.hexdigest()}; {entry.digest} was saved"
@@ -52,6 +54,7 @@ def _download_once(objects: Objects, name: str, entry: FileEntry, into: FileIO |
 
 
 def _write(into: FileIO, part: bytes) -> None:
+    # An unbuffered file may write less, which a full disk does before it raises.
     if into.write(part) != len(part):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

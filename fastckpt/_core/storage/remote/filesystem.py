@@ -1,4 +1,4 @@
-"""An fsspec file system at a URL: each request has a deadline, and is told of while it has no answer."""
+"""An fsspec file system at a URL: each request has a deadline, and is logged while it has no answer."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,8 +50,8 @@ class RemoteFilesystem:
         root: The same as fsspec has it, without the protocol.
         names: The protocols that it is for.
         is_s3: Whether it is of S3.
-        reading: What to tell it when parts of files are to be read.
-        has_buckets: Whether objects lie in buckets, without directories.
+        reading: Options for requests that read parts of files.
+        has_buckets: Whether objects are in buckets, without directories.
     """
 
     def __init__(self, url: str) -> None:
@@ -96,6 +96,7 @@ class RemoteFilesystem:
         """Whether the file system does not inherit a method from fsspec's base classes."""
         name = f"_{method}" if self.fs.async_impl else method
         found = getattr(type(self.fs), name)
+        # fsspec's base classes implement some methods by others, in ways that lose errors.
         return all(found is not vars(base).get(name) for base in (AbstractFileSystem, AsyncFileSystem))
 
     def close(self) -> None:
@@ -121,6 +122,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _made(url: str, protocol: str) -> tuple[Any, str]:
+    # fsspec shares instances by their arguments: what else this process does with one would reach ours.
     options: dict[str, Any] = {"skip_instance_cache": True}
     if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses to be told
         options["use_listings_cache"] = False  # what one was a while ago tells nothing

@@ -37,6 +37,7 @@ class Multipart:
 
     def write(self, part: bytes) -> None:
         """Send a part, of 5 MiB or more but for the last; waits while enough others are on their way."""
+        # Back pressure: without it the reader would hold the whole file in memory before a slow store.
         while len(self._running) >= PARALLEL:
             self._parts.append(self._running.popleft().result())
         self._count += 1
@@ -45,6 +46,7 @@ class Multipart:
     def commit(self) -> None:
         """Make the object of its parts."""
         self._parts += [running.result() for running in self._running]
+        # S3 makes the object only now, from parts in order of their numbers: until then nobody sees any of it.
         parts = {"Parts": self._parts}
         try:
             self._ask("complete", "complete_multipart_upload", limit=COMPLETION, MultipartUpload=parts)
@@ -71,8 +73,8 @@ def abort_abandoned(client: RemoteFilesystem, is_abandoned: Callable[[str, float
     """Abort uploads that dead writers left under way; returns their names.
 
     Args:
-        client: That of an S3, and what lies below its root.
-        is_abandoned: Tells it from a name relative to the root, and the time of its beginning.
+        client: That of an S3; uploads below its root are looked at.
+        is_abandoned: Called with a name relative to the root, and the time when the upload began.
     """
     bucket, prefix, _ = client.fs.split_path(client.root + "/")
     answer = client.ask("list uploads", "call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=prefix)
@@ -80,6 +82,7 @@ def abort_abandoned(client: RemoteFilesystem, is_abandoned: Callable[[str, float
     for upload in answer.get("Uploads") or []:
         key = upload["Key"]
         name = key.removeprefix(prefix)
+        # Uploads have no place in a listing of objects, and are paid for until they are aborted.
         if key.startswith(prefix) and is_abandoned(name, upload["Initiated"].timestamp()):
             which = {"Bucket": bucket, "Key": key, "UploadId": upload["UploadId"]}
             client.ask("abort an upload", "call_s3", "abort_multipart_upload", **which)

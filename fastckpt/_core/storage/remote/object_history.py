@@ -38,11 +38,15 @@ class ObjectHistories:
         """See `Histories`. A store that does not know such requests carries out the second one as well."""
         with ExplainedErrors("open a history", self._objects.url()):
             if self._objects.creation is Creation.DIRECTORY:
+                # Servers without conditional requests still refuse to make a directory twice: the directory is the
+                # lock, and the record in it is written by its winner alone.
                 if made := self._objects.create_directory(f"{PRIVATE}/history-{record.history}"):
                     self._objects.put(self._name(record.history), record.to_bytes())
                 return made
             try:
                 made = self._objects.create(self._name(record.history), record.to_bytes())
+                # A store that ignores the condition would let every job
+                # win: created twice means that it does not know it.
                 if not made or not self._objects.create(self._name(record.history), record.to_bytes()):
                     return made
                 fault = "makes an object twice that was to be made once"
@@ -51,7 +55,7 @@ class ObjectHistories:
                     raise
                 fault = f"does not know conditional requests ({error})"
             raise ConfigError(
-                f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that heeds "
+                f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that knows "
                 "If-None-Match (AWS S3 does), or accept that with --fast-no-exclusive."
             )
 

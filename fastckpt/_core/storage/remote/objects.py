@@ -51,16 +51,17 @@ class Objects:
         self._finds = self._client.has_its_own("find")
         self._condition = _condition(self._client) if self._client.names & CONDITIONAL else {}
         self._pool = ThreadPoolExecutor(THREADS, "fastckpt-remote")
+        # Apart from the requests: a clean-up that hangs must not take a thread from an upload.
         self._cleaner = ThreadPoolExecutor(1, "fastckpt-clean")
 
     def path(self, name: str) -> str:
-        """Where an object lies, as fsspec has it; a name that begins with "/" is not relative."""
+        """The path of an object, as fsspec has it; a name that begins with "/" is not relative."""
         if name.startswith("/"):
             return name[1:] if self.has_buckets else name
         return f"{self._root}/{name}".rstrip("/")
 
     def name(self, url: str) -> str:
-        """The name of what lies at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
+        """The name of what is at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
         path: str = fsspec.core.strip_protocol(url).rstrip("/")
         if path.startswith(self._root + "/"):
             return path[len(self._root) + 1 :]
@@ -112,6 +113,7 @@ class Objects:
         self._make_directory(path)
         try:
             self._client.ask(f"create {path}", "mkdir", path, create_parents=False)
+        # Clients have no common error for a directory that exists: look whether it is there instead.
         except Exception:
             if not self._is_there(path):
                 raise
@@ -119,7 +121,7 @@ class Objects:
         return True
 
     def names(self, name: str) -> list[str]:
-        """The names of all that lies directly below a name, relative to it."""
+        """The names of all that is directly below a name, relative to it."""
         path = self.path(name)
         try:
             found = self._client.ask(f"list {path}", "ls", path, detail=False)
@@ -160,11 +162,13 @@ class Objects:
                 data = self.read_range(name, offset, end)
             except FileNotFoundError as error:
                 raise BadCheckpoint(f"{self.url(name)} of {size} bytes is not there") from error
+            # Some servers answer a ranged request with less, without an error.
             if len(data) != end - offset:
                 raise BadCheckpoint(f"{self.url(name)} ends at {offset + len(data)}; {size} bytes were saved")
             return data
 
         offsets = range(0, size, part)
+        # A window of ranged reads: one connection alone does not use the bandwidth of a store.
         ahead = [self._pool.submit(fetch, offset) for offset in offsets[:READS]]
         for i in range(len(offsets)):
             data = ahead.pop(0).result()
@@ -192,7 +196,7 @@ class Objects:
                 yield from self._below(inner)
 
     def folders(self, name: str = "") -> list[str]:
-        """The names of what lies directly below a name and has objects below it, relative to it."""
+        """The names of what is directly below a name and has objects below it, relative to it."""
         path = self.path(name)
         try:
             found = self._client.ask(f"list {path}", "ls", path, detail=True)
@@ -201,11 +205,12 @@ class Objects:
         return sorted(info["name"].rstrip("/")[len(path) + 1 :] for info in found if info["type"] == "directory")
 
     def written_at(self, name: str) -> float:
-        """When an object was written, in seconds since the epoch; infinity if the store does not tell."""
+        """When an object was written, in seconds since the epoch; infinity if the store does not report it."""
         try:
             with self._client.told("see when an object was written"):
                 return float(self._client.fs.modified(self.path(name)).timestamp())
         except (NotImplementedError, FileNotFoundError):
+            # Never old enough to be swept: without a time, an upload under way cannot be excluded.
             return math.inf
 
     def copy(self, source: str, target: str) -> None:
@@ -225,6 +230,7 @@ class Objects:
         """Remove all objects below a name."""
         for _ in self.each(lambda inner: self.remove(f"{name}/{inner}"), list(self.sizes(name))):
             pass
+        # Stores with directories keep empty ones, which would be listed as unfinished places for ever.
         if not self.has_buckets and self._client.ask("see a directory", "isdir", self.path(name)):
             self._client.ask("remove a directory", "rm", self.path(name), recursive=True)
 
@@ -250,7 +256,7 @@ class Objects:
         return self._pool.map(work, names)
 
     def later(self, deed: str, work: Callable[[], Any]) -> None:
-        """Clean something up, in the background: whoever failed tells of it first. Not done, it is left to a sweep."""
+        """Clean something up in the background: the failure itself is reported first. What fails is left to a sweep."""
 
         def clean() -> None:
             with LoggedErrors(f"{deed}; the next sweep will"):
@@ -266,7 +272,7 @@ class Objects:
 
 
 def _condition(client: RemoteFilesystem) -> dict[str, Any]:
-    """What to tell a client so that it makes an object only if there is none; empty if it cannot be told."""
+    """Options with which a client makes an object only if there is none; empty if it has none."""
     method = getattr(client.fs, "_pipe_file" if client.fs.async_impl else "pipe_file")
     known = inspect.signature(method).parameters if client.has_its_own("pipe_file") else {}
     conditions: dict[str, Any] = {"mode": "create", "overwrite": False}
@@ -275,5 +281,6 @@ def _condition(client: RemoteFilesystem) -> dict[str, Any]:
 
 def part_size(size: int) -> int:
     """Bytes of each part but the last, of an object of that size."""
+    # Larger than PART only for an object that 10,000 parts of 16 MiB cannot hold.
     mebibytes = math.ceil(size / LARGEST_COUNT / 2**20)
     return max(PART, mebibytes * 2**20)

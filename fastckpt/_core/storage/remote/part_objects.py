@@ -32,9 +32,11 @@ class PartObjects:
     def contribute(self, request: PublishRequest, copier: Copier, *, read_back: bool) -> None:
         """Write this node's part, unless it is there."""
         sizes = self._sizes()
+        # A retry, or another agent of this node, has written it: equal bytes by the same key.
         if NAME in sizes or self._part(self._share.node, sizes):
             return
         part = request.manifest(upload_images(self._objects, copier, request, self.place, read_back=read_back))
+        # Before the part's manifest: from then on other nodes rely on these objects.
         check_complete(self._objects, part, self.place)
         with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
             self._objects.put(f"{self.place}/{name_of(self._share.node)}", self._share.mark(part).to_json().encode())
@@ -53,9 +55,11 @@ class PartObjects:
         if len(parts) < self._share.nodes:
             return None, False
         manifest = assemble(parts, self._share.target)
+        # The user's copy first: once the manifest is there the checkpoint counts, and the copy belongs to it.
         if manifest.target:
             self._objects.copy(f"{self.place}/{MODEL}", manifest.target)
         with metrics.phase("persist.manifest", step=self.id.step):
+            # Two nodes may both come here: they write the same bytes, so the last one changes nothing.
             self._objects.put(f"{self.place}/{NAME}", manifest.to_json().encode())
         return manifest, True
 
@@ -79,7 +83,7 @@ class PartObjects:
     def _sizes(self) -> Mapping[str, int]:
         sizes = self._objects.sizes(self.place)
         if WHY in sizes:
-            raise PersistError(f"{self._objects.url(self.place)} was set aside as bad; {self.id} is not saved again")
+            raise PersistError(f"{self._objects.url(self.place)} was quarantined as bad; {self.id} is not saved again")
         return sizes
 
     def _part(self, node: int, sizes: Mapping[str, int]) -> Manifest | None:
@@ -97,6 +101,7 @@ def share_in(objects: Objects, place: str) -> Share | None:
     for name, size in objects.sizes(place).items():
         if name.startswith("part-") and name.endswith(".json"):
             share = share_of(_manifest(objects.read(f"{place}/{name}", min(size, MAX_TEXT + 1))))
+            # A part of another save that was copied here has another key.
             if share and place.endswith(share.key):
                 return share
     return None

@@ -56,7 +56,7 @@ class RemoteStore:
         .fastckpt/identity                              tells this store from one that later takes its URL
 
     The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
-    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was set aside.
+    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was quarantined.
     Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the
     manifest is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is
     a copy that the store makes of the model; nothing is read from it.
@@ -93,6 +93,9 @@ class RemoteStore:
             BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
         """
         with ExplainedErrors(f"persist {request.id}", self.path):
+            # 1. upload into a place of its own   2. compare the sizes that the store
+            # lists   3. the user's copy   4. the manifest, which commits   5. the
+            # tracker, and removal of what was replaced: failures there are logged
             request = request.at(_own(self._objects, request.target))
             place = new_place(request.id)
             with ExitStack() as on_failure:
@@ -148,6 +151,7 @@ class RemoteStore:
             share = share_in(self._objects, place)
             return PartObjects(self._objects, self._catalog, id, share).settle(self._finish) if share else None
         except FastckptError as error:
+            # A candidate less, not an error: an older checkpoint can be resumed, and a warning names this one.
             return Unfinished(id, f"it cannot be published: {error}")
 
     def scan(self) -> RemoteScan:
@@ -189,6 +193,7 @@ class RemoteStore:
         """
         for entry in _entries(stored, names):
             path = into / entry.name
+            # Renamed when complete: other local ranks look for the final name, and must not read half a file.
             draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
             with ExplainedErrors(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
                 on_exit.callback(draft.unlink, missing_ok=True)
@@ -206,7 +211,11 @@ class RemoteStore:
             ConfigError: It is the newest whole one.
             PersistError: The store refused.
         """
+        # 1. never the newest whole one, by a fresh listing if that is not certain   2. the user's copy, if it is this
+        # checkpoint's   3. the manifest, then the rest
         with ExplainedErrors(f"delete {id}", self.path):
+            # No listing for each deletion: retention may delete many in a row. One look at the newer one that makes
+            # this one obsolete is enough.
             whole = self.known()
             if not (whole and whole[0].id > id and self._counts(whole[0])):
                 whole = self.checkpoints()
@@ -233,6 +242,7 @@ class RemoteStore:
 
     def _remove(self, place: str) -> None:
         """Remove a place; first it ceases to count."""
+        # The manifest first: if this process dies now, what is left does not count, and a sweep removes it.
         self._objects.remove(f"{place}/{NAME}")
         self._objects.remove_all(place)
         self._catalog.forget(place)
@@ -243,10 +253,11 @@ class RemoteStore:
         It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
         """
         url, self._known = bad if isinstance(bad, str) else bad.place, None
-        with ExplainedErrors(f"set aside {url}", self.path):
+        with ExplainedErrors(f"quarantine {url}", self.path):
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):
                 raise FileNotFoundError(f"{url} is not there any more")
+            # Not moved: a store has no rename, and a copy of damaged bytes would cost as much as the checkpoint.
             self._objects.put(f"{place}/{WHY}", _reason(why).encode())
         return url
 
@@ -255,10 +266,13 @@ class RemoteStore:
 
         Call while no other process of this host publishes. Returns the URLs of what was removed.
         """
+        # 1. uploads that dead writers left under way   2. places without
+        # a manifest   3. records of histories that decide nothing
         with ExplainedErrors("sweep", self.path):
             removed = self._objects.abort_uploads(_is_abandoned)
             found = self._catalog.scan()
             for place, object in found.unfinished:
+                # An unfinished place of another host may be an upload under way: only its age tells.
                 if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
                     self._objects.remove_all(place)
                     removed.append(place)
@@ -288,6 +302,7 @@ class RemoteStore:
         with ExplainedErrors("mark", self.path):
             if not self.identity().mark:
                 self._objects.put(_IDENTITY, claim.encode())
+            # Read back: of two nodes that wrote at once, both then go by the last one's.
             return self.identity().mark
 
     def close(self) -> None:

@@ -25,7 +25,9 @@ def upload_images(
         name, source = image
         object = f"{place}/{name}"
         with metrics.phase("persist.write", step=request.id.step, file=name):
-            entry = FileEntry(name, *_upload(objects, source.path, object, copy))
+            # 1. upload, digesting the very bytes that are sent   2. compare with what was known of the image   3. if
+            # asked, read it back from the store
+            entry = FileEntry(name, *upload_file(objects, source.path, object, copy))
             source.compare(entry.size, entry.digest)
         if read_back:
             with metrics.phase("persist.read_back", step=request.id.step, file=name):
@@ -46,18 +48,21 @@ def check_complete(objects: Objects, manifest: Manifest, place: str) -> None:
             )
 
 
-def _upload(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
+def upload_file(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
     """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
 
     Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
     reached.
     """
+    # 1. a small file in one request   2. a large one in parts, of which memory holds a few   3. the object, made of its
+    # parts; after a failure they are aborted
     digest = xxhash.xxh3_128()
     with ExitStack() as on_exit:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         on_exit.callback(os.close, reader)
         size = os.fstat(reader).st_size
         part = part_size(size)
+        # One request: a multipart upload needs three at least.
         if size <= part:
             data = _read_exactly(reader, size, 0)
             pace.wait_for(size)

@@ -1,4 +1,4 @@
-"""Says when a store does not answer: what is waited for, where, and up to how long."""
+"""Log lines for a store that does not answer: what is waited for, where, and up to how long."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 logger = logging.getLogger("fastckpt")
 
 FIRST = 5.0
-"""Seconds without an answer after which that is said. A store that then answers has twice as long the next time."""
+"""Seconds without an answer after which that is logged. A store that then answers has twice as long the next time."""
 LONGEST = 60.0
 
 
@@ -24,6 +24,7 @@ class WaitNotice:
     def request(self, deed: str, limit: float | None) -> Iterator[None]:
         """A request is on its way for as long as this lasts: at most ``limit`` seconds; None if nobody knows."""
         patience = self._patience
+        # A timer for each request, since the thread that makes it is blocked in the client.
         watch = threading.Timer(patience, self._tell, (deed, patience, limit))
         watch.daemon = True
         watch.start()

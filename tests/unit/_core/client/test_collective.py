@@ -35,7 +35,7 @@ def _rank(job: Job, rank: int, store: Path, found: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_agreements_of_several_names_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_agreements_under_several_names_do_not_wait_for_each_other(tmp_path: Path) -> None:
     def job(rank: int) -> list[Any]:
         one, other = Agreement("one"), Agreement("other")
         heard: list[Any] = []
@@ -55,7 +55,7 @@ def test_agreements_of_several_names_do_not_wait_for_each_other(tmp_path: Path) 
     assert first[:2] == [[[0, 0], [0, 1]], [[0, 0], [0, 1]]]
 
 
-def test_the_store_does_not_grow(tmp_path: Path) -> None:
+def test_agreements_do_not_grow_the_store(tmp_path: Path) -> None:
     def job(rank: int) -> int:
         keys = []
         for _ in range(20):
@@ -69,7 +69,7 @@ def test_the_store_does_not_grow(tmp_path: Path) -> None:
     assert in_ranks(tmp_path, job) == [0, 0]
 
 
-def test_who_waits_for_a_rank_that_has_left_is_told_and_all_hear_what_it_had_said(tmp_path: Path) -> None:
+def test_waiting_for_a_rank_that_left_is_an_error_and_its_messages_are_received(tmp_path: Path) -> None:
     def job(rank: int) -> list[Any]:
         ranks = Agreement("pace")
         persists = ranks.beside("persists")

@@ -1,4 +1,4 @@
-"""What becomes of saves when a rank leaves before the others."""
+"""Saves after a rank has left before the others."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ from tests.e2e.ddp.conftest import Ranks, state
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
-class TestARankThatLeaves:
+class TestLeavingRank:
     """Rank 1 closes, in order and otherwise; rank 0 goes on."""
 
     def saved(self, ranks: Ranks, *steps: int) -> tuple[DdpCheckpointer, DdpCheckpointer]:
@@ -30,26 +30,26 @@ class TestARankThatLeaves:
         steps = [loaded["step"] for loaded in ranks.load()]
         return [(step, member.rank_state) for step, member in zip(steps, ranks.members, strict=True)]
 
-    def test_lends_what_it_saved_last_to_later_saves(self, ranks: Ranks):
+    def test_a_rank_that_leaves_lends_its_last_save_to_later_saves(self, ranks: Ranks):
         first, second = self.saved(ranks, 1, 2)
         second.close()
         for step in (3, 4, 5):
             assert first.save_checkpoint(step, state(step), rank_state={"at": step, "rank": 0}, storage_type=MEMORY)
         assert self.resumed(ranks) == [(5, {"at": 5, "rank": 0}), (5, {"at": 2, "rank": 1})]
 
-    def test_lends_what_it_has_if_it_never_saved(self, ranks: Ranks):
+    def test_a_rank_that_leaves_without_a_save_lends_its_current_state(self, ranks: Ranks):
         first, second = self.saved(ranks)
         second.close()
         assert first.save_checkpoint(1, state(1), storage_type=MEMORY)
         assert self.resumed(ranks) == [(1, {}), (1, {})]
 
-    def test_lends_to_saves_that_wait_for_it_but_for_those_it_has_passed(self, ranks: Ranks):
+    def test_a_rank_that_leaves_lends_to_waiting_saves_but_not_to_passed_ones(self, ranks: Ranks):
         first, second = self.saved(ranks, 1)
         first.save_checkpoint(2, state(2), rank_state={"at": 2, "rank": 0}, storage_type=MEMORY)
         second.close()
         assert self.resumed(ranks) == [(2, {"at": 2, "rank": 0}), (2, {"at": 1, "rank": 1})]
 
-    def test_that_has_the_model_ends_all_saves(self, ranks: Ranks, said):
+    def test_a_leaving_rank_that_has_the_model_ends_all_saves(self, ranks: Ranks, said):
         first, second = self.saved(ranks, 1)
         first.close()
         assert second.save_checkpoint(2, state(2), storage_type=MEMORY).reason == "rank 0 has closed"
@@ -57,7 +57,7 @@ class TestARankThatLeaves:
         assert "1 save was skipped, as rank 0 has closed: the newest checkpoint is step 1 of history 1" in said.text
 
     @pytest.mark.parametrize("closes", ["in finally", "in with"])
-    def test_by_an_exception_lends_nothing(self, ranks: Ranks, closes: str):
+    def test_a_rank_that_leaves_by_an_exception_lends_nothing(self, ranks: Ranks, closes: str):
         first, second = self.saved(ranks, 1)
         with pytest.raises(ArithmeticError):
             if closes == "in with":
@@ -70,14 +70,14 @@ class TestARankThatLeaves:
         assert first.save_checkpoint(2, state(2), storage_type=MEMORY).reason == "rank 1 has closed"
         assert [step for step, _ in self.resumed(ranks)] == [1, 1]
 
-    def test_by_an_exit_without_error_lends(self, ranks: Ranks):
+    def test_a_rank_that_exits_without_error_lends_its_part(self, ranks: Ranks):
         first, second = self.saved(ranks, 1)
         with pytest.raises(SystemExit), second:
             sys.exit(0)
         assert first.save_checkpoint(2, state(2), storage_type=MEMORY)
 
     @pytest.mark.parametrize("bad", [object(), threading.Lock()], ids=["would not load", "cannot be pickled"])
-    def test_with_a_state_that_no_save_takes_lends_nothing(self, ranks: Ranks, bad: object):
+    def test_a_leaving_rank_whose_state_cannot_be_saved_lends_nothing(self, ranks: Ranks, bad: object):
         first, second = self.saved(ranks, 1)
         with pytest.raises((NotLoadable, TypeError)):
             second.save_checkpoint(2, state(2), rank_state={"bad": bad}, storage_type=MEMORY)
@@ -85,7 +85,7 @@ class TestARankThatLeaves:
         assert first.save_checkpoint(3, state(3), storage_type=MEMORY).reason == "rank 1 has closed"
         assert [step for step, _ in self.resumed(ranks)] == [1, 1]
 
-    def test_and_opens_another_checkpointer_lends_to_the_saves_before(self, ranks: Ranks):
+    def test_a_rank_that_opens_another_checkpointer_lends_to_earlier_saves(self, ranks: Ranks):
         first, second = self.saved(ranks, 1, 2, 3)
         second.close()
         again = ranks.join(1, 2)
@@ -98,7 +98,7 @@ class TestARankThatLeaves:
             member.save_checkpoint(6, state(6), rank_state={"at": 6, "rank": rank}, storage_type=MEMORY)
         assert self.resumed(ranks) == [(6, {"at": 6, "rank": 0}), (6, {"at": 6, "rank": 1})]
 
-    def test_after_going_back_lends_what_it_went_back_to(self, ranks: Ranks, directory: Path):
+    def test_a_rank_that_leaves_after_a_rollback_lends_the_step_it_loaded(self, ranks: Ranks, directory: Path):
         first, second = self.saved(ranks, 1, 2)
         for member in (first, second):
             member.save_checkpoint(2, state(2), storage_type=DISK)
@@ -111,7 +111,7 @@ class TestARankThatLeaves:
         assert self.resumed(ranks) == [(3, {"at": 3, "rank": 0}), (3, {"at": 2, "rank": 1})]
 
     @pytest.mark.parametrize("when", ["before it", "after it"])
-    def test_does_not_make_an_arena_that_was_removed(self, ranks: Ranks, when: str):
+    def test_a_leaving_rank_does_not_recreate_a_removed_arena(self, ranks: Ranks, when: str):
         first, second = self.saved(ranks, 1)
         arena = first._writer.link.arena
         if when == "before it":

@@ -1,4 +1,4 @@
-"""What a worker says of its steps and phases."""
+"""Reports of a worker about its steps and phases."""
 
 import os
 import subprocess
@@ -37,12 +37,12 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([parameter], lr=0.1)
 
 
-def test_begins_with_nothing(block, beats):
+def test_the_heartbeat_begins_without_steps_or_phase(block, beats):
     said = block.read(0)
     assert (said.generation, said.step, said.loaded, said.steps, said.first, said.pid) == (4, -1, -1, 0, 0, os.getpid())
 
 
-def test_each_step_of_any_optimizer_counts(block, beats):
+def test_the_heartbeat_counts_each_step_of_any_optimizer(block, beats):
     for which in (optimizer(), optimizer()):
         before = block.read(0)
         which.step()
@@ -52,7 +52,7 @@ def test_each_step_of_any_optimizer_counts(block, beats):
     assert 0 < block.read(0).first < block.read(0).beat
 
 
-def test_a_step_by_which_torch_makes_states_counts_not(block, beats):
+def test_an_optimizer_step_by_which_torch_creates_states_does_not_count(block, beats):
     """A rank that resumes FSDP would else have trained before it has loaded."""
     model = torch.nn.Linear(2, 2)
     adam = torch.optim.Adam(model.parameters())
@@ -63,7 +63,7 @@ def test_a_step_by_which_torch_makes_states_counts_not(block, beats):
     assert block.read(0).steps == 1
 
 
-def test_steps_count_once_where_several_of_optimizers_make_one(block, beats):
+def test_nested_optimizer_steps_count_once(block, beats):
     """DeepSpeed has its optimizer step for each group of parameters on its own."""
     step = 0
     beats.clock = lambda: step
@@ -73,12 +73,12 @@ def test_steps_count_once_where_several_of_optimizers_make_one(block, beats):
         assert block.read(0).steps == step
 
 
-def test_a_compiled_optimizer_is_no_different(block, beats):
+def test_steps_of_a_compiled_optimizer_count(block, beats):
     torch.compile(optimizer().step, backend="eager")()
     assert block.read(0).steps == 1
 
 
-def test_saves_count_where_there_is_no_optimizer(block, beats):
+def test_without_an_optimizer_saves_count_as_steps(block, beats):
     for step in (3, 6):
         with beats.save(step):
             assert block.read(0).phase == "save"
@@ -91,7 +91,7 @@ def test_saves_count_where_there_is_no_optimizer(block, beats):
 
 
 @pytest.mark.parametrize("begin", [0, 40])
-def test_to_save_what_was_there_at_the_start_is_no_step(block, beats, begin):
+def test_a_save_before_the_first_step_counts_as_no_step(block, beats, begin):
     """The first step has yet to come, which may take long."""
     if begin:
         beats.resume(begin)
@@ -103,7 +103,7 @@ def test_to_save_what_was_there_at_the_start_is_no_step(block, beats, begin):
     assert block.read(0).steps == 1
 
 
-def test_what_saves_cost_is_added_up_also_if_they_fail(block, beats):
+def test_stalls_of_saves_add_up_even_if_the_saves_fail(block, beats):
     with beats.save(1):
         pass
     once = block.read(0).stalled
@@ -113,7 +113,7 @@ def test_what_saves_cost_is_added_up_also_if_they_fail(block, beats):
     assert block.read(0).phase == ""
 
 
-def test_a_load_is_named(block, beats):
+def test_the_heartbeat_names_a_load_as_its_phase(block, beats):
     with beats.work("resume"), metrics.phase("resume.verify"):
         assert block.read(0).phase == "resume.verify"
     beats.resume(40)
@@ -133,7 +133,7 @@ def test_marked_phases_nest_and_have_their_limits(block, beats):
     assert (block.read(0).phase, block.read(0).allowed) == ("", 0)
 
 
-def test_a_phase_may_last_for_ever(block, beats):
+def test_a_phase_without_a_limit_may_last_for_ever(block, beats):
     with phase("service", timeout=float("inf")):
         assert block.read(0).allowed > 30 * 365 * 86400 * 10**9
     with phase("x" * 100):
@@ -147,7 +147,7 @@ def test_a_phase_that_would_count_as_hung_or_as_none_is_refused(block, beats, na
     assert block.read(0).phase == ""
 
 
-def test_what_another_checkpointer_does_is_not_said_here(block, beats):
+def test_phases_of_another_checkpointer_are_not_reported(block, beats):
     """Nor what is done outside of a save: nothing would say that it is over."""
     with phase("evaluation"):
         with metrics.phase("snapshot.notify"):
@@ -155,7 +155,7 @@ def test_what_another_checkpointer_does_is_not_said_here(block, beats):
         assert block.read(0).phase == "evaluation"
 
 
-def test_a_wait_says_how_long_it_may_last(block, beats):
+def test_a_wait_reports_its_limit(block, beats):
     with beats.stall("wait", 1800.0):
         assert block.read(0).phase == "wait"
         assert 1800 < block.read(0).allowed / 1e9 < 3600
@@ -169,7 +169,7 @@ def test_a_phase_may_be_older_than_the_checkpointer(block):
     beats.close()
 
 
-def test_who_has_taken_leave_says_nothing(block, beats):
+def test_a_deregistered_worker_reports_nothing(block, beats):
     other = Heartbeat(block.line(0), 5, 0)
     other.close()
     said = block.read(0)
@@ -177,7 +177,7 @@ def test_who_has_taken_leave_says_nothing(block, beats):
     assert other._hook.hooks_dict_ref() is not None and len(other._hook.hooks_dict_ref()) == 1, "that of the fixture"
 
 
-def test_who_ends_without_a_word_says_so(block):
+def test_a_worker_that_exits_without_close_reports_its_exit(block):
     """What Python does then may take long: threads end, what is registered runs, memory is freed."""
     program = f"""
 import atexit
@@ -193,7 +193,7 @@ assert block.read(0).phase == ""
     assert (done.stdout, block.read(0).phase) == ("exit\n", "exit")
 
 
-def test_a_forked_child_is_not_the_worker():
+def test_a_forked_child_sends_no_heartbeat():
     program = """
 import os, torch
 from fastckpt import phase

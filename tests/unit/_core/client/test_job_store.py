@@ -1,4 +1,4 @@
-"""One round of ranks after the other in one store, as torchrun keeps it: none hears the words of those before it."""
+"""Consecutive rounds of ranks in one store, as under torchrun: no rank receives messages of earlier rounds."""
 
 import multiprocessing
 import os
@@ -71,7 +71,7 @@ def rounds() -> Iterator[Rounds]:
 
 
 @pytest.mark.parametrize("late", [0, 2], ids=["the first rank late", "the last rank late"])
-def test_no_rank_hears_what_the_dead_had_said(rounds: Rounds, late: int) -> None:
+def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds, late: int) -> None:
     """They were killed as all had spoken, as one had spoken a round ahead, and before all had met."""
 
     def killed(rank: int) -> None:
@@ -117,7 +117,7 @@ def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
     assert len(first) == 1 and "still waiting for rank 2 after 0.2 s, and up to 3600 s" in first[0]
 
 
-def test_gloo_leaves_no_addresses_once_all_have_spoken(rounds: Rounds) -> None:
+def test_gloo_addresses_are_gone_once_all_ranks_have_sent_messages(rounds: Rounds) -> None:
     def job(rank: int) -> None:
         dist.new_group([0, 1])
         Agreement("resume").gather(rank)
@@ -128,7 +128,7 @@ def test_gloo_leaves_no_addresses_once_all_have_spoken(rounds: Rounds) -> None:
     assert rounds.addresses() == []
 
 
-def test_a_group_after_another_in_one_process_begins_anew(rounds: Rounds) -> None:
+def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -> None:
     """Also with ranks that have agreed on more in another one before."""
 
     def job(rank: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Which optimizers may take the state of which: by their classes."""
+"""Compatibility of optimizers with saved states, by their classes."""
 
 from typing import Any
 
@@ -61,11 +61,11 @@ def resumes(saved: Any, now: Any) -> bool:
         (Lion, SGD, False),
     ],
 )
-def test_classes(saved: Any, now: Any, fits: bool) -> None:
+def test_an_optimizer_class_accepts_only_compatible_states(saved: Any, now: Any, fits: bool) -> None:
     assert resumes(of(saved), of(now)) is fits
 
 
-def test_variants_of_a_class_and_wrappers_are_the_same() -> None:
+def test_variants_and_wrappers_of_an_optimizer_class_are_compatible() -> None:
     assert resumes(of(AdamW, foreach=True), of(AdamW, fused=True))
     assert resumes(Wrapper(of(AdamW)), of(AdamW))
     assert resumes(of(AdamW), Wrapper(Wrapper(of(AdamW))))
@@ -73,7 +73,7 @@ def test_variants_of_a_class_and_wrappers_are_the_same() -> None:
         check_kinds(kinds({"optimizer": of(AdamW)}), kinds({"optimizer": Wrapper(of(SGD))}))
 
 
-def test_each_of_several_and_of_other_parts_is_compared() -> None:
+def test_each_of_several_optimizers_is_compared_by_class() -> None:
     saved = kinds({"optimizer": [of(AdamW), of(SGD)], "critic": of(Adam), "model": torch.nn.Linear(1, 1)})
     assert saved == {"optimizer": [["AdamW"], ["SGD"]], "critic": [["Adam"]]}
     with pytest.raises(ConfigError, match="optimizer 1 was saved as SGD, and is AdamW now"):
@@ -83,5 +83,5 @@ def test_each_of_several_and_of_other_parts_is_compared() -> None:
     check_kinds(saved, kinds({"optimizer": [of(AdamW), of(SGD)], "critic": of(Adam), "actor": of(SGD)}))
 
 
-def test_a_checkpoint_of_an_earlier_version_names_none() -> None:
+def test_a_checkpoint_of_an_earlier_version_without_classes_is_accepted() -> None:
     check_kinds(None, kinds({"optimizer": of(SGD)}))

@@ -47,7 +47,7 @@ if __name__ == "__main__":
 """
 
 
-def test_jobs_start_beside_each_other_and_beside_a_checkpointer_of_their_parent(tmp_path: Path) -> None:
+def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}

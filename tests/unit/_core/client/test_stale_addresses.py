@@ -1,4 +1,4 @@
-"""What the log says where restarted workers of torchrun find addresses of dead ones in its store."""
+"""Log lines of restarted workers of torchrun that find addresses of dead ranks in its store."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=3 if sys.argv[1:] else
 """
 
 
-def test_a_worker_that_meets_addresses_of_dead_ones_is_told_why_and_what_to_set() -> None:
+def test_a_worker_that_finds_addresses_of_dead_ranks_logs_cause_and_remedy() -> None:
     """It connects to nobody, or waits for them: that is for their ports to say."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
     shape = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}

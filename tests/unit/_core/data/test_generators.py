@@ -1,4 +1,4 @@
-"""What data sets draw is seeded for each sample, whichever generator they draw from, whenever they first do."""
+"""Random draws of data sets are seeded for each sample, with any generator and at any time."""
 
 import random
 from collections.abc import Callable
@@ -58,7 +58,9 @@ def expected(draw: Callable[[], float]) -> list[float]:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("what", DRAWS)
-def test_what_is_drawn_follows_from_the_sample_alone(what: str, num_workers: int, known: bool, monkeypatch) -> None:
+def test_random_draws_of_a_data_set_depend_on_the_sample_alone(
+    what: str, num_workers: int, known: bool, monkeypatch
+) -> None:
     """And the main process's own generators stay as they were, also while they keep a normal number for later."""
     if not known:
         monkeypatch.setattr(generators, "_known", False)
@@ -76,14 +78,14 @@ def test_what_is_drawn_follows_from_the_sample_alone(what: str, num_workers: int
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_generator_of_its_own_follows_from_the_seed_of_the_sample(num_workers: int) -> None:
+def test_a_generator_created_by_the_data_set_follows_the_seed_of_the_sample(num_workers: int) -> None:
     """Nothing is drawn from torch's own then, but it is asked for its seed."""
     loader = ResumableDataLoader(OfTheSeed(), 4, num_workers=num_workers)
     right = [float(mix(SAMPLE, 0, 0, index, 0)) for index in range(24)]
     assert [x for batch in loader for x in batch.tolist()] == right
 
 
-def test_an_error_that_follows_from_what_was_drawn_is_that_of_the_seeded_sample() -> None:
+def test_an_error_that_depends_on_random_draws_is_that_of_the_seeded_sample() -> None:
     def draw() -> float:
         if (drawn := torch.rand(1).item()) < 0.5:
             raise ValueError(f"drew {drawn}")

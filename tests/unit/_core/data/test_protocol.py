@@ -1,4 +1,4 @@
-"""What a checkpointer saves of data, whatever hands them out."""
+"""Data states that a checkpointer saves, for each kind of loader."""
 
 from typing import Any
 
@@ -34,12 +34,12 @@ def parts_of(loaders: Any) -> TrainingState:
     return TrainingState({"more": loaders}, None, Gradients(torch.nn.Linear(1, 1), [], None, saved=False))
 
 
-def test_ours_are_stateful() -> None:
+def test_our_loaders_and_samplers_fulfil_the_stateful_protocol() -> None:
     assert isinstance(ResumableDataLoader(Indexed(3)), Stateful)
     assert isinstance(ResumableSampler(Indexed(3)), Stateful)
 
 
-def test_common_and_own_come_back() -> None:
+def test_common_and_per_rank_data_states_come_back() -> None:
     for make in (lambda: ResumableDataLoader(Indexed(5), 1), lambda: ResumableDataLoader(Remembering(5), 1)):
         data = make()
         next(iter(data))
@@ -53,7 +53,7 @@ def test_common_and_own_come_back() -> None:
     assert list(again_sampler) == [2, 3, 4]
 
 
-def test_a_foreign_object_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_stateful_loader_resumes_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Foreign(2)
     data.position = 7
     common, own = data_state(data)
@@ -70,7 +70,7 @@ def test_a_foreign_object_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) 
         load_data_state(Foreign(2), common, own)
 
 
-def test_other_kinds_are_refused() -> None:
+def test_objects_without_a_data_state_are_refused() -> None:
     common, own = data_state(Foreign())
     with pytest.raises(ConfigError, match="another kind of loader than ResumableDataLoader"):
         load_data_state(ResumableDataLoader(Indexed(3)), common, own)
@@ -80,7 +80,7 @@ def test_other_kinds_are_refused() -> None:
         data_state([])
 
 
-def test_a_state_that_is_known_to_lose_samples_is_refused_also_in_anothers_loader() -> None:
+def test_a_loader_state_known_to_lose_samples_is_refused_inside_other_loaders() -> None:
     stream = hugging_face(40)
     data_state(StatefulDataLoader(stream, 4))
     shuffled = stream.shuffle(seed=0, buffer_size=10)

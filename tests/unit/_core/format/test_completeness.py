@@ -1,4 +1,4 @@
-"""Which checkpoints as many ranks as saved them could resume, by the names of their files."""
+"""Completeness of a checkpoint for the ranks that saved it, by the names of its files."""
 
 from typing import Any
 
@@ -34,5 +34,7 @@ TABLE: list[tuple[str, set[str], int, dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(
     ("names", "world", "details", "missing"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_missing_files(names: set[str], world: int, details: dict[str, Any], missing: list[str]) -> None:
+def test_a_checkpoint_without_files_of_each_rank_is_incomplete(
+    names: set[str], world: int, details: dict[str, Any], missing: list[str]
+) -> None:
     assert missing_files(names, world, details) == missing

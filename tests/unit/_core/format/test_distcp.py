@@ -1,4 +1,4 @@
-"""A file of archives is what torch would read from FileSystemWriter's, in places that stay from save to save."""
+"""Files of archives: torch reads them like FileSystemWriter's, at offsets that stay from save to save."""
 
 import io
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_load_equal(file: Written, name: str) -> None:
+def test_tensors_in_a_distcp_file_load_equal(file: Written, name: str) -> None:
     around = [torch.tensor([1.0]), TENSORS[name], torch.tensor([2.0])]
     loaded = file.load(file.save(around))
     for got, want in zip(loaded, around, strict=True):
@@ -93,14 +93,14 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.complex64)
 
 
-def test_of_a_view_its_own_bytes_alone_are_saved(file: Written) -> None:
+def test_a_view_is_saved_with_its_own_bytes_alone(file: Written) -> None:
     shard = file.save([FLAT[100:140]])
     assert shard.places[0].length < 40 * 4 + 2000
     assert [storage.nbytes() for storage in shard.plan.storages] == [160]
     assert shard.plan.storages[0].data_ptr() == FLAT[100:].data_ptr()
 
 
-def test_what_stays_alike_is_planned_once(file: Written) -> None:
+def test_an_unchanged_distcp_structure_is_planned_once(file: Written) -> None:
     first = file.save([torch.zeros(3), archive("a"), torch.zeros(4)])
     second = file.save([torch.ones(3), archive("longer"), torch.ones(4)])
     assert second.plan.skeleton is first.plan.skeleton
@@ -124,7 +124,7 @@ def test_what_stays_alike_is_planned_once(file: Written) -> None:
     ],
     ids=["shape", "dtype", "order", "one more", "one less", "nothing"],
 )
-def test_another_structure_is_planned_anew(file: Written, other: Items) -> None:
+def test_a_changed_distcp_structure_is_planned_again(file: Written, other: Items) -> None:
     first = file.save([torch.zeros(3), archive("a")])
     second = file.save(other)
     assert second.plan.skeleton is not first.plan.skeleton
@@ -132,7 +132,7 @@ def test_another_structure_is_planned_anew(file: Written, other: Items) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, GROWTH // 2, GROWTH - 1, GROWTH, 10 * GROWTH, 70_000, 200_000])
-def test_values_grow_and_shrink(file: Written, length: int) -> None:
+def test_values_in_a_distcp_file_may_grow_and_shrink(file: Written, length: int) -> None:
     for value in ("", "x" * length, "", "y" * (length // 2)):
         shard = file.save([archive(value), torch.tensor([1.0])])
         assert file.load(shard) == [value, torch.tensor([1.0])]

@@ -1,4 +1,4 @@
-"""Saves after the first reuse what stands still, and notice what does not."""
+"""Saves after the first reuse the unchanged structure, and notice changes."""
 
 import argparse
 import datetime
@@ -83,7 +83,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_structure_that_changes_is_saved_right(baker: Baker, change: str) -> None:
+def test_a_structure_that_changes_is_saved_correctly(baker: Baker, change: str) -> None:
     state, _, _ = training()
     baker.save(state(0))
     changed = state(1)
@@ -112,7 +112,7 @@ def test_marks_of_a_compiler_are_kept_and_need_no_pickler(baker: Baker) -> None:
     assert not vars(torch.load(baker.path)["a"])
 
 
-def test_a_frozen_parameter_without_optimizer_state(baker: Baker) -> None:
+def test_a_frozen_parameter_without_optimizer_state_is_saved(baker: Baker) -> None:
     state, model, _ = training()
     next(model.parameters()).requires_grad_(False)
     for step in range(2):
@@ -121,7 +121,7 @@ def test_a_frozen_parameter_without_optimizer_state(baker: Baker) -> None:
         assert_same(torch.load(baker.path), reference(current))
 
 
-def test_a_state_that_is_saved_whole_leaves_nothing_of_the_one_before(baker: Baker) -> None:
+def test_a_shorter_save_leaves_no_bytes_of_the_one_before(baker: Baker) -> None:
     baker.save({"a": torch.ones(50_000)})
     baker.save({"a": torch.quantize_per_tensor(torch.ones(50_000), 0.1, 2, torch.quint8)})
     assert torch.load(baker.path, weights_only=False)["a"].int_repr().unique().tolist() == [12]
@@ -150,20 +150,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_would_not_load_is_refused_by_name(kind: str) -> None:
+def test_a_value_that_would_not_load_is_refused_with_its_key(kind: str) -> None:
     state = {"model": {"w": torch.ones(2)}, "meta": [{"args": REFUSED[kind]}]}
     with pytest.raises(NotLoadable, match=r"state\['meta'\]\[0\]\['args'\] is a .*weights_only=False"):
         Planner().plan(state)
     assert Planner(weights_only=False).plan(state).skeleton.length > 0
 
 
-def test_numpy_state_is_refused_by_name() -> None:
+def test_a_numpy_random_state_is_refused_with_its_key() -> None:
     numpy = pytest.importorskip("numpy")
     with pytest.raises(NotLoadable, match=r"state\['rng'\]"):
         Planner().plan({"w": torch.ones(2), "rng": numpy.random.get_state()})
 
 
-def test_an_error_in_a_save_leaves_the_next_one_right(baker: Baker) -> None:
+def test_a_save_after_a_failed_one_is_correct(baker: Baker) -> None:
     state, _, _ = training()
     baker.save(state(0))
     with pytest.raises((TypeError, AttributeError)):

@@ -130,7 +130,7 @@ def test_every_state_loads_as_torch_saves_it(states: list[Any], tmp_path_factory
 @given(
     pairs=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6), shared=st.booleans(), extra=tensors()
 )
-def test_numbers_that_change_are_written_where_they_belong(
+def test_numbers_that_change_are_written_at_their_offsets(
     pairs: list[tuple[Any, Any, Any]], shared: bool, extra: torch.Tensor, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     baker = Baker(tmp_path_factory.mktemp("image") / "model.pt")

@@ -43,7 +43,7 @@ def many() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("metadata", [{}, {"format": "pt"}])
-def test_equals_what_the_library_writes(tmp_path, metadata):
+def test_a_safetensors_file_equals_what_the_library_writes(tmp_path, metadata):
     tensors = many()
     ours = image(tmp_path / "ours", SafetensorsPlanner().plan(Tensors(tensors, metadata)))
     theirs = {name: tensor.detach().resolve_conj().clone().contiguous() for name, tensor in tensors.items()}
@@ -57,7 +57,7 @@ def test_equals_what_the_library_writes(tmp_path, metadata):
     )
 
 
-def test_a_later_save_has_the_later_values(tmp_path):
+def test_a_second_safetensors_save_has_the_new_values(tmp_path):
     planner, tensors = SafetensorsPlanner(), {"a": torch.zeros(5), "b": torch.zeros(3, dtype=torch.uint8)}
     first = planner.plan(Tensors(tensors, {"format": "pt"}))
     tensors = {"a": torch.ones(5), "b": torch.ones(3, dtype=torch.uint8)}
@@ -76,12 +76,12 @@ def test_a_later_save_has_the_later_values(tmp_path):
     "tensor",
     [torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.complex128)],
 )
-def test_what_the_format_cannot_hold_is_named(tensor):
+def test_values_that_safetensors_cannot_hold_are_named(tensor):
     with pytest.raises(NotLoadable, match=r"cannot hold 'layer\.weight', a .*(sparse|complex128)"):
         SafetensorsPlanner().plan(Tensors({"layer.weight": tensor}))
 
 
-def test_bytes_stay_as_they_are(tmp_path):
+def test_files_of_plain_bytes_are_saved_unchanged(tmp_path):
     planner = RawPlanner()
     first = planner.plan(Raw(b"\0binary\0"))
     assert image(tmp_path / "file", first) == b"\0binary\0"
@@ -93,7 +93,7 @@ def test_bytes_stay_as_they_are(tmp_path):
         planner.plan(Raw(b""))
 
 
-def test_json_has_room_to_grow(tmp_path):
+def test_a_json_file_may_grow_within_its_room(tmp_path):
     planner = RawPlanner()
     first = planner.plan(Raw(b'{"step": 1}', may_end_with_spaces=True))
     capacity = first.skeleton.capacity()

@@ -1,4 +1,4 @@
-"""Messages: what is sent arrives, and whatever else arrives is a ProtocolError."""
+"""Messages: a sent one arrives, and any other bytes are a ProtocolError."""
 
 import json
 from dataclasses import fields
@@ -54,7 +54,7 @@ def messages(kind: type) -> st.SearchStrategy:
 
 @settings(deadline=None)
 @given(st.one_of([messages(kind) for kind in KINDS]))
-def test_what_is_sent_arrives(message):
+def test_each_message_arrives_as_it_was_sent(message):
     assert channel.decode(channel.encode(message)) == message
 
 
@@ -68,19 +68,19 @@ def understood(data: bytes) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
-def test_bytes_are_refused(data: bytes):
+def test_arbitrary_bytes_are_refused_as_a_message(data: bytes):
     assert not understood(data)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(texts, values, max_size=4), st.sampled_from([k.__name__ for k in KINDS]) | values)
-def test_json_is_refused_or_understood(content: dict, kind: object):
+def test_arbitrary_json_is_refused_or_understood_as_a_message(content: dict, kind: object):
     understood(json.dumps({"message": kind, "content": content}).encode())
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_a_message_with_one_field_changed(data: st.DataObject):
+def test_a_message_with_one_changed_field_is_refused_or_understood(data: st.DataObject):
     message = data.draw(st.one_of([messages(kind) for kind in KINDS]))
     whole = json.loads(channel.encode(message))
     content = data.draw(st.sampled_from([whole, whole["content"]]))
@@ -109,19 +109,19 @@ def test_a_message_with_one_field_changed(data: st.DataObject):
     ],
     ids=lambda text: text[:60] or "nothing",
 )  # fmt: skip
-def test_is_refused(text: str):
+def test_invalid_messages_are_refused(text: str):
     assert not understood(text.encode())
 
 
-def test_what_is_refused_is_so_for_its_fault_alone():
+def test_examples_of_invalid_messages_differ_from_valid_ones_by_their_fault_alone():
     assert understood(b'{"message": "Committed", "content": {"history": 1, "step": 1, "persist": true}}')
     assert understood(b'{"message": "Reserve", "content": {"files": {"a": 1}}}')
 
 
-def test_what_is_too_long_is_not_sent():
+def test_a_message_that_is_too_long_is_not_sent():
     with pytest.raises(ProtocolError, match=r"bytes is longer than 1048576"):
         channel.encode(m.Reserve({"x" * channel.MAX_SIZE: 1}))
 
 
-def test_protocol_errors_are_ours():
+def test_protocol_errors_are_fastckpt_errors():
     assert issubclass(ProtocolError, FastckptError)

@@ -1,4 +1,4 @@
-"""Who may own an arena, what an owner leaves, and what it refuses."""
+"""Ownership of an arena, its state after the owner, and refusals."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def arena(path: Path) -> Iterator[Arena]:
     arena.remove()
 
 
-def test_depends_on_user_directory_and_node(path: Path):
+def test_the_path_of_an_arena_depends_on_user_directory_and_node(path: Path):
     others = [
         arena_path(str(path.parent), *key) for key in (("/checkpoints", 1), ("/checkpoint", 0), ("/checkpoints/", 0))
     ]
@@ -40,7 +40,7 @@ def test_depends_on_user_directory_and_node(path: Path):
     assert arena_path(str(path.parent), "/checkpoints", 0) == path
 
 
-def test_is_private(arena: Arena):
+def test_an_arena_is_readable_by_its_user_alone(arena: Arena):
     arena.make_slots(2)
     arena.reserve(arena.slots[0], "model.pt", 4096)
     assert arena.path.stat().st_mode & 0o777 == 0o700
@@ -49,7 +49,7 @@ def test_is_private(arena: Arena):
     assert len(files) == 2 and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
-def test_images_lie_in_directories(arena: Arena):
+def test_images_of_an_arena_may_be_in_subdirectories(arena: Arena):
     arena.make_slots(1)
     [slot] = arena.slots
     sizes = {"model.pt": 4096, "optimizer_0/.metadata": 4096, "optimizer_0/__0_0.distcp": 8192}
@@ -61,7 +61,7 @@ def test_images_lie_in_directories(arena: Arena):
     assert images_in(slot) == sizes | {"optimizer_0/__0_0.distcp": 12288}
 
 
-def test_a_living_owner_is_named(arena: Arena):
+def test_an_arena_with_a_living_owner_is_refused_and_names_it(arena: Arena):
     with pytest.raises(
         ArenaInUse,
         match=rf"/checkpoints is in use by another job on this host: process {os.getpid()} on .*, started 20\d\d-",
@@ -69,7 +69,7 @@ def test_a_living_owner_is_named(arena: Arena):
         Arena.open(arena.path, "/checkpoints")
 
 
-def test_a_released_one_is_adopted_with_what_it_holds(path: Path):
+def test_a_released_arena_is_adopted_with_its_checkpoints(path: Path):
     first = Arena.open(path, "/checkpoints")
     first.make_slots(3)
     (first.slots[1] / "model.pt").write_bytes(b"kept")
@@ -82,7 +82,7 @@ def test_a_released_one_is_adopted_with_what_it_holds(path: Path):
     assert not path.exists()
 
 
-def test_that_of_a_killed_owner_is_adopted(path: Path):
+def test_an_arena_of_a_killed_owner_is_adopted(path: Path):
     owner = subprocess.Popen(
         [sys.executable, "-c", f"""
 import os, pathlib, signal
@@ -98,7 +98,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777, 0o1777])
-def test_one_that_others_may_enter_is_refused(path: Path, mode: int):
+def test_an_arena_accessible_to_others_is_refused(path: Path, mode: int):
     path.mkdir()
     path.chmod(mode)
     with pytest.raises(ArenaInUse, match="not a private directory"):
@@ -106,7 +106,7 @@ def test_one_that_others_may_enter_is_refused(path: Path, mode: int):
     path.rmdir()
 
 
-def test_a_link_in_its_place_is_refused(path: Path, tmp_path: Path):
+def test_a_symbolic_link_in_place_of_an_arena_is_refused(path: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     path.symlink_to(elsewhere)
@@ -117,7 +117,7 @@ def test_a_link_in_its_place_is_refused(path: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("what", ["dangling link", "file"])
-def test_what_is_no_directory_is_refused(path: Path, tmp_path: Path, what: str):
+def test_a_file_in_place_of_an_arena_is_refused(path: Path, tmp_path: Path, what: str):
     path.symlink_to(tmp_path / "nowhere") if what == "dangling link" else path.touch(0o700)
     with pytest.raises((FastckptError, FileExistsError)):
         Arena.open(path, "/checkpoints")
@@ -126,7 +126,7 @@ def test_what_is_no_directory_is_refused(path: Path, tmp_path: Path, what: str):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
-def test_that_of_another_user_is_refused(path: Path):
+def test_an_arena_of_another_user_is_refused(path: Path):
     path.mkdir(mode=0o700)
     os.chown(path, 65534, 65534)
     with pytest.raises(ArenaInUse, match="owner 65534"):
@@ -134,7 +134,7 @@ def test_that_of_another_user_is_refused(path: Path):
     path.rmdir()
 
 
-def test_links_within_are_not_followed(path: Path, tmp_path: Path):
+def test_symbolic_links_within_an_arena_are_not_followed(path: Path, tmp_path: Path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.mkdir(mode=0o700)
@@ -154,7 +154,7 @@ def test_links_within_are_not_followed(path: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
-def test_what_lies_where_ours_belongs_makes_way_and_blocks_nobody(path: Path, kind: str):
+def test_foreign_files_in_an_arena_are_replaced_and_block_nobody(path: Path, kind: str):
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(2)
     names = ["slot-7", "slot-0/model.pt", "slot-0/.new-model.pt", "identity"]
@@ -170,7 +170,7 @@ def test_what_lies_where_ours_belongs_makes_way_and_blocks_nobody(path: Path, ki
 
 
 @pytest.mark.parametrize("name", ["owner", "writers"])
-def test_a_lock_that_is_no_file_is_an_error_and_blocks_nobody(path: Path, name: str):
+def test_an_arena_lock_that_is_no_file_is_an_error_and_blocks_nobody(path: Path, name: str):
     path.mkdir(mode=0o700)
     os.mkfifo(path / name)
     with pytest.raises(OSError, match="not a regular file"):
@@ -188,7 +188,7 @@ def make_strange(path: Path, kind: str) -> None:
             bound.bind(str(path))
 
 
-def test_many_that_come_at_once_agree_on_one_owner(path: Path):
+def test_concurrent_openers_of_an_arena_agree_on_one_owner(path: Path):
     """Also while former owners remove it."""
     owners, errors, most = [], [], [0]
     lock = threading.Lock()
@@ -217,7 +217,7 @@ def test_many_that_come_at_once_agree_on_one_owner(path: Path):
     shutil.rmtree(path, ignore_errors=True)
 
 
-def test_waits_for_writers_of_the_former_owner(arena: Arena):
+def test_adoption_waits_for_writers_of_the_former_owner(arena: Arena):
     """This process is one: it does not kill itself."""
     assert arena.drive_out_writers(0)
     writer = Presence(arena.path)
@@ -226,7 +226,7 @@ def test_waits_for_writers_of_the_former_owner(arena: Arena):
     assert arena.drive_out_writers(60)
 
 
-def test_two_writers_hold_it_together(arena: Arena):
+def test_two_writers_hold_an_arena_until_both_have_closed(arena: Arena):
     first, second = Presence(arena.path), Presence(arena.path)
     first.close()
     assert not arena.drive_out_writers(0)
@@ -234,7 +234,7 @@ def test_two_writers_hold_it_together(arena: Arena):
     assert arena.drive_out_writers(0)
 
 
-def test_has_as_many_slots_as_asked_and_those_that_are_there(arena: Arena):
+def test_an_arena_has_the_requested_slots_and_those_it_had(arena: Arena):
     arena.make_slots(3)
     (arena.slots[1] / "model.pt").touch()
     arena.make_slots(2)
@@ -245,7 +245,7 @@ def test_has_as_many_slots_as_asked_and_those_that_are_there(arena: Arena):
     assert (arena.slots[1] / "model.pt").exists()
 
 
-def test_another_size_makes_another_file_and_leaves_the_old_mapped(arena: Arena):
+def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: Arena):
     arena.make_slots(2)
     slot = arena.slots[0]
     arena.reserve(slot, "model.pt", 8192)
@@ -260,7 +260,7 @@ def test_another_size_makes_another_file_and_leaves_the_old_mapped(arena: Arena)
     assert [p.name for p in slot.iterdir()] == ["model.pt"]
 
 
-def test_memory_that_runs_out_is_told_and_nothing_is_left(small_tmpfs):
+def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs):
     shm = small_tmpfs(64)
     arena = Arena.open(arena_path(str(shm), "/checkpoints", 0), "/checkpoints")
     arena.make_slots(2)
@@ -271,7 +271,7 @@ def test_memory_that_runs_out_is_told_and_nothing_is_left(small_tmpfs):
     arena.remove()
 
 
-def test_a_forked_child_that_lives_on_does_not_hold_it(path: Path):
+def test_a_forked_child_that_outlives_its_owner_does_not_hold_the_arena(path: Path):
     program = f"""
 import os, pathlib, signal, time
 from fastckpt._core.memory.arena import Arena

@@ -1,4 +1,4 @@
-"""What the census finds in shared memory, and what of it can be removed."""
+"""Contents of shared memory as the census finds them, and their removal."""
 
 import json
 import os
@@ -60,13 +60,13 @@ def found(shm: Path) -> ArenaEntry:
     return entry
 
 
-def test_finds_nothing_where_nothing_is(shm: Path):
+def test_the_census_of_empty_memory_finds_nothing(shm: Path):
     assert census(shm) == []
     with pytest.raises(FileNotFoundError):
         census(shm / "nowhere")
 
 
-def test_one_in_use_is_described_and_not_removed(shm: Path, path: Path):
+def test_an_arena_in_use_is_described_and_not_removed(shm: Path, path: Path):
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(2)
     arena.claim_for("mark")
@@ -89,14 +89,14 @@ def test_one_in_use_is_described_and_not_removed(shm: Path, path: Path):
     assert census(shm) == []
 
 
-def test_one_left_behind_is_removed(shm: Path, path: Path):
+def test_an_abandoned_arena_is_removed(shm: Path, path: Path):
     leave(path, holding=False)
     assert (found(shm).state, found(shm).newest) == (ArenaState.LEFT_BEHIND, None)
     clean(found(shm))
     assert list(shm.iterdir()) == []
 
 
-def test_what_it_holds_is_removed_only_by_force(shm: Path, path: Path):
+def test_an_abandoned_arena_with_a_checkpoint_is_removed_only_by_force(shm: Path, path: Path):
     leave(path, holding=True)
     with pytest.raises(FastckptError, match=r"holds step 7 of history 2 of /checkpoints"):
         clean(found(shm))
@@ -105,13 +105,13 @@ def test_what_it_holds_is_removed_only_by_force(shm: Path, path: Path):
     assert list(shm.iterdir()) == []
 
 
-def test_a_checkpoint_whose_image_is_gone_is_none(shm: Path, path: Path):
+def test_a_checkpoint_whose_image_is_gone_does_not_count_in_the_census(shm: Path, path: Path):
     leave(path, holding=True)
     (path / "slot-1" / "model.pt").unlink()
     assert found(shm).newest is None
 
 
-def test_the_living_win_whatever_the_census_said(shm: Path, path: Path):
+def test_an_arena_that_came_into_use_after_the_census_is_not_removed(shm: Path, path: Path):
     """An owner, or a writer alone, that came after the look."""
     leave(path, holding=False)
     entry = found(shm)
@@ -127,7 +127,7 @@ def test_the_living_win_whatever_the_census_said(shm: Path, path: Path):
     clean(entry)
 
 
-def test_one_that_was_used_since_is_not_removed(shm: Path, path: Path):
+def test_an_arena_that_was_used_since_the_census_is_not_removed(shm: Path, path: Path):
     leave(path, holding=False)
     entry = found(shm)
     leave(path, holding=True)
@@ -136,7 +136,7 @@ def test_one_that_was_used_since_is_not_removed(shm: Path, path: Path):
     assert found(shm).newest == SAVE
 
 
-def test_that_of_a_killed_owner_is_left_behind_and_its_telemetry_goes_with_it(shm: Path, path: Path):
+def test_an_arena_of_a_killed_owner_is_removed_with_its_telemetry(shm: Path, path: Path):
     program = f"""
 import os, pathlib, signal
 from fastckpt._core.memory.arena import Arena
@@ -172,13 +172,15 @@ def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, pat
     assert census(shm) == []
 
 
-def test_a_block_whose_job_ends_just_now_is_none(shm: Path, path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_telemetry_block_that_disappears_during_the_census_is_ignored(
+    shm: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("fastckpt._core.memory.census.names_in", lambda _: [telemetry_name(path).strip("/")])
     assert census(shm) == []
 
 
 @pytest.mark.parametrize("what", ["link", "file", "open to others"])
-def test_what_we_did_not_make_is_foreign(shm: Path, path: Path, tmp_path: Path, what: str):
+def test_files_not_made_by_fastckpt_are_foreign_in_the_census(shm: Path, path: Path, tmp_path: Path, what: str):
     if what == "link":
         leave(tmp_path / "elsewhere", holding=False)
         path.symlink_to(tmp_path / "elsewhere")
@@ -195,7 +197,7 @@ def test_what_we_did_not_make_is_foreign(shm: Path, path: Path, tmp_path: Path, 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
-def test_another_user_s_is_foreign_also_to_root(shm: Path, path: Path):
+def test_arenas_of_another_user_are_foreign_even_to_root(shm: Path, path: Path):
     leave(path, holding=False)
     os.chown(path, 65534, 65534)
     entry = found(shm)

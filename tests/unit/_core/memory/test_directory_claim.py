@@ -1,4 +1,4 @@
-"""Whose memory an arena holds: by the mark that was seen, by the one that is to be, by the inode."""
+"""The directory that an arena belongs to: by the mark that was read, by the planned one, by the inode."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def path() -> Path:
         (DirectoryClaim(seen="a", inode=1), "b", 1, False),
         (DirectoryClaim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
         (DirectoryClaim(wanted="a", inode=1), "", 1, True),  # it could not be marked
-        (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # made anew before it could be
+        (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # created again before it could be
         (DirectoryClaim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
         (DirectoryClaim(wanted="a", inode=1), "b", 1, True),  # another node was first
         (DirectoryClaim(wanted="a", inode=1), "b", 2, False),
@@ -35,11 +35,13 @@ def path() -> Path:
         (DirectoryClaim(unnamed=True), "a", 1, False),
     ],
 )
-def test_whose_it_is(claim: DirectoryClaim, mark: str, inode: int, ours: bool):
+def test_an_arena_belongs_to_the_directory_of_its_mark_or_inode(
+    claim: DirectoryClaim, mark: str, inode: int, ours: bool
+):
     assert claim.is_of(mark, inode) is ours
 
 
-def test_it_outlives_its_agent_and_is_never_wanted_again(path: Path):
+def test_memory_of_a_removed_directory_outlives_its_agent_and_is_not_resumed(path: Path):
     arena = Arena.open(path, "/checkpoints")
     assert not arena.claim_for("", 7) and arena.claim.due
     wanted = arena.claim.wanted
@@ -54,7 +56,7 @@ def test_it_outlives_its_agent_and_is_never_wanted_again(path: Path):
     arena.remove()
 
 
-def test_the_second_knows_its_directory_by_the_mark_of_the_first(path: Path):
+def test_a_second_node_knows_its_directory_by_the_mark_of_the_first(path: Path):
     arena = Arena.open(path, "/checkpoints")
     arena.claim_for("", 7)
     arena.release()
@@ -79,14 +81,14 @@ def test_an_arena_of_another_job_that_took_the_place_is_not_written_to(path: Pat
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{", '{"mark": 1, "inode": 2}', '{"mark": "a", "inode": -1}', "{}"])
-def test_nonsense_claims_nothing(path: Path, record: str):
+def test_an_invalid_claim_file_claims_no_directory(path: Path, record: str):
     arena = Arena.open(path, "/checkpoints")
     (path / "claim").write_text(record)
     assert DirectoryClaim.read(path) == DirectoryClaim()
     arena.remove()
 
 
-def test_one_that_is_killed_while_it_notes_the_mark_says_the_same_or_both(path: Path, monkeypatch):
+def test_a_claim_interrupted_at_any_file_operation_names_the_same_directory(path: Path, monkeypatch):
     """Before each file operation; what it held is the directory's either way."""
     arena = Arena.open(path, "/checkpoints")
     arena.claim_for("", 7)

@@ -43,7 +43,7 @@ def member(tmp_path: Path, monkeypatch):
     return belongs
 
 
-def test_the_tmpfs(small_tmpfs, member):
+def test_the_free_space_of_the_tmpfs_limits_memory(small_tmpfs, member):
     member("0::/")
     shm = small_tmpfs(200)
     assert headroom(shm).limit == str(shm)
@@ -51,21 +51,21 @@ def test_the_tmpfs(small_tmpfs, member):
     assert str(headroom(shm)) == f"{shm} has 190.0 MiB free of 200.0 MiB"
 
 
-def test_the_memory_of_the_host(member, monkeypatch):
+def test_the_available_memory_of_the_host_limits_memory(member, monkeypatch):
     member("0::/")
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: Memory(100 * MIB, 4096 * MIB))
     found = headroom(Path("/dev/shm"))
     assert (found.free, found.limit) == (36 * MIB, "the host's memory")
 
 
-def test_no_less_than_nothing(member, monkeypatch):
+def test_headroom_is_never_negative(member, monkeypatch):
     member("0::/")
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: Memory(1, 4096 * MIB))
     assert headroom(Path("/dev/shm")).free == 0
 
 
-class TestVersion2:
-    def test_the_limit_of_an_ancestor(self, member):
+class TestCgroupVersion2:
+    def test_the_limit_of_an_ancestor_group_limits_memory(self, member):
         root = member("0::/pod/container")
         group(root / "pod", memory__max=300 * MIB, memory__current=100 * MIB)
         group(root / "pod" / "container", memory__max="max", memory__current=50 * MIB)
@@ -73,7 +73,7 @@ class TestVersion2:
         assert found.free == less_reserve(200 * MIB, 300 * MIB)
         assert found.limit == f"the memory limit of cgroup {root / 'pod'}"
 
-    def test_the_tightest_counts(self, member):
+    def test_the_tightest_group_limit_counts(self, member):
         root = member("0::/pod/container")
         group(root / "pod", memory__max=300 * MIB, memory__current=100 * MIB)
         group(root / "pod" / "container", memory__max=250 * MIB, memory__current=90 * MIB)
@@ -103,8 +103,8 @@ class TestVersion2:
         assert "cgroup" not in headroom(Path("/dev/shm")).limit
 
 
-class TestVersion1:
-    def test_the_limit_of_an_ancestor(self, member):
+class TestCgroupVersion1:
+    def test_the_limit_of_an_ancestor_group_limits_memory(self, member):
         root = member("4:cpu,memory:/docker/abc") / "memory"
         group(root / "docker" / "abc", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=MIB)
         group(root / "docker", memory__limit_in_bytes=300 * MIB, memory__usage_in_bytes=200 * MIB)
@@ -113,7 +113,7 @@ class TestVersion1:
         assert found.free == less_reserve(110 * MIB, 300 * MIB)
         assert found.limit.endswith("cgroup/memory/docker")
 
-    def test_other_controllers_do_not_count(self, member):
+    def test_limits_of_other_controllers_do_not_count(self, member):
         root = member("4:cpu:/docker\n5:name=systemd:/docker")
         group(root / "memory" / "docker", memory__limit_in_bytes=MIB, memory__usage_in_bytes=0)
         assert "cgroup" not in headroom(Path("/dev/shm")).limit
@@ -136,7 +136,7 @@ with DdpCheckpointer(sys.argv[1]) as checkpointer:
 """
 
 
-def test_under_a_real_limit_it_is_an_error_and_no_kill(tmp_path: Path):
+def test_memory_beyond_a_real_group_limit_is_an_error_and_no_kill(tmp_path: Path):
     """A process limited to 600 MiB saves 20 MiB, and is told that twice 150 MiB do not fit."""
     limited = Path(f"/sys/fs/cgroup/memory/fastckpt-test-{os.getpid()}")
     try:

@@ -30,7 +30,7 @@ def large(descriptor, size):
 
 
 @pytest.mark.parametrize("size", [1, HUGE - 1, HUGE, 3 * HUGE + 4097, 40 * 2**20])
-def test_all_memory_is_there(descriptor, size):
+def test_reserved_memory_is_allocated_in_full(descriptor, size):
     allocate(descriptor, size)
     found = os.fstat(descriptor)
     assert found.st_size == size
@@ -38,7 +38,7 @@ def test_all_memory_is_there(descriptor, size):
     assert os.pread(descriptor, size + 1, 0) == bytes(size)
 
 
-def test_a_disk_gives_all_its_space_at_once(tmp_path, monkeypatch):
+def test_space_reserved_on_a_disk_is_allocated_at_once(tmp_path, monkeypatch):
     """Without large pages, which it has not; asking would write to the file for each."""
     monkeypatch.setattr(pages, "_ask_for_large_pages", lambda *_: pytest.fail("asked"))
     with (tmp_path / "file").open("w+b") as file:
@@ -46,7 +46,7 @@ def test_a_disk_gives_all_its_space_at_once(tmp_path, monkeypatch):
         assert os.fstat(file.fileno()).st_blocks * 512 >= os.fstat(file.fileno()).st_size == 3 * HUGE + 4097
 
 
-def test_it_is_in_large_pages(descriptor, monkeypatch):
+def test_reserved_memory_is_in_large_pages(descriptor, monkeypatch):
     monkeypatch.setattr(pages, "BUDGET", 1e6)
     probe = os.memfd_create("probe")
     os.pwrite(probe, b"\0", 0)
@@ -61,7 +61,7 @@ def test_it_is_in_large_pages(descriptor, monkeypatch):
     assert large(descriptor, size) >= 4 * HUGE  # all, unless memory is fragmented
 
 
-def test_no_more_is_asked_for_than_the_budget_allows(descriptor, monkeypatch):
+def test_a_reservation_stays_within_its_budget(descriptor, monkeypatch):
     monkeypatch.setattr(pages, "BUDGET", 0.0)
     monkeypatch.setattr(pages, "PIECE", HUGE)
     size = 8 * HUGE
@@ -70,7 +70,7 @@ def test_no_more_is_asked_for_than_the_budget_allows(descriptor, monkeypatch):
     assert os.fstat(descriptor).st_blocks * 512 == size
 
 
-def test_too_little_memory_raises(tmp_path):
+def test_a_reservation_without_enough_memory_raises(tmp_path):
     import subprocess
 
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "fastckpt-test", tmp_path], check=False).returncode:

@@ -1,4 +1,4 @@
-"""Who is killed when an arena is adopted, and who never is."""
+"""Processes that are killed when an arena is adopted, and processes that never are."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def rewrite(arena: Path, **changes: object) -> None:
         path.write_text(json.dumps(process.to_record() | changes))
 
 
-def test_a_process_is_known_by_more_than_its_number():
+def test_a_process_is_identified_by_pid_and_start_time():
     me = Process.current()
     assert me.is_alive() and me.is_here()
     assert Process.from_record(json.loads(json.dumps(me.to_record()))) == me
@@ -68,11 +68,11 @@ def test_a_process_is_known_by_more_than_its_number():
 
 
 @pytest.mark.parametrize("record", [{}, {"pid": "1"}, {"pid": 1, "ticks": 2, "boot": 3, "namespace": 4}])
-def test_what_is_no_process_is_none(record: dict[str, object]):
+def test_an_invalid_signature_names_no_process(record: dict[str, object]):
     assert Process.from_record(record) is None
 
 
-def test_the_dead_are_dead_before_they_are_reaped():
+def test_a_zombie_counts_as_dead():
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not Process.of(child.pid).is_alive()
@@ -88,7 +88,7 @@ def test_a_writer_that_a_dead_owner_left_is_killed(arena: Path, started):
     assert signed(arena) == []
 
 
-def test_one_that_is_stopped_is_killed_too(arena: Path, started):
+def test_a_stopped_writer_of_a_dead_owner_is_killed(arena: Path, started):
     child = started(HOLDER, arena)
     child.send_signal(signal.SIGSTOP)
     assert drive_out(arena, 30)
@@ -117,8 +117,8 @@ def test_a_process_that_is_not_the_one_that_signed_is_not_killed(arena: Path, st
     assert child.poll() is None
 
 
-def test_one_that_has_a_number_of_the_dead_is_not_killed(arena: Path, started):
-    """A bystander, as the kernel gives numbers anew: the signature has its pid, and not its start."""
+def test_a_process_with_a_reused_pid_is_not_killed(arena: Path, started):
+    """A bystander, since the kernel reuses pids: the signature has its pid, and another start time."""
     holder, bystander = started(HOLDER, arena), started("print('here', flush=True); import time; time.sleep(600)")
     rewrite(arena, pid=bystander.pid)
     assert not drive_out(arena, 0.2)
@@ -136,7 +136,7 @@ def test_a_process_of_another_user_is_not_killed_even_by_root():
         other.wait()
 
 
-def test_who_signed_and_writes_no_more_is_left_alone(arena: Path, started):
+def test_a_process_that_signed_and_writes_no_more_is_not_killed(arena: Path, started):
     """Without the lock it is no writer: a script that goes on to something else after it closed its checkpointer."""
     child = started(
         HOLDER.replace('print("here"', 'presence._lock and __import__("os").close(presence._lock)\nprint("here"'), arena
@@ -165,7 +165,7 @@ def test_a_writer_waits_for_one_that_only_looks_and_not_for_ever(arena: Path, mo
     Presence(arena).close()
 
 
-def test_signatures_of_the_dead_are_forgotten_and_of_nobody_else(arena: Path, started):
+def test_only_signatures_of_dead_processes_are_removed(arena: Path, started):
     mine, child = Presence(arena), started(HOLDER, arena)
     child.kill()
     child.wait()
@@ -175,5 +175,5 @@ def test_signatures_of_the_dead_are_forgotten_and_of_nobody_else(arena: Path, st
     mine.close()
 
 
-def test_boot_and_namespace_are_told():
+def test_boot_id_and_pid_namespace_are_available():
     assert len(boot_id()) == 36 and pid_namespace() > 0

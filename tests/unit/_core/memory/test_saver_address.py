@@ -1,4 +1,4 @@
-"""Without a launcher of ours, workers find the saver of their user, whatever another user has put in its way."""
+"""Discovery of the saver without a launcher of ours, also against files of another user."""
 
 import contextlib
 import hashlib
@@ -87,7 +87,7 @@ def test_a_saver_is_found_while_it_lives(shm: Path):
     assert not any(shm.iterdir())
 
 
-def test_one_that_was_killed_is_not_found_and_the_next_takes_its_place(shm: Path):
+def test_a_killed_saver_is_not_found_and_the_next_takes_its_place(shm: Path):
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         SaverAddress(shm, KEY, "@dead")
@@ -115,7 +115,7 @@ def test_a_second_job_of_the_same_launch_is_refused_and_other_launches_are_not(s
     assert not any(shm.iterdir())
 
 
-def test_what_is_no_posting_is_passed_over(shm: Path):
+def test_files_that_are_no_postings_are_passed_over(shm: Path):
     """A link to one of another launch, a pipe, a directory, a file of this user that nobody has locked."""
     posting = SaverAddress(shm, "1" * 24, "@other")
     (true,) = shm.iterdir()
@@ -135,7 +135,7 @@ def test_what_is_no_posting_is_passed_over(shm: Path):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def test_full_memory_is_told_with_the_remedy(tmp_path: Path):
+def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(tmp_path: Path):
     full = tmp_path / "full"
     full.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], check=False)
@@ -150,9 +150,7 @@ def test_full_memory_is_told_with_the_remedy(tmp_path: Path):
         subprocess.run(["umount", str(full)], check=True)
 
 
-def test_another_users_postings_and_sockets_are_in_nobodys_way(
-    ranks: Ranks, shm: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_postings_and_sockets_of_another_user_block_no_job(ranks: Ranks, shm: Path, monkeypatch: pytest.MonkeyPatch):
     """It has taken what can be guessed, before the job begins; rank 1 looks while rank 0 has posted nothing yet."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
@@ -179,7 +177,7 @@ def test_another_users_postings_and_sockets_are_in_nobodys_way(
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_a_socket_of_another_user_is_not_talked_to():
+def test_a_socket_of_another_user_is_not_connected_to():
     refused = pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}")
     with squatting(lambda: listening("fastckpt-test-squat")), refused:
         Channel("@fastckpt-test-squat", 30)
@@ -199,7 +197,7 @@ dist.destroy_process_group()
 """
 
 
-def test_torchrun_trains_beside_a_squatter(tmp_path: Path, shm: Path):
+def test_torchrun_trains_although_another_user_took_its_address(tmp_path: Path, shm: Path):
     script, port = tmp_path / "script.py", free_port()
     script.write_text(SCRIPT)
     launch: list[object] = ["none", f"127.0.0.1:{port}", 0, 0]

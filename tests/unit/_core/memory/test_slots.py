@@ -1,4 +1,4 @@
-"""The records of a slot: whole or not at all, whenever their writer dies, and whatever lies there instead."""
+"""Records of a slot: complete or absent, whenever their writer dies, and whatever is in their place."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_an_empty_slot_holds_nothing(slot: Path):
     assert (records.begin, records.done, records.committed) == (None, {}, None)
 
 
-def test_is_committed_when_all_writers_are_done(slot: Path):
+def test_a_save_is_committed_when_all_writers_are_done(slot: Path):
     save(slot, OLD)
     assert slots.read(slot).committed is None
     save(slot, OLD, 1)
@@ -50,13 +50,13 @@ def test_is_committed_when_all_writers_are_done(slot: Path):
     assert records.details == {"path": "by 0"}
 
 
-def test_images_may_lie_in_directories(slot: Path):
+def test_images_of_a_slot_may_be_in_subdirectories(slot: Path):
     slots.begin(slot, SlotBegin(OLD, frozenset({0})))
     slots.commit(slot, 0, SlotDone(OLD, {"optimizer_0/.metadata": 1, "optimizer_0/__0_0.distcp": 2, "a.pt": 3}))
     assert slots.read(slot).committed == OLD
 
 
-def test_images_of_writers_that_are_no_more_make_room(slot: Path):
+def test_images_of_former_writers_are_removed(slot: Path):
     for name in ("rank_0.pt", "rank_1.pt", "model.pt"):
         (slot / name).touch()
     slots.begin(slot, SlotBegin(OLD, BOTH))
@@ -68,13 +68,13 @@ def test_images_of_writers_that_are_no_more_make_room(slot: Path):
     assert {path.name for path in slot.iterdir()} == {".begin", "model.pt", "rank_0.pt"}
 
 
-def test_metadata_of_dcp_is_an_image(slot: Path):
+def test_the_metadata_file_of_dcp_is_an_image(slot: Path):
     save(slot, OLD, 1)
     slots.commit(slot, 0, SlotDone(OLD, {".metadata": 7}))
     assert slots.read(slot).files == {".metadata": 7, "rank_1.pt": 11}
 
 
-def test_a_save_without_writers_is_never_whole(slot: Path):
+def test_a_save_without_writers_is_never_committed(slot: Path):
     slots.begin(slot, SlotBegin(OLD, frozenset()))
     assert slots.read(slot).committed is None
 
@@ -95,7 +95,7 @@ def test_a_record_of_a_writer_that_was_not_expected_changes_nothing(slot: Path):
 
 
 @pytest.mark.parametrize("deed", ["begin", "clear", "commit"])
-def test_a_death_between_any_two_operations_leaves_old_or_nothing(slot: Path, monkeypatch, deed: str):
+def test_a_death_between_any_two_slot_operations_leaves_the_old_save_or_none(slot: Path, monkeypatch, deed: str):
     """Of begin and clear: the old one or none, never the new; of the last commit: none or the new one."""
     seen = set()
     for survived in range(8):
@@ -130,7 +130,7 @@ def _die_after(patch: pytest.MonkeyPatch, operations: int) -> None:
         patch.setattr(Path, name, operation)
 
 
-def test_a_record_that_is_cut_off_counts_as_none(slot: Path):
+def test_a_truncated_record_counts_as_none(slot: Path):
     save(slot, OLD, 0, 1)
     whole = (slot / ".done-1").read_bytes()
     for length in range(len(whole)):
@@ -150,13 +150,13 @@ json_values = st.recursive(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(begin=json_values | st.just({"id": [1, 5], "writers": [0]}), done=json_values)
-def test_whatever_lies_there_is_no_checkpoint_and_no_error(slot: Path, begin: object, done: object):
+def test_foreign_files_in_place_of_records_are_no_checkpoint_and_no_error(slot: Path, begin: object, done: object):
     (slot / ".begin").write_text(json.dumps(begin))
     (slot / ".done-0").write_text(json.dumps(done))
     assert slots.read(slot).committed is None
 
 
-def test_names_that_are_none_of_ours_are_ignored(slot: Path):
+def test_unknown_file_names_in_a_slot_are_ignored(slot: Path):
     save(slot, OLD, 0, 1)
     for name in (".done-", ".done-x", ".done-1x", ".tmp.done-3", "notes"):
         (slot / name).write_text("{}")
@@ -167,24 +167,24 @@ DIGESTS = {"rank_0.pt": "0" * 32, "rank_1.pt": "f" * 32}
 
 
 class TestDigests:
-    def test_stand_beside_the_save_that_they_are_of(self, slot: Path):
+    def test_digests_belong_to_the_save_they_were_computed_of(self, slot: Path):
         save(slot, OLD, 0, 1)
         assert slots.read(slot).digests == {}
         slots.write_digests(slot, OLD, DIGESTS)
         assert slots.read(slot).digests == DIGESTS
 
-    def test_of_another_save_are_none(self, slot: Path):
+    def test_digests_of_another_save_do_not_count(self, slot: Path):
         save(slot, NEW, 0, 1)
         slots.write_digests(slot, OLD, DIGESTS)
         assert slots.read(slot).digests == {}
 
-    def test_of_a_save_that_is_not_whole_are_none(self, slot: Path):
+    def test_digests_of_an_uncommitted_save_do_not_count(self, slot: Path):
         save(slot, OLD, 0)
         slots.write_digests(slot, OLD, DIGESTS)
         assert slots.read(slot).digests == {}
 
     @pytest.mark.parametrize("deed", ["begin", "clear"])
-    def test_are_the_first_to_go(self, slot: Path, monkeypatch, deed: str):
+    def test_digests_are_removed_before_the_records_of_their_save(self, slot: Path, monkeypatch, deed: str):
         """Whenever the owner dies: digests of a save are never beside another's records, nor the old ones alone."""
         for survived in range(8):
             save(slot, OLD, 0, 1)
@@ -201,7 +201,7 @@ class TestDigests:
     @pytest.mark.parametrize(
         "digests", [{"a": "x" * 32}, {"a": "0" * 31}, {"a": 1}, {"../a": "0" * 32}, {"/a": "0" * 32}, {".a": "0" * 32}]
     )
-    def test_that_are_none_do_not_count(self, slot: Path, digests: dict[str, str]):
+    def test_invalid_digests_do_not_count(self, slot: Path, digests: dict[str, str]):
         save(slot, OLD, 0, 1)
         slots.write_digests(slot, OLD, digests)
         assert slots.read(slot).digests == {}
@@ -230,7 +230,7 @@ GOOD_DONE = {"id": [1, 5], "files": {"a.pt": 3}, "details": {}}
         "a\nb",
     ],
 )
-def test_a_done_record_that_names_what_is_no_image_is_none(slot: Path, name: str):
+def test_a_done_record_that_names_no_image_does_not_count(slot: Path, name: str):
     slots.begin(slot, SlotBegin(OLD, frozenset({0})))
     slots.commit(slot, 0, SlotDone(OLD, {"a.pt": 3}))
     assert slots.read(slot).committed == OLD
@@ -244,7 +244,7 @@ def test_a_done_record_that_names_what_is_no_image_is_none(slot: Path, name: str
      {"details": {"num_threads": []}}, {"files": {"a.pt": True}}, {"id": [1, -5]}, {"id": [True, 5]},
      {"id": [1, 2**70]}],
 )  # fmt: skip
-def test_a_done_record_with_values_that_make_no_sense_is_none(slot: Path, change: dict[str, object]):
+def test_a_done_record_with_invalid_values_does_not_count(slot: Path, change: dict[str, object]):
     slots.begin(slot, SlotBegin(OLD, frozenset({0})))
     for record, whole in ((GOOD_DONE, OLD), (GOOD_DONE | change, None)):
         (slot / ".done-0").write_text(json.dumps(record))
@@ -255,9 +255,7 @@ def test_a_done_record_with_values_that_make_no_sense_is_none(slot: Path, change
 @pytest.mark.parametrize(
     "kind", ["fifo", "link", "directory", "giant", "long", "deep", "no utf-8", "surrogates", "huge number"]
 )
-def test_strange_records_count_as_not_there_block_nobody_and_make_way(
-    slot: Path, tmp_path: Path, record: str, kind: str
-):
+def test_records_that_are_no_files_are_ignored_and_replaced(slot: Path, tmp_path: Path, record: str, kind: str):
     save(slot, OLD, 0, 1)
     slots.write_digests(slot, OLD, DIGESTS)
     good = (slot / record).read_bytes()
@@ -327,7 +325,7 @@ DIGEST = json.dumps({"id": [1, 5], "digests": {"r0.pt": "0" * 32}}).encode()
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(begin=mutated(BEGIN), first=mutated(DONE[0]), second=mutated(DONE[1]), digest=mutated(DIGEST))
-def test_any_bytes_in_any_record_are_no_error_and_commit_only_what_is_whole(
+def test_any_bytes_in_records_are_no_error_and_commit_only_complete_saves(
     slot: Path, begin: bytes, first: bytes, second: bytes, digest: bytes
 ):
     """By another reading of the same rule: the begun id is in the done record of each writer that it lists."""

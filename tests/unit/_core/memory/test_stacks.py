@@ -1,4 +1,4 @@
-"""Stacks of a process that another asks for, whatever it is caught in."""
+"""Stack traces of a process on the request of another, whatever it is doing."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def ask_until_there(pid: int, token: int, function: str) -> Stacks:
 
 
 @pytest.mark.parametrize("body", HOLDERS.values(), ids=HOLDERS)
-def test_stacks_are_had_whatever_it_does(body: str):
+def test_stacks_are_read_whatever_the_process_does(body: str):
     with caught(body) as (pid, token):
         found = ask_until_there(pid, token, "hold_up")
         assert found.innermost is not None and str(found.innermost).startswith("hold_up (<string>:")
@@ -70,13 +70,13 @@ def test_all_threads_are_shown_and_the_main_one_is_found():
         assert " in wait\n" in found.text and str(found.innermost).startswith("hold_up (")
 
 
-def test_who_cannot_answer_is_waited_for_no_longer_than_asked():
+def test_a_process_that_cannot_answer_is_waited_for_with_a_limit():
     with caught(HOLDERS["asleep"]) as (pid, token):
         os.kill(pid, signal.SIGSTOP)
         assert ask({0: (pid, token)}, 0.2) == {0: Stacks()}
 
 
-def test_only_who_offers_is_sent_a_signal():
+def test_only_a_process_that_offers_stacks_gets_the_signal():
     """To any other process it would be deadly."""
     with caught(HOLDERS["asleep"]) as (pid, token):
         other = subprocess.Popen(["sleep", "60"])
@@ -87,7 +87,7 @@ def test_only_who_offers_is_sent_a_signal():
         other.wait()
 
 
-def test_who_has_reset_all_handlers_is_not_sent_the_signal():
+def test_a_process_that_reset_its_handlers_gets_no_signal():
     """It would be deadly now."""
     body = """
     import signal
@@ -108,7 +108,7 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def test_nobody_elses_handlers_are_touched():
+def test_offering_stacks_changes_no_other_handlers():
     before = """
 import faulthandler, signal
 fault, user, top = open(os.devnull, "w"), open(os.devnull, "w"), signal.SIGRTMAX - 2
@@ -134,7 +134,7 @@ was = handlers()
         assert " in hold_up\n" in ask_until_there(pid, token, "hold_up").text
 
 
-def test_a_forked_process_offers_its_own():
+def test_a_forked_process_offers_its_own_stacks():
     program = """
 import os
 from fastckpt._core.memory.stacks import ask, offer

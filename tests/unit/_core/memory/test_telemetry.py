@@ -1,4 +1,4 @@
-"""The block that says how far each worker is, when it can say so no more."""
+"""The telemetry block: progress of each worker, readable after its death."""
 
 import os
 import signal
@@ -22,11 +22,11 @@ def block():
     unlink(name)
 
 
-def test_says_nothing_before_the_first_beat(block: TelemetryBlock):
+def test_a_telemetry_line_is_empty_before_the_first_beat(block: TelemetryBlock):
     assert block.read(0) == Telemetry()
 
 
-def test_ranks_have_lines_of_their_own(block: TelemetryBlock):
+def test_each_rank_has_its_own_telemetry_line(block: TelemetryBlock):
     other = TelemetryBlock(block.name)
     before = time.monotonic_ns()
     for rank in (2, 0, 1):
@@ -44,7 +44,7 @@ def test_ranks_have_lines_of_their_own(block: TelemetryBlock):
 
 
 @pytest.mark.parametrize(("step", "phase"), [(-1, ""), (2**63 - 1, "x" * 44), (0, "ä" * 30), (5, "y" * 100)])
-def test_whatever_the_phase_it_can_be_read(block: TelemetryBlock, step: int, phase: str):
+def test_a_telemetry_line_is_readable_in_any_phase(block: TelemetryBlock, step: int, phase: str):
     line = block.line(1)
     line.at(step)
     line.enter(phase)
@@ -52,7 +52,7 @@ def test_whatever_the_phase_it_can_be_read(block: TelemetryBlock, step: int, pha
     assert phase.startswith(block.read(1).phase.rstrip("\ufffd"))
 
 
-def test_steps_are_counted_and_the_first_is_timed(block: TelemetryBlock):
+def test_telemetry_counts_steps_and_times_the_first(block: TelemetryBlock):
     line = block.line(2)
     line.begin(0, 1, 0)
     line.resume(40)
@@ -78,7 +78,7 @@ def test_steps_are_counted_and_the_first_is_timed(block: TelemetryBlock):
     assert (block.read(2).steps, block.read(2).first, block.read(2).step) == (0, 0, -1)
 
 
-def test_a_line_is_read_whole_while_it_is_written(block: TelemetryBlock):
+def test_a_telemetry_line_is_read_consistently_while_it_is_written(block: TelemetryBlock):
     program = f"""
 from fastckpt._core.memory.telemetry import TelemetryBlock
 line = TelemetryBlock({block.name!r}).line(0)
@@ -99,12 +99,12 @@ while True:
     assert block.read(0).phase in ("a" * 40, "b" * 40), "also when its writer died in the middle"
 
 
-def test_a_line_that_is_not_there_is_an_error_of_ours(block: TelemetryBlock):
+def test_a_missing_telemetry_line_is_a_fastckpt_error(block: TelemetryBlock):
     with pytest.raises(FastckptError, match="no line 3"):
         block.line(3)
 
 
-def test_one_made_anew_takes_the_place_of_a_stale_one(block: TelemetryBlock):
+def test_a_new_telemetry_block_replaces_a_stale_one(block: TelemetryBlock):
     block.line(0).enter("old")
     new = TelemetryBlock(block.name, 1)
     assert new.read(0) == Telemetry()
@@ -112,18 +112,18 @@ def test_one_made_anew_takes_the_place_of_a_stale_one(block: TelemetryBlock):
     new.close()
 
 
-def test_one_that_is_gone_or_empty_is_an_error_of_ours(block: TelemetryBlock):
+def test_a_missing_or_empty_telemetry_block_is_a_fastckpt_error(block: TelemetryBlock):
     os.truncate(Path("/dev/shm", block.name.strip("/")), 0)
     for name in (block.name, f"{block.name}-nowhere"):
         with pytest.raises(FastckptError, match=name):
             TelemetryBlock(name)
 
 
-def test_is_private(block: TelemetryBlock):
+def test_a_telemetry_block_is_readable_by_its_user_alone(block: TelemetryBlock):
     assert Path("/dev/shm", block.name.strip("/")).stat().st_mode & 0o777 == 0o600
 
 
-def test_is_read_after_its_writer_was_killed(block: TelemetryBlock):
+def test_telemetry_of_a_killed_worker_is_readable(block: TelemetryBlock):
     program = f"""
 import os, signal
 from fastckpt._core.memory.telemetry import TelemetryBlock

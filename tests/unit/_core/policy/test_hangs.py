@@ -1,4 +1,4 @@
-"""When ranks count as hung, and who is to blame: tables, without processes."""
+"""Detection of hung ranks and of the culprit: tables, without processes."""
 
 from math import inf
 
@@ -23,7 +23,7 @@ MINUTE = 60.0
         ("auto", 0.1, 0, False, Limits(LONG, LONG)),
     ],
 )
-def test_limits(setting, pace, alarms, sees_all, expected):
+def test_limits_follow_from_setting_pace_and_false_alarms(setting, pace, alarms, sees_all, expected):
     assert limits(setting, pace, alarms, sees_all=sees_all) == expected
 
 
@@ -36,12 +36,12 @@ def test_limits(setting, pace, alarms, sees_all, expected):
         ("auto", 1.0, False, Limits(LAST, LAST)),
     ],
 )
-def test_what_no_restart_can_make_good_has_longer(setting, pace, sees_all, expected):
+def test_limits_are_longer_without_a_restart_left(setting, pace, sees_all, expected):
     assert limits(setting, pace, sees_all=sees_all, may_restart=False) == expected
 
 
 @pytest.mark.parametrize("setting", ["5", "auto"])
-def test_a_start_may_take_longer_than_those_before(setting):
+def test_the_limit_of_a_start_is_longer_than_earlier_starts(setting):
     slow = limits(setting, 1.0, start=9000.0)
     for silent, expected in ((26999, []), (27001, [0])):
         assert hung([Observation(0, silent)], slow, 0) == expected
@@ -50,7 +50,7 @@ def test_a_start_may_take_longer_than_those_before(setting):
     assert hung([Observation(0, 3700, 9)], slow, 0) == [0]
 
 
-def test_only_who_takes_steps_waits():
+def test_only_ranks_that_take_steps_count_as_waiting():
     assert [
         Observation(0, 9, 1, waited=8).own,
         Observation(0, 9, waited=8).own,
@@ -58,7 +58,7 @@ def test_only_who_takes_steps_waits():
     ] == [1, 9, 9]
 
 
-def test_who_has_waited_for_another_is_not_late_when_that_one_is_done():
+def test_a_rank_that_waited_for_another_is_not_late_when_that_one_is_done():
     evaluates, waits = Observation(0, 800, 9, "evaluation", 900), Observation(1, 803, 9, waited=799)
     assert occupied([evaluates, waits], SECONDS)
     assert hung([Observation(0, 0.1, 9), waits], SECONDS, 0) == []
@@ -121,12 +121,12 @@ AUTO = Limits(LONG, LONG, MINUTE)
         ("off", Limits(inf, inf), [Observation(0, 1e9, 9)], 1e9, False),
     ],
 )
-def test_hung(what, limits, sights, idle, expected):
+def test_ranks_count_as_hung_beyond_their_limits(what, limits, sights, idle, expected):
     assert bool(hung(sights, limits, idle)) is expected, what
     assert sorted(hung(sights[::-1], limits, idle)) == hung(sights, limits, idle), what
 
 
-def test_who_is_late_is_told_from_who_is_not():
+def test_late_ranks_are_distinguished_from_waiting_ones():
     sights = [Observation(0, 1, 9), Observation(1, 6, 9), Observation(2, 7, 9)]
     assert hung(sights, SECONDS, 0) == [1, 2]
     assert hung(sights, AUTO, 61) == [0, 1, 2]
@@ -165,13 +165,13 @@ def gone(rank: int, steps: int = 9) -> Witness:
         ([Witness(0, 5, goes_on=True), gone(1)], [1], "has ended"),
     ],
 )
-def test_culprits(witnesses, blamed, reason):
+def test_the_culprit_of_a_hang_is_found_with_its_reason(witnesses, blamed, reason):
     found, why = culprits(witnesses, sees_all=True)
     assert [each.rank for each in found] == blamed
     assert reason in why
 
 
-def test_on_several_nodes_the_one_to_blame_may_be_elsewhere():
+def test_the_culprit_of_a_hang_may_be_on_another_node():
     found, why = culprits([waits(0), waits(1)], sees_all=False)
     assert ([each.rank for each in found], why) == ([0, 1], "waits, perhaps for a rank of another node")
     found, _ = culprits([waits(0), Witness(1)], sees_all=False)

@@ -30,11 +30,11 @@ def entry(history: int, step: int, *before: int, loss: float = 0.0) -> Retention
         ([entry(1, 5), entry(2, 6, 1), entry(3, 1), entry(4, 2, 3)], [[3, 4], [1, 2]]),
     ],
 )
-def test_lines(entries, expected):
+def test_checkpoints_are_grouped_by_line_of_training(entries, expected):
     assert [sorted({each.id[0] for each in line}) for line in lines(entries)] == expected
 
 
-def test_a_policy_keeps_of_each_line_what_it_would_keep_of_that_alone():
+def test_a_policy_decides_for_each_line_of_training_separately():
     old = [entry(1, step, loss=1.0 / step) for step in range(100, 106)]
     new = [entry(2, step, loss=9.0) for step in range(4)]
     assert kept(KeepLast(2), old + new) == {(1, 104), (1, 105), (2, 2), (2, 3)}
@@ -43,14 +43,14 @@ def test_a_policy_keeps_of_each_line_what_it_would_keep_of_that_alone():
     assert heads(old + new) == [(2, 3), (1, 105)]
 
 
-def test_a_line_stays_one_when_what_lay_between_is_deleted():
+def test_a_line_of_training_stays_one_when_checkpoints_between_are_deleted():
     """As an upload that is under way may hold an old one, while newer ones go."""
     saved = [entry(1, 10), entry(2, 20, 1), entry(3, 30, 1, 2), entry(3, 40, 1, 2)]
     assert kept(KeepLast(2), [saved[0], *saved[2:]]) == {(3, 30), (3, 40)}
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple)))
-def test_merged_is_the_union_in_few_runs(runs):
+def test_merged_ranges_of_histories_are_their_union_in_few_ranges(runs):
     found = merged(runs)
     assert {i for a, b in found for i in range(a, b + 1)} == {i for a, b in runs for i in range(a, b + 1)}
     assert all(a[1] + 1 < b[0] for a, b in pairwise(found))
@@ -67,5 +67,5 @@ def test_merged_is_the_union_in_few_runs(runs):
         ({"histories": "nonsense"}, (5, 7), ((5, 5),)),
     ],
 )
-def test_past(details, parent, expected):
+def test_the_past_of_a_history_comes_from_its_details_or_parent(details, parent, expected):
     assert past(details, parent) == expected

@@ -1,4 +1,4 @@
-"""When failures are stalls, and what progress gives back, as tables."""
+"""Stalls among failures, and restarts given back by progress, as tables."""
 
 import re
 
@@ -59,7 +59,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("attempts", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_stalls(attempts: list[Attempt], expected: int) -> None:
+def test_failed_attempts_without_progress_are_stalls(attempts: list[Attempt], expected: int) -> None:
     found = stalls(attempts)
     assert len(found) == expected
     assert all(attempt.failed for attempt in found)
@@ -69,14 +69,14 @@ steps = st.integers(0, 50)
 
 
 @given(st.lists(st.builds(lambda r, s, n: came(r, max(r, s), n), steps, steps, st.integers(0, 3)), max_size=12))
-def test_the_last_attempt_decides(attempts: list[Attempt]) -> None:
+def test_the_last_attempt_alone_changes_the_number_of_stalls(attempts: list[Attempt]) -> None:
     """A stall makes the row one longer, at most one of many falls out of it at once, and it ends with the last."""
     before, now = stalls(attempts[:-1]), stalls(attempts)
     assert now == [] or now in ([*before, attempts[-1]], [attempts[-1]])
 
 
 @given(st.lists(st.integers(1, 9), min_size=1), st.integers(1, 20))
-def test_steps_that_advance_never_stall(lengths: list[int], interval: int) -> None:
+def test_attempts_that_advance_are_never_stalls(lengths: list[int], interval: int) -> None:
     """Kills anywhere, a save every ``interval`` steps, each attempt further than the one before."""
     attempts, furthest = [], 0
     for length in lengths:
@@ -88,7 +88,7 @@ def test_steps_that_advance_never_stall(lengths: list[int], interval: int) -> No
 
 
 @given(st.integers(1, 200), st.integers(1, 30))
-def test_a_step_that_always_fails_is_found(bad: int, interval: int) -> None:
+def test_attempts_that_fail_at_the_same_step_are_stalls(bad: int, interval: int) -> None:
     done = bad - 1
     saved = done // interval * interval
     first = came(-1, saved or -1, done - saved)
@@ -106,18 +106,18 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), BUDGETS)
-def test_a_budget(text: str, expected: Budget) -> None:
+def test_a_restart_budget_is_parsed(text: str, expected: Budget) -> None:
     assert parse_budget(text) == expected
 
 
-def test_no_budget() -> None:
+def test_an_empty_restart_budget_is_none() -> None:
     assert parse_budget("") is None
 
 
 @pytest.mark.parametrize(
     "text", ["3", "1/", "/h", "0/h", "-1/h", "1/0h", "1/0.0s", "1/day", "1.5/h", "1/h ", "1/1e3s", "1/-2h"]
 )
-def test_what_is_no_budget_is_shown(text: str) -> None:
+def test_an_invalid_restart_budget_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(repr(text)) + ".*such as 1/h or 3/90min"):
         parse_budget(text)
 
@@ -134,7 +134,9 @@ def test_what_is_no_budget_is_shown(text: str) -> None:
         ("2/h", 3700, 1, (1, 0)),
     ],
 )
-def test_given_back(budget: str, trained: float, spent: int, expected: tuple[int, float]) -> None:
+def test_training_time_gives_restarts_back_at_the_rate_of_the_budget(
+    budget: str, trained: float, spent: int, expected: tuple[int, float]
+) -> None:
     found = parse_budget(budget)
     assert found is not None
     assert given_back(found, trained, spent) == expected

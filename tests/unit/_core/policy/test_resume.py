@@ -1,4 +1,4 @@
-"""Which checkpoint a job resumes, as a table."""
+"""Choice of the checkpoint that a job resumes, as a table."""
 
 import itertools
 
@@ -44,7 +44,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("reports", "excluded", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_chooses(reports, excluded, expected):
+def test_the_newest_save_that_all_ranks_have_is_chosen(reports, excluded, expected):
     choice = choose(reports, excluded)
     assert choice == (None if expected is None else (expected,) * len(reports))
 
@@ -87,7 +87,7 @@ NODES = [
 
 
 @pytest.mark.parametrize(("reports", "excluded", "expected"), [row[1:] for row in NODES], ids=[row[0] for row in NODES])
-def test_chooses_for_several_nodes(reports, excluded, expected):
+def test_the_newest_save_that_all_nodes_have_is_chosen(reports, excluded, expected):
     assert choose(reports, excluded) == expected
 
 
@@ -105,7 +105,7 @@ def one_save(plan: tuple[CheckpointLocation, ...]) -> bool:
 
 
 @given(st.lists(candidates, min_size=1, max_size=3), candidates)
-def test_is_one_save_that_every_rank_has_and_none_better_is(reports, excluded):
+def test_the_choice_is_the_best_save_that_every_rank_has(reports, excluded):
     choice = choose(reports, excluded)
     plans = [plan for plan in itertools.product(*(report - excluded for report in reports)) if one_save(plan)]
     assert (choice is None) == (not plans)
@@ -120,6 +120,6 @@ def test_is_one_save_that_every_rank_has_and_none_better_is(reports, excluded):
 
 
 @given(st.lists(candidates, min_size=1, max_size=3), candidates, st.randoms())
-def test_every_rank_comes_to_the_same(reports, excluded, random):
+def test_every_rank_makes_the_same_choice(reports, excluded, random):
     shuffled = [dict.fromkeys(random.sample(sorted(report), len(report))) for report in reports]
     assert choose(reports, excluded) == choose(shuffled, excluded)

@@ -63,7 +63,7 @@ def of_loss(*losses: float | None) -> list[RetentionEntry]:
         (KeepAny((KeepAll(), KeepLast(1))), IDS, IDS),
     ],
 )
-def test_keeps_by_number(policy, ids, kept):
+def test_keep_last_and_step_intervals_keep_by_number(policy, ids, kept):
     assert policy(entries(*ids)) == frozenset(kept)
     assert policy(entries(*reversed(ids))) == frozenset(kept)
 
@@ -84,7 +84,7 @@ def test_keeps_by_number(policy, ids, kept):
         ("before there were clocks", [0, 0, 30_000_000], [1, 3]),
     ],
 )
-def test_keeps_every_ten_minutes(minutes, times, kept):
+def test_keep_every_ten_minutes_keeps_one_checkpoint_each(minutes, times, kept):
     assert KeepEveryMinutes(10)(at(*times)) == {(0, step) for step in kept}
 
 
@@ -108,7 +108,7 @@ def test_keeps_every_ten_minutes(minutes, times, kept):
         (KeepMeasured("loss"), [], []),
     ],
 )
-def test_keeps_the_best(policy, losses, kept):
+def test_keep_best_keeps_the_best_by_a_metric(policy, losses, kept):
     assert policy(of_loss(*losses)) == {(0, step) for step in kept}
 
 
@@ -126,13 +126,13 @@ def test_keeps_the_best(policy, losses, kept):
         (2, [], []),
     ],
 )
-def test_keeps_what_the_newest_names(n, best, kept):
+def test_retention_keeps_the_checkpoint_that_the_newest_names(n, best, kept):
     entries = [RetentionEntry((0, i), 0, {} if step is None else {"best": step}) for i, step in enumerate(best, 1)]
     assert KeepNamed(n, "best")(entries) == {(0, step) for step in kept}
 
 
 @given(st.integers(1, 5), st.lists(st.booleans(), max_size=20))
-def test_what_was_named_when_it_was_the_newest_stays_as_long_as_it_is_named(n, is_better):
+def test_a_checkpoint_named_by_the_newest_stays_as_long_as_it_is_named(n, is_better):
     """As a best one is: deciding at each save is deciding once."""
     all_entries, there, named = [], [], 0
     for step, better in enumerate(is_better, 1):
@@ -168,7 +168,7 @@ def of(ids: Collection[tuple[int, int]], among: list[RetentionEntry]) -> list[Re
 
 
 @given(policies, saved)
-def test_the_newest_is_always_kept(policy, entries):
+def test_every_policy_keeps_the_newest(policy, entries):
     kept = policy(entries)
     assert kept <= {entry.id for entry in entries}
     assert not entries or max(entry.id for entry in entries) in kept
@@ -177,7 +177,7 @@ def test_the_newest_is_always_kept(policy, entries):
 
 @settings(max_examples=300)
 @given(policies, saved, st.data())
-def test_what_was_deleted_before_changes_nothing(policy, entries, data):
+def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, data):
     """Whichever of those not kept are gone already, say by a crash amid deletion, the decision is the same."""
     kept = policy(entries)
     extra = data.draw(st.sets(st.sampled_from([entry.id for entry in entries]))) if entries else set()
@@ -186,7 +186,7 @@ def test_what_was_deleted_before_changes_nothing(policy, entries, data):
 
 @settings(max_examples=300)
 @given(policies, saved)
-def test_deciding_at_each_save_is_deciding_once(policy, entries):
+def test_deciding_at_each_save_equals_deciding_once(policy, entries):
     """What an agent keeps that deletes after each persist, and what one keeps that has slept till now."""
     there: list[RetentionEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.id):
@@ -196,12 +196,12 @@ def test_deciding_at_each_save_is_deciding_once(policy, entries):
 
 
 @given(st.lists(policies, min_size=1, max_size=4), saved)
-def test_a_union_keeps_the_union(parts, entries):
+def test_a_union_of_policies_keeps_what_any_of_them_keeps(parts, entries):
     assert KeepAny(tuple(parts))(entries) == frozenset().union(*(part(entries) for part in parts))
 
 
 @given(st.lists(times, min_size=2, max_size=40, unique=True), st.sampled_from([1, 2.5, 10]))
-def test_no_gap_is_longer_than_two_periods_and_the_pause_between_saves(found, minutes):
+def test_no_gap_exceeds_two_periods_and_the_pause_between_saves(found, minutes):
     entries = [RetentionEntry((0, i), time) for i, time in enumerate(sorted(found))]
     kept = sorted(entry.time for entry in of(KeepEveryMinutes(minutes)(entries), entries))
     pause = max(b.time - a.time for a, b in pairwise(entries))
@@ -210,7 +210,7 @@ def test_no_gap_is_longer_than_two_periods_and_the_pause_between_saves(found, mi
 
 
 @given(policies | st.builds(KeepNamed, st.integers(1, 9), st.sampled_from(["best", "other"])))
-def test_json_both_ways(policy):
+def test_retention_policies_survive_a_round_trip_as_json(policy):
     assert from_json(to_json(policy)) == policy
 
 
@@ -221,7 +221,7 @@ def nested(depth: int) -> object:
     return value
 
 
-def test_json_of_unions_is_read_to_a_depth():
+def test_json_of_nested_unions_is_refused_beyond_a_depth():
     assert from_json(nested(DEEPEST))([RetentionEntry((0, 1))]) == {(0, 1)}
     with pytest.raises(ProtocolError, match=f"deeper than {DEEPEST}"):
         from_json(nested(DEEPEST + 1))
@@ -241,25 +241,25 @@ def test_json_of_unions_is_read_to_a_depth():
         *({"keep": "best", "n": 1, "metric": "loss", "mode": mode} for mode in ("", "least", None, [])),
     ],
 )
-def test_refuses_json_that_is_no_policy(value):
+def test_json_that_is_no_retention_policy_is_refused(value):
     with pytest.raises(ProtocolError, match="retention policy"):
         from_json(value)
 
 
 @pytest.mark.parametrize("make", [KeepLast, KeepEvery, lambda n: KeepBest(n, "loss")])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", None])
-def test_refuses_numbers_that_keep_nothing(make, value):
+def test_a_policy_that_keeps_no_checkpoint_is_refused(make, value):
     with pytest.raises(ConfigError, match="1 or more"):
         make(value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.001, True, "2", None, math.nan, math.inf, 10**400])
-def test_refuses_periods_that_are_none(value):
+def test_a_policy_with_an_invalid_period_is_refused(value):
     with pytest.raises(ConfigError, match="give minutes"):
         KeepEveryMinutes(value)
 
 
-def test_refuses_a_union_of_nothing():
+def test_an_empty_union_of_policies_is_refused():
     with pytest.raises(ConfigError, match="at least one"):
         KeepAny(())
 
@@ -273,5 +273,5 @@ def test_refuses_a_union_of_nothing():
         *((nothing, {}) for nothing in (None, 3, "loss", [], [["loss", 1.0]])),
     ],
 )
-def test_metrics_of_a_manifest_may_be_anything(found, usable):
+def test_invalid_metrics_in_a_manifest_are_ignored(found, usable):
     assert measured(found) == usable

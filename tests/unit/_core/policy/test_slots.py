@@ -1,4 +1,4 @@
-"""Which slot a save goes into, as tables, and what never happens in any sequence of saves."""
+"""Choice of a slot for a save, as tables, and invariants of any sequence of saves."""
 
 import pytest
 from hypothesis import given, settings
@@ -49,12 +49,12 @@ SKIPS = [
 
 
 @pytest.mark.parametrize(("slots", "latest", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_chooses(slots, latest, expected):
+def test_the_oldest_unneeded_slot_is_chosen_for_a_save(slots, latest, expected):
     assert choose_slot(slots, latest) == expected
 
 
 @pytest.mark.parametrize(("slots", "latest", "reason"), [row[1:] for row in SKIPS], ids=[row[0] for row in SKIPS])
-def test_skips(slots, latest, reason):
+def test_a_save_without_a_free_slot_is_skipped_with_a_reason(slots, latest, reason):
     choice = choose_slot(slots, latest)
     assert isinstance(choice, Skip)
     assert choice.reason.startswith(reason)
@@ -68,8 +68,8 @@ def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
 
 @settings(max_examples=400, deadline=None)
 @given(count=st.integers(2, 3), plan=actions())
-def test_once_a_checkpoint_is_whole_there_is_one_and_nobody_writes_to_it(count, plan):
-    """Two writers go through the same steps at their own pace; readers pin; all die and begin anew."""
+def test_after_the_first_commit_one_complete_checkpoint_is_always_untouched(count, plan):
+    """Two writers go through the same steps at their own pace; readers pin; all die and start again."""
     slots = [EMPTY] * count
     steps, latest, history = [0, 0], {}, 1
     granted: dict[tuple[int, int], int | None] = {}

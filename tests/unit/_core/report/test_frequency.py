@@ -1,4 +1,4 @@
-"""What logs say of how often to save, in the report and in words."""
+"""Decisions on the frequency in event logs: in the report and in words."""
 
 from typing import Any
 
@@ -43,11 +43,11 @@ def of(*said: dict[str, Any]) -> Report:
         ((GIVEN,), "a snapshot every 1 step, a persist every 1,000"),
     ],
 )
-def test_in_words(said: tuple[dict[str, Any], ...], expected: str):
+def test_the_frequency_is_described_in_words(said: tuple[dict[str, Any], ...], expected: str):
     assert formatting.frequency(of(*said).decisions) == expected
 
 
-def test_all_are_there_and_those_that_changed_something_matter():
+def test_the_report_counts_all_decisions_and_lists_those_that_changed_intervals():
     found = of(PROFILING, CHOSEN, KEPT, RARER)
     assert [(one.step, one.memory, one.storage, one.overhead, one.matters) for one in found.decisions] == [
         (0, None, None, None, True),
@@ -59,7 +59,7 @@ def test_all_are_there_and_those_that_changed_something_matter():
     assert {(one.directory, one.bound) for one in found.decisions} == {("/run", 0.035)}
 
 
-def test_they_are_in_the_order_of_time_though_the_first_rank_moved_to_another_node():
+def test_decisions_are_in_order_of_time_though_the_first_rank_changed_nodes():
     one = told(CHOSEN).trains(20, 10).stops(21)
     one.starts(50, 51, 52, 53).finishes(60, 61)
     two = told(RARER, story=Story(node=1, pid=20, start=1).at(30, "rendezvous", node=1))
@@ -68,7 +68,7 @@ def test_they_are_in_the_order_of_time_though_the_first_rank_moved_to_another_no
 
 @pytest.mark.parametrize("name", ["step", "memory", "storage", "overhead", "bound", "changed", "why", "directory"])
 @pytest.mark.parametrize("value", [None, -1, 1e300, float("nan"), float("inf"), "x", [], {}, True])
-def test_a_log_may_say_anything_of_it(name: str, value: Any):
+def test_invalid_frequency_events_in_a_log_are_ignored(name: str, value: Any):
     (one,) = of(RARER | {name: value} if name not in ("step", "directory") else RARER).decisions
     assert formatting.frequency([one]) and isinstance(one.why, str)
     assert one.memory is None or one.memory > 0

@@ -1,4 +1,4 @@
-"""Where the time of a job went, as tables: what happened, and what each cause has of it."""
+"""Attribution of the time of a job to its causes, as tables of events and results."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def seconds(found: Report) -> dict[str, float]:
 START = {"rendezvous": 1, "start": 1, "imports": 3, "setup": 4, "resume": 1}
 
 
-def test_a_job_to_which_nothing_happens():
+def test_a_report_of_an_uninterrupted_job_has_only_training_time():
     found = report([started().trains(30, 20, stalled=2, beat=29).finishes(31, 33).log])
     assert seconds(found) == START | {"useful": 18 - 1 + 0, "stall": 2, "end": 4} | {"useful": 17}
     assert found.goodput == pytest.approx(17 / 33)
@@ -40,7 +40,7 @@ def failed(story: Story) -> Story:
     return story.starts(met=32, started=32.5, imported=33, joined=34).loads(35, 0.5, step=15)
 
 
-def test_a_worker_dies():
+def test_a_report_of_a_worker_death_counts_its_lost_time():
     story = failed(started()).at(35.75, "first_step", local_rank=0, at=5000 + 35.5)
     found = report([story.trains(45, 10).finishes(45, 46).log])
     assert seconds(found) == {
@@ -55,7 +55,7 @@ def test_a_worker_dies():
     assert (failure.first_step, failure.tier, failure.load) == (5_250_000_000, "memory", 500_000_000)
 
 
-def test_a_sample_from_before_the_load_is_no_way_back():
+def test_a_progress_sample_from_before_the_load_counts_no_repeated_steps():
     story = started().trains(30, 20).dies(30).stops(30).starts(met=31, started=31, imported=31, joined=32)
     story._origin = 0
     story.trains(33, 0).loads(35, 1, step=18).trains(45, 10)
@@ -63,7 +63,7 @@ def test_a_sample_from_before_the_load_is_no_way_back():
     assert (found.steps.new, found.steps.repeated) == (28, 2) and seconds(found)["repeated"] == 2
 
 
-def test_a_worker_hangs():
+def test_a_report_of_a_hang_counts_the_time_until_its_detection():
     story = started().trains(25, 15, beat=25).trains(100, 15, beat=25)
     story.at(100, "hang", culprits=[1], silent=75.0, reason="", ranks=[]).trains(101, 15, beat=25).stops(101)
     found = report([story.starts(102, 103, 104, 105).loads(106, 1, step=15).trains(116, 10).finishes(116, 116).log])
@@ -71,14 +71,14 @@ def test_a_worker_hangs():
     assert [(one.kind, one.rank, one.silent) for one in found.failures] == [("hung", 1, 75 * 10**9)]
 
 
-def test_workers_are_stopped_for_another_node():
+def test_a_report_names_workers_stopped_for_another_node():
     story = started().trains(31, 20, beat=30).stops(32)
     found = report([story.starts(33, 34, 35, 36).loads(37, 1, step=20).trains(47, 10).finishes(47, 47).log])
     assert seconds(found)["detection"] == 2
     assert [one.kind for one in found.failures] == ["elsewhere"]
 
 
-def test_an_agent_that_is_killed_and_launched_again():
+def test_a_report_of_two_launches_counts_steps_lost_by_the_agent_kill():
     """What was done since its last record is known from where the next one resumes."""
     first = started().trains(20, 10).at(28, "persisted", step=18, bytes=10, seconds=0.5)
     second = Story(pid=11, start=40)
@@ -91,8 +91,8 @@ def test_an_agent_that_is_killed_and_launched_again():
     assert failure.relaunched == 12 * 10**9
 
 
-def test_launches_of_one_file_are_in_its_order():
-    """The monotonic clock begins anew with a boot, and in a container the agent's number is the same each time."""
+def test_launches_in_one_file_are_reported_in_its_order():
+    """The monotonic clock restarts with a boot, and in a container the agent's pid is the same each time."""
     first, second = started(pid=1).trains(20, 10), Story(pid=1, boot="boot-of-2", start=40)
     second.starts(met=41, started=42, imported=45, joined=48).loads(50, 1, step=10).trains(60, 10)
     lines = [json.loads(line) for line in second.finishes(60, 61).lines]
@@ -107,7 +107,7 @@ def test_launches_of_one_file_are_in_its_order():
 
 
 @pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
-def test_a_clock_that_is_set_between_launches(step: float):
+def test_a_clock_change_between_launches_does_not_change_the_report(step: float):
     """In one boot of a host the monotonic clock counts; after another boot there is only the wall clock."""
     first, second = started().trains(20, 10), Story(pid=11, start=40, step=step)
     assert seconds(report([first.log, second.log]))["down"] == 20
@@ -115,31 +115,31 @@ def test_a_clock_that_is_set_between_launches(step: float):
     assert seconds(report([first.log, reborn.log])).get("down", 0) == max(0, 20 + step)
 
 
-def test_a_job_that_still_runs_or_was_killed_before_it_trained():
+def test_a_report_of_a_job_that_still_runs_or_never_trained_is_complete():
     assert seconds(report([started().trains(20, 10).log])) == START | {"useful": 10}
     assert seconds(report([Story().starts(1, 2, 5, 8).log])) == {"rendezvous": 1, "start": 1, "imports": 3, "setup": 3}
     assert report([Story().log]).goodput is None
 
 
-def test_a_script_that_fails_before_it_trains():
+def test_a_report_of_a_script_that_fails_before_training_counts_no_steps():
     story = Story().starts(1, 2, 5, 8).dies(9).stops(10).at(12, "job_ended", outcome="failed", seconds=12)
     found = report([story.log])
     assert seconds(found) == {"rendezvous": 1, "start": 1, "imports": 3, "setup": 4, "stop": 1, "end": 2}
     assert [(one.kind, one.step) for one in found.failures] == [("died", None)]
 
 
-def test_a_script_without_a_checkpointer():
+def test_a_report_of_a_script_without_a_checkpointer_is_complete():
     story = Story().at(1, "rendezvous", node=0).at(2, "workers_started", pids={"0": 1})
     found = report([story.finishes(30, 31).log])
     assert seconds(found) == {"rendezvous": 1, "start": 1, "unexplained": 28, "end": 1} and found.goodput is None
 
 
-def test_a_script_that_never_loads():
+def test_a_report_of_a_script_that_never_loads_is_complete():
     found = report([Story().starts(1, 2, 5, 8).trains(18, 10).finishes(18, 19).log])
     assert seconds(found) == {"rendezvous": 1, "start": 1, "imports": 3, "setup": 3, "useful": 10, "end": 1}
 
 
-def test_several_nodes_add_up():
+def test_reports_of_several_nodes_add_up():
     logs = [started(node=node, pid=10 + node).trains(30, 20).finishes(30, 31).log for node in (0, 1)]
     found = report(logs)
     assert found.total == 62 * 10**9 and seconds(found)["useful"] == 40 and found.steps.new == 20
@@ -147,7 +147,7 @@ def test_several_nodes_add_up():
     assert list(found.nodes) == [0, 1] and found.counts.saves == 10 and found.counts.saved_bytes == 200
 
 
-def test_one_incident_may_strike_several_nodes():
+def test_one_incident_on_several_nodes_is_reported_once():
     stories = [started(node=node, pid=10 + node).trains(30, 20) for node in (0, 1)]
     stories[0].dies(30).stops(31), stories[1].stops(30.5)
     for story in stories:
@@ -159,7 +159,7 @@ def test_one_incident_may_strike_several_nodes():
     assert kinds == [[(0, "died"), (1, "elsewhere")], [(1, "died")]]
 
 
-def test_an_optimizer_step_may_be_a_part_of_a_step():
+def test_several_optimizer_steps_in_one_step_count_repeated_steps_right():
     """Two optimizers: each step of the script is two; step 15 is resumed after 20 were done."""
     story = started(ranks=1).says(30, step=20, steps=40, named=40).dies(30).stops(30)
     story.starts(31, 31, 31, 31).loads(32, 1, step=15).says(42, step=25, steps=20, named=20, loaded=15)
@@ -168,7 +168,7 @@ def test_an_optimizer_step_may_be_a_part_of_a_step():
     assert seconds(found)["repeated"] == 5
 
 
-def test_an_optimizer_step_may_be_several_of_the_script():
+def test_one_optimizer_step_in_several_steps_counts_repeated_steps_right():
     """Gradients of four steps are accumulated; saves are at every 20th, and it dies after 16 more."""
     story = (
         started(ranks=1).says(30, step=20, steps=5, named=5).says(66, step=40, steps=14, named=10).dies(66).stops(66)
@@ -180,7 +180,7 @@ def test_an_optimizer_step_may_be_several_of_the_script():
     assert [failure.repeated for failure in found.failures] == [16] and seconds(found)["repeated"] == 16
 
 
-def test_steps_that_are_no_multiple_are_none_that_were_repeated():
+def test_optimizer_steps_without_a_fixed_ratio_are_not_counted_as_repeated():
     """A second optimizer at every fifth step: 120 for 100 steps of the script."""
     story = started(ranks=1)
     for number in range(1, 1000):
@@ -189,7 +189,7 @@ def test_steps_that_are_no_multiple_are_none_that_were_repeated():
     assert (found.steps.new, found.steps.repeated) == (999 + 999 // 5, 0)
 
 
-def test_a_second_checkpointer_has_steps_of_its_own():
+def test_steps_of_a_second_checkpointer_are_counted_apart():
     """Its directory has the best state, by epoch; it is there before the other, and loads nothing."""
     story = started(ranks=1)
     for instant in (20, 30.5):
@@ -208,27 +208,27 @@ def test_a_second_checkpointer_has_steps_of_its_own():
     assert found.counts.saves == 35 + 2
 
 
-def test_what_follows_the_last_step_is_no_step():
+def test_time_after_the_last_step_is_no_step_time():
     """It evaluates for a minute when all is trained; the agent looks at it meanwhile."""
     story = started().trains(20, 10).trains(40, 15, beat=25).trains(85, 15, beat=25)
     found = report([story.finishes(86, 87).log])
     assert seconds(found) == START | {"useful": 15, "end": 87 - 25}
 
 
-def test_a_rollback_in_a_process_does_not_count_twice():
+def test_a_rollback_within_a_process_counts_once():
     story = started().trains(20, 10).says(25, step=12, steps=15, named=15, loaded=7)
     found = report([story.finishes(25, 25).log])
     assert found.steps.new == 12
 
 
-def test_a_rank_whose_last_save_is_older_is_no_way_back():
+def test_a_rank_with_an_older_last_save_counts_no_repeated_steps():
     """It is the furthest now, but it was looked at in the middle of a save; the other had named the step of that."""
     story = started().says(20, step=10, steps=10, named=10).says(25, step=5, steps=13, named=5)
     found = report([story.finishes(25, 25).log])
     assert (found.steps.new, found.steps.repeated) == (13, 0)
 
 
-def test_steps_that_a_killed_agent_did_not_record_were_done():
+def test_steps_not_recorded_by_a_killed_agent_are_counted_from_the_next_resume():
     """The next launch resumes step 18: the last event told of 10."""
     second = Story(pid=11, start=40).starts(41, 42, 45, 48).loads(50, 1, step=18).trains(60, 10)
     found = report([started().trains(20, 10).log, second.finishes(60, 61).log])
@@ -236,7 +236,7 @@ def test_steps_that_a_killed_agent_did_not_record_were_done():
     assert seconds(found)["useful"] == 20 and seconds(found)["down"] == 20
 
 
-def test_the_ranks_of_nodes_may_change():
+def test_a_report_of_nodes_whose_ranks_change_counts_steps_once():
     """Node 0 is gone, and node 1 goes on in its place: it has not repeated what it did at the same time."""
     gone, stays = started(pid=10).trains(30, 20), started(node=1, pid=11).trains(30, 20).stops(31)
     for step in range(20, 26):
@@ -251,7 +251,7 @@ def test_the_ranks_of_nodes_may_change():
     assert [[placed.launch.pid for placed in chain] for chain in found.nodes.values()] == [[10], [11, 12]]
 
 
-def test_what_all_nodes_persist_together_counts_once():
+def test_a_persist_of_several_nodes_is_reported_once():
     def told(node: int, took: float) -> Story:
         counts = {"saves": 4, "saved_bytes": 80, "persisted": 2, "persisted_bytes": 300, "persist_seconds": took}
         return started(node=node, pid=10 + node).at(20, "progress", directory="/run", ranks=[], **counts)
@@ -296,7 +296,7 @@ def logs(draw) -> list:
 
 @settings(max_examples=120, deadline=None)
 @given(logs())
-def test_the_causes_add_up_to_the_time(found):
+def test_causes_in_a_report_add_up_to_the_total_time(found):
     whole = report(found)
     assert set(whole.lost) == set(g.CAUSES) and all(spent >= 0 for spent in whole.lost.values())
     alone = 0
@@ -325,7 +325,7 @@ FIELDS = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), FIELDS, VALUES), max_size=12), st.integers(0, 2**32))
-def test_a_log_may_say_anything(changes, seed):
+def test_invalid_events_in_a_log_do_not_fail_the_report(changes, seed):
     lines = failed(started()).trains(45, 10).finishes(45, 46).lines
     for at, field, value in changes:
         event = json.loads(lines[at % len(lines)])

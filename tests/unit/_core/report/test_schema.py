@@ -1,4 +1,4 @@
-"""What docs/events.md says of events is what the code does."""
+"""Events of docs/events.md against those of the code."""
 
 import ast
 from dataclasses import fields
@@ -40,12 +40,12 @@ def constants(node: ast.expr) -> list[str]:
     return [node.value]
 
 
-def test_every_event_of_the_code_is_in_the_table_and_the_other_way_round():
+def test_events_of_the_code_and_of_the_documented_table_are_the_same():
     assert emitted().keys() == table().keys()
 
 
 @pytest.mark.parametrize("name", sorted(table()))
-def test_the_fields_of_an_event_are_those_in_the_table(name: str):
+def test_fields_of_each_event_are_those_of_the_documented_table(name: str):
     known = table()[name]
     required = {field for field, (_, needed) in known.items() if needed}
     for given in emitted()[name]:
@@ -54,5 +54,5 @@ def test_the_fields_of_an_event_are_those_in_the_table(name: str):
         assert required <= given <= known.keys()
 
 
-def test_who_writes_is_one_of_three():
+def test_the_writer_of_each_documented_event_is_known():
     assert {who for names in writers().values() for who in names} == {"agent", "saver", "worker"}

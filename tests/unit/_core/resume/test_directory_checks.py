@@ -34,14 +34,14 @@ def of_node(node: int, nodes: int = 2, local_rank: int = 0) -> RankInfo:
     return RankInfo(node, local_rank, nodes, 1, node, nodes)
 
 
-def test_the_first_rank_of_each_of_several_nodes_looks(tmp_path: Path) -> None:
+def test_the_first_rank_of_each_of_several_nodes_checks_the_directory(tmp_path: Path) -> None:
     mark = mark_directory(tmp_path, "1" * 32)
     assert mark and mark_seen(str(tmp_path), of_node(1)) == (1, HOST, mark)
     assert mark_seen(str(tmp_path), of_node(1, local_rank=1)) is None
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: (path / ".fastckpt/identity").mkdir(parents=True)])
-def test_looking_marks_nothing_and_fails_nowhere(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_checking_a_directory_writes_nothing_and_never_fails(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """As on a read-only or full disk, which no agent could mark, or one that does not answer."""
     make(tmp_path)
     before = list(tmp_path.rglob("*"))
@@ -49,7 +49,7 @@ def test_looking_marks_nothing_and_fails_nowhere(tmp_path: Path, make: Callable[
     assert list(tmp_path.rglob("*")) == before
 
 
-def test_at_a_url_restarted_workers_do_not_look(tmp_path: Path) -> None:
+def test_restarted_workers_do_not_check_a_directory_at_a_url(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}/run1"
     with_mark = open_store(url)
     mark = with_mark.mark("1" * 32)
@@ -61,17 +61,17 @@ def test_at_a_url_restarted_workers_do_not_look(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "marks", [["a", "a", "a"], ["a", None, None], ["a", "", "a"], ["", "", ""], [None, None, None], ["", "a", None]]
 )
-def test_what_tells_nothing_is_not_unlike(marks: list[str | None]) -> None:
+def test_missing_or_unreadable_marks_do_not_count_as_unlike(marks: list[str | None]) -> None:
     said = [None if mark is None else (node, HOST, mark) for node, mark in enumerate(marks)]
     check_shared(Heard([]), "anywhere", of_node(0, 3), said)
 
 
-def test_nodes_that_marked_a_store_at_once_look_again(tmp_path: Path) -> None:
+def test_nodes_that_marked_a_store_at_once_check_it_again(tmp_path: Path) -> None:
     mark = mark_directory(tmp_path, "1" * 32)
     check_shared(Heard([(1, HOST, mark)]), str(tmp_path), of_node(0), [(0, HOST, "overwritten"), (1, HOST, mark)])
 
 
-def test_all_ranks_refuse_and_name_the_nodes(tmp_path: Path) -> None:
+def test_unlike_marks_are_refused_by_all_ranks_naming_the_nodes(tmp_path: Path) -> None:
     """Two directories, as two disks below one name; the third node cannot mark its own."""
     disks = [tmp_path / str(node) for node in range(3)]
     for disk in disks:
@@ -95,7 +95,7 @@ def test_all_ranks_refuse_and_name_the_nodes(tmp_path: Path) -> None:
     assert "Mount one file system there on all nodes" in texts[0]
 
 
-def test_a_message_names_so_many_nodes_only(tmp_path: Path) -> None:
+def test_the_message_about_unlike_marks_names_a_limited_number_of_nodes(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "own")
     said: list[Seen | None] = [(node, "host", "one" if node < 100 else f"own {node}") for node in range(200)]
     with pytest.raises(ConfigError) as error:

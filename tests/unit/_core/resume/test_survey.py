@@ -1,4 +1,4 @@
-"""Memory of a node whose rank has changed is not looked at; but that it is there, is told."""
+"""Memory of a node whose rank has changed: not resumed, but reported."""
 
 import os
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def hold(arena: Arena, save: SaveId) -> None:
     slots.commit(slot, 0, slots.SlotDone(save, {"model.pt": 1}, {}))
 
 
-def test_what_another_node_of_this_host_had(arenas: list[Arena]):
+def test_memory_of_another_node_number_on_this_host_is_reported(arenas: list[Arena]):
     assert held_elsewhere(arenas[0].path, "/c") == []
     for arena in arenas:
         hold(arena, SaveId(1, 24))
@@ -40,7 +40,7 @@ def test_what_another_node_of_this_host_had(arenas: list[Arena]):
     assert held_elsewhere(arenas[0].path, "/d") == held_elsewhere(Path("/nowhere/arena"), "/c") == []
 
 
-def test_what_another_job_has_is_none_of_ours(arenas: list[Arena]):
+def test_memory_of_another_job_is_not_reported(arenas: list[Arena]):
     hold(arenas[1], SaveId(1, 24))
     owner = arenas[1].path / "owner"
     owner.write_bytes(owner.read_bytes().replace(f'"pid": {os.getpid()}'.encode(), b'"pid": 1'))

@@ -49,8 +49,8 @@ def steps(ranks: Ranks) -> list[int]:  # noqa: F811
     return [loaded["step"] for loaded in ranks.load()]
 
 
-def test_one_that_stays_unreadable_is_an_error_in_all_ranks_and_left_as_it_is(ranks, two):  # noqa: F811
-    fault = two.befalls(Fault(403, "GET", NEWEST, times=ALWAYS))
+def test_an_unreadable_newest_checkpoint_is_an_error_on_all_ranks_and_is_kept(ranks, two):  # noqa: F811
+    fault = two.inject(Fault(403, "GET", NEWEST, times=ALWAYS))
     before = two.objects()
     members = ranks.start(2)
     refused = []
@@ -64,31 +64,31 @@ def test_one_that_stays_unreadable_is_an_error_in_all_ranks_and_left_as_it_is(ra
         refused += ranks.together(load)
     assert len(set(refused)) == 1 and "step 2 of history 1 in storage is whole and cannot be read" in refused[0]
     assert "credentials" in refused[0] and "No older checkpoint is loaded in its place" in refused[0]
-    assert fault.struck > 4, "it was tried again"
-    assert two.objects() == before, "it is not set aside"
+    assert fault.injected > 4, "it was tried again"
+    assert two.objects() == before, "it is not quarantined"
     two.proxy.faults.clear()
     assert steps(ranks) == [2, 2]
     assert members[0].loaded_from == "storage"
 
 
-def test_one_that_can_be_read_a_little_later_is_loaded(ranks, two, said):  # noqa: F811
-    fault = two.befalls(Fault(403, "GET", NEWEST, times=3))
+def test_a_checkpoint_that_becomes_readable_on_a_retry_is_loaded(ranks, two, said):  # noqa: F811
+    fault = two.inject(Fault(403, "GET", NEWEST, times=3))
     ranks.start(2)
     assert steps(ranks) == [2, 2]
-    assert fault.struck == 3
+    assert fault.injected == 3
     assert said.text.count("is whole and cannot be read") == 1 and "for up to 1 s" in said.text
 
 
-def test_one_that_is_damaged_for_one_rank_is_passed_over(ranks, two):  # noqa: F811
+def test_a_checkpoint_damaged_for_one_rank_and_unreadable_for_another_is_skipped(ranks, two):  # noqa: F811
     """Though the other cannot read its file: it cannot come to be whole."""
-    two.befalls(Fault(403, "GET", r"checkpoint-2/.*rank_0\.pt", times=ALWAYS))
+    two.inject(Fault(403, "GET", r"checkpoint-2/.*rank_0\.pt", times=ALWAYS))
     spoilt = next(key for key in two.objects() if "checkpoint-2/" in key and key.endswith("rank_1.pt"))
     two.fs.pipe_file(spoilt, bytes(two.objects()[spoilt]))
     ranks.start(2)
     assert steps(ranks) == [1, 1]
 
 
-def test_a_directory_for_downloads_that_is_full_says_so(ranks, two, small_disk, monkeypatch):  # noqa: F811
+def test_a_full_download_directory_is_named_in_the_error(ranks, two, small_disk, monkeypatch):  # noqa: F811
     """It is no fault of the store, and no damage."""
     monkeypatch.setattr(tempfile, "tempdir", str(place := small_disk(8)))
     filler = place / "filler"
@@ -102,10 +102,10 @@ def test_a_directory_for_downloads_that_is_full_says_so(ranks, two, small_disk, 
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_the_other_tier_is_read_where_it_has_the_same(ranks, s3, damaged):  # noqa: F811
+def test_an_unreadable_checkpoint_is_loaded_from_another_tier_that_has_it(ranks, s3, damaged):  # noqa: F811
     publish(ranks, remote=URL)
     assert newest_at(URL) == 2
-    s3.befalls(Fault(403, "GET", NEWEST, times=ALWAYS))
+    s3.inject(Fault(403, "GET", NEWEST, times=ALWAYS))
     if damaged:
         (model,) = Path(ranks.directory).glob("checkpoint-2/model.pt")
         model.write_bytes(bytes(model.stat().st_size))

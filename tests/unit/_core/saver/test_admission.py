@@ -101,7 +101,7 @@ def until_lost(launch: Launch, arena: Arena) -> object:
     return launch.tenure.lost
 
 
-def test_it_goes_on_when_the_owner_is_killed(tmp_path: Path, start, caplog) -> None:
+def test_a_waiting_job_continues_when_the_owner_of_the_memory_is_killed(tmp_path: Path, start, caplog) -> None:
     other, two = owning(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
     at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))
     arena = two.admit()
@@ -112,14 +112,14 @@ def test_it_goes_on_when_the_owner_is_killed(tmp_path: Path, start, caplog) -> N
     two.leave(arena)
 
 
-def test_it_is_refused_by_the_name_of_an_owner_that_goes_on(tmp_path: Path, start) -> None:
+def test_a_waiting_job_is_refused_and_named_the_owner_that_keeps_running(tmp_path: Path, start) -> None:
     other = owning(tmp_path, start, lambda *_: 0)
     wanted = rf"run is in use by another job, which lives: process {other.pid} on .*\(launch one, .*run, since 20\d\d-"
     with pytest.raises(PlaceInUse, match=wanted + r".*start with --fast-take-over\."):
         Launch(tmp_path, "two").admit()
 
 
-def test_of_two_that_wait_one_goes_on(tmp_path: Path, start) -> None:
+def test_of_two_waiting_jobs_one_continues_and_the_other_waits_for_it(tmp_path: Path, start) -> None:
     """The other one waits for that one then."""
     one = owning(tmp_path, start, lambda *_: 0)
 
@@ -144,7 +144,7 @@ def test_of_two_that_wait_one_goes_on(tmp_path: Path, start) -> None:
     assert said.startswith("PlaceInUse: ") and f"which lives: process {winner.pid} on " in said
 
 
-def test_an_owner_from_which_it_is_taken_lets_go(tmp_path: Path, start) -> None:
+def test_a_superseded_owner_releases_the_memory(tmp_path: Path, start) -> None:
     other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
     at_first_wait(two, lambda: os.kill(other.pid, signal.SIGCONT))
     arena = two.admit()
@@ -156,7 +156,7 @@ def test_an_owner_from_which_it_is_taken_lets_go(tmp_path: Path, start) -> None:
     two.leave(arena)
 
 
-def test_an_owner_that_has_saved_nothing_yet_finds_itself_superseded(tmp_path: Path, start) -> None:
+def test_an_owner_without_a_save_finds_itself_superseded(tmp_path: Path, start) -> None:
     def act() -> object:
         one = Launch(tmp_path, "one")
         arena = one.admit()
@@ -172,7 +172,7 @@ def test_an_owner_that_has_saved_nothing_yet_finds_itself_superseded(tmp_path: P
     two.leave(arena)
 
 
-def test_an_owner_that_stands_still_is_killed_for_one_that_takes_over(tmp_path: Path, start, caplog) -> None:
+def test_a_suspended_owner_is_killed_by_the_job_that_supersedes_it(tmp_path: Path, start, caplog) -> None:
     other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
     arena = two.admit()
     assert os.WTERMSIG(os.waitpid(other.pid, 0)[1]) == signal.SIGKILL
@@ -190,7 +190,7 @@ def test_an_owner_is_not_killed_while_the_directory_does_not_answer(tmp_path: Pa
     assert other.go_on() == "alive"
 
 
-def test_of_two_that_take_over_the_second_takes_nothing_from_the_first(tmp_path: Path, start) -> None:
+def test_of_two_superseding_jobs_the_second_does_not_supersede_the_first(tmp_path: Path, start) -> None:
     other = owning(tmp_path, start, until_lost)
 
     def act() -> object:
@@ -217,7 +217,7 @@ def test_of_two_that_take_over_the_second_takes_nothing_from_the_first(tmp_path:
     assert two.go_on() == ""
 
 
-def test_one_that_ends_waits_no_more_and_leaves_no_record_open(tmp_path: Path, start) -> None:
+def test_a_waiting_job_that_ends_stops_waiting_and_leaves_no_open_record(tmp_path: Path, start) -> None:
     other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
     at_first_wait(two, two.ending.set)
     with pytest.raises(PersistError, match="the job ended while it waited for process"):

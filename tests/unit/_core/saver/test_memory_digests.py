@@ -1,4 +1,4 @@
-"""Digests beside slots: of what stays the newest, and of what is persisted; never in anybody's way."""
+"""Digests beside slots: of the save that stays the newest, and of persisted ones; without delaying anything."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ def held(monkeypatch: pytest.MonkeyPatch, soon: None) -> tuple[threading.Event, 
     return begun, go_on
 
 
-def test_what_stays_the_newest_is_digested(ranks: Ranks):
+def test_a_save_that_stays_the_newest_is_digested(ranks: Ranks):
     first, second = ranks.start(2)
     for member in (first, second):
         member.save_checkpoint(
@@ -59,7 +59,7 @@ def test_what_stays_the_newest_is_digested(ranks: Ranks):
     assert digests(slot) == {name: digest_file(slot / name) for name in files}
 
 
-def test_what_does_not_stay_the_newest_is_not(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+def test_a_save_that_does_not_stay_the_newest_is_not_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
     read: list[str] = []
     monkeypatch.setattr(memory_digests, "SETTLED", 0.4)
     monkeypatch.setattr(memory_digests, "digest_file", lambda path, **_: read.append(path.name) or "0" * 32)
@@ -75,7 +75,7 @@ def test_what_does_not_stay_the_newest_is_not(ranks: Ranks, monkeypatch: pytest.
     assert len(read) == 2
 
 
-def test_what_is_persisted_has_the_digests_of_its_copy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, directory: Path):
+def test_a_persisted_save_gets_the_digests_of_its_copy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, directory: Path):
     """Its bytes are not read again."""
     monkeypatch.setattr(memory_digests, "SETTLED", 0.1)
     monkeypatch.setattr(memory_digests, "digest_file", lambda *_, **__: pytest.fail("read once more"))
@@ -88,7 +88,7 @@ def test_what_is_persisted_has_the_digests_of_its_copy(ranks: Ranks, monkeypatch
     time.sleep(0.3)
 
 
-def test_a_slot_that_is_being_digested_takes_the_next_save(ranks: Ranks, held: tuple[threading.Event, ...]):
+def test_a_slot_that_is_being_digested_accepts_the_next_save(ranks: Ranks, held: tuple[threading.Event, ...]):
     """It is no reason to skip one; nor are digests of the old save written beside the new one."""
     begun, go_on = held
     (one,) = ranks.start()
@@ -107,20 +107,20 @@ def test_a_slot_that_is_being_digested_takes_the_next_save(ranks: Ranks, held: t
     assert slots.read(slot).committed != SaveId(1, 1)
 
 
-def test_a_save_into_another_slot_stops_it(ranks: Ranks, held: tuple[threading.Event, ...], monkeypatch):
+def test_a_save_into_another_slot_stops_digesting(ranks: Ranks, held: tuple[threading.Event, ...], monkeypatch):
     begun, go_on = held
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     assert begun.wait(30)
     monkeypatch.setattr(memory_digests, "SETTLED", 3600)
     one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
-    (keeper,) = ranks.saver._keepers.values()
+    (coordinator,) = ranks.saver._coordinators.values()
     go_on.set()
-    until(keeper.digester._task.done, "it has stopped")
+    until(coordinator.digester._task.done, "it has stopped")
     assert digests(slot_of(ranks, 1)) == {}, "which was still there to be digested"
 
 
-def test_a_breakpoint_and_the_end_do_not_wait_for_it(ranks: Ranks, held: tuple[threading.Event, ...]):
+def test_a_failure_and_the_end_do_not_wait_for_digesting(ranks: Ranks, held: tuple[threading.Event, ...]):
     begun, go_on = held
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
@@ -134,7 +134,7 @@ def test_a_breakpoint_and_the_end_do_not_wait_for_it(ranks: Ranks, held: tuple[t
     go_on.set()
 
 
-def test_memory_that_is_adopted_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
+def test_adopted_memory_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
     monkeypatch.setenv("FASTCKPT_FLUSH", "0")
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
@@ -146,7 +146,7 @@ def test_memory_that_is_adopted_is_digested(ranks: Ranks, monkeypatch: pytest.Mo
     until(lambda: digests(slot) == before, "digests once more")
 
 
-def test_a_file_that_cannot_be_read_is_told(ranks: Ranks, soon: None, monkeypatch: pytest.MonkeyPatch, said):
+def test_an_unreadable_image_is_reported_by_digesting(ranks: Ranks, soon: None, monkeypatch: pytest.MonkeyPatch, said):
     def refuse(*_: object, **__: object) -> str:
         raise OSError("unreadable")
 
@@ -157,14 +157,14 @@ def test_a_file_that_cannot_be_read_is_told(ranks: Ranks, soon: None, monkeypatc
     assert one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
 
 
-def test_without_verifying_there_are_none(ranks: Ranks, soon: None):
+def test_with_verify_never_nothing_is_digested(ranks: Ranks, soon: None):
     (one,) = ranks.start(verify="never")
     one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     time.sleep(0.5)
     assert digests(slot_of(ranks, 1)) == {}
 
 
-class TestWhenWorkersHaveDied:
+class TestAfterWorkersDied:
     """What was digested before is read again, so that those who come need not."""
 
     def saved(self, ranks: Ranks) -> Path:
@@ -176,10 +176,10 @@ class TestWhenWorkersHaveDied:
 
     def verified(self, ranks: Ranks) -> bool:
         assert ranks.saver is not None
-        (keeper,) = ranks.saver._keepers.values()
-        return keeper.readers.verified() != []
+        (coordinator,) = ranks.saver._coordinators.values()
+        return coordinator.readers.verified() != []
 
-    def test_workers_do_not_read_twice_what_the_saver_has_compared(self, ranks: Ranks, soon, monkeypatch):
+    def test_workers_do_not_verify_again_what_the_saver_has_verified(self, ranks: Ranks, soon, monkeypatch):
         self.saved(ranks)
         ranks.workers_die()
         until(lambda: self.verified(ranks), "verification")
@@ -188,7 +188,7 @@ class TestWhenWorkersHaveDied:
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
         assert {member.loaded_from for member in ranks.members} == {"memory"}
 
-    def test_nor_what_was_flushed_since(self, ranks: Ranks, monkeypatch):
+    def test_workers_do_not_verify_again_what_was_flushed_since(self, ranks: Ranks, monkeypatch):
         for member in ranks.start(2):
             member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         ranks.workers_die()
@@ -197,7 +197,7 @@ class TestWhenWorkersHaveDied:
         monkeypatch.setattr(tiers, "digest", None)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
-    def test_but_what_was_only_persisted_before_they_do(self, ranks: Ranks, monkeypatch):
+    def test_workers_verify_what_was_only_persisted_before(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 60)
         slot = self.saved(ranks)
         ranks.workers_die()
@@ -206,7 +206,7 @@ class TestWhenWorkersHaveDied:
         ranks.load()
         assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
 
-    def test_and_after_a_save_they_do_again(self, ranks: Ranks, soon):
+    def test_workers_verify_again_after_a_further_save(self, ranks: Ranks, soon):
         slot = self.saved(ranks)
         ranks.workers_die()
         until(lambda: self.verified(ranks), "verification")
@@ -221,7 +221,7 @@ class TestWhenWorkersHaveDied:
         ranks.load()
         assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
 
-    def test_what_has_changed_is_given_up(self, ranks: Ranks, soon, said, monkeypatch):
+    def test_memory_that_changed_since_its_digest_is_discarded(self, ranks: Ranks, soon, said, monkeypatch):
         slot = self.saved(ranks)
         flip(slot / "rank_1.pt")
         ranks.workers_die()

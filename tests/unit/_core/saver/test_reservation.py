@@ -1,4 +1,4 @@
-"""Room for images: what is made ahead of time never takes the place of what a save was given."""
+"""Memory for images: reserving ahead of time never replaces an image of a save."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ class SlowArena:
         self.reserved.append((slot.name, size))
 
 
-def test_room_made_for_a_dead_worker_does_not_replace_the_image_of_a_save(tmp_path):
+def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(tmp_path):
     """A worker of images of one size has died while room was made for it; its successor's are of another size."""
     arena = Arena.open(tmp_path / "arena", str(tmp_path))
     arena.make_slots(3)
@@ -111,10 +111,10 @@ def left_behind(ranks: Ranks, world: int) -> Path:
     return arena
 
 
-class TestWhatTakesLongIsDoneInAThread:
+class TestSlowWorkInAThread:
     """Memory is given back at about 5 GiB/s: meanwhile the saver answers others."""
 
-    def test_the_images_of_writers_that_are_no_more(self, ranks: Ranks, monkeypatch):
+    def test_images_of_former_writers_are_removed_in_a_thread(self, ranks: Ranks, monkeypatch):
         arena = left_behind(ranks, 2)
         (one,) = ranks.start()
         found = removals(monkeypatch)
@@ -124,7 +124,7 @@ class TestWhatTakesLongIsDoneInAThread:
         assert {thread.rpartition("_")[0] for _, thread in found} == {"fastckpt-reserve"}
         assert len(list(arena.glob("slot-*/rank_1.pt"))) == 1
 
-    def test_a_slot_for_which_there_is_no_room_any_more(self, tmp_path, monkeypatch):
+    def test_a_slot_without_room_is_removed_in_a_thread(self, tmp_path, monkeypatch):
         arena = Arena.open(tmp_path / "arena", str(tmp_path))
         arena.make_slots(3)
         slots = [Slot(path) for path in arena.slots]
@@ -145,7 +145,7 @@ class TestWhatTakesLongIsDoneInAThread:
         assert sorted(path.name for path in arena.path.glob("slot-*")) == ["slot-0", "slot-1"]
         arena.remove()
 
-    def test_all_of_it_at_the_end(self, ranks: Ranks, monkeypatch):
+    def test_all_memory_is_removed_in_a_thread_at_the_end(self, ranks: Ranks, monkeypatch):
         (one,) = ranks.start()
         for step in (1, 2, 3):
             one.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
@@ -154,7 +154,7 @@ class TestWhatTakesLongIsDoneInAThread:
         assert len([name for name, _ in found if name == "model.pt"]) >= 3
         assert not {thread for _, thread in found} & {"fastckpt-saver"}
 
-    def test_memory_of_a_checkpoint_directory_that_was_removed_since(self, ranks: Ranks, monkeypatch):
+    def test_memory_of_a_removed_checkpoint_directory_is_removed_in_a_thread(self, ranks: Ranks, monkeypatch):
         left_behind(ranks, 1)
         shutil.rmtree(ranks.directory)
         found = removals(monkeypatch)

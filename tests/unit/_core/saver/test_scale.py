@@ -1,4 +1,4 @@
-"""What the saver does for a save grows with the ranks of its node, not with their square."""
+"""Work of the saver for a save: it grows with the ranks of its node, not with their square."""
 
 import os
 from collections import Counter
@@ -37,9 +37,9 @@ class Node:
         self.sizes = [{f"rank_{rank}.pt": 4096} for rank in range(world)]
 
     @property
-    def keeper(self):
-        (keeper,) = self.saver._keepers.values()
-        return keeper
+    def coordinator(self):
+        (coordinator,) = self.saver._coordinators.values()
+        return coordinator
 
     def begin(self, step: int, *, room: bool) -> Path:
         """All ranks begin a save, asking for room or not; the slot that they are given."""
@@ -107,20 +107,20 @@ def test_the_first_save_looks_for_the_images_of_each_rank_a_few_times(tmp_path: 
         with node(tmp_path / str(world), world) as ranks:
             looks.clear()
             ranks.save(1, room=True)
-            until(lambda: not ranks.keeper._room._ahead, "room in all slots")
+            until(lambda: not ranks.coordinator._reservations._ahead, "room in all slots")
             found.append(looks["files"])
     few, many = found
     assert few >= FEW
     assert many <= few * MANY / FEW
 
 
-def test_images_are_looked_for_where_a_rank_asks_for_them(tmp_path: Path, looks: Counter[str]):
+def test_image_searches_per_save_grow_no_faster_than_the_ranks(tmp_path: Path, looks: Counter[str]):
     few, many = (looks_of(tmp_path, world, looks, persist=False)["files"] for world in (FEW, MANY))
     assert few >= FEW
     assert many <= few * MANY / FEW
 
 
-def test_images_that_somebody_removes_are_made_again(tmp_path: Path):
+def test_images_that_were_removed_are_created_again(tmp_path: Path):
     """All of a slot, after all slots had theirs: what is known of them is no reason not to look."""
     with node(tmp_path, 2) as ranks:
         oldest, *_ = [ranks.save(step, room=True) for step in (1, 2, 3)]
@@ -131,22 +131,22 @@ def test_images_that_somebody_removes_are_made_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("persist", [False, True])
-def test_records_are_read_once_for_each_rank(tmp_path: Path, looks: Counter[str], persist: bool):
+def test_slot_records_are_read_once_for_each_rank(tmp_path: Path, looks: Counter[str], persist: bool):
     few, many = (looks_of(tmp_path, world, looks, persist=persist)["records"] for world in (FEW, MANY))
     assert few >= FEW
     assert many <= few * MANY / FEW, "four times the ranks, at most four times the work"
 
 
-def test_a_rank_may_be_late_to_say_that_it_is_done(tmp_path: Path):
+def test_a_late_commit_message_of_a_rank_completes_the_save(tmp_path: Path):
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
         ranks.commit(1, slot, 0, tell=False)
         ranks.commit(1, slot, 1)
         ranks.commit(1, slot, 0)
-        assert ranks.keeper.newest().path == slot
+        assert ranks.coordinator.newest().path == slot
 
 
-def test_a_part_that_a_rank_could_not_report_counts_once_it_has_hung_up(tmp_path: Path):
+def test_a_part_not_reported_by_a_rank_counts_once_its_connection_ends(tmp_path: Path):
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
         ranks.commit(1, slot, 0, tell=False)
@@ -161,27 +161,27 @@ def test_a_message_without_a_record_is_no_part_of_a_save(tmp_path: Path):
         ranks.commit(1, slot, 0)
         ranks.links[1].committed(SaveId(1, 1), TO_DISK)
         ranks.links[1].status()  # answered after that
-        assert ranks.links[0].status().waiting == 1 and ranks.keeper.newest() is None
+        assert ranks.links[0].status().waiting == 1 and ranks.coordinator.newest() is None
 
 
 @pytest.mark.parametrize("again", [0, 1], ids=["the first", "the last"])
-def test_a_record_that_somebody_removes_is_missed(tmp_path: Path, again: int):
+def test_a_removed_slot_record_is_noticed(tmp_path: Path, again: int):
     """Of a save that is not whole yet, and of one that is, as soon as its rank speaks of it again."""
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
         ranks.commit(1, slot, 0)
         (slot / ".done-0").unlink()
         ranks.commit(1, slot, 1)
-        assert ranks.keeper.newest() is None
+        assert ranks.coordinator.newest() is None
         ranks.commit(1, slot, 0)
-        assert ranks.keeper.newest() is not None
+        assert ranks.coordinator.newest() is not None
         (slot / f".done-{again}").unlink()
         ranks.links[again].committed(SaveId(1, 1), TO_MEMORY)
         ranks.links[again].status()
-        assert ranks.keeper.newest() is None
+        assert ranks.coordinator.newest() is None
 
 
-def test_all_records_are_read_after_a_death(tmp_path: Path):
+def test_all_slot_records_are_read_after_a_worker_death(tmp_path: Path):
     """What nobody reported is resumed from, and what somebody removed is not."""
     with node(tmp_path, 2) as ranks:
         first, second = ranks.save(1, room=True), ranks.begin(2, room=True)
@@ -189,4 +189,4 @@ def test_all_records_are_read_after_a_death(tmp_path: Path):
             ranks.commit(2, second, rank, tell=False)
         (first / ".done-1").unlink()
         ranks.saver.breakpoint()
-        assert [slot.path for slot in ranks.keeper.slots if slot.committed] == [second]
+        assert [slot.path for slot in ranks.coordinator.slots if slot.committed] == [second]

@@ -1,4 +1,4 @@
-"""The saver: what it keeps when writers die, misbehave or lag, and when storage refuses."""
+"""The saver: what it keeps when writers die, send invalid messages or lag, and when storage refuses."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
-from fastckpt._core.saver import coordinator as keeper
+from fastckpt._core.saver import coordinator as coordinator
 from fastckpt._core.saver.persistence import persister
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.worker_connection import _watch
@@ -65,7 +65,7 @@ def left_in_memory(ranks: Ranks, directory: Path) -> Path:
 
 
 class TestRecordsCountNotMessages:
-    def test_a_commit_of_which_no_message_came_is_flushed_at_the_end(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_a_commit_without_a_message_is_flushed_at_the_end(self, ranks: Ranks, directory: Path, monkeypatch):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         monkeypatch.setattr(one._writer.link, "committed", lambda *_, **__: None)
@@ -73,7 +73,9 @@ class TestRecordsCountNotMessages:
         ranks.end()
         assert on_storage(directory) == [2]
 
-    def test_and_after_a_death(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_a_commit_without_a_message_is_flushed_after_a_worker_death(
+        self, ranks: Ranks, directory: Path, monkeypatch
+    ):
         (one,) = ranks.start()
         monkeypatch.setattr(one._writer.link, "committed", lambda *_, **__: None)
         one.save_checkpoint(2, state(2), storage_type=MEMORY)
@@ -81,7 +83,7 @@ class TestRecordsCountNotMessages:
         (one,) = ranks.start_workers()
         assert one.load_checkpoint()["step"] == 2
 
-    def test_a_save_to_disk_of_which_one_message_came_is_waited_for_no_longer_than_it_takes(self, ranks: Ranks):
+    def test_a_disk_save_with_one_missing_message_is_flushed_without_a_wait(self, ranks: Ranks):
         """Rank 1 dies at its notice of a save to disk: it is flushed, and nothing waits for it ever after."""
         first, second = ranks.start(2)
         first.save_checkpoint(1, state(1), storage_type=DISK)
@@ -91,7 +93,7 @@ class TestRecordsCountNotMessages:
         first, _ = ranks.start_workers(2)
         assert first.wait_latest_checkpoint(20) == 1
 
-    def test_a_save_that_one_writer_has_not_finished_is_gone_after_a_death(self, ranks: Ranks, directory: Path):
+    def test_a_save_that_one_writer_has_not_finished_is_dropped_after_its_death(self, ranks: Ranks, directory: Path):
         first, second = ranks.start(2)
         for member in (first, second):
             member.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -103,7 +105,7 @@ class TestRecordsCountNotMessages:
             assert member.save_checkpoint(2, state(2), storage_type=DISK)
         assert ranks.members[0].wait_latest_checkpoint(60) == 2
 
-    def test_the_same_step_of_a_later_generation_does_not_mix_with_the_former(self, ranks: Ranks):
+    def test_one_step_of_two_generations_of_workers_is_not_joined(self, ranks: Ranks):
         """Rank 0 had saved step 2; after the restart rank 1 saves step 2: that is no checkpoint."""
         first, second = ranks.start(2)
         for member in (first, second):
@@ -116,7 +118,7 @@ class TestRecordsCountNotMessages:
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
 
-class TestStorageRefuses:
+class TestFailingStorage:
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
         monkeypatch.setattr(persister, "FIRST_PAUSE", 0.01)
@@ -133,7 +135,7 @@ class TestStorageRefuses:
         monkeypatch.setattr(CheckpointDirectory, "publish", sometimes)
         return tried
 
-    def test_it_is_tried_again(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_a_persist_that_storage_refuses_is_retried(self, ranks: Ranks, directory: Path, monkeypatch):
         before = metrics.counts["persist_failures"]
         tried = self.refusing(monkeypatch, 3)
         (one,) = ranks.start()
@@ -143,7 +145,7 @@ class TestStorageRefuses:
         assert metrics.counts["persist_failures"] == before + 3
         assert one.save_checkpoint(2, state(2), storage_type=MEMORY).trouble == ""
 
-    def test_saves_go_on_and_tell_of_it(self, ranks: Ranks, monkeypatch):
+    def test_saves_continue_while_storage_refuses_and_report_it(self, ranks: Ranks, monkeypatch):
         self.refusing(monkeypatch, 10**6)
         (one,) = ranks.start()
         assert one.save_checkpoint(1, state(1), storage_type=DISK)
@@ -154,7 +156,7 @@ class TestStorageRefuses:
         assert "no space left for it" in results[-1].trouble
         monkeypatch.undo()
 
-    def test_a_later_one_that_succeeds_ends_the_trouble(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_a_later_successful_persist_ends_the_reported_trouble(self, ranks: Ranks, directory: Path, monkeypatch):
         self.refusing(monkeypatch, persister.ATTEMPTS)
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=DISK)
@@ -164,7 +166,7 @@ class TestStorageRefuses:
         assert one.wait_latest_checkpoint(60) == 2
         assert on_storage(directory) == [2]
 
-    def test_a_retry_takes_the_newest(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_a_retried_persist_writes_the_newest_save(self, ranks: Ranks, directory: Path, monkeypatch):
         monkeypatch.setattr(persister, "FIRST_PAUSE", 0.2)
         tried = self.refusing(monkeypatch, 1)
         (one,) = ranks.start()
@@ -174,7 +176,7 @@ class TestStorageRefuses:
         assert one.wait_latest_checkpoint(60) == 2
         assert (tried, on_storage(directory)) == ([1, 2], [2])
 
-    def test_what_made_way_for_the_newest_is_counted(self, ranks: Ranks, directory: Path, monkeypatch):
+    def test_saves_superseded_before_a_retry_are_counted(self, ranks: Ranks, directory: Path, monkeypatch):
         """Step 1 was promised twice, step 2 in the pause before the retry, which takes step 3."""
         monkeypatch.setattr(persister, "FIRST_PAUSE", 5)
         publish = CheckpointDirectory.publish
@@ -189,12 +191,12 @@ class TestStorageRefuses:
         for step in (2, 3):
             assert one.save_checkpoint(step, state(step), storage_type=DISK)
         assert one.wait_latest_checkpoint(60) == 3
-        (tally,) = ranks.saver.report()
+        (stats,) = ranks.saver.report()
         assert on_storage(directory) == [3]
-        assert sorted((id.step, Path(path).name) for id, path in tally.asked) == [(1, ""), (1, "best.pt"), (2, "")]
-        assert "  missed       3 checkpoints that should have been persisted" in summary._lines(tally)
+        assert sorted((id.step, Path(path).name) for id, path in stats.asked) == [(1, ""), (1, "best.pt"), (2, "")]
+        assert "  missed       3 checkpoints that should have been persisted" in summary._lines(stats)
 
-    def test_each_place_that_was_asked_for_in_trouble_is_served_after_it(
+    def test_paths_requested_while_storage_refuses_are_written_after_it(
         self, ranks: Ranks, directory: Path, tmp_path: Path, monkeypatch
     ):
         monkeypatch.setattr(persister, "FIRST_PAUSE", 0.5)
@@ -204,12 +206,14 @@ class TestStorageRefuses:
         until(lambda: one._writer.link.status().trouble != "", "the first attempt")
         for name in ("best.pt", "copy.pt"):
             assert one.save_checkpoint(1, state(1), tmp_path / name, storage_type=DISK)
-        until(lambda: not any(tally.asked for tally in ranks.saver.report()), "all three places")
+        until(lambda: not any(stats.asked for stats in ranks.saver.report()), "all three places")
         assert one.wait_latest_checkpoint(60) == 1
         assert on_storage(directory) == [1]
         assert (tmp_path / "best.pt").read_bytes() == (tmp_path / "copy.pt").read_bytes()
 
-    def test_memory_whose_last_flush_failed_is_kept_and_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
+    def test_memory_whose_final_flush_failed_is_kept_and_resumed(
+        self, ranks: Ranks, directory: Path, monkeypatch, said
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointDirectory, "publish", self._refuse)
             (one,) = ranks.start()
@@ -226,7 +230,7 @@ class TestStorageRefuses:
         assert on_storage(directory) == [1]
         assert list(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir()) == []
 
-    def test_a_flush_that_takes_too_long_is_given_up_and_memory_kept(self, ranks: Ranks, monkeypatch, said):
+    def test_a_flush_beyond_its_timeout_is_abandoned_and_memory_kept(self, ranks: Ranks, monkeypatch, said):
         monkeypatch.setenv("FASTCKPT_FLUSH_TIMEOUT", "0.05")
         release = threading.Event()
 
@@ -246,7 +250,7 @@ class TestStorageRefuses:
     def _refuse(*_: object, **__: object) -> None:
         raise PersistError("no space left for it")
 
-    def test_storage_that_hangs_keeps_no_time_from_another(
+    def test_hanging_storage_of_one_directory_does_not_delay_another(
         self, ranks: Ranks, directory: Path, tmp_path: Path, monkeypatch
     ):
         """Its flush may take an hour, and another's is done all the same; nor does a fault of our own end that."""
@@ -257,21 +261,21 @@ class TestStorageRefuses:
         for step, member in enumerate((one, *(other.members[0] for other in others)), start=1):
             assert member.save_checkpoint(step, state(step), storage_type=MEMORY)
             member.close()
-        go_on, publish, close = threading.Event(), CheckpointDirectory.publish, keeper.Coordinator.close
+        go_on, publish, close = threading.Event(), CheckpointDirectory.publish, coordinator.Coordinator.close
 
         def slowly(self: CheckpointDirectory, *args, **kwargs):
             if self.path == directory:
                 go_on.wait(60)
             return publish(self, *args, **kwargs)
 
-        async def faultily(self: keeper.Coordinator) -> bool:
+        async def faultily(self: coordinator.Coordinator) -> bool:
             drained = await close(self)
             if self.persister.storage.path == others[0].directory:
                 raise ZeroDivisionError
             return drained
 
         monkeypatch.setattr(CheckpointDirectory, "publish", slowly)
-        monkeypatch.setattr(keeper.Coordinator, "close", faultily)
+        monkeypatch.setattr(coordinator.Coordinator, "close", faultily)
         ending = threading.Thread(target=ranks.saver.close)
         ending.start()
         until(lambda: on_storage(others[1].directory) == [3], "the other is flushed")
@@ -283,7 +287,7 @@ class TestStorageRefuses:
 
 
 class TestTwoJobs:
-    def test_the_second_waits_and_is_refused_naming_the_first(
+    def test_a_second_job_waits_and_is_refused_naming_the_first(
         self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
     ):
         ranks.start()
@@ -297,7 +301,7 @@ class TestTwoJobs:
             second.end()
         assert ranks.members[0].save_checkpoint(1, state(1), storage_type=MEMORY)
 
-    def test_of_other_directories_do_not_meet(self, ranks: Ranks, tmp_path: Path):
+    def test_jobs_of_other_directories_do_not_conflict(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         other = Ranks(tmp_path / "other", ranks._monkeypatch)
         (two,) = other.start()
@@ -317,7 +321,7 @@ class TestTwoJobs:
         assert (one.load_checkpoint()["step"], two.load_checkpoint()["step"]) == (1, 2)
         two.close()
 
-    def test_one_that_made_a_removed_arena_anew_keeps_it(self, ranks: Ranks, directory: Path, said):
+    def test_a_job_that_recreated_a_removed_arena_keeps_it(self, ranks: Ranks, directory: Path, said):
         (one,) = ranks.start()
         assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
         arena = one._writer.link.arena
@@ -328,9 +332,9 @@ class TestTwoJobs:
         held = {slot: slots.read(slot) for slot in arena.glob("slot-*")}
         for step in (2, 3):
             refused = one.save_checkpoint(step, state(step), storage_type=MEMORY)
-            assert not refused and "another job has made it anew" in refused.reason
+            assert not refused and "another job has created it again" in refused.reason
         with pytest.raises(FileNotFoundError):
-            next(iter(ranks.saver._keepers.values())).arena.reserve(arena / "slot-0", "model.pt", 4096)
+            next(iter(ranks.saver._coordinators.values())).arena.reserve(arena / "slot-0", "model.pt", 4096)
         ranks.workers_die()
         ranks.end()
         assert {slot: slots.read(slot) for slot in arena.glob("slot-*")} == held
@@ -339,7 +343,7 @@ class TestTwoJobs:
         other.end()
         assert on_storage(directory) == [7]
 
-    def test_while_one_waits_for_its_arena_another_goes_on(self, ranks: Ranks, tmp_path: Path, monkeypatch):
+    def test_a_job_that_waits_for_its_arena_does_not_delay_another(self, ranks: Ranks, tmp_path: Path, monkeypatch):
         """Its former owner has died, and a child that it had just forked has the lock still."""
         (one,) = ranks.start()
         waits, go_on, open_arena = threading.Event(), threading.Event(), Arena.open
@@ -375,8 +379,8 @@ class TestTwoJobs:
         path.rmdir() if what == "mode" else path.unlink()
 
 
-class TestFailingToOpen:
-    def test_every_rank_hears_the_cause(self, ranks: Ranks, monkeypatch):
+class TestFailedOpen:
+    def test_every_rank_receives_the_cause_of_a_failed_open(self, ranks: Ranks, monkeypatch):
         """Not that the directory is in use: by this very job."""
 
         def refuse(*_: object) -> None:
@@ -391,7 +395,7 @@ class TestFailingToOpen:
         gc.collect()
         ranks.members.append(ranks.join(0, 1))
 
-    def test_of_a_fault_of_our_own_the_arena_is_free_again(self, ranks: Ranks, monkeypatch):
+    def test_after_an_internal_error_the_arena_is_released(self, ranks: Ranks, monkeypatch):
         ranks.start(0)
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointDirectory, "scan", lambda *_: 1 / 0)
@@ -399,13 +403,13 @@ class TestFailingToOpen:
                 ranks.members.append(ranks.join(0, 1))
         ranks.members.append(ranks.join(0, 1))
 
-    def test_without_a_reader_of_old_leftovers_it_opens_all_the_same(self, ranks: Ranks, directory: Path):
+    def test_a_directory_with_leftovers_of_an_earlier_layout_opens(self, ranks: Ranks, directory: Path):
         (directory / ".fastckpt" / "writers").mkdir(parents=True)
         (one,) = ranks.start()
         assert one.save_checkpoint(1, state(1), storage_type=MEMORY) and one.load_checkpoint()["step"] == 1
         shutil.rmtree(directory / ".fastckpt")
 
-    def test_a_long_path_to_shared_memory_works_or_is_told(self, ranks: Ranks, monkeypatch):
+    def test_a_long_path_to_shared_memory_works_or_is_refused_with_its_length(self, ranks: Ranks, monkeypatch):
         deep = Path(os.environ["FASTCKPT_SHM_DIR"]) / ("d" * 120) / ("e" * 120)
         deep.mkdir(parents=True)
         monkeypatch.setenv("FASTCKPT_SHM_DIR", str(deep))
@@ -416,7 +420,7 @@ class TestFailingToOpen:
             ranks.end()
             shutil.rmtree(deep.parent)
 
-    def test_a_directory_that_does_not_exist_is_told(self, ranks: Ranks, monkeypatch):
+    def test_a_directory_for_shared_memory_that_does_not_exist_is_an_error(self, ranks: Ranks, monkeypatch):
         monkeypatch.setenv("FASTCKPT_SHM_DIR", "/nowhere/at/all")
         with pytest.raises(FastckptError, match="/nowhere/at/all"):
             ranks.start()
@@ -425,7 +429,7 @@ class TestFailingToOpen:
 
 class TestOrphans:
     def test_memory_that_an_orphan_may_write_to_is_not_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
-        monkeypatch.setattr(keeper, "ORPHANS_DEADLINE", 0.1)
+        monkeypatch.setattr(coordinator, "ORPHANS_DEADLINE", 0.1)
         path = left_in_memory(ranks, directory)
         orphan = Presence(path)
         (one,) = ranks.start()
@@ -434,15 +438,15 @@ class TestOrphans:
         assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "storage"
         assert one.save_checkpoint(3, state(3), storage_type=MEMORY)
 
-    def test_one_that_is_about_to_die_is_waited_for(self, ranks: Ranks, directory: Path):
+    def test_an_orphan_that_is_about_to_die_is_waited_for(self, ranks: Ranks, directory: Path):
         path = left_in_memory(ranks, directory)
         threading.Timer(0.3, Presence(path).close).start()
         (one,) = ranks.start()
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
 
 
-class TestStorageThatDoesNotAnswer:
-    def test_at_a_launch_costs_no_memory(self, ranks: Ranks, directory: Path):
+class TestHangingStorage:
+    def test_an_unreadable_mark_at_a_launch_keeps_the_memory(self, ranks: Ranks, directory: Path):
         """Nobody can tell then whether what is in memory belongs to this directory."""
         left_in_memory(ranks, directory)
         mark = directory / ".fastckpt/identity"
@@ -477,7 +481,7 @@ class TestSweep:
 class TestStrangeLeftovers:
     @pytest.mark.parametrize("name", [".done-0", ".begin", "model.pt", "rank_0.pt"])
     @pytest.mark.parametrize("kind", ["fifo", "link", "directory", "loop"])
-    def test_are_neither_resumed_nor_waited_for_and_make_way(
+    def test_foreign_files_in_an_arena_are_not_resumed_and_are_replaced(
         self, ranks: Ranks, directory: Path, tmp_path: Path, name: str, kind: str
     ):
         arena = left_in_memory(ranks, directory)
@@ -500,7 +504,7 @@ class TestStrangeLeftovers:
         assert one.load_checkpoint()["step"] == 8 and one.loaded_from == "memory"
         assert elsewhere.read_bytes() == before
 
-    def test_while_the_job_runs_a_save_is_skipped_at_worst(self, ranks: Ranks, directory: Path):
+    def test_foreign_files_placed_in_a_running_arena_skip_one_save_at_worst(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         for step in range(1, 4):
             assert one.save_checkpoint(step, state(step), storage_type=MEMORY)
@@ -534,7 +538,7 @@ class TestConnections:
         [b"", b"\1", b"\xff\xff\xff\xff", b"\2\0\0\0{}", b"\4\0\0\0null", struct.pack("<I", 1 << 20) + b"x",
          pack(m.Pin()), pack(m.Done()), pack(m.Committed(1, 1, True)), struct.pack("<I", 15) + b'{"message": []}'],
     )  # fmt: skip
-    def test_garbage_ends_its_own_connection_only(self, saver: Saver, directory: Path, data: bytes):
+    def test_an_invalid_message_ends_its_own_connection_only(self, saver: Saver, directory: Path, data: bytes):
         good = Channel(saver.address, 10)
         assert isinstance(good.ask(self.hello(directory)), m.Welcome)
         with socket.socket(socket.AF_UNIX) as bad:
@@ -548,9 +552,7 @@ class TestConnections:
         good.close()
 
     @pytest.mark.parametrize("changes", [{"local_world_size": 0}, {"local_rank": 5}, {"policy": {"keep": "none"}}])
-    def test_a_hello_that_makes_no_sense_is_refused_and_the_next_is_welcome(
-        self, saver: Saver, directory: Path, changes
-    ):
+    def test_an_invalid_hello_is_refused_and_the_next_is_accepted(self, saver: Saver, directory: Path, changes):
         bad = Channel(saver.address, 10)
         try:
             assert isinstance(bad.ask(self.hello(directory, **changes)), m.Failed)
@@ -560,22 +562,22 @@ class TestConnections:
         assert isinstance(good.ask(self.hello(directory)), m.Welcome)
         good.close()
 
-    def test_one_that_is_refused_takes_nothing_from_the_one_that_is_open(self, saver: Saver, directory: Path):
+    def test_a_refused_connection_does_not_disturb_an_open_one(self, saver: Saver, directory: Path):
         good = Channel(saver.address, 10)
         assert isinstance(good.ask(self.hello(directory)), m.Welcome)
-        (keeper,) = saver._keepers.values()
-        keeper.slots[0].pins[f"reader {os.getpid()}"] = "it is being loaded"
+        (coordinator,) = saver._coordinators.values()
+        coordinator.slots[0].pins[f"reader {os.getpid()}"] = "it is being loaded"
         for _ in range(3):
             bad = Channel(saver.address, 10)
             refused = bad.ask(self.hello(directory))
             assert isinstance(refused, m.Failed) and "close that one first" in refused.text
             bad.close()
             until(lambda: len(saver._connections) == 1, "its end is noticed")
-        assert keeper.slots[0].pins
+        assert coordinator.slots[0].pins
         good.close()
-        until(lambda: not keeper.slots[0].pins, "its end is noticed")
+        until(lambda: not coordinator.slots[0].pins, "its end is noticed")
 
-    def test_the_end_waits_for_nobody_who_never_said_hello(self, saver: Saver, monkeypatch):
+    def test_the_end_does_not_wait_for_a_connection_without_a_hello(self, saver: Saver, monkeypatch):
         monkeypatch.setattr("fastckpt._core.saver.server.WRITERS_TIMEOUT", 3600)
         program = f"""
 import socket, time
@@ -590,8 +592,8 @@ time.sleep(3600)
             saver.close()
             silent.kill()
 
-    def test_the_end_of_one_does_not_end_the_watch_over_the_next(self):
-        """The first has died, but its connection ends only when its descriptor's number has been given anew."""
+    def test_the_end_of_one_connection_does_not_end_the_watch_over_the_next(self):
+        """The first has died, but its connection ends only when its descriptor's number has been reused."""
 
         async def watch() -> None:
             stops, streams = [], []
@@ -607,7 +609,7 @@ time.sleep(3600)
         asyncio.run(watch())
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
-    def test_another_user_is_refused(self, saver: Saver):
+    def test_a_connection_of_another_user_is_refused(self, saver: Saver):
         program = f"""
 import os, socket
 os.setuid(65534)
@@ -623,7 +625,7 @@ except OSError as error:
         found = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
         assert found.stdout == "answer b''\n"
 
-    def test_answers_come_in_the_order_of_questions_however_they_arrive(self, saver: Saver, directory: Path):
+    def test_answers_are_in_the_order_of_requests_however_these_arrive(self, saver: Saver, directory: Path):
         with socket.socket(socket.AF_UNIX) as slow:
             slow.connect("\0" + saver.address[1:])
             for byte in pack(self.hello(directory)) + pack(m.Ask()):
@@ -635,8 +637,8 @@ except OSError as error:
             assert data.index(b"Welcome") < data.index(b"Status")
 
 
-class TestTheDead:
-    def test_a_save_without_the_part_of_a_rank_that_was_killed_is_no_checkpoint(self, ranks: Ranks, monkeypatch):
+class TestKilledRanks:
+    def test_a_save_without_the_part_of_a_killed_rank_is_no_checkpoint(self, ranks: Ranks, monkeypatch):
         """The first rank may get as far as a save before the agent kills it, too."""
         first, second = ranks.start(2)
         for member in (first, second):
@@ -689,7 +691,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         reader.stdout.close()
 
 
-def test_without_a_telemetry_block_there_is_no_telemetry_and_all_else(ranks: Ranks, said):
+def test_without_a_telemetry_block_everything_else_works(ranks: Ranks, said):
     """Somebody has cleaned up in /dev/shm."""
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -702,7 +704,7 @@ def test_without_a_telemetry_block_there_is_no_telemetry_and_all_else(ranks: Ran
     assert one.save_checkpoint(3, state(3), storage_type=MEMORY)
 
 
-def test_the_telemetry_of_a_killed_worker_says_how_far_it_was(ranks: Ranks):
+def test_the_telemetry_of_a_killed_worker_has_its_last_step(ranks: Ranks):
     """A worker of its own process, killed as it enters the fill of step 2."""
     ranks.start(0)
     arena = arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(ranks.directory), 0)
@@ -734,7 +736,7 @@ for step in (1, 2):
     assert one.load_checkpoint() and one.loaded_step == 1
 
 
-def test_how_far_workers_are_is_told_by_the_last_though_their_node_has_another_rank(tmp_path: Path):
+def test_the_last_report_gives_progress_of_workers_whose_node_changed_rank(tmp_path: Path):
     """Ranks of nodes change when one comes or goes: each has an arena, and what was said there before stays."""
     saver, directory = Saver(Settings.from_environment()), str(tmp_path)
     saver.start()
@@ -753,7 +755,7 @@ def test_how_far_workers_are_is_told_by_the_last_though_their_node_has_another_r
         saver.close()
 
 
-def test_a_rank_that_waits_does_not_wait_for_a_save_that_it_has_yet_to_make(ranks: Ranks):
+def test_wait_does_not_wait_for_a_save_that_the_rank_has_yet_to_make(ranks: Ranks):
     first, second = ranks.start(2)
     for step in (1, 2):
         first.save_checkpoint(step, state(step), storage_type=DISK)
@@ -764,7 +766,7 @@ def test_a_rank_that_waits_does_not_wait_for_a_save_that_it_has_yet_to_make(rank
         first.wait_latest_checkpoint(0.2)
 
 
-def test_a_save_of_which_a_rank_is_gone_is_waited_for_by_nobody(ranks: Ranks):
+def test_wait_does_not_wait_for_a_save_that_a_departed_rank_cannot_complete(ranks: Ranks):
     """Whoever writes its part before the other has left, or after."""
     first, second = ranks.start(2)
     first.save_checkpoint(1, state(1), storage_type=DISK)
@@ -774,7 +776,7 @@ def test_a_save_of_which_a_rank_is_gone_is_waited_for_by_nobody(ranks: Ranks):
     assert first.wait_latest_checkpoint(10) is None
 
 
-def test_a_channel_without_an_answer_names_that_reason_ever_after():
+def test_a_connection_that_timed_out_names_that_reason_for_later_requests():
     address = f"@fastckpt-test-mute-{os.getpid()}"
     listener = bind(address)  # accepts, as the kernel does, and never says a word
     channel = Channel(address, 10)
@@ -784,7 +786,9 @@ def test_a_channel_without_an_answer_names_that_reason_ever_after():
     listener.close()
 
 
-def test_a_record_is_renewed_during_the_last_flush(ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_history_record_is_renewed_during_the_final_flush(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Else another launch would take this job for dead, and begin while it still publishes."""
     monkeypatch.setattr("fastckpt._core.saver.persistence.tenure.RENEWAL", 0.05)
     (member,) = ranks.start()

@@ -1,4 +1,4 @@
-"""Plain torchrun's saver, in the first rank's process: how long that waits for others when it ends."""
+"""The saver of plain torchrun, in the first rank's process: its wait for other ranks at exit."""
 
 import os
 import select
@@ -78,7 +78,7 @@ FAILS = {
 
 @pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("behind", [False, True], ids=["which waits for it", "which has yet to finish a save"])
-def test_a_first_rank_that_fails_waits_for_another(tmp_path: Path, behind: bool, how: str):
+def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(tmp_path: Path, behind: bool, how: str):
     """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
     program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])
     command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]

@@ -1,4 +1,4 @@
-"""What workers said last can be read until the end, whatever a signal interrupts."""
+"""Last reports of workers: readable until the end, whatever a signal interrupts."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ class Signalled(Exception):
     """As torch raises in the main thread, wherever that is."""
 
 
-def test_a_read_that_a_signal_ended_is_not_in_the_way():
+def test_worker_progress_is_readable_after_a_read_interrupted_by_a_signal():
     progress = WorkerProgress(Path(os.environ["FASTCKPT_SHM_DIR"]) / "arena", 1)
     block = BLOCKS / progress.name.strip("/")
     worker = TelemetryBlock(progress.name)

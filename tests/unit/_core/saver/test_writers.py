@@ -1,4 +1,4 @@
-"""Which history each rank writes, and which saves those that are gone take part in."""
+"""Histories that ranks write, and saves in which departed ranks take part."""
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.saver.writers import Loan, Writers
@@ -10,7 +10,7 @@ def test_all_ranks_of_a_round_write_the_same_history():
     assert [writers.next_history(1), writers.next_history(0)] == [2, 2]
 
 
-def test_a_history_that_another_node_knew_first_is_not_opened_again():
+def test_a_history_that_another_node_opened_first_is_not_opened_again():
     """The ranks agreed on 8, of which this node had not heard: should the other one be replaced, this one remembers."""
     writers = Writers(1)
     writers.join(0, 100, 0)
@@ -41,7 +41,7 @@ def test_a_rank_that_closes_and_lends_nothing_ends_all_saves_until_it_joins_agai
     assert writers.obstacle(SaveId(1, 9)) == "rank 0 has closed" and writers.obstacle(SaveId(2, 1)) == ""
 
 
-def test_a_rank_that_opens_another_checkpointer_still_lends_to_saves_of_the_former_history_alone():
+def test_a_rank_that_opens_another_checkpointer_lends_to_the_former_history_alone():
     writers = Writers(2)
     for rank in (0, 1):
         writers.join(rank, 100 + rank, rank)
@@ -55,7 +55,7 @@ def test_a_rank_that_opens_another_checkpointer_still_lends_to_saves_of_the_form
     assert writers.obstacle(SaveId(1, 5)) == "rank 1 has closed"
 
 
-def test_a_rank_that_ends_without_closing_is_told_apart():
+def test_a_rank_that_ends_without_closing_is_distinguished_from_a_closed_one():
     writers = Writers(1)
     writers.join(0, 100, 0)
     assert not writers.lose(0, 99) and writers.lose(0, 100) and not writers.lose(0, 100)
@@ -71,7 +71,7 @@ def test_a_rank_of_another_node_that_has_closed_takes_part_in_what_it_saved():
     assert writers.obstacle(SaveId(2, 7)) == "", "of another history, which other workers write"
 
 
-def test_a_rank_that_has_written_its_part_before_it_left_is_no_obstacle():
+def test_a_rank_that_wrote_its_part_before_leaving_does_not_block_the_save():
     writers = Writers(2)
     writers.join(0, 100, 0)
     writers.begin(0, SaveId(1, 8))

@@ -1,4 +1,4 @@
-"""Decisions on how often to save become events of the saver: each once, whoever sends meanwhile, and nobody waits."""
+"""Decisions on the frequency become events of the saver: each once, without blocking any thread."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def decision(step: int, overhead: float = 0.01, *, changed: bool = True) -> Deci
     return Decision(step, Intervals(3, 6, 1), overhead, changed, f"why {step}")
 
 
-def test_each_is_told_once_by_the_first_rank(ranks: Ranks, directory, events):
+def test_each_frequency_decision_is_reported_once_by_the_first_rank(ranks: Ranks, directory, events):
     logs = [DecisionLog(member._writer.link, 0.035) for member in ranks.start(2)]
     first, second, odd = decision(7), decision(9), decision(-1, inf)
     for log in logs:
@@ -55,7 +55,7 @@ def test_each_is_told_once_by_the_first_rank(ranks: Ranks, directory, events):
     ]
 
 
-def test_of_those_that_change_nothing_some_are_left_out(ranks: Ranks, monkeypatch, events):
+def test_some_frequency_decisions_that_change_nothing_are_not_reported(ranks: Ranks, monkeypatch, events):
     (one,) = ranks.start()
     monkeypatch.setattr(decision_log, "PAUSE", 0.0)
     for rarely in (0.5, 0.0):
@@ -69,7 +69,7 @@ def test_of_those_that_change_nothing_some_are_left_out(ranks: Ranks, monkeypatc
     assert len(steps) < 1100 and steps[0] == 0 and steps[:-1000].count(500) == 1, "few of those that change nothing"
 
 
-def test_others_may_send_meanwhile(ranks: Ranks, events):
+def test_decisions_sent_in_parts_are_not_mixed_with_other_messages(ranks: Ranks, events):
     """Messages that are longer than what a socket takes at once are not torn by those of another thread."""
     (one,) = ranks.start()
     link = one._writer.link
@@ -84,7 +84,7 @@ def test_others_may_send_meanwhile(ranks: Ranks, events):
     assert sorted(event["step"] for event in events) == list(range(100))
 
 
-def test_nobody_needs_to_hear_it(ranks: Ranks, said):
+def test_a_decision_without_a_saver_is_dropped_with_a_warning(ranks: Ranks, said):
     (one,) = ranks.start()
     log = DecisionLog(one._writer.link, 0.035)
     assert ranks.saver is not None

@@ -1,4 +1,4 @@
-"""Persists that are due while one is under way, for any intervals and durations: they are put off."""
+"""Persists that are due while one is in progress, for any intervals and durations: they are postponed."""
 
 import random
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def job(intervals: Callable[[int], Intervals], lasts: Callable[[], int], turns: 
 
 
 @pytest.mark.parametrize(("memory", "storage", "lasts"), [(1, 4, 1), (4, 4, 1), (2, 6, 3), (3, 3, 0), (5, 20, 17)])
-def test_what_ends_in_time_begins_when_it_is_due(memory, storage, lasts):
+def test_persists_that_end_in_time_begin_when_they_are_due(memory, storage, lasts):
     begun, watch = job(lambda turn: Intervals(memory, storage), lambda: lasts, 100)
     assert begun == list(range(storage, 101, storage))
     assert watch.overruns == 0
@@ -52,13 +52,13 @@ def test_what_ends_in_time_begins_when_it_is_due(memory, storage, lasts):
     ("memory", "storage", "lasts", "expected"),
     [(1, 4, 5, [4, 9, 14, 19, 24, 29]), (4, 4, 5, [4, 12, 20, 28]), (2, 4, 9, [4, 14, 24])],
 )
-def test_what_is_put_off_begins_with_the_first_snapshot_after_the_end(memory, storage, lasts, expected):
+def test_a_postponed_persist_begins_with_the_first_snapshot_after_the_former_one(memory, storage, lasts, expected):
     begun, watch = job(lambda turn: Intervals(memory, storage), lambda: lasts, 30)
     assert begun == expected
     assert watch.overruns > 0
 
 
-def test_any_job_has_one_at_a_time_and_goes_on_persisting():
+def test_any_job_has_one_persist_at_a_time_and_keeps_persisting():
     """Random intervals that change, random durations."""
     rng = random.Random(8)
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Ranks that profile decide alike, whatever their own clocks and storage say."""
+"""Ranks that profile make the same decisions, whatever their own clocks and storage report."""
 
 import json
 import threading
@@ -109,7 +109,7 @@ def persists(dues: list[Due]) -> list[int]:
     return [turn for turn, due in enumerate(dues, 1) if due.persist]
 
 
-def test_ranks_of_unlike_clocks_save_the_same_steps_and_end_at_the_same():
+def test_ranks_with_unlike_clocks_profile_the_same_steps():
     dues, profile = run([Watch(0.02, 3), Watch(0.05, 5)], [lambda turn: 0.5, lambda turn: 0.7])
     assert dues[0] == Due(snapshot=True, persist=True)
     assert MOST <= len(dues) <= MOST + 5 * len(persists(dues)) + 10, "iterations beside a persist do not count"
@@ -118,7 +118,7 @@ def test_ranks_of_unlike_clocks_save_the_same_steps_and_end_at_the_same():
     assert profile.slowdown == pytest.approx(0.0) and profile.copy_slowdown == 0.0
 
 
-def test_saves_are_never_farther_apart_than_five_seconds_of_the_slowest():
+def test_profiling_saves_are_at_most_five_seconds_of_the_slowest_rank_apart():
     """A step saves nothing but what it must: a stall of 0.4 s costs more than 3.5% of 5 s."""
     clock = 0.3, 1.2
     dues, _ = run([Watch(0.4, 2), Watch(0.1, 2)], [lambda turn: clock[0], lambda turn: clock[1]])
@@ -135,18 +135,18 @@ def test_a_persist_that_failed_on_one_rank_is_repeated_by_all():
     assert profile is not None and profile.duration == 2.0
 
 
-def test_without_storage_saves_to_memory_go_on():
+def test_profiling_saves_to_memory_continue_without_storage():
     dues, profile = run([Watch(0.01, 2, fails=10**6)], [lambda turn: 0.5])
     assert profile is None
     assert len(saves(dues)) >= len(dues) / 2 - 1
 
 
-def test_each_step_is_saved_once_enough_are_measured_without_if_that_costs_little():
+def test_after_enough_unsaved_steps_each_step_is_saved_if_that_costs_little():
     dues, _ = run([Watch(0.001, 1)], [lambda turn: 0.5])
     assert saves(dues)[-20:] == list(range(len(dues) - 19, len(dues) + 1))
 
 
-def test_saves_that_take_far_longer_than_steps_are_profiled_in_time_all_the_same():
+def test_saves_far_longer_than_steps_are_profiled_in_time():
     """Each costs as much as 200 steps: one is made at first, and those that a profile lacks at its end."""
     dues, profile = run([Watch(2.0, 5)], [lambda turn: 0.01])
     assert profile is not None
@@ -154,7 +154,7 @@ def test_saves_that_take_far_longer_than_steps_are_profiled_in_time_all_the_same
     assert len(saves(dues)) <= 4
 
 
-def test_steps_that_become_slower_are_saved_in_time():
+def test_steps_that_become_slower_while_profiling_are_saved_in_time():
     """From 10 ms to 2 s: ranks have heard of it after as many turns as the slow part has had, at most."""
     dues, _ = run([Watch(0.05, 10, fails=10**6)], [lambda turn: 0.01 if turn < 20 else 2.0], 120)
     assert len([turn for turn in saves(dues) if turn < 20]) < 6, "a save takes as long as five steps"

@@ -1,4 +1,4 @@
-"""The states of random generators, taken and given back."""
+"""States of random generators, captured and restored."""
 
 import io
 import random
@@ -40,7 +40,7 @@ def as_saved(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_draw_what_they_would_have_drawn(kind: Any):
+def test_all_generators_continue_their_sequence_after_a_restore(kind: Any):
     np.random.set_bit_generator(kind(5))
     np.random.normal()
     random.gauss(0, 1)
@@ -51,7 +51,7 @@ def test_all_draw_what_they_would_have_drawn(kind: Any):
     assert draws() == expected
 
 
-def test_of_an_earlier_version_there_are_torchs_alone():
+def test_random_states_of_an_earlier_version_restore_torch_alone():
     state = {"cpu": torch.get_rng_state()}
     expected = torch.rand(2).tolist()
     random.seed(3)
@@ -62,7 +62,7 @@ def test_of_an_earlier_version_there_are_torchs_alone():
     assert (random.getstate(), np.random.get_state()[1].tolist()) == others
 
 
-def test_numpys_of_another_kind_stays_and_is_told(caplog: pytest.LogCaptureFixture):
+def test_a_numpy_generator_of_another_kind_is_kept_with_a_warning(caplog: pytest.LogCaptureFixture):
     state = rng_state()
     np.random.set_bit_generator(np.random.PCG64(1))
     before = np.random.get_state(legacy=False)

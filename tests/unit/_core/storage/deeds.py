@@ -61,7 +61,7 @@ class Deed:
         found = assert_sound(self.directory)
         if over:
             assert_named(self.directory)
-        # What made way for a newer one of its step need not remain.
+        # A checkpoint retired for a newer one of its step need not remain.
         lasting = {id for id in {*self.before} & {*self.after} if id.step != self.after[0].step}
         assert found[:1] in ([self.after[:1]] if over else [self.before[:1], self.after[:1]])
         assert lasting <= set(found) <= lasting | set(self.after if over else self.before + self.after)

@@ -182,7 +182,7 @@ def restore(tree: Tree, root: Path, *, stamps: bool = True) -> None:
 
 
 def _stamp(path: Path, places: dict[int, Path], *, stamps: bool) -> None:
-    """Let a manifest tell of the files that were made anew what it told of those that were recorded."""
+    """Give a manifest the stamps of the files that were created again instead of those that were recorded."""
     try:
         manifest = Manifest.from_json(path.read_bytes())
     except BadCheckpoint:

@@ -73,13 +73,13 @@ def _ask(server: str, verb: str, path: str) -> None:
 
 @dataclass
 class Fault:
-    """What befalls requests whose verb and path match.
+    """A failure of requests whose verb and path match.
 
     Attributes:
         how: "drop" before the request is passed on, "lose" its answer, a status to answer with, "cut" the answer's
             body in half, "flip" a byte of it, "stall" for 0.5 s, "hang" until the test ends.
         after: Requests that match and pass first.
-        times: How many are befallen; with ``every``, every so manieth is.
+        times: How many requests fail; with ``every``, each request of that ordinal does.
     """
 
     how: str | int
@@ -88,20 +88,20 @@ class Fault:
     after: int = 0
     times: int = 1
     every: int = 0
-    struck: int = 0
+    injected: int = 0
     seen: int = 0
 
-    def strikes(self, verb: str, path: str) -> bool:
+    def applies(self, verb: str, path: str) -> bool:
         if not (re.fullmatch(self.verb, verb) and re.search(self.path, path)):
             return False
         self.seen += 1
-        strikes = self.seen % self.every == 0 if self.every else self.after < self.seen <= self.after + self.times
-        self.struck += strikes
-        return strikes
+        applies = self.seen % self.every == 0 if self.every else self.after < self.seen <= self.after + self.times
+        self.injected += applies
+        return applies
 
 
 class Proxy:
-    """Passes requests on to a server, except those that a fault befalls."""
+    """Passes requests on to a server, except those that a fault applies to."""
 
     def __init__(self, server: str) -> None:
         self.faults: list[Fault] = []
@@ -131,7 +131,7 @@ class Proxy:
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
-    def befalls(self, *faults: Fault) -> Fault:
+    def inject(self, *faults: Fault) -> Fault:
         self.faults += faults
         return faults[0]
 
@@ -139,7 +139,7 @@ class Proxy:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         with self._lock:
             self.requests.append((handler.command, handler.path))
-            fault = next((f for f in self.faults if f.strikes(handler.command, handler.path)), None)
+            fault = next((f for f in self.faults if f.applies(handler.command, handler.path)), None)
         how = fault.how if fault else ""
         if how == "hang":
             self._over.wait()
@@ -215,7 +215,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class S3:
-    """What a test sees of the server, and what befalls requests to it."""
+    """A server as tests see it, with faults injected into requests to it."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -228,8 +228,8 @@ class S3:
             self._fs = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True)
         return self._fs
 
-    def befalls(self, *faults: Fault) -> Fault:
-        return self.proxy.befalls(*faults)
+    def inject(self, *faults: Fault) -> Fault:
+        return self.proxy.inject(*faults)
 
     def objects(self) -> dict[str, int]:
         """All objects and their sizes."""

@@ -60,6 +60,13 @@ def target_again(directory):
     return OLD, target
 
 
+def target_within(directory):
+    """The user names a file in the directory that the step's checkpoint has anyway."""
+    target = str(directory.path / "checkpoint-7/sub/mine.pt")
+    publish(directory, OLD, target)
+    return NEW, target
+
+
 def new_directory(directory):
     """The user named the directory of all files."""
     publish(directory, OLD)
@@ -82,6 +89,7 @@ SCENES = [
     new_target,
     target_overwritten,
     target_again,
+    target_within,
     new_directory,
     directory_overwritten,
 ]

@@ -28,11 +28,11 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("phase", PHASES)
-def test_killed_at_a_phase(directory, crash, scene, phase):
+def test_a_publication_killed_at_any_phase_leaves_old_or_new(directory, crash, scene, phase):
     publish(directory, OLDEST)
     id, target = scene(directory)
     killed = crash(directory, "publish", id, target=target, phase=f"persist.{phase}")
-    assert killed or (phase == "link" and not target.endswith(".pt"))
+    assert killed or (phase == "link" and not target.endswith("ckpt.pt"))
     found = assert_sound(CheckpointDirectory(directory.path))
     assert found[0] == (id if phase in ("link", "tracker", "drop") or not killed else OLD)
     assert OLDEST in found
@@ -40,7 +40,7 @@ def test_killed_at_a_phase(directory, crash, scene, phase):
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_at_every_file_operation(fast_path, crash, scene):
+def test_a_publication_killed_at_every_file_operation_leaves_old_or_new(fast_path, crash, scene):
     operation, seen = 0, []
     while True:
         operation += 1
@@ -74,7 +74,7 @@ def check_after_sweep(directory, found, id, target):
 
 @pytest.mark.parametrize("target", ["", "ckpt-7.pt"])
 @pytest.mark.parametrize("retry", ["sweep", "delete"])
-def test_killed_while_deleting(fast_path, crash, target, retry):
+def test_a_deletion_killed_at_any_operation_leaves_a_complete_checkpoint_or_none(fast_path, crash, target, retry):
     operation, newer = 0, SaveId(1, 8)
     while True:
         operation += 1
@@ -107,7 +107,7 @@ def test_killed_while_deleting(fast_path, crash, target, retry):
         pytest.param(target_again, "drop", marks=pytest.mark.campaign),
     ],
 )
-def test_killed_while_sweeping(fast_path, crash, scene, phase):
+def test_a_sweep_killed_at_any_operation_loses_no_checkpoint(fast_path, crash, scene, phase):
     operation = 0
     while True:
         operation += 1
@@ -124,7 +124,7 @@ def test_killed_while_sweeping(fast_path, crash, scene, phase):
     assert operation > 10
 
 
-def test_sweep_keeps_off_a_live_writer(directory, tmp_path):
+def test_a_sweep_keeps_files_of_a_live_writer(directory, tmp_path):
     """What a writer that is stopped has written so far is not garbage."""
     publish(directory, OLD)
     with directory._layout.writing():
@@ -133,7 +133,7 @@ def test_sweep_keeps_off_a_live_writer(directory, tmp_path):
     assert CheckpointDirectory(directory.path).sweep() == [directory.path / ".fastckpt/tmp-1234"]
 
 
-def test_a_writer_waits_for_a_sweep_only_so_long(directory, monkeypatch):
+def test_a_writer_waits_for_a_sweep_with_a_limit(directory, monkeypatch):
     from fastckpt._core.storage.local import layout
     from fastckpt.errors import PersistError
 
@@ -146,7 +146,7 @@ def test_a_writer_waits_for_a_sweep_only_so_long(directory, monkeypatch):
     publish(directory, NEW)
 
 
-def test_of_several_that_made_way_the_newest_comes_back(directory, crash):
+def test_of_several_retired_checkpoints_the_newest_is_restored(directory, crash):
     publish(directory, OLDEST)
     publish(directory, SaveId(0, 7))
     for id, phase in [(SaveId(1, 7), "drop"), (SaveId(2, 7), "drop"), (SaveId(3, 7), "rename")]:
@@ -158,7 +158,7 @@ def test_of_several_that_made_way_the_newest_comes_back(directory, crash):
 
 
 @pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_readers_always_find_a_whole_one_while_another_process_publishes(fast_path, crash, target):
+def test_readers_always_find_a_complete_checkpoint_during_publications(fast_path, crash, target):
     """The same step, or the same path, again and again: nothing else that a reader could fall back to."""
     directory = CheckpointDirectory(fast_path / "dir")
     named = target and str(directory.path / target)

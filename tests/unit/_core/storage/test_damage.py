@@ -113,7 +113,7 @@ def test_an_unreadable_file_is_found_by_verify(directory, name):
 
 
 @pytest.mark.parametrize("part", [".", ".fastckpt"])
-def test_an_unreadable_directory_is_no_empty_one(directory, fast_path, part):
+def test_an_unreadable_directory_is_not_taken_for_empty(directory, fast_path, part):
     fast_path.chmod(0o755)
     (directory.path / part).chmod(0)
     with as_nobody(), pytest.raises(PersistError, match="Permission denied"):
@@ -163,7 +163,7 @@ def test_a_manifest_in_another_steps_directory_is_reported(fast_path):
     assert path == directory.path / "checkpoint-9" and "belongs in" in why
 
 
-def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(fast_path):
+def test_a_damaged_checkpoint_is_quarantined_when_its_step_is_saved_again(fast_path):
     directory = CheckpointDirectory(fast_path / "dir")
     publish(directory, OLD)
     garble(directory.path / "checkpoint-5/manifest.json")

@@ -31,7 +31,7 @@ def steps(directory):
     ("strategy", "number", "kept"),
     [(KeepLatestStepStrategy, 2, [50, 40]), (KeepStepIntervalStrategy, 20, [50, 40, 20])],
 )
-def test_built_in_strategies_clean_up(directory, strategy, number, kept, target):
+def test_built_in_strategies_delete_old_checkpoints(directory, strategy, number, kept, target):
     for step in (10, 20, 30, 40, 50):
         publish(directory, SaveId(0, step), target.format(dir=directory.path, step=step))
     strategy = strategy(number, str(directory.path))
@@ -42,7 +42,7 @@ def test_built_in_strategies_clean_up(directory, strategy, number, kept, target)
     assert_sound(directory)
 
 
-def test_policies_are_those_that_the_agent_is_told():
+def test_strategies_have_the_policies_that_the_agent_receives():
     assert KeepLatestStepStrategy(max_to_keep=3, checkpoint_dir="dir").policy == KeepLast(3)
     assert KeepStepIntervalStrategy(keep_interval=100, checkpoint_dir="dir").policy == KeepEvery(100)
     with pytest.raises(ConfigError, match="1 or more"):
@@ -71,14 +71,14 @@ def test_a_users_strategy_as_flash_checkpoint_has_them(directory):
 
 
 @pytest.mark.parametrize("path", ["checkpoint-1", "checkpoint-1/", "1", "./x/../checkpoint-1"])
-def test_names_of_a_checkpoint(directory, path):
+def test_a_strategy_deletes_a_checkpoint_by_each_of_its_names(directory, path):
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2))
     Deletion(directory)(f"{directory.path}/{path}")
     assert steps(directory) == [2]
 
 
-def test_the_file_that_a_user_named(directory, fast_path):
+def test_a_strategy_deletes_a_checkpoint_by_the_path_of_its_file(directory, fast_path):
     publish(directory, SaveId(0, 1), str(directory.path / "one.pt"))
     publish(directory, SaveId(0, 2))
     (fast_path / "link").symlink_to(directory.path)
@@ -87,7 +87,7 @@ def test_the_file_that_a_user_named(directory, fast_path):
 
 
 @pytest.mark.parametrize("path", ["", "..", "../other", "/etc/passwd", "link"])
-def test_paths_outside_are_refused(directory, fast_path, path, monkeypatch):
+def test_deletion_of_paths_outside_the_directory_is_refused(directory, fast_path, path, monkeypatch):
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2))
     (fast_path / "other").mkdir()
@@ -97,7 +97,7 @@ def test_paths_outside_are_refused(directory, fast_path, path, monkeypatch):
     assert steps(directory) == [2, 1] and (fast_path / "other").is_dir()
 
 
-def test_the_newest_whole_one_is_deleted_once_it_is_that_no_more(directory):
+def test_the_newest_checkpoint_is_deleted_once_a_newer_one_is_complete(directory):
     publish(directory, SaveId(0, 9))
     publish(directory, SaveId(1, 5), str(directory.path / "five.pt"), parent=SaveId(0, 9))
     deletion = Deletion(directory)
@@ -110,7 +110,7 @@ def test_the_newest_whole_one_is_deleted_once_it_is_that_no_more(directory):
     assert ids(directory) == [(1, 6)] and not (directory.path / "five.pt").exists()
 
 
-def test_what_this_history_did_not_resume_from_keeps_its_newest(directory, caplog):
+def test_retention_keeps_the_newest_of_histories_not_resumed_from(directory, caplog):
     """A job that did not load: neither a strategy of ours nor a user's deletes what the one before left."""
     for step in (10, 20, 30):
         publish(directory, SaveId(0, step))
@@ -124,7 +124,7 @@ def test_what_this_history_did_not_resume_from_keeps_its_newest(directory, caplo
     assert "30 was not deleted" in caplog.text and "--drop-history 0" in caplog.text
 
 
-def test_unknown_paths_are_left_alone(directory, caplog):
+def test_deletion_of_unknown_paths_removes_nothing(directory, caplog):
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2))
     (directory.path / "runs").mkdir()

@@ -1,4 +1,4 @@
-"""Storage that refuses: full, too large a file, read-only, forbidden, failing."""
+"""Storage that refuses writes: full, a file size limit, read-only, forbidden, failing."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def large(tmp_path, size):
 
 @pytest.mark.parametrize("target", ["", "ckpt.pt"])
 @pytest.mark.parametrize("size", [8 * MiB - 9000, 9 * MiB, 40 * MiB])
-def test_full(small, tmp_path, target, size):
+def test_a_full_disk_fails_a_publication_and_keeps_the_one_before(small, tmp_path, target, size):
     directory = CheckpointDirectory(small / "dir")
     publish(directory, SaveId(0, 1), target and str(directory.path / target))
     source = large(tmp_path, size)
@@ -55,7 +55,7 @@ def test_full(small, tmp_path, target, size):
 
 
 @pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_full_to_the_last_byte_of_each_file(small, tmp_path, target):
+def test_a_disk_full_at_any_byte_keeps_the_checkpoint_before(small, tmp_path, target):
     """The end of the space falls into every file in turn: images, draft, manifest, directories."""
     directory = CheckpointDirectory(small / "dir")
     publish(directory, SaveId(0, 1), target and str(directory.path / target))
@@ -83,7 +83,7 @@ def test_full_to_the_last_byte_of_each_file(small, tmp_path, target):
 
 
 @pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_read_only(small, tmp_path, target):
+def test_a_read_only_disk_fails_publication_and_deletion(small, tmp_path, target):
     directory = CheckpointDirectory(small / "dir")
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2))
@@ -102,7 +102,7 @@ def test_read_only(small, tmp_path, target):
 
 
 @pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_a_limit_on_file_sizes(tmp_path, target):
+def test_a_file_size_limit_fails_a_publication(tmp_path, target):
     """Where mounting is not permitted: the kernel refuses in the middle of an image."""
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 1))
@@ -134,7 +134,7 @@ def frozen(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_forbidden(tmp_path, frozen, target):
+def test_a_forbidden_rename_fails_a_publication_and_keeps_the_one_before(tmp_path, frozen, target):
     """The rename is refused, after everything was written."""
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 1))
@@ -145,7 +145,7 @@ def test_forbidden(tmp_path, frozen, target):
     assert_clean(directory)
 
 
-def test_an_old_one_that_made_way_comes_back_when_the_new_one_is_refused(tmp_path, frozen, monkeypatch):
+def test_a_retired_checkpoint_is_restored_when_the_new_one_is_refused(tmp_path, frozen, monkeypatch):
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 5))
 
@@ -157,7 +157,7 @@ def test_an_old_one_that_made_way_comes_back_when_the_new_one_is_refused(tmp_pat
     with pytest.raises(PersistError, match="Operation not permitted"):
         publish(directory, SaveId(1, 5))
     monkeypatch.undo()
-    assert assert_sound(directory) == [(0, 5)]  # where it made way to: it cannot be put back for now
+    assert assert_sound(directory) == [(0, 5)]  # where it was retired to: it cannot be put back for now
     subprocess.run(["chattr", "-i", directory.path], check=True)
     assert directory.sweep() == [directory.path / "checkpoint-5"]
     assert assert_sound(directory) == [(0, 5)]
@@ -166,7 +166,7 @@ def test_an_old_one_that_made_way_comes_back_when_the_new_one_is_refused(tmp_pat
     assert_clean(directory)
 
 
-def test_a_file_in_the_place_of_the_directory(tmp_path):
+def test_a_file_in_place_of_the_checkpoint_directory_is_an_error(tmp_path):
     (tmp_path / "dir").write_text("a file")
     directory = CheckpointDirectory(tmp_path / "dir")
     for deed in (directory.checkpoints, directory.damaged, lambda: publish(directory, SaveId(0, 1))):
@@ -183,7 +183,7 @@ def test_an_unwritable_tracker_does_not_fail_a_durable_checkpoint(tmp_path, capl
     assert "latest_checkpointed_iteration.txt" in caplog.text
 
 
-def test_the_proc_file_system_refuses_everything(tmp_path):
+def test_a_directory_in_the_proc_file_system_is_an_error(tmp_path):
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 1))
     with pytest.raises(PersistError, match="/proc"):

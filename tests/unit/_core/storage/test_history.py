@@ -61,7 +61,7 @@ def record(history: int = 1, token: str = "one", **more) -> Record:
     return Record(history, token, "@agent", "/run", {"pid": 7}, ("@agent", "@other"), SaveId(0, 3), "now", **more)
 
 
-def test_a_record_is_read_as_it_was_made_and_renewed(store: Store) -> None:
+def test_a_history_record_is_read_as_it_was_written_and_renewed(store: Store) -> None:
     histories = store.histories
     assert histories.excludes and histories.newest() == 0 and histories.read(1) is None
     assert histories.create(record()) and histories.create(record(12))
@@ -73,7 +73,7 @@ def test_a_record_is_read_as_it_was_made_and_renewed(store: Store) -> None:
     assert histories.newest() == 12
 
 
-def test_of_many_processes_that_open_a_history_at_once_one_has_it(location: str) -> None:
+def test_of_many_processes_that_open_a_history_at_once_one_succeeds(location: str) -> None:
     def act(number: int) -> str:
         made = open_store(location).histories.create(record(token=str(number)))
         return f"{number}" if made else ""
@@ -85,7 +85,7 @@ def test_of_many_processes_that_open_a_history_at_once_one_has_it(location: str)
     assert found is not None and won == [found.token], "also when an answer is heard late, the record tells whose it is"
 
 
-def test_what_is_no_record_is_one_of_nobody_that_lives_as_long_as_it_changes(store: Store) -> None:
+def test_an_invalid_history_record_counts_as_live_while_it_changes(store: Store) -> None:
     assert store.histories.create(record())
     path = ".fastckpt/history-1"
     seen = []
@@ -100,7 +100,7 @@ def test_what_is_no_record_is_one_of_nobody_that_lives_as_long_as_it_changes(sto
     assert len(set(seen)) == 3 and not store.histories.create(record())
 
 
-def test_a_sweep_removes_the_records_that_decide_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_sweep_removes_history_records_that_decide_nothing(store: Store, tmp_path: Path) -> None:
     """Those that are older than the newest checkpoint, and of whose histories none is there; the newest all stay."""
     histories = store.histories
     for number in range(1, 41):
@@ -119,7 +119,7 @@ def test_a_sweep_removes_the_records_that_decide_nothing(store: Store, tmp_path:
     assert [stored.id for stored in store.checkpoints()] == [(40, 40), (20, 20), (3, 3)]
 
 
-def test_who_is_killed_before_the_record_has_its_name_has_not_opened_it(tmp_path: Path) -> None:
+def test_a_job_killed_before_its_record_is_named_has_not_opened_the_history(tmp_path: Path) -> None:
     histories = open_store(tmp_path).histories
     for operation, opened in (("link", None), ("unlink", record())):
         if (child := os.fork()) == 0:
@@ -132,23 +132,23 @@ def test_who_is_killed_before_the_record_has_its_name_has_not_opened_it(tmp_path
     assert histories.read(1) == record() and not list(tmp_path.glob(".fastckpt/tmp-*"))
 
 
-def test_a_record_that_is_gone_is_not_written_anew(tmp_path: Path) -> None:
+def test_a_removed_history_record_is_not_written_by_a_renewal(tmp_path: Path) -> None:
     histories = open_store(tmp_path).histories
     with pytest.raises(PersistError):
         histories.write(record())
     assert histories.read(1) is None
 
 
-def test_an_answer_that_is_lost_leaves_a_record_with_ones_token(s3: S3) -> None:  # noqa: F811
+def test_a_lost_answer_to_a_record_is_recognized_by_its_token(s3: S3) -> None:  # noqa: F811
     """The client asks again, and is told that there is one: by its token it sees that this is its own."""
-    fault = s3.befalls(Fault("lose", "PUT", "history-1"))
+    fault = s3.inject(Fault("lose", "PUT", "history-1"))
     store = open_store("s3://bucket/run1")
-    assert store.histories.create(record()) is False and fault.struck == 1
+    assert store.histories.create(record()) is False and fault.injected == 1
     assert store.histories.read(1) == record()
     store.close()
 
 
-def test_a_store_that_makes_an_object_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_creates_an_object_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some take a conditional request for any other."""
     store = RemoteStore(f"memory://{tmp_path.name}/run")
     monkeypatch.setattr(store._objects, "_condition", {"mode": "overwrite"})
@@ -157,14 +157,14 @@ def test_a_store_that_makes_an_object_twice_is_refused(tmp_path: Path, monkeypat
 
 
 def test_a_store_that_does_not_know_conditional_requests_is_refused(s3: S3) -> None:  # noqa: F811
-    s3.befalls(Fault(501, "PUT", "history-1", times=9))
+    s3.inject(Fault(501, "PUT", "history-1", times=9))
     store = open_store("s3://bucket/run1")
     with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
         store.histories.create(record())
     store.close()
 
 
-def test_a_store_of_which_nothing_is_known_excludes_nobody(tmp_path: Path) -> None:
+def test_a_store_without_known_conditions_excludes_no_job(tmp_path: Path) -> None:
     class Unknown(fsspec.AbstractFileSystem):
         protocol = "unknown"
 
@@ -184,7 +184,7 @@ def ids(directory: CheckpointDirectory) -> list[SaveId]:
     return [stored.id for stored in directory.checkpoints()]
 
 
-def test_an_older_one_does_not_take_the_place_of_a_newer_one(fast_path: Path) -> None:
+def test_an_older_history_does_not_replace_a_newer_checkpoint(fast_path: Path) -> None:
     directory = CheckpointDirectory(fast_path / "run")
     published(directory, fast_path, SaveId(2, 5))
     with pytest.raises(Superseded, match="step 5 of history 2, which is newer"):
@@ -192,7 +192,7 @@ def test_an_older_one_does_not_take_the_place_of_a_newer_one(fast_path: Path) ->
     assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
 
 
-def test_a_newer_one_that_made_way_gets_its_place_back(fast_path: Path) -> None:
+def test_a_newer_checkpoint_retired_by_an_older_job_is_restored(fast_path: Path) -> None:
     """It came between an older one's look and its rename, and whoever renamed was killed."""
     directory = CheckpointDirectory(fast_path / "run")
     published(directory, fast_path, SaveId(2, 5))
@@ -204,10 +204,10 @@ def test_a_newer_one_that_made_way_gets_its_place_back(fast_path: Path) -> None:
     assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
 
 
-def test_what_was_to_be_deleted_stays_if_the_newer_one_is_gone(
+def test_a_deletion_is_cancelled_if_the_newer_checkpoint_is_gone(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the deletion it was found bad, say, and set aside by somebody else."""
+    """Between the check and the deletion it was found bad, say, and quarantined by another process."""
     directory = CheckpointDirectory(fast_path / "run")
     published(directory, fast_path, SaveId(1, 5), SaveId(1, 6))
     rename = Path.rename

@@ -1,4 +1,4 @@
-"""Ids and manifests: what is written is read, and nothing else is."""
+"""Ids and manifests: written ones are read, and nothing else is."""
 
 import json
 
@@ -41,11 +41,11 @@ manifests = st.builds(
 
 
 @given(ids)
-def test_ids_both_ways(id):
+def test_save_ids_survive_a_round_trip_as_text(id):
     assert SaveId.from_json(json.loads(json.dumps(id.to_json()))) == id
 
 
-def test_ids_order_by_history_first():
+def test_save_ids_are_ordered_by_history_first():
     assert SaveId(0, 100) < SaveId(1, 50) < SaveId(1, 51)
     assert str(SaveId(2, 7)) == "step 7 of history 2"
 
@@ -58,37 +58,37 @@ def test_ids_order_by_history_first():
         {"history": 0, "step": 1, "more": 1},
     ],
 )
-def test_refuses_what_is_no_id(value):
+def test_invalid_save_ids_are_refused(value):
     with pytest.raises(ProtocolError):
         SaveId.from_json(value)
 
 
 @given(manifests)
-def test_manifests_both_ways(manifest):
+def test_manifests_survive_a_round_trip_as_json(manifest):
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert Manifest.from_json(manifest.to_json().encode()) == manifest
 
 
 @pytest.mark.parametrize("target", ["/data/ckpt.pt", "ckpt.pt", "sub/ckpt.pt"])
-def test_a_target_is_kept(target):
+def test_the_target_of_a_manifest_is_kept(target):
     manifest = Manifest(PLAIN.id, None, PLAIN.files, 1, 0.0, {}, target)
     assert Manifest.from_json(manifest.to_json()).target == target
 
 
 @given(st.text() | st.binary())
-def test_garbage_is_refused(text):
+def test_arbitrary_bytes_are_refused_as_a_manifest(text):
     with pytest.raises(BadCheckpoint):
         Manifest.from_json(text)
 
 
 @given(values.map(json.dumps))
-def test_other_json_is_refused(text):
+def test_other_json_is_refused_as_a_manifest(text):
     with pytest.raises(BadCheckpoint):
         Manifest.from_json(text)
 
 
 @given(st.data())
-def test_a_flipped_bit_is_found_or_changes_nothing(data):
+def test_a_flipped_bit_in_a_manifest_is_found_or_changes_nothing(data):
     text = PLAIN.to_json().encode()
     where = data.draw(st.integers(0, len(text) * 8 - 1))
     flipped = bytearray(text)
@@ -163,7 +163,7 @@ def with_file(**changes):
         ({"target": "ckpt.pt", "files": []}, "empty without a file model.pt"),
     ],
 )
-def test_refuses_with_value_and_reason(changes, reason):
+def test_a_manifest_with_invalid_values_is_refused_with_value_and_reason(changes, reason):
     with pytest.raises(BadCheckpoint, match=reason.replace("[", r"\[")):
         Manifest.from_json(forged(**changes))
 
@@ -173,7 +173,7 @@ def test_an_edited_manifest_is_found():
         Manifest.from_json(PLAIN.to_json().replace('"size": 10', '"size": 11'))
 
 
-def test_oversize_and_deep_texts_are_refused(monkeypatch):
+def test_oversized_and_deeply_nested_manifests_are_refused(monkeypatch):
     with pytest.raises(BadCheckpoint):
         Manifest.from_json("[" * 100_000)
     with pytest.raises(BadCheckpoint):
@@ -184,12 +184,12 @@ def test_oversize_and_deep_texts_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("details", [{"a": float("nan")}, {"a": b""}, {"a": {1, 2}}])
-def test_details_must_be_json(details):
+def test_details_of_a_manifest_that_are_no_json_are_refused(details):
     with pytest.raises(BadCheckpoint, match="no JSON"):
         Manifest(PLAIN.id, None, (), 1, 0.0, details).to_json()
 
 
-def test_entry_by_name():
+def test_entries_of_a_manifest_are_found_by_name():
     assert PLAIN.entry("model.pt") is MODEL
     assert PLAIN.size == 10
     with pytest.raises(BadCheckpoint, match="no file 'other'"):

@@ -17,7 +17,7 @@ def directory(fast_path):
     return CheckpointDirectory(fast_path / "dir")
 
 
-def test_files_lie_where_the_user_said(directory):
+def test_files_are_stored_in_the_directory_that_the_user_named(directory):
     publish(directory, SaveId(0, 7), f"{directory.path}/global_step7/")
     [stored] = directory.checkpoints()
     assert stored.path == directory.path / "global_step7" and stored.target is None
@@ -30,14 +30,14 @@ def test_files_lie_where_the_user_said(directory):
     assert_clean(directory)
 
 
-def test_one_name_for_all_steps(directory):
+def test_one_directory_name_for_all_steps_is_overwritten(directory):
     for id in [SaveId(0, 5), SaveId(0, 6), SaveId(1, 6)]:
         publish(directory, id, f"{directory.path}/best/")
         assert assert_sound(directory) == [id]
     assert_clean(directory)
 
 
-def test_one_step_under_two_names(directory):
+def test_one_step_under_two_directory_names_is_at_both(directory):
     for name in ("best/", "global_step5/", ""):
         publish(directory, SaveId(0, 5), name and f"{directory.path}/{name}")
     assert {stored.path.name for stored in directory.scan().places} == {"best", "global_step5", "checkpoint-5"}
@@ -46,7 +46,7 @@ def test_one_step_under_two_names(directory):
     assert assert_sound(directory) == [(0, 6)]
 
 
-def test_files_in_directories_of_it(directory, fast_path):
+def test_files_in_subdirectories_of_a_named_directory_are_stored(directory, fast_path):
     found = images(fast_path / "source", SaveId(0, 5))
     directory.publish(PublishRequest(SaveId(0, 5), found | {"optimizer_0/.metadata": found["rank_0.pt"]}))
     [stored] = directory.checkpoints()
@@ -60,14 +60,14 @@ def test_files_in_directories_of_it(directory, fast_path):
 @pytest.mark.parametrize(
     "name", ["a/b/", "../other/", ".hidden/", "checkpoint-8/", "latest_checkpointed_iteration.txt/"]
 )
-def test_names_that_would_not_be_found_are_refused(directory, name):
+def test_directory_names_that_would_not_be_found_are_refused(directory, name):
     with pytest.raises(ConfigError, match="the directory of step 7 must lie in"):
         publish(directory, SaveId(0, 7), f"{directory.path}/{name}")
     publish(directory, SaveId(0, 7), f"{directory.path}/checkpoint-7/")
     assert [stored.manifest.target for stored in directory.checkpoints()] == [""]
 
 
-def test_a_framework_finds_the_newest_one_by_its_own_file(directory, fast_path):
+def test_a_framework_finds_the_newest_checkpoint_by_its_own_file(directory, fast_path):
     found = images(fast_path / "source", SaveId(0, 5))
     for step in (5, 6):
         directory.publish(
@@ -83,7 +83,7 @@ def test_a_framework_finds_the_newest_one_by_its_own_file(directory, fast_path):
     assert {path.name for path in directory.path.parent.iterdir()} == {"source", "dir"}
 
 
-def test_what_others_call_a_manifest_is_theirs(directory):
+def test_foreign_files_named_like_a_manifest_are_left_alone(directory):
     theirs = directory.path / "dataset"
     theirs.mkdir(parents=True)
     (theirs / "manifest.json").write_text(json.dumps({"files": []}))

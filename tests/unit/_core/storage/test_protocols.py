@@ -74,7 +74,7 @@ fsspec.asyn.get_loop()  # lasts, once it is there
         ("hdfs://nowhere/run", "CLASSPATH to what 'hadoop classpath --glob' prints"),
     ],
 )
-def test_what_cannot_be_opened_says_what_does(url: str, why: str):
+def test_a_protocol_that_cannot_be_opened_names_those_that_can(url: str, why: str):
     with pytest.raises(ConfigError, match=why):
         open_store(url)
 
@@ -114,7 +114,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.stores
-def test_a_store_does_all_that_is_asked_of_it(url: str, tmp_path: Path):
+def test_a_store_of_each_protocol_publishes_lists_and_deletes(url: str, tmp_path: Path):
     """A model that travels in several parts; readers meanwhile."""
     model, own = tmp_path / "model.pt", tmp_path / "rank_0.pt"
     model.write_bytes(os.urandom(40_000_000))
@@ -143,7 +143,7 @@ def test_a_store_does_all_that_is_asked_of_it(url: str, tmp_path: Path):
 
 @pytest.mark.stores
 @pytest.mark.parametrize("far", ["the directory", "the remote"])
-def test_a_job_resumes_from_it(
+def test_a_job_resumes_from_a_store_of_each_protocol(
     ranks: Ranks,  # noqa: F811
     url: str,
     far: str,

@@ -133,7 +133,7 @@ def _forget_sources(path: Path) -> None:
 
 
 LOWER = [strangers_directory, target_overwritten, target_again]
-"""Scenes in which a directory makes way, beside the one that is tried with a death and a sweep, too."""
+"""Scenes in which a directory is retired, besides the one that is tried with a death and a sweep, too."""
 MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
     "nodes": by_nodes(""),
     "nodes_with_target": by_nodes("user/ckpt.pt"),
@@ -147,6 +147,7 @@ DEEDS = MAKERS | {
     "nodes_in_turn_with_target": by_nodes_in_turn("user/ckpt.pt"),
     "delete": deleting(""),
     "delete_with_target": deleting("user/ckpt.pt"),
+    "delete_with_target_within": deleting("dir/checkpoint-7/sub/mine.pt"),
     "delete_directory": deleting("dir/best/"),
     **{f"lower_{scene.__name__}": publishing(scene, lower=True) for scene in LOWER},
     "delete_lower": deleting("", lower=True),
@@ -170,7 +171,7 @@ def check(deed: Deed, limit: int, since: int = 0) -> int:
 
 
 @pytest.mark.parametrize("name", DEEDS)
-def test_power_lost(fast_path, name):
+def test_power_lost_at_any_operation_leaves_old_or_new(fast_path, name):
     assert check(DEEDS[name](fast_path), LIMIT) > 15
 
 
@@ -185,6 +186,8 @@ NEEDED = {
     "tmp-*/rank_N.pt": "default",
     "tmp-*/manifest.json": "default",
     "tmp-*: + manifest.json": "default",
+    "tmp-*: + sub": "target_within",
+    "sub: + mine.pt": "target_within",
     "dir: checkpoint-N -> checkpoint-N.aside-*": "strangers_directory",
     "dir: tmp-* -> checkpoint-N": "tracker_in_trouble",
     "user: .fastckpt-* -> ckpt.pt": "new_target",
@@ -218,7 +221,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("purpose", NEEDED)
-def test_without_a_sync_something_is_lost(fast_path, purpose):
+def test_without_any_one_sync_a_power_loss_loses_a_checkpoint(fast_path, purpose):
     deed = DEEDS[NEEDED[purpose]](fast_path)
     index = purposes(deed).index(purpose)
     crippled = replace(deed, operations=deed.operations[:index] + deed.operations[index + 1 :])
@@ -226,7 +229,7 @@ def test_without_a_sync_something_is_lost(fast_path, purpose):
         check(crippled, LIMIT, since=index)
 
 
-def test_every_sync_is_known(fast_path):
+def test_every_sync_is_listed_in_the_table(fast_path):
     """One that is in no deed of the table is new, and must show that it is needed, or is not."""
     found = {purpose for name, make in DEEDS.items() for purpose in purposes(make(fast_path / name))}
     assert found - set(NEEDED) == {
@@ -245,7 +248,7 @@ def test_every_sync_is_known(fast_path):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_writer_dies_before_a_sync_and_then_power_is_lost_in_the_sweep(fast_path, name):
+def test_power_lost_in_the_sweep_after_a_killed_writer_leaves_old_or_new(fast_path, name):
     """What a sweep finds was read from the page cache, and may not be on the disk."""
     make = MAKERS[name]
     renames = [n for n, op in enumerate(make(fast_path / "whole").operations, 1) if op.kind == "rename"]
@@ -257,7 +260,7 @@ def test_a_writer_dies_before_a_sync_and_then_power_is_lost_in_the_sweep(fast_pa
 
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("target", ["", "user/ckpt.pt"])
-def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target, lower):
+def test_power_lost_during_a_quarantine_keeps_the_bad_checkpoint_and_its_reason(fast_path, target, lower):
     """It is where it was, or aside with the reason: what exists and is bad must not look like nothing."""
     root = fast_path / "root"
     directory = CheckpointDirectory(root / "dir")
@@ -285,5 +288,5 @@ def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target, lower):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", DEEDS)
-def test_power_lost_on_every_disk(fast_path, name):
+def test_power_lost_on_the_disk_of_any_node_leaves_old_or_new(fast_path, name):
     print(name, check(DEEDS[name](fast_path), 10**6), "disks")

@@ -1,4 +1,4 @@
-"""How many requests a store is asked: an upload costs no more where many checkpoints are kept, k deletions cost k."""
+"""Number of requests to a store: uploads cost the same with many checkpoints kept, k deletions cost k."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Asked:
         return found
 
 
-def test_requests_of_uploads_and_of_retention(s3, tmp_path):  # noqa: F811
+def test_uploads_and_retention_make_a_bounded_number_of_requests(s3, tmp_path):  # noqa: F811
     few, many = Asked(s3, tmp_path / "few", 4), Asked(s3, tmp_path / "many", 24)
     assert few.publish(30) == many.publish(30) <= 9
     assert few.keep(5) == many.keep(25) == 0
@@ -56,7 +56,7 @@ def test_requests_of_uploads_and_of_retention(s3, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("gone", [[30], [30, 4, 3]])
-def test_what_others_have_deleted_is_not_relied_upon(s3, tmp_path, gone):  # noqa: F811
+def test_checkpoints_deleted_by_others_are_not_relied_upon(s3, tmp_path, gone):  # noqa: F811
     """By hand, say: the newest of what is left is never deleted."""
     asked = Asked(s3, tmp_path, 4)
     asked.publish(30)

@@ -1,4 +1,4 @@
-"""A store that takes requests and answers none: that is said soon, and the error comes before any cleaning up."""
+"""A store that accepts requests and answers none: reported soon, and the error comes before any cleaning up."""
 
 import os
 
@@ -24,12 +24,12 @@ def store(s3: S3, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:  # noqa: F811
     return RemoteStore("s3://bucket/run")
 
 
-def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s3, said, tmp_path, monkeypatch):  # noqa: F811
+def test_a_hanging_upload_is_reported_and_cleaned_up_after_its_error(store, s3, said, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 5.0)
     monkeypatch.setattr(client_module, "SLOWEST", 100 * MIB)
     model = tmp_path / "model.pt"
     model.write_bytes(os.urandom(11 * MIB))
-    hang = s3.befalls(Fault("hang", "PUT|DELETE", r"partNumber=2|checkpoint-1.*(uploadId|manifest)", times=10**6))
+    hang = s3.inject(Fault("hang", "PUT|DELETE", r"partNumber=2|checkpoint-1.*(uploadId|manifest)", times=10**6))
     with pytest.raises(PersistError, match=r"no answer in 5 s \(to upload part [123] of checkpoint-1/.*model\.pt\)"):
         store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
     assert not store._objects._cleaner.submit(int).done(), "that takes as long again"
@@ -37,7 +37,7 @@ def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s
     assert any("run has not answered for 0 s (to upload part " in line and line.endswith("up to 5 s") for line in lines)
     store._objects._cleaner.submit(int).result(60)
     assert "the next sweep will: TimeoutError: no answer in 5 s (to abort checkpoint-1/" in said.text
-    assert hang.struck > 2
+    assert hang.injected > 2
     s3.proxy.faults.clear()
     assert len(store.sweep()) == 1 and s3.objects() == {} and s3.uploads() == []
     store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
@@ -45,8 +45,8 @@ def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s
     store.close()
 
 
-def test_a_store_that_answers_late_is_told_of_ever_later(store, s3, said):  # noqa: F811
-    s3.befalls(Fault("stall", "GET", times=10**6))
+def test_a_store_that_answers_late_is_reported_at_growing_intervals(store, s3, said):  # noqa: F811
+    s3.inject(Fault("stall", "GET", times=10**6))
     for _ in range(4):
         assert store.checkpoints() == []
     told = [line for line in said.messages if "has not answered" in line or "answers again" in line]

@@ -27,7 +27,7 @@ def target(request, directory, fast_path, tmp_path):
     return places[request.param] / "ckpt.pt"
 
 
-def test_the_file_is_at_the_path_that_its_user_named(directory, target):
+def test_a_model_file_is_at_the_path_that_its_user_named(directory, target):
     publish(directory, SaveId(0, 7), str(target))
     [stored] = directory.checkpoints()
     assert stored.path == target and stored.owns_target()
@@ -39,14 +39,14 @@ def test_the_file_is_at_the_path_that_its_user_named(directory, target):
     assert_clean(directory)
 
 
-def test_one_path_for_all_steps(directory, target):
+def test_one_path_of_the_user_for_all_steps_is_overwritten(directory, target):
     for id in [SaveId(0, 5), SaveId(0, 6), SaveId(1, 6)]:
         publish(directory, id, str(target))
         assert assert_sound(directory) == [id]
     assert_clean(directory)
 
 
-def test_a_path_for_each_step_and_deletion(directory, target):
+def test_paths_of_the_user_for_each_step_are_deleted_with_their_checkpoints(directory, target):
     for step in (1, 2, 3):
         publish(directory, SaveId(0, step), str(target.with_name(f"ckpt-{step}.pt")))
     assert assert_sound(directory) == [(0, 3), (0, 2), (0, 1)]
@@ -59,9 +59,7 @@ def test_a_path_for_each_step_and_deletion(directory, target):
 
 
 @pytest.mark.parametrize("same_bytes", [False, True])
-def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
-    directory, target, fast_path, same_bytes
-):
+def test_a_reused_path_is_not_deleted_with_the_older_checkpoint(directory, target, fast_path, same_bytes):
     publish(directory, SaveId(0, 1))
     old, new = SaveId(0, 5), SaveId(0, 6)
     publish(directory, old, str(target))
@@ -77,7 +75,7 @@ def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
     assert not (directory.path / "checkpoint-5").exists() and directory.checkpoints()[1].owns_target()
 
 
-def test_an_interrupted_deletion_spares_a_path_that_was_taken_over(directory, target):
+def test_an_interrupted_deletion_keeps_a_reused_path(directory, target):
     publish(directory, SaveId(0, 5), str(target))
     shutil.copytree(directory.path / "checkpoint-5", directory.path / ".fastckpt/deleted-1234")
     publish(directory, SaveId(0, 6), str(target))
@@ -87,7 +85,7 @@ def test_an_interrupted_deletion_spares_a_path_that_was_taken_over(directory, ta
     assert_clean(directory)
 
 
-def test_a_file_that_the_user_replaced_stays_and_the_checkpoint_counts(directory, target):
+def test_a_target_replaced_by_the_user_stays_and_the_checkpoint_counts(directory, target):
     publish(directory, SaveId(0, 5), str(target))
     publish(directory, SaveId(0, 6))
     target.unlink()
@@ -100,7 +98,7 @@ def test_a_file_that_the_user_replaced_stays_and_the_checkpoint_counts(directory
     assert target.read_bytes() == b"theirs" and assert_sound(directory) == [(0, 6)]
 
 
-def test_a_file_that_the_user_wrote_to_is_damage_if_it_is_a_link(directory, target):
+def test_a_write_through_a_hard_linked_target_is_damage(directory, target):
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 6), str(target))
     is_link = target.samefile(directory.path / "checkpoint-6/model.pt")
@@ -109,6 +107,33 @@ def test_a_file_that_the_user_wrote_to_is_damage_if_it_is_a_link(directory, targ
     assert [path for path, _ in directory.scan().damaged] == [directory.path / "checkpoint-6"] * is_link
     directory.sweep()
     assert target.read_bytes() == b"another size"
+
+
+@pytest.mark.parametrize("name", ["mine.pt", "sub/mine.pt"])
+def test_a_path_in_the_checkpoints_own_directory_is_one_more_name_of_the_model_there(directory, name):
+    targets = {step: directory.path / f"checkpoint-{step}" / name for step in (7, 8)}
+    for step, target in targets.items():
+        publish(directory, SaveId(0, step), str(target))
+        assert target.samefile(directory.path / f"checkpoint-{step}/model.pt")
+    publish(directory, SaveId(1, 8), str(targets[8]))
+    publish(directory, SaveId(1, 9))
+    publish(directory, SaveId(1, 9), str(directory.path / "checkpoint-9" / name))
+    assert assert_sound(directory) == [(1, 9), (1, 8), (0, 7)]
+    assert [stored.owns_target() for stored in directory.checkpoints()] == [True] * 3
+    directory.delete(SaveId(0, 7))
+    assert assert_sound(directory) == [(1, 9), (1, 8)] and directory.sweep() == []
+    assert sorted(path.name for path in directory.path.glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-9"]
+    assert_named(directory)
+    assert_clean(directory)
+
+
+def test_a_path_of_another_file_or_directory_of_a_checkpoint_is_refused_and_leaves_nothing(directory):
+    publish(directory, SaveId(0, 6))
+    for path in ("checkpoint-7", "checkpoint-6/mine.pt", "checkpoint-7/rank_0.pt", "checkpoint-7/manifest.json"):
+        with pytest.raises(ConfigError, match=f"cannot save .*{path.split('/')[-1]}"):
+            publish(directory, SaveId(0, 7), str(directory.path / path))
+    assert assert_sound(directory) == [(0, 6)] and not (directory.path / "checkpoint-7").exists()
+    assert_clean(directory)
 
 
 @pytest.fixture
@@ -129,7 +154,7 @@ def earlier(directory, target):
     return record
 
 
-def test_of_an_earlier_version_counts_until_its_path_is_taken_over(directory, target, earlier):
+def test_a_target_of_an_earlier_version_counts_until_its_path_is_reused(directory, target, earlier):
     assert assert_sound(directory) == [(0, 6), (0, 5)]
     [stored, _] = directory.checkpoints()
     assert stored.path_of("model.pt") == stored.path == target
@@ -145,13 +170,13 @@ def test_of_an_earlier_version_counts_until_its_path_is_taken_over(directory, ta
     assert_clean(directory)
 
 
-def test_of_an_earlier_version_is_deleted_with_its_file(directory, target, earlier):
+def test_a_target_of_an_earlier_version_is_deleted_with_its_file(directory, target, earlier):
     publish(directory, SaveId(0, 7))
     directory.delete(SaveId(0, 6))
     assert assert_sound(directory) == [(0, 7), (0, 5)] and not target.exists() and not earlier.exists()
 
 
-def test_of_an_earlier_version_whose_file_was_overwritten_is_damage(directory, target, earlier):
+def test_an_overwritten_target_of_an_earlier_version_is_damage(directory, target, earlier):
     for content in (b"x" * target.stat().st_size, b"another size"):
         target.write_bytes(content)
         assert ids(directory) == [(0, 5)]
@@ -161,14 +186,14 @@ def test_of_an_earlier_version_whose_file_was_overwritten_is_damage(directory, t
         assert target.read_bytes() == content
 
 
-def test_a_file_of_the_users_own_at_the_target_is_replaced(directory, target):
+def test_a_file_of_the_user_at_the_target_is_replaced(directory, target):
     target.parent.mkdir(parents=True)
     target.write_bytes(b"theirs")
     publish(directory, SaveId(0, 5), str(target))
     assert assert_sound(directory) == [(0, 5)]
 
 
-def test_links_are_followed_as_torch_save_follows_them(directory, target, fast_path):
+def test_symbolic_links_at_a_target_are_followed_as_by_torch_save(directory, target, fast_path):
     target.parent.mkdir(parents=True)
     target.symlink_to(fast_path / "real.pt")
     publish(directory, SaveId(0, 5), str(target))
@@ -176,12 +201,12 @@ def test_links_are_followed_as_torch_save_follows_them(directory, target, fast_p
     assert_sound(directory)
 
 
-def test_the_default_path_is_the_default_layout(directory):
+def test_a_target_at_the_default_path_has_the_default_layout(directory):
     publish(directory, SaveId(0, 5), str(directory.path / "checkpoint-5/model.pt"))
     assert directory.checkpoints()[0].manifest.target == ""
 
 
-def test_the_same_id_at_two_paths(directory, target):
+def test_one_save_id_at_two_paths_is_at_both(directory, target):
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 5), str(target))
     publish(directory, SaveId(0, 6))
@@ -191,7 +216,7 @@ def test_the_same_id_at_two_paths(directory, target):
     assert not target.exists() and not (directory.path / "checkpoint-5").exists()
 
 
-def test_paths_that_would_tear_another_checkpoint_are_refused(directory):
+def test_targets_inside_another_checkpoint_are_refused(directory):
     publish(directory, SaveId(0, 5))
     for name in ("checkpoint-5/model.pt", ".fastckpt/x.pt", "latest_checkpointed_iteration.txt"):
         with pytest.raises(ConfigError, match="part of another checkpoint"):

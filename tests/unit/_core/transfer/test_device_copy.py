@@ -1,4 +1,4 @@
-"""What goes through a buffer of bounded size arrives whole, in order."""
+"""Data that passes a buffer of bounded size arrives complete and in order."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 from fastckpt._core.transfer.device_copy import CopyPiece, batches
 
 
-def test_batches_have_all_bytes_once_and_fit():
+def test_batches_contain_all_bytes_once_and_fit_the_buffer():
     for seed in range(300):
         random.seed(seed)
         room = random.randint(1, 50)

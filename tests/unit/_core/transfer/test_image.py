@@ -41,7 +41,7 @@ def maps(path: Path, pid: int | str = "self") -> bool:
     return str(path) in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_forked_child_has_no_image(path: Path):
+def test_a_forked_child_has_no_mapped_image(path: Path):
     image = Image(path)
     assert maps(path)
     assert in_child(lambda: not maps(path))
@@ -49,7 +49,7 @@ def test_a_forked_child_has_no_image(path: Path):
     assert not maps(path)
 
 
-def test_an_image_that_a_child_lets_go_of_unmaps_nothing_of_its_own(path: Path):
+def test_an_image_dropped_in_a_child_unmaps_nothing_of_the_child(path: Path):
     """Where the image was, the child may have something else by now."""
     image = Image(path)
 
@@ -75,13 +75,13 @@ def test_a_closed_image_cannot_be_written_to(path: Path):
         view[0] = 1
 
 
-def test_a_forked_child_has_nothing_of_what_is_being_persisted(path: Path):
+def test_a_forked_child_holds_no_mapping_of_a_checkpoint_being_persisted(path: Path):
     with path.open("rb") as file, window(file.fileno(), 0, SIZE):
         assert maps(path)
         assert in_child(lambda: not maps(path))
 
 
-def test_images_that_were_replaced_do_not_live_on_in_a_worker_of_a_data_loader(ranks: Ranks):  # noqa: F811
+def test_replaced_images_are_not_kept_alive_by_a_data_loader_worker(ranks: Ranks):  # noqa: F811
     """It is forked between saves, and is still there when the state has grown."""
     (one,) = ranks.start()
     for step in (1, 2, 3):

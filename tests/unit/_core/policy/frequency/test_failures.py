@@ -18,7 +18,7 @@ def expected_time(interval, cost, restart, mtbf):
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
-def test_the_figures_of_daly(hours, minutes):
+def test_the_optimum_equals_the_figures_of_dalys_paper(hours, minutes):
     """Figures 3 to 5 of the paper: a cost of 5 minutes."""
     assert daly(5 * MINUTE, hours * HOUR) / MINUTE == pytest.approx(minutes, abs=0.5)
 
@@ -26,7 +26,7 @@ def test_the_figures_of_daly(hours, minutes):
 @pytest.mark.parametrize("mtbf", [300.0, 1000.0, 7200.0, 86400.0])
 @pytest.mark.parametrize("cost", [0.1, 5.0, 60.0, 500.0])
 @pytest.mark.parametrize("restart", [1.0, 600.0])
-def test_daly_is_the_optimum_of_the_complete_model(cost, restart, mtbf):
+def test_the_optimum_of_daly_is_that_of_the_complete_model(cost, restart, mtbf):
     """The best of a fine grid saves less than 0.2% more."""
 
     def time(interval):
@@ -37,7 +37,7 @@ def test_daly_is_the_optimum_of_the_complete_model(cost, restart, mtbf):
         assert time(daly(cost, mtbf)) <= best * 1.002
 
 
-def test_a_checkpoint_that_costs_more_than_failures_are_apart():
+def test_a_checkpoint_that_costs_more_than_the_time_between_failures_has_an_optimum():
     assert daly(2000, 1000) == daly(1e9, 1000) == 1000
     assert daly(1999.9, 1000) == pytest.approx(1000, rel=0.15)
     assert daly(0, 1000) == 0
@@ -56,7 +56,7 @@ def simulated(work, interval, cost, restart, failures):
     return now
 
 
-def test_daly_is_near_the_best_interval_of_jobs_that_fail_at_random():
+def test_the_optimum_of_daly_is_near_the_best_of_randomly_failing_jobs():
     """Brute force over intervals, with the same failures for each; failures do not strike restarts."""
     rng = random.Random(11)
     cost, restart, mtbf, work = 10.0, 30.0, 1500.0, 20000.0
@@ -74,7 +74,7 @@ def test_daly_is_near_the_best_interval_of_jobs_that_fail_at_random():
     assert mean_time(daly(cost, mtbf)) <= best * 1.01
 
 
-def test_what_few_failures_allow_to_count_on():
+def test_few_failures_give_a_cautious_time_between_failures():
     assert mean_time_between(0, 1e6) is None
     assert mean_time_between(3, 0) is None
     assert mean_time_between(1, HOUR) == pytest.approx(HOUR / 3, rel=0.02)
@@ -89,7 +89,7 @@ def test_the_bound_is_that_of_the_poisson_distribution(failures):
     assert at_most == pytest.approx(1 - CONFIDENCE, abs=0.005)
 
 
-def test_the_bound_holds_as_often_as_it_says():
+def test_the_bound_on_failures_holds_with_its_stated_probability():
     rng = random.Random(3)
     held = seen = 0
     for _ in range(4000):
@@ -113,6 +113,6 @@ def test_the_bound_holds_as_often_as_it_says():
         (lambda: mean_time_between(1, nan), "1 failures in nan s"),
     ],
 )
-def test_impossible_numbers_are_refused(call, message):
+def test_impossible_costs_and_times_between_failures_are_refused(call, message):
     with pytest.raises(ConfigError, match=message):
         call()

@@ -23,7 +23,7 @@ from fastckpt.errors import ConfigError
 
 
 @pytest.mark.parametrize("overhead", [0, -0.1, 1, 3.5, nan, inf, 1e-9])
-def test_an_overhead_that_nobody_can_mean_is_refused(overhead):
+def test_an_impossible_overhead_is_refused(overhead):
     with pytest.raises(ConfigError, match=f"overhead is {overhead}; give the part"):
         checked_overhead(overhead)
 
@@ -43,7 +43,7 @@ def test_fitted_intervals_keep_within_the_overhead(iteration, snapshot, persist,
     assert intervals.storage >= min(apart(costs), LONGEST)
 
 
-def test_fitted_intervals_are_about_the_shortest_there_are():
+def test_fitted_intervals_are_near_the_shortest_possible():
     """Against brute force over all pairs: the sum of both is at most an eighth more, or two steps."""
     rng = random.Random(7)
     for _ in range(1000):
@@ -82,12 +82,12 @@ FAST = Costs(iteration=1.0, snapshot=0.1, persist=0.2, duration=5.0)
     ],
     ids=str,
 )
-def test_what_is_fixed_is_kept(costs, fixed, expected):
+def test_fixed_intervals_are_kept(costs, fixed, expected):
     intervals = fit(costs, 0.05, fixed)
     assert (intervals.memory, intervals.storage) == expected
 
 
-def test_a_persist_leaves_iterations_to_compare_with():
+def test_intervals_leave_iterations_without_a_persist():
     assert [apart(replace(FAST, duration=duration)) for duration in (0, 0.1, 1, 1.1, 10, 100)] == [1, 2, 2, 3, 13, 125]
 
 
@@ -100,7 +100,9 @@ def test_a_persist_leaves_iterations_to_compare_with():
     st.integers(0, 300),
 )
 @settings(max_examples=300, deadline=None)
-def test_after_a_change_the_next_persist_keeps_its_distance(memory, times, anchor, memory_after, times_after, later):
+def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance(
+    memory, times, anchor, memory_after, times_after, later
+):
     before = Intervals(memory, memory * times, anchor)
     at = anchor + later
     after = before.changed(memory_after, memory_after * times_after, at)
@@ -112,14 +114,14 @@ def test_after_a_change_the_next_persist_keeps_its_distance(memory, times, ancho
 
 
 @pytest.mark.parametrize(("memory", "storage"), [(0, 1), (2, 1), (2, 3), (-1, -1)])
-def test_intervals_that_do_not_go_together_are_refused(memory, storage):
+def test_incompatible_intervals_are_refused(memory, storage):
     with pytest.raises(
         ConfigError, match=f"snapshots every {memory} steps and persists every {storage} do not go together"
     ):
         Intervals(memory, storage)
 
 
-def test_divisors():
+def test_divisor_finds_the_largest_divisor_up_to_a_limit():
     for of in range(1, 400):
         for most in (1, 2, 7, of, of + 1):
             assert divisor(of, most) == max(n for n in range(1, min(of, most) + 1) if of % n == 0)

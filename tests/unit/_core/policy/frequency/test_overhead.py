@@ -1,4 +1,4 @@
-"""What iterations say of the cost of checkpoints: known costs are found again, accidents are not taken for them."""
+"""Estimates of checkpoint costs from iterations: known costs are found, outliers are not taken for costs."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise
     return found
 
 
-def test_estimates():
+def test_measured_iterations_give_the_expected_estimates():
     assert Estimate.of([]) == NOTHING == (0, 0.0, 0.0)
     assert Estimate.of([3.0]).error == inf
     assert Estimate.of([3.0] * 9).error == 0
@@ -46,20 +46,20 @@ def test_estimates():
     assert pool([]) == NOTHING
 
 
-def test_what_disturbs_several_in_a_row_makes_an_estimate_less_sure():
+def test_disturbances_of_consecutive_iterations_widen_the_error_of_an_estimate():
     apart = [9.0 if i % 8 == 0 else 1.0 for i in range(64)]
     together = sorted(apart)
     assert Estimate.of(together).mean == Estimate.of(apart).mean
     assert Estimate.of(together).error > 2 * Estimate.of(apart).error
 
 
-def test_windows_that_differ_make_all_less_sure():
+def test_windows_that_differ_widen_the_error_of_all_estimates():
     alike, unlike = ([Estimate(50, mean, 0.01) for mean in means] for means in ((5.0, 5.0, 5.0), (4.0, 5.0, 6.0)))
     assert pool(unlike).mean == pool(alike).mean
     assert pool(unlike).error > 10 * pool(alike).error
 
 
-def test_the_error_is_what_repeated_measurements_scatter_by():
+def test_the_error_of_an_estimate_is_the_scatter_of_repeated_measurements():
     rng = random.Random(4)
 
     def estimate():
@@ -71,7 +71,7 @@ def test_the_error_is_what_repeated_measurements_scatter_by():
     assert found[0].error == pytest.approx(scatter, rel=0.2)
 
 
-def test_known_costs_are_found():
+def test_known_costs_of_checkpoints_are_estimated_correctly():
     seen = measured(window(), [8.3] * 5)
     assert (seen.iterations, seen.iteration, seen.persists, seen.persisting) == (100, 1.0, 5, 40)
     found = costs(seen)
@@ -88,7 +88,9 @@ def test_known_costs_are_found():
     [(1, 4, 2, 0.2, 0.1), (2, 4, 3, 0.3, 0.15), (10, 10, 6, 0.3, 0.3), (1, 1, 1, 0.2, 0.0), (4, 4, 4, 0.35, 0.0)],
     ids=["a snapshot each iteration", "every other", "each persisted", "always both", "always a persist"],
 )
-def test_what_can_be_told_depends_on_what_runs_apart(memory, storage, during, snapshot, persist):
+def test_estimates_need_iterations_without_a_snapshot_or_persist_to_compare_with(
+    memory, storage, during, snapshot, persist
+):
     """Without iterations to compare with, of a snapshot only its stall is known, and of a persist nothing."""
     seen = measured(window(memory, storage, during, cycles=20), [during - 0.01] * 20)
     found = costs(seen)
@@ -96,14 +98,14 @@ def test_what_can_be_told_depends_on_what_runs_apart(memory, storage, during, sn
     assert (found.snapshot, found.persist) == pytest.approx(expected, abs=0.011 if during != storage else 0.11)
 
 
-def test_iterations_of_before_tell_what_a_snapshot_in_each_costs():
+def test_earlier_iterations_give_the_cost_of_a_snapshot_in_each_iteration():
     before = measured(window(2, 4, 2))
     seen = completed(measured(window(1, 4, 2, cycles=20)), before)
     assert costs(seen).snapshot == pytest.approx(0.3)
     assert seen.iteration == pytest.approx(1.0)
 
 
-def test_what_was_not_seen_is_known_from_before():
+def test_costs_that_were_not_measured_are_kept_from_before():
     before = measured(window(), [8.3] * 5)
     seen = completed(measured([Iteration(2.0)] * 50), before)
     assert (seen.snapshot, seen.slowdown, seen.durations) == (before.snapshot, before.slowdown, before.durations)
@@ -111,7 +113,7 @@ def test_what_was_not_seen_is_known_from_before():
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
-def test_noise_moves_costs_by_no_more_than_the_error_says(noise):
+def test_noise_moves_estimates_by_no_more_than_their_error(noise):
     far = 0
     for seed in range(200):
         seen = measured(window(noise=noise, seed=seed), [8.3] * 5)
@@ -119,7 +121,7 @@ def test_noise_moves_costs_by_no_more_than_the_error_says(noise):
     assert far <= 12  # one in twenty, and a little
 
 
-def test_an_evaluation_is_not_a_cost():
+def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints():
     """One pause anywhere: the overhead is not beyond doubt above the 8% that it is."""
     for at in range(100):
         iterations = window(noise=0.01)
@@ -130,7 +132,7 @@ def test_an_evaluation_is_not_a_cost():
         assert seen.iteration < 1.1
 
 
-def test_one_huge_stall_leaves_doubt():
+def test_one_huge_stall_leaves_the_estimate_uncertain():
     iterations = window()
     iterations[20] = Iteration(101.0, 100.0, True, True)
     seen = measured(iterations, [8.3] * 5)
@@ -138,7 +140,7 @@ def test_one_huge_stall_leaves_doubt():
     assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.08
 
 
-def test_ranks_say_the_same_in_any_order():
+def test_estimates_do_not_depend_on_the_order_of_ranks():
     ranks = [measured(window(noise=0.05, seed=seed, stall=0.1 * seed), [float(seed)]) for seed in range(5)]
     assert len({joined(order) for order in permutations(ranks)}) == 1
     assert joined(ranks).stall.mean == pytest.approx(0.4)
@@ -155,13 +157,13 @@ def test_a_stall_of_one_rank_delays_all_and_is_counted_once():
     assert costs(joined([elsewhere, here])).snapshot == pytest.approx(0.5)
 
 
-def test_measurements_travel_as_json():
+def test_measurements_survive_a_round_trip_as_json():
     seen = measured(window(noise=0.1), [8.3, 8.5], 1)
     assert Measurement.from_json(json.loads(json.dumps(seen.to_json()))) == seen
     assert costs(pooled([seen, seen])).snapshot == pytest.approx(costs(seen).snapshot)
 
 
-def test_the_longest_of_many_may_be_an_accident():
+def test_the_longest_of_many_stalls_may_be_an_outlier():
     assert [longest(each) for each in ([], [3.0], [3.0, 9.0], [3.0, 900.0, 4.0])] == [0.0, 3.0, 9.0, 4.0]
 
 

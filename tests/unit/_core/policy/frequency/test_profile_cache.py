@@ -25,13 +25,13 @@ KNOWN = Remembered(PROFILE, Intervals(4, 16))
 TEXT = to_json(KNOWN, HERE, 0.035)
 
 
-def test_what_was_kept_is_found_again():
+def test_a_cached_profile_is_found_again():
     assert from_json(TEXT, HERE, 0.035) == KNOWN
     untuned = replace(KNOWN, intervals=None)
     assert from_json(to_json(untuned, HERE, 0.035), HERE, 0.035) == untuned
 
 
-def test_another_overhead_keeps_the_profile_and_forgets_the_intervals():
+def test_another_overhead_keeps_the_profile_and_drops_the_intervals():
     assert from_json(TEXT, HERE, 0.01) == Remembered(PROFILE)
 
 
@@ -39,7 +39,7 @@ def test_another_overhead_keeps_the_profile_and_forgets_the_intervals():
     ("name", "value"),
     [("size", 1), ("world_size", 4), ("storage", "nfs"), ("device", "NVIDIA H200"), ("versions", {"torch": "3"})],
 )
-def test_a_profile_of_other_circumstances_is_ignored(name, value):
+def test_a_cached_profile_of_other_circumstances_is_ignored(name, value):
     elsewhere = replace(HERE, **{name: value})
     assert from_numbers(to_numbers(PROFILE, elsewhere), HERE) is None
     assert from_json(TEXT, elsewhere, 0.035) == Ignored(f"it is of other circumstances: {name}")
@@ -71,7 +71,7 @@ def forged(**changes):
         (forged(intervals=7), "it cannot be used"),
     ],
 )
-def test_what_is_amiss_is_told(text, reason):
+def test_an_invalid_cached_profile_is_reported(text, reason):
     found = from_json(text, HERE, 0.035)
     assert isinstance(found, Ignored) and reason in found.reason
 
@@ -84,13 +84,13 @@ ANY = st.recursive(
 
 @given(ANY)
 @settings(max_examples=60, deadline=None)
-def test_any_json_is_read_without_an_error(value):
+def test_any_json_in_a_profile_cache_is_read_without_an_error(value):
     assert isinstance(from_json(json.dumps(value), HERE, 0.035), Ignored)
     assert isinstance(from_json(forged(profile=value, intervals=value), HERE, 0.035), Ignored)
     assert isinstance(from_json(forged(circumstances=value), HERE, 0.035), Ignored)
 
 
-def test_a_profile_that_is_not_complete_is_kept_as_numbers_of_the_same_types_as_none():
+def test_complete_and_missing_profiles_are_stored_as_numbers_of_the_same_types():
     numbers = to_numbers(PROFILE, HERE)
     assert from_numbers(numbers, HERE) == PROFILE
     shapes = [{name: type(value) for name, value in each.items()} for each in (numbers, to_numbers(None, HERE))]
@@ -113,5 +113,5 @@ def test_a_profile_that_is_not_complete_is_kept_as_numbers_of_the_same_types_as_
         {name: value for name, value in to_numbers(PROFILE, HERE).items() if name != "stall"},
     ],
 )
-def test_numbers_that_are_amiss_are_none(numbers):
+def test_invalid_numbers_in_a_profile_cache_are_ignored(numbers):
     assert from_numbers(numbers, HERE) is None

@@ -1,4 +1,4 @@
-"""How long to profile, and what is made of what was measured."""
+"""Length and result of profiling."""
 
 import random
 from dataclasses import replace
@@ -23,11 +23,11 @@ from fastckpt.errors import ConfigError
 @pytest.mark.parametrize(
     ("epoch", "expected"), [(None, 50), (1, 8), (100, 8), (801, 9), (2000, 20), (4999, 50), (5001, 50), (10**9, 50)]
 )
-def test_length(epoch, expected):
+def test_the_length_of_a_profile_follows_from_the_length_of_an_epoch(epoch, expected):
     assert length(epoch) == expected
 
 
-def test_an_epoch_has_iterations():
+def test_an_epoch_without_iterations_is_refused():
     with pytest.raises(ConfigError, match="an epoch has 0 iterations; give 1 or more"):
         length(0)
 
@@ -47,7 +47,7 @@ def test_an_epoch_has_iterations():
     ],
     ids=["even", "two slow", "compiled late", "slow later", "a pause", "one", "two", "three", "slow for long"],
 )
-def test_the_warm_up_is_left_out(seconds, left):
+def test_a_profile_leaves_out_the_warm_up(seconds, left):
     assert list(settled(seconds)) == seconds[-left:]
 
 
@@ -72,7 +72,7 @@ def test_a_pause_does_not_move_the_profile():
         assert (profile.iterations, profile.snapshots, profile.persists, profile.plain) == (50, 3, 3, 50)
 
 
-def test_what_a_persist_adds_to_iterations_is_seen():
+def test_a_profile_includes_the_time_that_a_persist_adds_to_iterations():
     """On average, for it may be few that it slows down much; a pause meanwhile is none of its doing."""
     rng = random.Random(6)
     for _ in range(500):
@@ -83,23 +83,23 @@ def test_what_a_persist_adds_to_iterations_is_seen():
     assert some([1.0] * 9, slowed=[0.9] * 5).slowdown == some([1.0] * 9).slowdown == 0.0
 
 
-def test_without_a_snapshot_there_is_no_profile_and_without_a_persist_it_takes_no_time():
+def test_a_profile_needs_a_snapshot_and_counts_a_missing_persist_as_free():
     assert some([1.0] * 9, stalls=()) is None
     assert some([1.0] * 9, durations=()).duration == 0.0
 
 
-def test_where_each_iteration_has_a_save_those_stand_for_others():
+def test_with_a_save_in_each_iteration_a_profile_uses_these_iterations():
     found = some([], copied=[2.0] * 9)
     assert (found.iteration, found.plain, found.iterations) == (2.0, 0, 9)
 
 
-def test_deviation_is_that_of_what_is_normally_distributed():
+def test_the_deviation_of_a_profile_is_that_of_a_normal_distribution():
     rng = random.Random(1)
     assert deviation([rng.gauss(5, 2) for _ in range(10000)]) == pytest.approx(2, rel=0.05)
     assert deviation([1.0, 1.0, 1.0, 99.0]) == 0
 
 
-def test_ranks_agree_on_the_slowest():
+def test_ranks_agree_on_the_profile_of_the_slowest():
     ranks = [
         Profile(1.0, 0.5, 2.0, iterations=9),
         Profile(1.1, 0.9, 1.0, iterations=8),
@@ -110,7 +110,7 @@ def test_ranks_agree_on_the_slowest():
     assert joined([*ranks, None]) is None
 
 
-def test_what_a_copy_in_the_background_adds_counts_as_far_as_it_is_beyond_doubt():
+def test_background_copies_count_in_a_profile_by_their_certain_cost():
     rng = random.Random(7)
     for _ in range(200):
         plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
@@ -151,12 +151,12 @@ PROFILE = Profile(0.5, 0.02, 3.0)
         (1e-9, (50, 25, 1), 50, True),
     ],
 )
-def test_when_a_profile_is_complete(iteration, counts, most, expected):
+def test_a_profile_is_complete_after_enough_iterations_snapshots_and_persists(iteration, counts, most, expected):
     profile = Profile(iteration, 0.0, 0.0, 0.0, 0.0, *counts)
     assert profile.complete(most) is expected
 
 
-def test_each_run_counts_for_what_it_measured():
+def test_a_profile_over_several_runs_weighs_each_by_its_measurements():
     before = replace(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
     since = Profile(0.7, 0.07, 5.0, iterations=10, snapshots=1, persists=2, plain=3)
     both = continued(before, since)
@@ -171,7 +171,7 @@ def test_each_run_counts_for_what_it_measured():
     assert continued(before, nothing).iteration == 0.5
 
 
-def test_ranks_agree_on_the_counts_of_the_last():
+def test_ranks_agree_on_the_smallest_counts_of_measurements():
     ranks = [Profile(0.5, 0.02, 3.0, 0, 0, 30, 4, 1, 9), Profile(0.5, 0.1, 3.0, 0, 0, 29, 5, 0, 8)]
     for order in permutations(ranks):
         assert joined(order) == Profile(0.5, 0.1, 3.0, 0, 0, 29, 4, 0, 8)

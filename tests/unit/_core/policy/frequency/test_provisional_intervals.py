@@ -1,4 +1,4 @@
-"""How often is saved while it is measured what saves cost: as a table."""
+"""Frequency of saves while their cost is measured, as a table."""
 
 import random
 
@@ -50,12 +50,12 @@ def known(stall: float = 0.0, duration: float = 0.0, *, compared: bool = False) 
         (0.5, None, Fixed(storage=7200), (2, 60)),
     ],
 )
-def test_provisional_intervals(turn, profile, fixed, expected):
+def test_provisional_intervals_follow_from_iteration_and_save_times(turn, profile, fixed, expected):
     found = provisional(turn, profile, OVERHEAD, fixed)
     assert (found.memory, found.storage) == expected
 
 
-def test_seconds_between_saves_are_bounded_and_so_is_what_they_cost():
+def test_provisional_intervals_bound_the_time_between_saves_and_their_cost():
     rng = random.Random(3)
     for _ in range(2000):
         turn, overhead = 10 ** rng.uniform(-4, 2), rng.choice([0.001, 0.01, 0.035, 0.2])

@@ -1,4 +1,4 @@
-"""What users may ask for, as tables."""
+"""Requests of users for a frequency, as tables."""
 
 import re
 from datetime import timedelta
@@ -28,7 +28,7 @@ MINUTE = timedelta(minutes=1)
         ({"memory": MINUTE, "storage": 2 * MINUTE}, RequestedIntervals(MINUTE, 2 * MINUTE)),
     ],
 )
-def test_parse(every, expected):
+def test_each_form_of_every_is_parsed(every, expected):
     assert parse(every) == expected
 
 
@@ -51,7 +51,7 @@ def test_parse(every, expected):
         ({"memory": 2 * MINUTE, "storage": MINUTE}, "give memory 0:01:00 or less"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(every, message):
+def test_invalid_values_of_every_are_refused(every, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse(every)
 
@@ -73,6 +73,6 @@ def test_what_cannot_be_meant_is_refused(every, message):
         (RequestedIntervals(MINUTE, 2 * MINUTE), 0.7, Fixed(86, 172, 3)),
     ],
 )
-def test_times_become_steps(every, iteration, fixed):
+def test_requested_times_become_numbers_of_steps(every, iteration, fixed):
     assert every.fixed(iteration, 3) == fixed
     assert every.automatic is (every != RequestedIntervals(100, 100))

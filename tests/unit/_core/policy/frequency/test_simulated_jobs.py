@@ -79,13 +79,13 @@ def test_with_noise_jobs_keep_to_their_overhead_and_settle(noise, count=10):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("noise", [0.05, 0.3, None])
-def test_a_thousand_jobs_with_noise(noise):
+def test_a_thousand_simulated_jobs_with_noise_keep_to_their_overhead(noise):
     test_with_noise_jobs_keep_to_their_overhead_and_settle(noise, 1000)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("part", [0.98, 1.0, 1.02])
-def test_noise_around_the_bound_makes_nothing_oscillate(part, noise):
+def test_noise_around_the_bound_does_not_make_intervals_oscillate(part, noise):
     """A job that is resumed with intervals at which it costs just about what it may."""
     for seed in range(3):
         job = Job(noise=noise, stall=0.5, storage=1.0)
@@ -132,7 +132,7 @@ ODDITIES = {
 
 
 @pytest.mark.parametrize("oddity", ODDITIES)
-def test_what_is_no_cost_of_checkpoints_changes_little(oddity):
+def test_noise_unrelated_to_checkpoints_changes_intervals_little(oddity):
     """What of the profile was noise may be put right, and noise alone may make checkpoints less frequent once."""
     for seed in range(3):
         run = simulate(replace(JOB, **ODDITIES[oddity]), Terms(0.05), 2500, seed)
@@ -148,7 +148,7 @@ def test_the_iterations_of_a_real_job_on_a_busy_machine_are_hardly_taken_for_a_c
         assert interval_at(run, 4000).storage <= 8 * run.decisions[0].intervals.storage
 
 
-def test_stalls_that_are_rare_but_huge_are_answered_and_not_forgotten_each_time():
+def test_rare_huge_stalls_lengthen_intervals_and_are_remembered():
     """One snapshot in ten stalls ten times longer: what is tried again and again in vain is tried less and less."""
     rare = replace(JOB, hiccup=lambda step: 3.0 * (random.Random(step).random() < 0.1))
     run = simulate(rare, Terms(0.05), 20000)
@@ -162,7 +162,7 @@ def test_a_job_that_becomes_slower_by_itself_is_not_taken_for_slowed_down():
     assert all(b.intervals.storage <= a.intervals.storage for a, b in pairwise(run.decisions))
 
 
-def test_one_persist_at_a_time_and_a_failure_rolls_back_at_most_one_checkpoint():
+def test_persists_never_overlap_and_a_failure_loses_at_most_one_checkpoint():
     """Wild jobs with failures at any time: what is resumed is the checkpoint begun last, or the one before."""
     rng = random.Random(3)
     rollbacks = 0

@@ -1,4 +1,4 @@
-"""What windows lead to: tables, and generated measurements."""
+"""Tuning of intervals from measured windows: tables, and generated measurements."""
 
 import random
 from dataclasses import replace
@@ -74,11 +74,11 @@ def test_the_first_intervals_come_from_the_profile():
     ],
     ids=["auto", "tuned before", "steps", "steps, not as before", "memory", "storage", "a time", "failures", "many"],
 )  # fmt: skip
-def test_the_first_intervals_are_as_wanted(terms, known, expected):
+def test_the_first_intervals_are_those_requested(terms, known, expected):
     assert pair(started(PROFILE, terms, known=known)[1].intervals) == expected
 
 
-def test_what_is_within_the_bound_stays():
+def test_intervals_within_the_bound_stay():
     state, _ = started(PROFILE, TERMS)
     after, decisions = follow(state, *[seen(error=0.001)] * 40)
     assert pair(after.intervals) == (8, 16)
@@ -86,7 +86,7 @@ def test_what_is_within_the_bound_stays():
     assert "as before: they cost 4.50% of training, of 5.00% at most" in decisions[-1].why
 
 
-def test_a_clear_breach_is_answered_at_once_and_by_a_factor_of_two():
+def test_a_clear_breach_of_the_bound_doubles_intervals_at_once():
     state, _ = started(PROFILE, TERMS)
     state, (decision,) = follow(state, seen(stall=3.0))
     assert decision.changed and pair(decision.intervals) == (16, 32)
@@ -96,14 +96,14 @@ def test_a_clear_breach_is_answered_at_once_and_by_a_factor_of_two():
     assert pair(decision.intervals) == (32, 64)
 
 
-def test_a_breach_that_may_be_noise_is_not_answered_before_it_is_sure():
+def test_a_breach_that_may_be_noise_changes_nothing_until_it_is_certain():
     state, _ = started(PROFILE, TERMS)
     _, decisions = follow(state, *[seen(stall=0.5, error=0.03)] * 20)
     first = next(i for i, each in enumerate(decisions) if each.changed)
     assert first == RECENT - 1
 
 
-def test_what_costs_half_as_much_again_is_not_tolerated_for_long():
+def test_a_cost_of_half_above_the_bound_is_corrected_soon():
     """5% of 3.5% allowed, in every window, give or take as much again."""
     state, _ = started(replace(PROFILE, stall=0.4, duration=12.4), Terms(0.035), known=Intervals(8, 32))
     _, decisions = follow(state, *[seen(stall=0.4, slowdown=0.0, error=0.012)] * 5)
@@ -112,7 +112,7 @@ def test_what_costs_half_as_much_again_is_not_tolerated_for_long():
     assert "the bound is broken" in decisions[3].why
 
 
-def test_what_of_an_iteration_a_persist_takes_is_known_from_the_profile():
+def test_the_share_of_an_iteration_that_a_persist_takes_comes_from_the_profile():
     state, decision = started(replace(PROFILE, slowdown=0.2), Terms(0.035))
     assert decision.overhead <= 0.035
     assert pair(decision.intervals) == (40, 120)
@@ -120,7 +120,7 @@ def test_what_of_an_iteration_a_persist_takes_is_known_from_the_profile():
     assert not any(each.changed for each in decisions)
 
 
-def test_persists_that_leave_nothing_to_compare_with_are_made_less_often_at_once():
+def test_persists_without_iterations_between_them_are_made_rarer_at_once():
     """Each ends just before the next begins: what it costs would never be known."""
     state, _ = started(PROFILE, TERMS)
     crowded = replace(seen(slowdown=0.0, duration=16.0), persisting=100)
@@ -129,7 +129,7 @@ def test_persists_that_leave_nothing_to_compare_with_are_made_less_often_at_once
     assert "persists leave no iterations to compare with" in decision.why
 
 
-def test_to_save_more_often_takes_several_windows():
+def test_shorter_intervals_are_tried_only_after_several_windows():
     state, _ = started(PROFILE, TERMS, known=Intervals(64, 128))
     state, decisions = follow(state, *[seen()] * 6)
     changed = [i for i, each in enumerate(decisions) if each.changed]
@@ -138,7 +138,7 @@ def test_to_save_more_often_takes_several_windows():
     assert "there is room" in decisions[changed[0]].why
 
 
-def test_more_often_is_not_tried_where_one_step_less_would_break_the_bound():
+def test_shorter_intervals_that_would_break_the_bound_are_not_tried():
     """One step: 6%, two: 3%; a job that rests at two is not moved however long it stays below."""
     state, _ = started(replace(PROFILE, stall=0.06, duration=0.56), TERMS)
     state, decisions = follow(state, *[seen(stall=0.06, slowdown=0.0, duration=0.5)] * 50)
@@ -146,14 +146,14 @@ def test_more_often_is_not_tried_where_one_step_less_would_break_the_bound():
     assert not any(each.changed for each in decisions)
 
 
-def test_persists_are_not_made_more_often_at_the_cost_of_the_bound():
+def test_persists_are_not_made_more_often_beyond_the_bound():
     """Snapshots take 4% already: a persist every 100 steps fits beside them, every 50 does not."""
     state, _ = started(PROFILE, TERMS, known=Intervals(2, 200))
     state, _ = follow(state, *[seen(stall=0.08, slowdown=0.05)] * 40)
     assert pair(state.intervals) == (2, 100)
 
 
-def test_taking_it_back_makes_it_wait_longer():
+def test_each_failed_attempt_at_shorter_intervals_delays_the_next_one():
     """A job that is dear whenever it saves often: the windows before each new attempt double."""
     state, _ = started(PROFILE, TERMS, known=Intervals(64, 128))
     waits, quiet = [], 0
@@ -169,27 +169,27 @@ def test_taking_it_back_makes_it_wait_longer():
 
 
 @pytest.mark.parametrize("overruns", [0, 1])
-def test_one_persist_that_did_not_end_in_time_is_an_accident(overruns):
+def test_one_persist_that_took_too_long_changes_no_interval(overruns):
     state, _ = started(PROFILE, TERMS)
     _, (decision,) = follow(state, seen(overruns=overruns))
     assert not decision.changed
 
 
-def test_persists_that_do_not_end_in_time_are_made_less_often_at_once():
+def test_several_persists_that_take_too_long_are_made_rarer_at_once():
     state, _ = started(PROFILE, TERMS)
     _, (decision,) = follow(state, seen(duration=30.0, slowdown=0.0, overruns=3))
     assert pair(decision.intervals) == (8, 32)
     assert "3 persists were due while one was under way" in decision.why
 
 
-def test_a_wish_is_kept_whatever_it_costs():
+def test_a_requested_interval_is_kept_whatever_it_costs():
     state, _ = started(PROFILE, Terms(0.05, RequestedIntervals(2, 4)))
     state, decisions = follow(state, *[seen(stall=3.0, overruns=5)] * 10)
     assert pair(state.intervals) == (2, 4)
     assert "they cost 153" in decisions[-1].why and "of 5.00% at most" in decisions[-1].why
 
 
-def test_a_time_follows_the_pace():
+def test_an_interval_given_as_a_time_follows_the_pace_of_steps():
     state, _ = started(PROFILE, Terms(0.05, RequestedIntervals(None, timedelta(minutes=10))))
     assert pair(state.intervals)[1] in range(600, 615)
     state, decisions = follow(state, *[seen(iteration=0.4)] * 12)
@@ -200,7 +200,7 @@ def test_a_time_follows_the_pace():
     assert state.intervals.storage == pytest.approx(300, rel=0.25)
 
 
-def test_failures_take_over_where_their_optimum_is_larger():
+def test_the_optimum_for_failures_is_used_where_it_is_larger():
     """A persist costs 0.12 s, and its snapshot 0.3 s."""
     state, _ = started(PROFILE, Terms(0.05, mtbf=1e6))
     state, _ = follow(state, *[seen()] * 30)
@@ -210,7 +210,7 @@ def test_failures_take_over_where_their_optimum_is_larger():
     assert pair(rare.intervals) == (8, 16)
 
 
-def test_ranks_that_get_the_same_in_another_order_decide_the_same():
+def test_decisions_do_not_depend_on_the_order_of_measurements():
     rng = random.Random(6)
     for _ in range(60):
         state, _ = started(PROFILE, TERMS)
@@ -233,7 +233,7 @@ def random_window(rng: random.Random) -> Measurement:
     )
 
 
-WISHES = [
+REQUESTS = [
     AUTO,
     RequestedIntervals(3, None),
     RequestedIntervals(None, 60),
@@ -242,8 +242,8 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize("every", WISHES, ids=str)
-def test_whatever_is_measured_changes_are_bounded_and_on_time(every):
+@pytest.mark.parametrize("every", REQUESTS, ids=str)
+def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every):
     """Thousands of windows of wild costs."""
     rng = random.Random(8)
     for _ in range(30):
@@ -265,11 +265,11 @@ def test_whatever_is_measured_changes_are_bounded_and_on_time(every):
 @pytest.mark.parametrize(
     ("wanted", "expected"), [((9, 18), (10, 20)), ((8, 16), (8, 16)), ((8, 40), (8, 24)), ((1, 1), (5, 10))]
 )
-def test_what_is_hardly_shorter_is_not_worth_a_change(wanted, expected):
+def test_intervals_that_would_be_hardly_shorter_are_not_changed(wanted, expected):
     assert pair(more_often(Intervals(10, 20), Intervals(*wanted), AUTO)) == expected
 
 
-def test_strides_go_towards_what_is_wanted():
+def test_changes_of_intervals_go_towards_the_target_in_bounded_strides():
     rng = random.Random(9)
     for _ in range(3000):
         now, wanted = (Intervals(m, m * rng.randint(1, 30)) for m in (rng.randint(1, 50), rng.randint(1, 50)))
@@ -279,7 +279,7 @@ def test_strides_go_towards_what_is_wanted():
         assert now.storage / 2 <= down.storage < now.storage + now.memory
 
 
-def test_no_rank_no_decision():
+def test_a_decision_without_any_measurement_is_refused():
     state, _ = started(PROFILE, TERMS)
     with pytest.raises(ConfigError, match="no rank has measured anything"):
         tuned(state, [])

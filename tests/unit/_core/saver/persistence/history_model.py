@@ -26,7 +26,7 @@ class Job(NamedTuple):
 
 
 class State(NamedTuple):
-    """The place: who made each record, what is under each name (a step), what made way and counts still; the jobs."""
+    """The place: who made each record, what is under each name (a step), what is retired and still counts; the jobs."""
 
     records: tuple[int, ...]
     named: frozenset[Id]
@@ -73,7 +73,7 @@ def violation(state: State) -> str:
 
 
 def moves(state: State, rules: frozenset[str], saves: int) -> Iterator[tuple[str, State]]:
-    """Each next operation of each job; and, once, that the newest checkpoint is found bad and set aside."""
+    """Each next operation of each job; and, once, that the newest checkpoint is found bad and quarantined."""
     if not state.sound and len(state.ids) > 1:
         bad = max(state.ids)
         yield f"{bad} is bad", state._replace(named=state.named - {bad}, aside=state.aside - {bad}, sound=True, bad=bad)

@@ -75,7 +75,7 @@ def resumed(jobs: Ranks) -> tuple[int, str]:
     return one.load_checkpoint().get("step", 0), one.loaded_from
 
 
-def test_full_at_the_first_start_resumes_once_there_is_space(jobs: Ranks, directory: Path):
+def test_a_directory_full_at_the_first_start_resumes_once_there_is_space(jobs: Ranks, directory: Path):
     ballast = fill(directory)
     saved_in_vain(jobs)
     assert identity(directory) == "" and DirectoryClaim.read(arena(directory)).due
@@ -84,7 +84,7 @@ def test_full_at_the_first_start_resumes_once_there_is_space(jobs: Ranks, direct
     assert identity(directory) == DirectoryClaim.read(arena(directory)).seen != ""
 
 
-def test_full_at_the_next_starts_too(jobs: Ranks, directory: Path):
+def test_a_directory_full_at_later_starts_resumes_from_memory(jobs: Ranks, directory: Path):
     fill(directory)
     saved_in_vain(jobs)
     wanted = DirectoryClaim.read(arena(directory)).wanted
@@ -94,14 +94,14 @@ def test_full_at_the_next_starts_too(jobs: Ranks, directory: Path):
         assert DirectoryClaim.read(arena(directory)).wanted == wanted
 
 
-def test_read_only_at_the_first_start(jobs: Ranks, directory: Path):
+def test_a_directory_read_only_at_the_first_start_resumes_from_memory(jobs: Ranks, directory: Path):
     subprocess.run(["mount", "-o", "remount,ro", str(directory.parent)], check=True)
     saved_in_vain(jobs)
     subprocess.run(["mount", "-o", "remount,rw", str(directory.parent)], check=True)
     assert resumed(jobs) == (3, "memory")
 
 
-def test_it_is_marked_as_soon_as_that_works(jobs: Ranks, directory: Path):
+def test_a_directory_is_marked_as_soon_as_it_is_writable(jobs: Ranks, directory: Path):
     ballast = fill(directory)
     (one,) = jobs.start()
     assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and identity(directory) == ""
@@ -111,7 +111,7 @@ def test_it_is_marked_as_soon_as_that_works(jobs: Ranks, directory: Path):
 
 
 @pytest.mark.parametrize("torn", ["", "0123"])
-def test_a_mark_that_was_never_whole_is_no_obstacle(jobs: Ranks, directory: Path, torn: str):
+def test_an_incomplete_mark_of_a_directory_is_replaced(jobs: Ranks, directory: Path, torn: str):
     (directory / ".fastckpt").mkdir()
     (directory / MARK).write_text(torn)
     ballast = fill(directory)
@@ -121,7 +121,7 @@ def test_a_mark_that_was_never_whole_is_no_obstacle(jobs: Ranks, directory: Path
     assert len(identity(directory)) == 32
 
 
-def test_who_empties_the_directory_starts_afresh_and_is_told(jobs: Ranks, directory: Path, said):
+def test_an_emptied_directory_is_a_fresh_start_with_a_warning(jobs: Ranks, directory: Path, said):
     (one,) = jobs.start()
     assert one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
     before, kept = identity(directory), arena(directory).with_name("kept")
@@ -135,7 +135,7 @@ def test_who_empties_the_directory_starts_afresh_and_is_told(jobs: Ranks, direct
     assert identity(directory) not in ("", before)
 
 
-def test_who_empties_it_while_it_is_used_is_not_contradicted(jobs: Ranks, directory: Path):
+def test_a_directory_emptied_while_in_use_is_not_marked_again_by_the_same_job(jobs: Ranks, directory: Path):
     """What was marked once is not marked again by the same job."""
     (one,) = jobs.start()
     assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and identity(directory)
@@ -145,7 +145,7 @@ def test_who_empties_it_while_it_is_used_is_not_contradicted(jobs: Ranks, direct
     assert identity(directory) == ""
 
 
-def test_a_directory_made_anew_before_it_could_be_marked_is_another(jobs: Ranks, directory: Path, said):
+def test_a_directory_recreated_before_it_was_marked_is_another_one(jobs: Ranks, directory: Path, said):
     ballast = fill(directory)
     saved_in_vain(jobs)
     ballast.unlink()
@@ -172,7 +172,7 @@ def of_an_earlier_version(directory: Path, mark: str) -> None:
         ("", "1" * 32, (0, "")),
     ],
 )
-def test_what_an_earlier_version_left(
+def test_memory_of_an_earlier_version_without_a_mark_is_resumed(
     jobs: Ranks, directory: Path, in_memory: str, in_directory: str, found: tuple[int, str]
 ):
     ballast = fill(directory)
@@ -185,7 +185,9 @@ def test_what_an_earlier_version_left(
     assert resumed(jobs) == found
 
 
-def test_memory_of_all_nodes_counts_though_one_alone_can_be_first(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_memory_of_all_nodes_counts_though_only_one_marked_the_directory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
     ballast = fill(directory)
     nodes = Nodes(directory, monkeypatch)
     nodes.start_nodes()
@@ -203,7 +205,7 @@ def test_memory_of_all_nodes_counts_though_one_alone_can_be_first(directory: Pat
         shutil.rmtree(arena(directory, node), ignore_errors=True)
 
 
-def test_at_a_url_one_node_marks_and_the_others_know_it_by_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_at_a_url_one_node_writes_the_mark_and_the_others_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     location = f"memory://{tmp_path.name}/run"
     nodes = Nodes(location, monkeypatch)
     nodes.start_nodes()

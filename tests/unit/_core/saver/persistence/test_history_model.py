@@ -1,4 +1,4 @@
-"""Every interleaving of jobs that share a place, in a model: right by all rules, and wrong without any one of them."""
+"""Every interleaving of jobs that share a place, in a model: correct with all rules, wrong without any one."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.unit._core.saver.persistence.history_model import RULES, explore
     ("jobs", "saves", "damage"),
     [(2, 2, False), (2, 2, True), (3, 1, False), pytest.param(3, 1, True, marks=pytest.mark.campaign)],
 )
-def test_what_was_reported_is_resumed_and_something_is_left(jobs: int, saves: int, damage: bool) -> None:
+def test_in_the_model_of_histories_what_was_reported_durable_is_resumed(jobs: int, saves: int, damage: bool) -> None:
     states, wrong = explore(RULES, jobs, saves, damage=damage)
     assert wrong == "" and states > 500
 
@@ -25,7 +25,9 @@ def test_what_was_reported_is_resumed_and_something_is_left(jobs: int, saves: in
         ("look again", 2, 2, True, "nothing is left"),
     ],
 )
-def test_each_rule_is_needed(rule: str, jobs: int, saves: int, damage: bool, what: str) -> None:
+def test_the_model_of_histories_fails_without_any_one_rule(
+    rule: str, jobs: int, saves: int, damage: bool, what: str
+) -> None:
     assert rule in RULES
     _, wrong = explore(RULES - {rule}, jobs, saves, damage=damage)
     assert wrong.endswith(what), wrong

@@ -144,7 +144,7 @@ def ids(saver: Saver) -> list[SaveId]:
     return [stored.id for stored in saver.store.checkpoints()]
 
 
-def test_what_is_published_after_another_job_began_is_not_reported(fast_path, old) -> None:  # noqa: F811
+def test_a_step_published_after_another_job_began_is_not_reported_durable(fast_path, old) -> None:  # noqa: F811
     """By the look after the rename: else a step would be told durable that nobody will resume."""
     other, new = old(), Saver(fast_path, "new")
     assert new.begin() == (1, 1), "an old job that stands still is waited for, and no longer"
@@ -155,7 +155,7 @@ def test_what_is_published_after_another_job_began_is_not_reported(fast_path, ol
     new.tenure.close()
 
 
-def test_what_was_reported_before_a_history_is_opened_is_resumed_first(fast_path, old) -> None:  # noqa: F811
+def test_a_step_reported_durable_before_a_history_opens_is_resumed_first(fast_path, old) -> None:  # noqa: F811
     """By the look behind the record: else it would end a line of training that was told durable."""
     other, new = old(), Saver(fast_path, "new")
     assert new.begin() == (1, 1)
@@ -168,7 +168,7 @@ def test_what_was_reported_before_a_history_is_opened_is_resumed_first(fast_path
     new.tenure.close()
 
 
-def test_an_older_job_does_not_take_the_place_of_a_newer_checkpoint(fast_path, old) -> None:  # noqa: F811
+def test_an_older_job_does_not_replace_a_newer_checkpoint(fast_path, old) -> None:  # noqa: F811
     other, new = old(), Saver(fast_path, "new")
     new.begin()
     new.save(2)
@@ -177,7 +177,7 @@ def test_an_older_job_does_not_take_the_place_of_a_newer_checkpoint(fast_path, o
     new.tenure.close()
 
 
-def test_of_two_that_waited_for_the_same_job_one_goes_on(fast_path, old) -> None:  # noqa: F811
+def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old) -> None:  # noqa: F811
     """Both have seen that it is stale; the record of the next history decides."""
     old()
     one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
@@ -195,7 +195,7 @@ def test_of_two_that_waited_for_the_same_job_one_goes_on(fast_path, old) -> None
     one.tenure.close()
 
 
-def test_a_job_that_lives_is_waited_for_and_never_overtaken(fast_path) -> None:  # noqa: F811
+def test_a_live_job_is_waited_for_and_never_superseded_without_consent(fast_path) -> None:  # noqa: F811
     """However long it does nothing but renew its record; with its end, or its consent, others go on."""
     saver = Saver(fast_path, "one")
     saver.begin()
@@ -208,7 +208,7 @@ def test_a_job_that_lives_is_waited_for_and_never_overtaken(fast_path) -> None: 
     assert Saver(fast_path, "two").begin() == (1, 1) and saver.save(2) == (1, 2)
 
 
-def test_an_agent_of_the_same_job_goes_on_at_once(fast_path) -> None:  # noqa: F811
+def test_an_agent_of_the_same_job_continues_at_once(fast_path) -> None:  # noqa: F811
     """Of several nodes, one becomes the first after another was: its agent is a member of the record."""
     one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
     one.begin()
@@ -223,7 +223,7 @@ def test_an_agent_of_the_same_job_goes_on_at_once(fast_path) -> None:  # noqa: F
         each.tenure.close()
 
 
-def test_a_job_that_was_stopped_publishes_reports_and_deletes_nothing_more(fast_path) -> None:  # noqa: F811
+def test_a_superseded_job_publishes_reports_and_deletes_nothing_more(fast_path) -> None:  # noqa: F811
     def act() -> object:
         saver = Saver(fast_path, "old")
         saver.begin()
@@ -241,7 +241,7 @@ def test_a_job_that_was_stopped_publishes_reports_and_deletes_nothing_more(fast_
     new.tenure.close()
 
 
-def test_a_record_that_was_removed_is_made_again(fast_path) -> None:  # noqa: F811
+def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None:  # noqa: F811
     """Somebody has emptied the directory: the next save opens its history once more."""
     saver = Saver(fast_path, "one")
     saver.begin()
@@ -254,7 +254,7 @@ def test_a_record_that_was_removed_is_made_again(fast_path) -> None:  # noqa: F8
     saver.tenure.close()
 
 
-def test_a_record_that_was_removed_is_not_opened_twice(fast_path) -> None:  # noqa: F811
+def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path) -> None:  # noqa: F811
     """By one that has stood still before it made it, while others opened that history, and newer ones, and swept."""
 
     def act() -> object:

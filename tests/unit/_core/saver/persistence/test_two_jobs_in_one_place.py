@@ -1,4 +1,4 @@
-"""What a saver makes of another job that saves, or has saved, to its directory."""
+"""Savers whose directory another job saves to, or has saved to."""
 
 import shutil
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fastckpt.errors import ConfigError, PersistError
 from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, state, until  # noqa: F401 (fixtures)
 
 
-def test_what_became_durable_before_the_first_save_is_resumed_first(
+def test_a_step_of_another_job_durable_before_the_first_save_is_resumed_first(
     ranks: Ranks, directory: Path, tmp_path: Path, said: Any  # noqa: F811
 ) -> None:  # fmt: skip
     """A job that stood still has gone on: its step was reported, so the workers of the next one start over from it."""
@@ -50,7 +50,7 @@ def test_what_became_durable_before_the_first_save_is_resumed_first(
     assert saved.checkpoints()[0].id == (3, 6)
 
 
-def test_memory_of_a_history_that_another_job_opened_is_given_up(
+def test_memory_of_a_history_that_another_job_opened_is_discarded(
     ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch, said: Any  # noqa: F811
 ) -> None:  # fmt: skip
     """While the directory was silent, another job opened that history: what this one holds is of another line."""
@@ -79,7 +79,7 @@ def test_memory_of_a_history_that_another_job_opened_is_given_up(
         shutil.rmtree(directory)
 
 
-def test_a_node_that_is_the_first_no_more_lets_another_open_the_next_history(
+def test_a_node_that_is_no_longer_first_lets_another_open_the_next_history(
     ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     """A node that joins may be numbered before it, and is no member of its record."""
@@ -95,7 +95,7 @@ def test_a_node_that_is_the_first_no_more_lets_another_open_the_next_history(
     assert before is not None and after is not None and (before.closed, after.closed) == (False, True)
 
 
-def test_the_end_says_that_its_newest_is_gone(ranks: Ranks, directory: Path, said: Any) -> None:  # noqa: F811
+def test_the_final_report_says_that_the_newest_checkpoint_is_gone(ranks: Ranks, directory: Path, said: Any) -> None:  # noqa: F811
     (member,) = ranks.start()
     member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
     member.wait_latest_checkpoint(60)

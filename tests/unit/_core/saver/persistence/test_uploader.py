@@ -1,4 +1,4 @@
-"""The second level: the newest goes there in the background, and nothing of that holds up the first one."""
+"""The remote tier: the newest is uploaded in the background and delays nothing of the storage tier."""
 
 import itertools
 import re
@@ -84,7 +84,7 @@ def save(member: DdpCheckpointer, *which: int) -> Any:
     return result
 
 
-def test_the_newest_arrives_and_the_end_waits_for_it(ranks, remote):  # noqa: F811
+def test_the_newest_checkpoint_is_uploaded_and_the_end_waits_for_it(ranks, remote):  # noqa: F811
     (member,) = ranks.start(remote=remote)
     save(member, 1)
     member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
@@ -96,7 +96,7 @@ def test_the_newest_arrives_and_the_end_waits_for_it(ranks, remote):  # noqa: F8
     assert newest.manifest.files == CheckpointDirectory(ranks.directory).checkpoints()[0].manifest.files
 
 
-def test_what_is_not_the_newest_any_more_is_passed_over(ranks, remote, gate):  # noqa: F811
+def test_checkpoints_superseded_before_their_upload_are_not_uploaded(ranks, remote, gate):  # noqa: F811
     (member,) = ranks.start(remote=remote)
     save(member, 1)
     assert gate.entered.acquire(timeout=60)
@@ -107,7 +107,7 @@ def test_what_is_not_the_newest_any_more_is_passed_over(ranks, remote, gate):  #
     assert steps(remote) == [1, 4]
 
 
-def test_each_level_keeps_what_its_strategy_keeps(ranks, remote, gate):  # noqa: F811
+def test_each_tier_keeps_what_its_retention_policy_keeps(ranks, remote, gate):  # noqa: F811
     """And the first level does not delete what is on its way to the second."""
     keep = KeepLatestStepStrategy(1, ranks.directory), KeepLatestStepStrategy(2, remote)
     (member,) = ranks.start(deletion_strategy=keep[0], remote=remote, remote_deletion_strategy=keep[1])
@@ -123,18 +123,18 @@ def test_each_level_keeps_what_its_strategy_keeps(ranks, remote, gate):  # noqa:
     assert steps(ranks.directory) == [4]
 
 
-@pytest.mark.parametrize(("verify", "levels"), [("resume", 0), ("always", 2)])
-def test_always_reads_back_what_is_in_both_levels(ranks, remote, monkeypatch, verify, levels):  # noqa: F811
+@pytest.mark.parametrize(("verify", "tiers"), [("resume", 0), ("always", 2)])
+def test_verify_always_reads_back_checkpoints_of_both_tiers(ranks, remote, monkeypatch, verify, tiers):  # noqa: F811
     read, read_back = set(), publish_module._read_back
     monkeypatch.setattr(publish_module, "_read_back", lambda path, digest: read.add(path) or read_back(path, digest))
     (member,) = ranks.start(remote=remote, verify=verify)
     save(member, 1)
     ranks.end()
     assert steps(remote) == [1]
-    assert len({place for place in (ranks.directory, remote) for path in read if place in path.parents}) == levels
+    assert len({place for place in (ranks.directory, remote) for path in read if place in path.parents}) == tiers
 
 
-def test_trouble_there_is_told_and_holds_up_nothing(ranks, remote, gate, said):  # noqa: F811
+def test_a_failing_upload_is_reported_and_delays_nothing(ranks, remote, gate, said):  # noqa: F811
     gate.error = OSError("no route")
     gate.open.set()
     (member,) = ranks.start(remote=remote)
@@ -150,7 +150,7 @@ def test_trouble_there_is_told_and_holds_up_nothing(ranks, remote, gate, said): 
     ranks.end()
 
 
-def test_an_end_in_trouble_comes_and_the_next_job_catches_up(ranks, remote, gate, said):  # noqa: F811
+def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, remote, gate, said):  # noqa: F811
     gate.error = OSError("no route")
     gate.open.set()
     (member,) = ranks.start(remote=remote)
@@ -172,7 +172,7 @@ def test_an_end_in_trouble_comes_and_the_next_job_catches_up(ranks, remote, gate
     assert f"  remote       {remote}: 1 checkpoint uploaded; the newest there is step 1 of history 1\n" in said.text
 
 
-def test_the_end_says_at_once_what_it_waits_for(ranks, remote, gate, said, monkeypatch):  # noqa: F811
+def test_the_end_logs_at_once_which_upload_it_waits_for(ranks, remote, gate, said, monkeypatch):  # noqa: F811
     monkeypatch.setattr(levels_module, "FIRST_WORDS", (0.01,))
     monkeypatch.setattr(levels_module, "FURTHER_WORDS", 0.1)
     (member,) = ranks.start(remote=remote)
@@ -187,7 +187,7 @@ def test_the_end_says_at_once_what_it_waits_for(ranks, remote, gate, said, monke
     assert steps(remote) == [1]
 
 
-def test_bytes_that_changed_on_the_disk_do_not_go_there(ranks, remote, gate, said):  # noqa: F811
+def test_bytes_that_changed_on_the_disk_are_not_uploaded(ranks, remote, gate, said):  # noqa: F811
     (member,) = ranks.start(remote=remote)
     save(member, 1)
     assert gate.entered.acquire(timeout=60)
@@ -211,7 +211,7 @@ def test_bytes_that_changed_on_the_disk_do_not_go_there(ranks, remote, gate, sai
         ("the remote", 2, "storage"),
     ],
 )
-def test_the_newest_wins_and_then_the_nearest(ranks, remote, lost, step, tier):  # noqa: F811
+def test_resume_prefers_the_newest_step_and_then_the_nearest_tier(ranks, remote, lost, step, tier):  # noqa: F811
     (member,) = ranks.start(remote=remote)
     save(member, 1, 2)
     ranks.end()
@@ -247,7 +247,7 @@ class OfAUser(CheckpointDeletionStrategy):
         {"remote": "s3://bucket/copy", "remote_deletion_strategy": OfAUser()},
     ],
 )
-def test_second_levels_that_cannot_be(tmp_path, monkeypatch, options):
+def test_invalid_remote_locations_are_refused(tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="remote"):
         DdpCheckpointer(**{"checkpoint_dir": ".", **options})
@@ -270,7 +270,7 @@ def newest_at(url: str) -> int:
         store.close()
 
 
-def test_memory_is_resumed_from_while_the_store_is_gone(on_s3, s3):  # noqa: F811
+def test_memory_is_resumed_while_the_remote_store_is_gone(on_s3, s3):  # noqa: F811
     for member in on_s3.start(2):
         member.prepare(state(1))
     on_s3.together(lambda member, _: member.save_checkpoint(1, state(1), storage_type=StorageType.DISK))
@@ -278,7 +278,7 @@ def test_memory_is_resumed_from_while_the_store_is_gone(on_s3, s3):  # noqa: F81
     on_s3.together(lambda member, _: member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY))
     on_s3.workers_die()
     until(lambda: newest_at("s3://bucket/run") == 2, "the flush")
-    s3.befalls(Fault("drop", times=10**6))
+    s3.inject(Fault("drop", times=10**6))
     on_s3.start_workers(2)
     assert [loaded["step"] for loaded in on_s3.load()] == [2, 2]
     assert on_s3.members[1].loaded_from == "memory"
@@ -286,7 +286,7 @@ def test_memory_is_resumed_from_while_the_store_is_gone(on_s3, s3):  # noqa: F81
     on_s3.end()
 
 
-def test_memory_that_is_bad_does_not_hide_the_newest_in_the_store(on_s3):
+def test_bad_memory_does_not_hide_the_newest_in_the_remote_store(on_s3):
     """What memory holds besides is older."""
     on_s3.start()
     save(on_s3.members[0], 1, 2)
@@ -303,7 +303,7 @@ def test_memory_that_is_bad_does_not_hide_the_newest_in_the_store(on_s3):
     on_s3.end()
 
 
-def test_what_is_downloaded_is_removed(on_s3, tmp_path, monkeypatch):
+def test_downloaded_files_are_removed_after_the_load(on_s3, tmp_path, monkeypatch):
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -317,7 +317,7 @@ def test_what_is_downloaded_is_removed(on_s3, tmp_path, monkeypatch):
         on_s3.end()
 
 
-def test_a_checkpoint_with_a_copy_is_found_by_the_urls_of_both(on_s3):
+def test_a_checkpoint_with_an_upload_is_found_by_the_paths_of_both(on_s3):
     (member,) = on_s3.start()
     member.save_checkpoint(1, state(1), "best/model.pt", StorageType.DISK)
     save(member, 2)
@@ -326,7 +326,7 @@ def test_a_checkpoint_with_a_copy_is_found_by_the_urls_of_both(on_s3):
     on_s3.end()
 
 
-def test_what_was_downloaded_of_a_bad_one_makes_room_for_the_next(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
+def test_files_downloaded_of_a_bad_checkpoint_are_removed_before_the_next(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -349,7 +349,7 @@ def test_what_was_downloaded_of_a_bad_one_makes_room_for_the_next(on_s3, s3, tmp
     on_s3.end()
 
 
-def test_what_dead_readers_downloaded_is_removed_by_the_next_launch(ranks):  # noqa: F811
+def test_downloads_of_killed_readers_are_removed_by_the_next_launch(ranks):  # noqa: F811
     (member,) = ranks.start()
     left = staging_path(member._writer.link.arena)
     ranks.end()
@@ -361,7 +361,7 @@ def test_what_dead_readers_downloaded_is_removed_by_the_next_launch(ranks):  # n
 
 
 @pytest.mark.parametrize("mode", [0o755, "a link"])
-def test_a_place_for_downloads_that_is_not_private_is_refused(tmp_path, mode):
+def test_a_download_directory_that_is_not_private_is_refused(tmp_path, mode):
     place = tmp_path / "place"
     if mode == "a link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -373,7 +373,7 @@ def test_a_place_for_downloads_that_is_not_private_is_refused(tmp_path, mode):
         make_staging(place)
 
 
-def test_a_bad_object_makes_all_ranks_fall_back_and_is_set_aside(on_s3, s3):  # noqa: F811
+def test_a_bad_remote_object_makes_all_ranks_fall_back_and_is_quarantined(on_s3, s3):  # noqa: F811
     on_s3.start(2)
     for step in (1, 2):
         on_s3.together(
@@ -394,13 +394,13 @@ def test_a_bad_object_makes_all_ranks_fall_back_and_is_set_aside(on_s3, s3):  # 
 
 
 @pytest.mark.parametrize("near", ["something", "nothing"])
-def test_a_remote_store_that_is_gone_at_the_start(ranks, s3, near, said):  # noqa: F811
+def test_a_remote_store_unreachable_at_the_start_does_not_block_the_job(ranks, s3, near, said):  # noqa: F811
     url = "s3://bucket/copy"
     (member,) = ranks.start(remote=url)
     save(member, 1)
     ranks.end()
     assert newest_at(url) == 1
-    s3.befalls(Fault(403, times=10**6))
+    s3.inject(Fault(403, times=10**6))
     if near == "nothing":
         shutil.rmtree(ranks.directory)
         with pytest.raises(PersistError, match="cannot read checkpoints in s3://bucket/copy"):

@@ -42,7 +42,7 @@ def target(request, tmp_path):
 @pytest.mark.parametrize(
     "size", [0, 1, 511, 512, 4095, 4096, 4097, MiB - 1, MiB, MiB + 1, 2 * MiB + 4096, 7 * MiB + 5, BLOCK + MiB + 1]
 )
-def test_copies_are_equal(place, target, size, monkeypatch):
+def test_copied_files_are_equal(place, target, size, monkeypatch):
     if size < BLOCK:
         monkeypatch.setattr(direct, "BLOCK", MiB)
     source = image(place / "source", size)
@@ -86,7 +86,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("size", "islands"), SIZES.values(), ids=SIZES)
-def test_sparse_files(place, tmp_path, size, islands):
+def test_holes_of_sparse_files_are_neither_read_nor_written(place, tmp_path, size, islands):
     """Holes are neither read nor written: in a tmpfs reading them through a mapping would fill them with memory."""
     source, target = sparse(place / "source", size, islands), tmp_path / "target"
     before = stored(source)
@@ -134,7 +134,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("size", [20 * MiB, 20 * MiB + 7])
-def test_neither_way_fills_the_page_cache(tmp_path, monkeypatch, size):
+def test_copies_do_not_fill_the_page_cache(tmp_path, monkeypatch, size):
     monkeypatch.setattr(direct, "BLOCK", 2 * MiB)
     source, way, fallback = image(tmp_path / "source", size), tmp_path / "direct", tmp_path / "fallback"
     watch = Watch(way)
@@ -148,7 +148,7 @@ def test_neither_way_fills_the_page_cache(tmp_path, monkeypatch, size):
     assert fallback.read_bytes() == way.read_bytes() == source.read_bytes()
 
 
-def test_reading_back_passes_the_page_cache(tmp_path):
+def test_reading_back_bypasses_the_page_cache(tmp_path):
     source = image(tmp_path / "source", 5 * MiB + 3)
     copy_file(source, tmp_path / "target")
     digest = digest_file(tmp_path / "target", direct=True)
@@ -160,8 +160,8 @@ def test_reading_back_passes_the_page_cache(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
-def test_what_is_no_file_is_not_copied(tmp_path: Path, kind: str):
-    """It lies where an image should: nobody waits for a pipe's writer, nor is led elsewhere."""
+def test_a_pipe_or_link_in_place_of_an_image_is_not_copied(tmp_path: Path, kind: str):
+    """It is in place of an image: nobody waits for a pipe's writer, or follows a link elsewhere."""
     source = tmp_path / "source"
     if kind == "pipe":
         os.mkfifo(source)
@@ -205,7 +205,7 @@ def test_an_existing_target_is_refused_and_left(tmp_path):
     assert target.stat().st_size == 20
 
 
-def test_a_source_on_a_disk_that_shrinks_is_an_error(tmp_path):
+def test_a_source_that_shrinks_during_the_copy_is_an_error(tmp_path):
     """Through a mapping it would end this process."""
     source = image(tmp_path / "source", 3 * MiB)
 
@@ -243,7 +243,7 @@ def test_a_failed_write_leaves_no_target_and_no_descriptor(tmp_path, limit, monk
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_other_threads_run_meanwhile(tmp_path):
+def test_other_threads_run_during_a_copy(tmp_path):
     """The agent's event loop lives in one: it gets turns while a copy and a digest go on."""
     source = image(tmp_path / "source", 200 * MiB)
     turns, done = 0, threading.Event()

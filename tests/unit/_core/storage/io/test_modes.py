@@ -1,4 +1,4 @@
-"""Who may read checkpoints: as the umask says, or as the user chose."""
+"""File modes of checkpoints: by the umask, or as the user chose."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ def everything(path: Path) -> CheckpointDirectory:
 @pytest.mark.parametrize(
     ("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700), (0, 0o666, 0o777)]
 )
-def test_all_on_storage_follows_the_umask(tmp_path: Path, mask: int, file: int, folder: int):
+def test_files_on_storage_follow_the_umask(tmp_path: Path, mask: int, file: int, folder: int):
     os.umask(mask)
     everything(tmp_path / "run")
     assert under(tmp_path / "run") == expected(file, folder)
@@ -63,7 +63,7 @@ def test_all_on_storage_follows_the_umask(tmp_path: Path, mask: int, file: int, 
 
 @pytest.mark.parametrize("mask", [0, 0o077])
 @pytest.mark.parametrize(("mode", "folder"), [(0o640, 0o750), (0o600, 0o700), (0o664, 0o775), (0o620, 0o720)])
-def test_or_has_the_mode_that_was_chosen_whatever_the_umask(tmp_path: Path, mask: int, mode: int, folder: int):
+def test_files_on_storage_have_the_chosen_mode_whatever_the_umask(tmp_path: Path, mask: int, mode: int, folder: int):
     os.umask(mask)
     modes.choose(mode)
     everything(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_a_directory_whose_group_is_inherited_stays_so(tmp_path: Path):
     assert stat.S_IMODE((shared / "checkpoint-1/model.pt").stat().st_mode) == 0o660
 
 
-def test_what_users_made_keeps_its_mode(tmp_path: Path):
+def test_directories_made_by_users_keep_their_mode(tmp_path: Path):
     (tmp_path / "run").mkdir(mode=0o700)
     modes.choose(0o644)
     publish(CheckpointDirectory(tmp_path / "run"), SaveId(0, 1))
@@ -100,7 +100,7 @@ def test_a_file_system_that_refuses_a_mode_keeps_the_checkpoint(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("mask", "mode", "readable"), [(0o022, "", True), (0o077, "", False), (0o077, "0644", True)])
-def test_another_user_reads_checkpoints_or_not_and_never_memory(
+def test_another_user_reads_checkpoints_by_their_mode_and_never_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, mode: str, readable: bool
 ):
     shm = Path(os.environ["FASTCKPT_SHM_DIR"])

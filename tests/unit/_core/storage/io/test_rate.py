@@ -1,4 +1,4 @@
-"""Threads that share a limit write no faster than it says, and no slower."""
+"""Threads that share a rate limit write no faster than it allows, and no slower."""
 
 import math
 import os
@@ -28,13 +28,13 @@ MiB = 2**20
         ([(7e9, 50), (7e9, 50)], [0, 0.5]),  # clocks begin anywhere
     ],
 )
-def test_a_schedule_of_100_bytes_per_second(asked, waits):
+def test_a_limit_of_100_bytes_per_second_schedules_writes(asked, waits):
     schedule = LeakyBucket(100)
     assert [schedule.reserve(count, now) for now, count in asked] == pytest.approx(waits)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-def test_whoever_asks_in_whatever_order_the_rate_holds(threads):
+def test_the_rate_limit_holds_for_requests_of_threads_in_any_order(threads):
     """Threads on a clock that stands where each has waited to: no second has more than the rate and one portion."""
     now, rate, portion = [0.0] * threads, 1000, 70
     schedule, gone = LeakyBucket(rate), []
@@ -47,7 +47,7 @@ def test_whoever_asks_in_whatever_order_the_rate_holds(threads):
     assert max(gone) == pytest.approx(499 * portion / rate)  # and nothing is wasted
 
 
-def test_a_limit_asks_its_clock_and_for_portions_that_flow_evenly():
+def test_a_rate_limit_splits_writes_into_even_portions():
     limit = RateLimit(100e6, clock=iter([5.0, 5.0, 6.5]).__next__)
     assert [limit.reserve(100_000_000) for _ in range(3)] == pytest.approx([0, 1, 0.5])
     assert limit.portion == 10_000_000
@@ -75,7 +75,7 @@ def test_files_share_one_limit(tmp_path, files):
     assert all((tmp_path / f"target-{path.name}").read_bytes() == path.read_bytes() for path in paths)
 
 
-def test_persists_after_one_another_share_it_too(tmp_path):
+def test_consecutive_persists_share_one_rate_limit(tmp_path):
     (path,) = sources(tmp_path, 1, 4 * MiB)
     copier, start = Copier(mbps=16 * MiB / 1e6), time.monotonic()
     for i in range(3):
@@ -83,18 +83,18 @@ def test_persists_after_one_another_share_it_too(tmp_path):
     assert time.monotonic() - start > (12 - 2) / 16
 
 
-def test_results_are_in_the_order_of_the_items(tmp_path):
+def test_results_of_parallel_copies_are_in_the_order_of_items(tmp_path):
     delays = [0.2, 0, 0.1, 0, 0]
     assert Copier().each(lambda _, delay: (time.sleep(delay), delay)[1], delays) == delays
     assert Copier().each(lambda _, item: item, []) == []
 
 
-def test_files_are_copied_at_the_same_time():
+def test_several_files_are_copied_concurrently():
     barrier = threading.Barrier(3)  # nobody passes alone
     assert len(Copier(files_at_once=3).each(lambda *_: barrier.wait(60), [1, 2, 3])) == 3
 
 
-def test_one_failure_stops_the_others_and_is_what_is_raised(tmp_path):
+def test_one_failed_copy_stops_the_others_and_is_raised(tmp_path):
     """Even one that waits for its turn under a limit at which it would take hours."""
     paths = sources(tmp_path, 3, 40 * MiB)
     started = threading.Barrier(3)
@@ -110,7 +110,7 @@ def test_one_failure_stops_the_others_and_is_what_is_raised(tmp_path):
     assert not list(tmp_path.glob("target-*"))
 
 
-def test_after_a_failure_no_further_file_is_begun():
+def test_after_a_failed_copy_no_further_file_is_begun():
     begun = []
 
     def work(_, item):
@@ -126,11 +126,11 @@ def test_after_a_failure_no_further_file_is_begun():
 
 
 @pytest.mark.parametrize("mbps", [-1.0, math.nan, math.inf])
-def test_a_limit_that_is_none_is_refused(mbps):
+def test_an_invalid_rate_limit_is_refused(mbps):
     with pytest.raises(ConfigError, match=f"persist_mbps is {mbps}; give MB per second, or 0 for no limit"):
         Settings(persist_mbps=mbps)
 
 
-def test_the_setting_comes_from_the_environment():
+def test_the_rate_limit_comes_from_the_environment():
     assert Settings().persist_mbps == 0
     assert Settings.from_environment({"FASTCKPT_PERSIST_MBPS": "250"}).persist_mbps == 250

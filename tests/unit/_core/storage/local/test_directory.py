@@ -1,4 +1,4 @@
-"""What is published is found, newest first, and nothing else is."""
+"""Published checkpoints are found, newest first, and nothing else is."""
 
 import json
 import os
@@ -19,13 +19,13 @@ def directory(tmp_path):
     return CheckpointDirectory(tmp_path / "dir")
 
 
-def test_nothing_was_ever_saved(directory):
+def test_a_directory_without_checkpoints_lists_none(directory):
     assert directory.checkpoints() == directory.scan().damaged == directory.sweep() == []
     directory.delete(SaveId(0, 1))
     assert not directory.path.exists()  # readers make nothing
 
 
-def test_layout_and_manifest(directory, tmp_path):
+def test_a_published_checkpoint_has_its_layout_and_manifest(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(2, 7))
     source |= {"rank_1.pt": source["rank_0.pt"]}
     manifest = directory.publish(
@@ -45,14 +45,14 @@ def test_layout_and_manifest(directory, tmp_path):
     assert_clean(directory)
 
 
-def test_newest_first_by_history_then_step(directory):
+def test_checkpoints_are_listed_newest_first_by_history_then_step(directory):
     for id in [SaveId(0, 50), SaveId(0, 100), SaveId(1, 60), SaveId(0, 70)]:
         publish(directory, id)
     assert assert_sound(directory) == [(1, 60), (0, 100), (0, 70), (0, 50)]
     assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "70"  # a hint, of the last one
 
 
-def test_the_tracker_is_not_trusted(directory):
+def test_a_wrong_tracker_does_not_change_the_newest(directory):
     publish(directory, SaveId(0, 5))
     for text in ("9", "garbage", ""):
         (directory.path / "latest_checkpointed_iteration.txt").write_text(text)
@@ -61,7 +61,7 @@ def test_the_tracker_is_not_trusted(directory):
     assert ids(directory) == [(0, 5)]
 
 
-def test_phases_come_in_order_with_the_step(directory, monkeypatch):
+def test_phases_of_a_publication_are_reported_in_order_with_the_step(directory, monkeypatch):
     seen = []
     monkeypatch.setattr(metrics, "_observers", [lambda name, fields: seen.append((name, fields["step"]))])
     publish(directory, SaveId(0, 5))
@@ -72,14 +72,14 @@ def test_phases_come_in_order_with_the_step(directory, monkeypatch):
     assert names == ["write"] * 3 + ["manifest", "retire", "rename", "link", "tracker", "drop"]
 
 
-def test_the_same_step_of_a_newer_history_takes_the_place(directory):
+def test_a_step_of_a_newer_history_replaces_that_of_an_older_one(directory):
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(1, 5))
     assert assert_sound(directory) == [(1, 5)]
     assert_clean(directory)
 
 
-def test_files_in_folders(directory, tmp_path):
+def test_files_in_subdirectories_are_published(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(0, 1))
     names = {"global_step1/mp_rank_00.pt": source["model.pt"], "global_step1/deep/er.pt": source["rank_0.pt"]}
     directory.publish(PublishRequest(SaveId(0, 1), names))
@@ -89,7 +89,7 @@ def test_files_in_folders(directory, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../evil.pt", "/tmp/evil.pt", "a/../../evil.pt", "manifest.json", "", "."])
-def test_names_that_lead_outside_are_refused_before_anything_is_written(directory, tmp_path, name):
+def test_file_names_that_lead_outside_are_refused_before_a_write(directory, tmp_path, name):
     source = images(tmp_path / "source", SaveId(0, 1))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(BadCheckpoint, match="file name"):
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_was_copied_counts(directory, tmp_path):
     assert copy.checkpoints()[0].path == tmp_path / "copy/ckpt-6.pt"
 
 
-def test_delete(directory):
+def test_delete_removes_a_checkpoint_and_refuses_the_newest(directory):
     for step in (1, 2, 3):
         publish(directory, SaveId(0, step))
     directory.delete(SaveId(0, 2))
@@ -162,7 +162,7 @@ def test_the_newest_whole_one_is_refused_though_a_damaged_one_is_newer(directory
         directory.delete(SaveId(0, 1))
 
 
-def test_a_missing_image_is_a_clear_error(directory, tmp_path):
+def test_a_missing_image_is_named_in_the_error(directory, tmp_path):
     publish(directory, SaveId(0, 1))
     source = images(tmp_path / "source", SaveId(0, 2))
     source["rank_0.pt"].unlink()
@@ -172,7 +172,7 @@ def test_a_missing_image_is_a_clear_error(directory, tmp_path):
     assert_clean(directory)
 
 
-def test_many_saves_leave_no_descriptor_or_file(directory):
+def test_many_publications_leave_no_descriptor_or_file(directory):
     publish(directory, SaveId(0, 0))
     descriptors = len(os.listdir("/proc/self/fd"))
     for step in range(1, 12):

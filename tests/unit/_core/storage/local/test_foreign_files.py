@@ -1,4 +1,4 @@
-"""Checkpoints that something else wrote are known by their names and first bytes; what is none is not."""
+"""Checkpoints of other tools, recognized by their names and first bytes; other files are not."""
 
 import pickle
 from pathlib import Path
@@ -92,12 +92,12 @@ def megatron(d: Path) -> Path:
         (accelerate, f.ACCELERATE), (megatron, f.MEGATRON),
     ],
 )  # fmt: skip
-def test_what_others_wrote_is_found(tmp_path: Path, write: Any, writer: str):
+def test_checkpoints_of_other_tools_are_recognized(tmp_path: Path, write: Any, writer: str):
     where = write(tmp_path)
     assert foreign(tmp_path) == [(where, writer)]
 
 
-def test_what_is_no_checkpoint_is_not(tmp_path: Path):
+def test_files_that_are_no_checkpoints_are_not_recognized_as_such(tmp_path: Path):
     for name in ("train.log", "config.json", "events.out.tfevents.1.host", "runs/version_0/hparams.yaml", "latest",
                  "latest_checkpointed_iteration.txt", "checkpoint-3/notes.txt", ".fastckpt/writers", "data.tar",
                  "empty.pt", "model.safetensors", "tokenizer-2/tokenizer.json"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A directory is not another one that takes its name."""
+"""Identity of a directory: another one of the same name is not taken for it."""
 
 import errno
 import fcntl
@@ -63,7 +63,7 @@ def at_once(count: int, act: Callable[[int], str]) -> list[str]:
     return said
 
 
-def test_it_lasts_as_long_as_the_directory(tmp_path: Path) -> None:
+def test_the_identity_of_a_directory_lasts_as_long_as_the_directory(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -75,13 +75,13 @@ def test_it_lasts_as_long_as_the_directory(tmp_path: Path) -> None:
     assert os.listdir(second / ".fastckpt") == ["identity"]
 
 
-def test_one_that_is_missing_has_none_and_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_identity_and_is_not_created(tmp_path: Path) -> None:
     assert identity(tmp_path / "missing") == mark(tmp_path / "missing", ONE) == ""
     assert not (tmp_path / "missing").exists()
     assert CheckpointDirectory(tmp_path / "missing").identity() == ("", 0)
 
 
-def test_one_whose_mark_cannot_be_read_is_not_one_without(tmp_path: Path) -> None:
+def test_a_directory_with_an_unreadable_mark_is_an_error(tmp_path: Path) -> None:
     (tmp_path / MARK).mkdir(parents=True)  # as good as a read error: it is there, and tells nothing
     with pytest.raises(IsADirectoryError):
         mark(tmp_path, ONE)
@@ -91,7 +91,7 @@ def test_one_whose_mark_cannot_be_read_is_not_one_without(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", [0, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
 @pytest.mark.parametrize("torn", ["", "12", "\0" * 32, "z" * 70])
-def test_one_that_was_never_whole_makes_way(tmp_path: Path, monkeypatch, number: int, torn: str) -> None:
+def test_an_incomplete_identity_mark_is_replaced(tmp_path: Path, monkeypatch, number: int, torn: str) -> None:
     """Its writer died between its creation and its writing, or the machine did."""
     (tmp_path / ".fastckpt").mkdir()
     (tmp_path / MARK).write_text(torn)
@@ -104,7 +104,7 @@ def test_one_that_was_never_whole_makes_way(tmp_path: Path, monkeypatch, number:
 
 @pytest.mark.parametrize("number", [0, errno.EPERM])
 @pytest.mark.parametrize("torn", [False, True])
-def test_of_several_nodes_the_first_wins(tmp_path: Path, monkeypatch, number: int, torn: bool) -> None:
+def test_of_identities_by_several_nodes_the_first_wins(tmp_path: Path, monkeypatch, number: int, torn: bool) -> None:
     if number:
         links_refused(monkeypatch, number)
     for turn in range(10):
@@ -117,7 +117,7 @@ def test_of_several_nodes_the_first_wins(tmp_path: Path, monkeypatch, number: in
         assert os.listdir(directory / ".fastckpt") == ["identity"]
 
 
-def test_without_links_nor_locks_it_is_written_all_the_same(tmp_path: Path, monkeypatch) -> None:
+def test_an_identity_is_written_without_hard_links_or_locks(tmp_path: Path, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
@@ -126,7 +126,7 @@ def test_without_links_nor_locks_it_is_written_all_the_same(tmp_path: Path, monk
     assert mark(tmp_path, ONE) == mark(tmp_path, TWO) == ONE
 
 
-def test_a_full_or_read_only_disk_gets_it_later_and_keeps_no_rest(disk: Path) -> None:
+def test_a_full_or_read_only_disk_gets_its_identity_later_and_keeps_no_draft(disk: Path) -> None:
     (disk / ".fastckpt").mkdir()
     (disk / MARK).touch()
     ballast = disk / "ballast"

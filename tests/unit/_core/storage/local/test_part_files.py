@@ -1,4 +1,4 @@
-"""Several nodes write one checkpoint: it counts when all parts are there, and then at once and whole."""
+"""Several nodes write one checkpoint: it counts once all parts are present, and then at once and complete."""
 
 import errno
 import itertools
@@ -39,7 +39,7 @@ def places(directory: CheckpointDirectory) -> list[Path]:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_last_part_makes_it_whole(directory, target, order):
+def test_the_last_part_completes_a_checkpoint(directory, target, order):
     publish(directory, OLD, target)
     contributions = []
     for count, node in enumerate(order):
@@ -60,7 +60,7 @@ def test_the_last_part_makes_it_whole(directory, target, order):
     assert_clean(directory)
 
 
-def test_a_part_is_written_once(directory, target):
+def test_a_part_of_a_checkpoint_is_written_once(directory, target):
     first = contribute(directory, NEW, Share(0, 2, target=target))
     before = {path: path.stat() for path in directory.path.rglob("*") if path.is_file()}
     assert contribute(directory, NEW, Share(0, 2, target=target)).missing() == first.missing() == [1]
@@ -73,7 +73,7 @@ def test_a_part_is_written_once(directory, target):
 
 @pytest.mark.parametrize("name", ["rank_1.pt", "part-1.json"])
 @pytest.mark.parametrize("content", [b"short", None])
-def test_a_part_that_was_damaged_is_missing_until_it_is_written_again(directory, target, name, content):
+def test_a_damaged_part_is_missing_until_it_is_written_again(directory, target, name, content):
     contribute(directory, NEW, Share(1, 2, target=target))
     [path] = directory.path.rglob(name)
     path.write_bytes(content) if content else path.unlink()
@@ -84,7 +84,7 @@ def test_a_part_that_was_damaged_is_missing_until_it_is_written_again(directory,
     assert_clean(directory)
 
 
-def test_what_does_not_belong_together_does_not_meet(directory, fast_path):
+def test_parts_of_unlike_attempts_paths_or_node_counts_are_not_joined(directory, fast_path):
     """Another attempt with a history of the same number, another path, another number of nodes."""
     contribute(directory, NEW, Share(0, 2, attempt="a"))
     others = [Share(1, 2, attempt="b"), Share(1, 2), Share(1, 3, attempt="a"), Share(1, 2, "a", str(fast_path / "x"))]
@@ -97,7 +97,7 @@ def test_what_does_not_belong_together_does_not_meet(directory, fast_path):
     assert_clean(directory)
 
 
-def test_another_attempt_replaces_what_the_first_one_published(directory):
+def test_another_attempt_replaces_a_checkpoint_published_by_the_first(directory):
     for attempt in ("a", "b"):
         contribute(directory, NEW, Share(0, 2, attempt))
         assert contribute(directory, NEW, Share(1, 2, attempt)).complete()
@@ -114,13 +114,13 @@ def test_parts_of_unlike_jobs_are_refused(directory, fast_path):
     assert ids(directory) == []
 
 
-def test_a_file_that_another_node_wrote_over_is_missed(directory):
+def test_a_part_file_overwritten_by_another_node_is_noticed(directory):
     contribute(directory, NEW, Share(0, 2))
     again = directory.contribute(PublishRequest(NEW, {"rank_0.pt": Path(__file__)}, world_size=2), Share(1, 2))
     assert again.complete() is None and again.missing() == [0] and ids(directory) == []
 
 
-def test_leftover_parts_go_with_the_next_publication(directory, target):
+def test_leftover_parts_are_removed_by_the_next_publication(directory, target):
     contribute(directory, OLD, Share(0, 2, "dead", target))
     contribute(directory, OLD, Share(1, 3, "dead"))
     assert len(places(directory)) == 2
@@ -130,7 +130,7 @@ def test_leftover_parts_go_with_the_next_publication(directory, target):
     assert_clean(directory)
 
 
-def test_a_sweep_leaves_what_may_still_be_completed(directory, target, monkeypatch):
+def test_a_sweep_keeps_parts_that_may_still_be_completed(directory, target, monkeypatch):
     publish(directory, OLD)
     first = contribute(directory, NEW, Share(0, 2, target=target))
     assert directory.sweep() == [] and len(places(directory)) == 1
@@ -141,7 +141,7 @@ def test_a_sweep_leaves_what_may_still_be_completed(directory, target, monkeypat
     assert_clean(directory)
 
 
-def test_a_sweep_removes_what_is_older_than_a_checkpoint(directory, target):
+def test_a_sweep_removes_parts_older_than_a_checkpoint(directory, target):
     contribute(directory, OLD, Share(0, 2, target=target))
     [left] = places(directory)
     shutil.copytree(left, directory.path.parent / "left")
@@ -153,7 +153,7 @@ def test_a_sweep_removes_what_is_older_than_a_checkpoint(directory, target):
     assert_clean(directory)
 
 
-def test_a_sweep_publishes_what_is_complete(directory, target):
+def test_a_sweep_publishes_complete_parts(directory, target):
     publish(directory, OLD)
     for node in (1, 0):
         contribute(directory, NEW, Share(node, 2, target=target))
@@ -164,7 +164,7 @@ def test_a_sweep_publishes_what_is_complete(directory, target):
     assert_clean(directory)
 
 
-def test_what_is_complete_is_published_by_whoever_comes(directory, target):
+def test_complete_parts_are_published_and_incomplete_ones_reported(directory, target):
     publish(directory, OLD, target)
     assert directory.settle() == []
     contribute(directory, NEW, Share(0, 2, target=target))
@@ -176,19 +176,19 @@ def test_what_is_complete_is_published_by_whoever_comes(directory, target):
     assert_clean(directory)
 
 
-def test_parts_that_do_not_go_together_are_told_of(directory):
+def test_unlike_parts_are_reported(directory):
     contribute(directory, NEW, Share(0, 2))
     directory.contribute(PublishRequest(NEW, {"rank_1.pt": Path(__file__)}, world_size=5), Share(1, 2))
     [unfinished] = directory.settle()
     assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
 
 
-def test_what_nobody_had_written_whole_is_nothing_to_tell_of(directory):
+def test_parts_without_any_complete_node_are_not_reported(directory):
     (directory.path / ".fastckpt/parts-1-7-0123456789ab/files").mkdir(parents=True)
     assert directory.settle() == []
 
 
-def test_without_locks_the_first_node_publishes(directory, monkeypatch):
+def test_without_file_locks_the_first_node_publishes(directory, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.ENOLCK, "no locks here")
 
@@ -218,7 +218,7 @@ def test_a_node_whose_storage_refuses_leaves_the_parts_of_the_others(directory, 
     assert assert_sound(directory) == [NEW]
 
 
-def test_a_rename_that_is_refused_can_be_done_again(directory, fast_path):
+def test_a_publication_whose_rename_is_refused_can_be_repeated(directory, fast_path):
     """What all have written is kept: the others' memory may hold something else by now."""
     publish(directory, OLD)
     target = fast_path / "user/ckpt.pt"
@@ -235,7 +235,7 @@ def test_a_rename_that_is_refused_can_be_done_again(directory, fast_path):
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_is_killed_at_every_file_operation(fast_path, crash, target, node):
+def test_a_node_killed_at_any_file_operation_leaves_old_or_new_checkpoint(fast_path, crash, target, node):
     """Whatever it left, the others publish if its part was there; else its retry does, or a sweep takes it away."""
     operation, outcomes = 0, set()
     while True:
@@ -265,7 +265,7 @@ def test_a_node_is_killed_at_every_file_operation(fast_path, crash, target, node
 
 
 @pytest.mark.parametrize("rounds", [15])
-def test_publishers_race(fast_path, target, rounds):
+def test_concurrent_publishers_publish_once(fast_path, target, rounds):
     """Nodes in processes of their own, all at once: one publishes, the others find it published."""
     command = [sys.executable, str(Path(__file__).parents[1] / "crasher.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

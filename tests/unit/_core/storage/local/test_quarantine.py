@@ -1,4 +1,4 @@
-"""A bad checkpoint is set aside with its reason; nothing of ours loads or deletes it, and no crash loses it."""
+"""A bad checkpoint is quarantined with its reason; nothing loads or deletes it, and no crash loses it."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def content(place):
     return {path.name: path.read_bytes() for path in place.iterdir() if path.name != "why.txt"}
 
 
-def test_it_counts_no_more_but_is_all_there(directory):
+def test_a_quarantined_checkpoint_does_not_count_and_keeps_its_files(directory):
     place = directory.path / "checkpoint-6"
     before = content(place)
     aside = directory.quarantine(directory.checkpoints()[0], "model.pt is\nbad")
@@ -42,7 +42,7 @@ def test_it_counts_no_more_but_is_all_there(directory):
 
 
 @pytest.mark.parametrize("harm", ["manifest", "model.pt"])
-def test_what_a_scan_finds_damaged(directory, harm):
+def test_a_checkpoint_that_a_scan_finds_damaged_is_quarantined(directory, harm):
     place = directory.path / "checkpoint-6"
     (place / "manifest.json").write_text("{") if harm == "manifest" else (place / "model.pt").unlink()
     [(path, why)] = directory.scan().damaged
@@ -54,7 +54,7 @@ def test_what_a_scan_finds_damaged(directory, harm):
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_file_that_its_user_named_stays_where_it_is(directory, fast_path, lost):
+def test_a_file_at_a_path_of_the_user_is_not_moved_by_quarantine(directory, fast_path, lost):
     target = fast_path / "mine.pt"
     publish(directory, NEW, str(target))
     bad = directory.checkpoints()[0]
@@ -68,7 +68,7 @@ def test_a_file_that_its_user_named_stays_where_it_is(directory, fast_path, lost
     assert directory.scan().damaged == [] and assert_sound(directory) == [OLD]
 
 
-def test_nothing_of_ours_touches_it(directory, fast_path):
+def test_a_quarantined_checkpoint_is_not_deleted_by_sweep_or_retention(directory, fast_path):
     aside = directory.quarantine(directory.checkpoints()[0], "it is bad")
     before = content(aside)
     directory.sweep()
@@ -83,7 +83,7 @@ def test_nothing_of_ours_touches_it(directory, fast_path):
         publish(directory, SaveId(4, 8), str(aside / "model.pt"))
 
 
-def test_moved_back_it_counts_again_and_can_be_set_aside_again(directory):
+def test_a_checkpoint_moved_back_counts_and_can_be_quarantined_again(directory):
     aside = directory.quarantine(directory.checkpoints()[0], "first")
     aside.rename(directory.path / "checkpoint-6")
     assert assert_sound(directory) == [BAD, OLD]
@@ -91,7 +91,7 @@ def test_moved_back_it_counts_again_and_can_be_set_aside_again(directory):
     assert directory.scan().quarantined == [(aside, "second")]
 
 
-def test_what_took_its_place_meanwhile_is_spared(directory):
+def test_quarantine_spares_a_checkpoint_published_in_the_same_place(directory):
     bad = directory.checkpoints()[0]
     os.truncate(directory.path / "checkpoint-6/model.pt", 1)
     [(damaged, _)] = directory.scan().damaged
@@ -103,7 +103,7 @@ def test_what_took_its_place_meanwhile_is_spared(directory):
 
 
 @pytest.mark.parametrize("harm", ["short", "garbled"])
-def test_a_new_checkpoint_in_its_place_does_not_delete_it(directory, harm):
+def test_a_new_checkpoint_in_place_of_a_quarantined_one_does_not_delete_it(directory, harm):
     name = {"short": "model.pt", "garbled": "manifest.json"}[harm]
     os.truncate(directory.path / "checkpoint-6" / name, 10)
     before = content(directory.path / "checkpoint-6")
@@ -114,7 +114,7 @@ def test_a_new_checkpoint_in_its_place_does_not_delete_it(directory, harm):
     assert_clean(directory)
 
 
-def test_one_whose_path_is_taken_over_is_not_deleted_if_it_is_damaged(directory, fast_path):
+def test_a_damaged_checkpoint_whose_path_is_reused_is_not_deleted(directory, fast_path):
     target = str(fast_path / "mine.pt")
     publish(directory, NEW, target)
     os.truncate(directory.path / "checkpoint-6/rank_0.pt", 0)
@@ -124,7 +124,7 @@ def test_one_whose_path_is_taken_over_is_not_deleted_if_it_is_damaged(directory,
     assert assert_sound(directory) == [(2, 7), OLD]
 
 
-def test_killed_at_every_file_operation(fast_path, crash):
+def test_a_quarantine_killed_at_any_file_operation_loses_nothing(fast_path, crash):
     operation = 0
     while True:
         operation += 1
@@ -146,7 +146,7 @@ def test_killed_at_every_file_operation(fast_path, crash):
     assert operation > 5
 
 
-def test_storage_that_refuses(directory, fast_path):
+def test_a_quarantine_that_storage_refuses_changes_nothing(directory, fast_path):
     fast_path.chmod(0o755)
     bad = directory.checkpoints()[0]
     (directory.path / ".fastckpt/writers").touch(0o666)
@@ -156,7 +156,7 @@ def test_storage_that_refuses(directory, fast_path):
         os.seteuid(65534)
     try:
         with pytest.raises(
-            PersistError, match=r"cannot set aside step 6 of history 1 .*(Permission denied|not permit)"
+            PersistError, match=r"cannot quarantine step 6 of history 1 .*(Permission denied|not permit)"
         ):
             CheckpointDirectory(directory.path).quarantine(bad, "it is bad")
     finally:

@@ -1,4 +1,4 @@
-"""Several nodes upload one checkpoint: it counts when all parts are there, and then at once and whole."""
+"""Several nodes upload one checkpoint: it counts once all parts are present, and then at once and complete."""
 
 import itertools
 import time
@@ -35,7 +35,7 @@ def ids(store):  # noqa: F811
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3)))[::2])
 @pytest.mark.parametrize("target", ["", "copies/model.pt"])
-def test_the_last_part_makes_it_whole(store, tmp_path, order, target):  # noqa: F811
+def test_the_last_uploaded_part_completes_a_checkpoint(store, tmp_path, order, target):  # noqa: F811
     contributions = []
     for count, node in enumerate(order):
         assert ids(store) == [] and store.scan().gathered == [NEW] * bool(count)
@@ -50,7 +50,7 @@ def test_the_last_part_makes_it_whole(store, tmp_path, order, target):  # noqa: 
     assert contribute(store, tmp_path, NEW, Share(1, 3, target=target)).complete() == manifest
 
 
-def test_what_does_not_belong_together_does_not_meet(store, tmp_path):  # noqa: F811
+def test_uploaded_parts_of_unlike_attempts_are_not_joined(store, tmp_path):  # noqa: F811
     contribute(store, tmp_path, NEW, Share(0, 2, "a"))
     for share in (Share(1, 2, "b"), Share(1, 3, "a"), Share(1, 2, "a", "copy.pt")):
         assert contribute(store, tmp_path, NEW, share).complete() is None
@@ -59,9 +59,9 @@ def test_what_does_not_belong_together_does_not_meet(store, tmp_path):  # noqa: 
     assert ids(store) == [NEW]
 
 
-def test_an_object_that_was_lost_is_noticed_before_the_part_counts(store, tmp_path, monkeypatch):  # noqa: F811
+def test_a_lost_object_is_noticed_before_its_part_counts(store, tmp_path, monkeypatch):  # noqa: F811
     """Somebody deleted it, or aborted its upload: the persist has failed, and is tried again."""
-    real, lost = upload._upload, []
+    real, lost = upload.upload_file, []
 
     def lose_the_first(objects, source, name, pace):
         done = real(objects, source, name, pace)
@@ -70,7 +70,7 @@ def test_an_object_that_was_lost_is_noticed_before_the_part_counts(store, tmp_pa
             objects.remove(name)
         return done
 
-    monkeypatch.setattr(upload, "_upload", lose_the_first)
+    monkeypatch.setattr(upload, "upload_file", lose_the_first)
     with pytest.raises(PersistError, match="but the store has none"):
         contribute(store, tmp_path, NEW, Share(0, 1))
     assert contribute(store, tmp_path, NEW, Share(0, 1)).complete()
@@ -84,7 +84,7 @@ def test_parts_of_unlike_jobs_are_refused(store, tmp_path):  # noqa: F811
         store.contribute(PublishRequest(NEW, images, world_size=5), Share(1, 2)).complete()
 
 
-def test_leftover_parts_go_with_the_next_publication(store, tmp_path):  # noqa: F811
+def test_leftover_uploaded_parts_are_removed_by_the_next_publication(store, tmp_path):  # noqa: F811
     contribute(store, tmp_path, OLD, Share(0, 2))
     assert store.sweep() == [] and store.scan().gathered == [OLD]
     for node in (0, 1):
@@ -92,7 +92,7 @@ def test_leftover_parts_go_with_the_next_publication(store, tmp_path):  # noqa: 
     assert last.complete() and store.scan().gathered == [] and ids(store) == [NEW]
 
 
-def test_what_is_complete_is_published_by_whoever_comes(store, tmp_path):  # noqa: F811
+def test_complete_uploaded_parts_are_published_by_the_next_reader(store, tmp_path):  # noqa: F811
     """All nodes were killed when they had written their parts."""
     for node in (0, 1):
         contribute(store, tmp_path, OLD, Share(node, 2)).complete()
@@ -106,24 +106,24 @@ def test_what_is_complete_is_published_by_whoever_comes(store, tmp_path):  # noq
     assert store.settle() == [] and store.scan().gathered == []
 
 
-def test_parts_that_do_not_go_together_are_told_of(store, tmp_path):  # noqa: F811
+def test_unlike_uploaded_parts_are_reported(store, tmp_path):  # noqa: F811
     contribute(store, tmp_path, NEW, Share(0, 2))
     store.contribute(PublishRequest(NEW, images_of_node(tmp_path / "odd", NEW, 1), world_size=5), Share(1, 2))
     [unfinished] = store.settle()
     assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
 
 
-def test_what_was_set_aside_is_not_published_again(store, tmp_path):  # noqa: F811
+def test_a_quarantined_checkpoint_is_not_published_again_from_its_parts(store, tmp_path):  # noqa: F811
     for node in (0, 1):
         last = contribute(store, tmp_path, NEW, Share(node, 2))
     last.complete()
     store.quarantine(store.checkpoints()[0], "bad")
-    with pytest.raises(PersistError, match="set aside"):
+    with pytest.raises(PersistError, match="quarantined"):
         last.complete()
     assert ids(store) == []
 
 
-def test_publishers_race(store, tmp_path):  # noqa: F811
+def test_concurrent_publishers_at_a_url_publish_once(store, tmp_path):  # noqa: F811
     stores = [store, *(RemoteStore(str(store.path)) for _ in range(2))]
     for history in range(1, 6):
         id = SaveId(history, 7)

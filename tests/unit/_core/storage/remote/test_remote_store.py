@@ -1,4 +1,4 @@
-"""A store at a URL: what counts, and that nothing that counts is ever lost or mixed, whatever fails on the way."""
+"""A store at a URL: which checkpoints count, and that none is lost or mixed, whatever request fails."""
 
 import json
 import os
@@ -20,6 +20,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote import filesystem as client_module
 from fastckpt._core.storage.remote import objects as objects_module
+from fastckpt._core.storage.remote import upload
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import normalised, open_store, target_in
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
@@ -129,12 +130,12 @@ def assert_sound(store: RemoteStore, tmp_path: Path) -> list[SaveId]:
 # --- what a store does
 
 
-def test_nothing_at_first(store):
+def test_an_empty_store_lists_no_checkpoints(store):
     assert store.checkpoints() == []
     assert store.sweep() == []
 
 
-def test_what_is_published_is_found_and_fetched(store, tmp_path):
+def test_a_published_checkpoint_is_found_and_fetched(store, tmp_path):
     publish(store, tmp_path, SaveId(1, 10), parent=SaveId(0, 7), details={"threads": 3})
     publish(store, tmp_path, SaveId(1, 20))
     assert assert_sound(store, tmp_path) == [(1, 20), (1, 10)]
@@ -145,7 +146,7 @@ def test_what_is_published_is_found_and_fetched(store, tmp_path):
     assert store._objects.read("latest_checkpointed_iteration.txt", 9) == b"20"
 
 
-def test_a_large_file_travels_in_parts(store, large, tmp_path):
+def test_a_large_file_is_uploaded_in_parts(store, large, tmp_path):
     store.publish(PublishRequest(SaveId(0, 1), large))
     stored = store.checkpoints()[0]
     store.fetch(stored, ["model.pt"], tmp_path / "into")
@@ -154,7 +155,7 @@ def test_a_large_file_travels_in_parts(store, large, tmp_path):
     assert list((tmp_path / "into").iterdir()) == [tmp_path / "into/model.pt"]
 
 
-def test_the_same_step_of_a_later_history_takes_its_place(store, tmp_path):
+def test_a_step_of_a_later_history_replaces_that_of_an_earlier_one(store, tmp_path):
     publish(store, tmp_path, SaveId(1, 10))
     publish(store, tmp_path, SaveId(2, 10))
     assert assert_sound(store, tmp_path) == [(2, 10)]
@@ -162,7 +163,7 @@ def test_the_same_step_of_a_later_history_takes_its_place(store, tmp_path):
     assert assert_sound(store, tmp_path) == [(2, 10), (1, 10)]
 
 
-def test_of_what_is_gone_nothing_is_remembered(near, tmp_path):
+def test_a_store_caches_no_manifests_of_deleted_checkpoints(near, tmp_path):
     """An agent may publish for months."""
     for step in range(1, 6):
         publish(near, tmp_path, SaveId(0, step))
@@ -184,7 +185,7 @@ def test_delete_removes_all_but_the_newest(store, tmp_path):
     assert "named/20.pt" in store._objects.sizes("")
 
 
-def test_a_path_of_the_user_is_a_copy_of_the_model(store, tmp_path):
+def test_a_path_of_the_user_at_a_url_is_a_copy_of_the_model(store, tmp_path):
     for step in (10, 20):
         publish(store, tmp_path, SaveId(0, step), target="best/model.pt")
     assert store._objects.read("best/model.pt", 10) == b"0.20 model"
@@ -208,7 +209,7 @@ def test_paths_that_would_tear_something_are_refused(near, tmp_path, target):
     assert near.checkpoints() == []
 
 
-def test_identity_lasts_as_long_as_the_place(store):
+def test_the_identity_of_a_store_lasts_as_long_as_its_location(store):
     first, second = "1" * 32, "2" * 32
     assert store.identity() == ("", 0), "who only looks marks nothing"
     assert store.mark(first) == first
@@ -220,7 +221,7 @@ def test_identity_lasts_as_long_as_the_place(store):
 
 
 @pytest.mark.parametrize("torn", [b"", b"123"])
-def test_a_torn_mark_is_none(store, torn):
+def test_a_truncated_identity_mark_of_a_store_does_not_count(store, torn):
     store._objects.put(".fastckpt/identity", torn)
     assert store.identity() == ("", 0)
     assert store.mark("1" * 32) == "1" * 32 == store.identity().mark
@@ -246,7 +247,7 @@ def spoil(store: RemoteStore, step: int, name: str, how: str) -> str:
 
 
 @pytest.mark.parametrize("which", ["run1$", "run1/checkpoint-30", "run1/checkpoint-10", "run1/checkpoint-30/."])
-def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch, which):
+def test_a_store_that_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch, which):
     """fsspec's own find leaves out what it cannot list, without a word."""
     with opened(f"unlisted://{tmp_path}/far/run1") as store:
         for step in (10, 20, 30):
@@ -260,7 +261,7 @@ def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch, whi
 
 @pytest.mark.parametrize("how", ["short", "empty", "missing"])
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt", "manifest.json"])
-def test_what_is_damaged_does_not_count(near, tmp_path, name, how):
+def test_a_damaged_checkpoint_in_a_store_does_not_count(near, tmp_path, name, how):
     publish(near, tmp_path, SaveId(0, 10))
     publish(near, tmp_path, SaveId(0, 20))
     spoiled = spoil(near, 20, name, how)
@@ -273,7 +274,7 @@ def test_what_is_damaged_does_not_count(near, tmp_path, name, how):
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-def test_a_flipped_byte_is_found_by_whoever_reads(near, tmp_path, name):
+def test_a_flipped_byte_in_a_store_is_found_on_download(near, tmp_path, name):
     publish(near, tmp_path, SaveId(0, 10))
     spoil(near, 10, name, "flipped")
     stored = near.checkpoints()[0]
@@ -285,7 +286,7 @@ def test_a_flipped_byte_is_found_by_whoever_reads(near, tmp_path, name):
     near.verify(stored, ["empty"])
 
 
-def test_what_is_empty_on_s3(on_s3, tmp_path):
+def test_an_empty_file_on_s3_is_uploaded_and_fetched(on_s3, tmp_path):
     """No range of no bytes can be asked for."""
     publish(on_s3, tmp_path, SaveId(0, 10))
     publish(on_s3, tmp_path, SaveId(0, 20))
@@ -295,7 +296,7 @@ def test_what_is_empty_on_s3(on_s3, tmp_path):
         assert "is no JSON" in fresh.scan().damaged[0][1]
 
 
-def test_a_flipped_byte_in_the_manifest(near, tmp_path):
+def test_a_flipped_byte_in_a_manifest_in_a_store_is_found(near, tmp_path):
     publish(near, tmp_path, SaveId(0, 10))
     spoil(near, 10, "manifest.json", "flipped")
     with opened(near.path) as fresh:
@@ -312,7 +313,7 @@ def test_a_manifest_in_another_place_does_not_count(near, tmp_path):
     assert "belongs elsewhere" in near.scan().damaged[0][1]
 
 
-def test_other_things_in_the_store_are_left_alone(near, tmp_path):
+def test_other_objects_in_a_store_are_left_alone(near, tmp_path):
     publish(near, tmp_path, SaveId(0, 10))
     others = ["notes.txt", "checkpoint-10/README", "checkpoint-7/model.pt", "checkpoint-x/0-00000000-000000000000/a"]
     for name in others:
@@ -323,7 +324,7 @@ def test_other_things_in_the_store_are_left_alone(near, tmp_path):
     assert set(others) <= set(near._objects.sizes(""))
 
 
-def test_quarantine_sets_aside_and_nothing_of_ours_deletes_it(store, tmp_path):
+def test_a_quarantined_checkpoint_in_a_store_is_never_deleted(store, tmp_path):
     for step in (10, 20):
         publish(store, tmp_path, SaveId(0, step))
     where = store.quarantine(store.checkpoints()[0], "a byte\nflipped")
@@ -348,8 +349,9 @@ def test_quarantine_sets_aside_and_nothing_of_ours_deletes_it(store, tmp_path):
 def die_at(monkeypatch: pytest.MonkeyPatch, store: RemoteStore, method: str, call: int) -> None:
     """From that call on nothing of the store's writer happens: neither what was to come, nor any cleaning up."""
     calls = [0]
-    for name in ("put", "upload", "remove", "copy"):
-        real = getattr(store._objects, name)
+    places = {"put": store._objects, "upload_file": upload, "remove": store._objects, "copy": store._objects}
+    for name, place in places.items():
+        real = getattr(place, name)
 
         def dying(*arguments: Any, name: str = name, real: Any = real) -> Any:
             calls[0] += (name == method) or calls[0] >= call
@@ -357,11 +359,13 @@ def die_at(monkeypatch: pytest.MonkeyPatch, store: RemoteStore, method: str, cal
                 raise ConnectionError("the process is dead")
             return real(*arguments)
 
-        monkeypatch.setattr(store._objects, name, dying)
+        monkeypatch.setattr(place, name, dying)
 
 
-@pytest.mark.parametrize(("method", "call"), [("upload", 1), ("upload", 3), ("copy", 1), ("put", 4), ("put", 5)])
-def test_a_writer_that_dies_leaves_the_old_or_the_new_one(near, tmp_path, monkeypatch, method, call):
+@pytest.mark.parametrize(
+    ("method", "call"), [("upload_file", 1), ("upload_file", 3), ("copy", 1), ("put", 4), ("put", 5)]
+)
+def test_a_killed_upload_leaves_the_old_or_the_new_checkpoint(near, tmp_path, monkeypatch, method, call):
     publish(near, tmp_path, SaveId(1, 10))
     writer = RemoteStore(near.path)
     die_at(monkeypatch, writer, method, call)
@@ -379,11 +383,11 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_one(near, tmp_path, monkey
     writer.close()
 
 
-def test_what_a_killed_process_left_is_swept(on_s3, s3, large, tmp_path):  # noqa: F811
+def test_leftovers_of_a_killed_upload_are_swept(on_s3, s3, large, tmp_path):  # noqa: F811
     """SIGKILL in the middle of an upload, with parts on their way and a small file there."""
     publish(on_s3, tmp_path, SaveId(0, 1))
     before = s3.objects()
-    stalled = s3.befalls(Fault("stall", "PUT", "partNumber=[234]", times=100))
+    stalled = s3.inject(Fault("stall", "PUT", "partNumber=[234]", times=100))
     program = f"""
 import pathlib
 from fastckpt._core.format.ids import SaveId
@@ -397,7 +401,7 @@ RemoteStore("s3://bucket/run1").publish(PublishRequest(SaveId(1, 1), {{path.name
     process = subprocess.Popen([sys.executable, "-c", program])
     try:
         end = time.monotonic() + 60
-        while not (stalled.struck and len(s3.objects()) > len(before)):
+        while not (stalled.injected and len(s3.objects()) > len(before)):
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -410,7 +414,7 @@ RemoteStore("s3://bucket/run1").publish(PublishRequest(SaveId(1, 1), {{path.name
     assert (s3.objects(), s3.uploads()) == (before, [])
 
 
-def test_a_sweep_leaves_to_other_hosts_what_may_still_be_written(on_s3, s3, monkeypatch):  # noqa: F811
+def test_a_sweep_keeps_uploads_of_other_hosts_that_may_be_in_progress(on_s3, s3, monkeypatch):  # noqa: F811
     theirs = "checkpoint-5/0-ffffffff-000000000000"
     on_s3._objects.put(f"{theirs}/model.pt", b"theirs")
     assert on_s3.sweep() == []
@@ -419,7 +423,7 @@ def test_a_sweep_leaves_to_other_hosts_what_may_still_be_written(on_s3, s3, monk
     assert s3.objects() == {}
 
 
-def test_a_sweep_aborts_uploads_to_places_alone(on_s3, s3):  # noqa: F811
+def test_a_sweep_aborts_only_uploads_of_checkpoints(on_s3, s3):  # noqa: F811
     """The server says of every upload that it began in 2010."""
     for key in ("checkpoint-6/0-ffffffff-000000000000/model.pt", "checkpoint-6/mine", "mine"):
         s3.fs.call_s3("create_multipart_upload", Bucket="bucket", Key=f"run1/{key}")
@@ -427,7 +431,7 @@ def test_a_sweep_aborts_uploads_to_places_alone(on_s3, s3):  # noqa: F811
     assert sorted(s3.uploads()) == ["run1/checkpoint-6/mine", "run1/mine"]
 
 
-def test_a_deletion_that_is_cut_off_counts_no_more_and_is_swept(store, tmp_path, monkeypatch):
+def test_a_checkpoint_whose_deletion_was_cut_off_does_not_count_and_is_swept(store, tmp_path, monkeypatch):
     for step in (10, 20):
         publish(store, tmp_path, SaveId(0, step))
     deleter = RemoteStore(store.path)
@@ -455,12 +459,12 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("how", ["drop", "lose", 500, 503, "stall"])
-def test_passing_trouble_is_overcome(on_s3, s3, large, tmp_path, how):  # noqa: F811
+def test_transient_errors_during_a_publication_are_retried(on_s3, s3, large, tmp_path, how):  # noqa: F811
     """Each kind of request of a publication meets it once."""
     faults = [Fault(how, *request) for request in REQUESTS.values()]
-    s3.befalls(*faults)
+    s3.inject(*faults)
     on_s3.publish(PublishRequest(SaveId(0, 1), large))
-    assert [fault.struck for fault in faults] == [1] * len(REQUESTS)
+    assert [fault.injected for fault in faults] == [1] * len(REQUESTS)
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     assert (tmp_path / "fetched-0-1/model.pt").read_bytes() == large["model.pt"].read_bytes()
     assert len(s3.uploads()) == (how == "lose"), "a lost answer to the first request leaves one that nobody knows of"
@@ -468,24 +472,24 @@ def test_passing_trouble_is_overcome(on_s3, s3, large, tmp_path, how):  # noqa: 
     assert s3.uploads() == []
 
 
-def test_passing_trouble_while_reading(on_s3, s3, large, tmp_path):  # noqa: F811
+def test_transient_errors_while_reading_are_retried(on_s3, s3, large, tmp_path):  # noqa: F811
     on_s3.publish(PublishRequest(SaveId(0, 1), large))
     for how in ("drop", 500, 503, "cut", "flip"):
-        fault = s3.befalls(Fault(how, "GET", "model.pt", after=1))
+        fault = s3.inject(Fault(how, "GET", "model.pt", after=1))
         on_s3.fetch(on_s3.checkpoints()[0], ["model.pt"], tmp_path / "into")
-        assert fault.struck == 1
+        assert fault.injected == 1
     assert (tmp_path / "into/model.pt").read_bytes() == large["model.pt"].read_bytes()
 
 
-def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_path):  # noqa: F811
+def test_permanent_errors_fail_a_publication_and_leave_nothing(on_s3, s3, large, tmp_path):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
     before = s3.objects()
     for verb, path in REQUESTS.values():
         if path != "prefix=":  # without lists nothing can be cleaned up
-            fault = s3.befalls(Fault(403, verb, path, times=1000))
+            fault = s3.inject(Fault(403, verb, path, times=1000))
             with pytest.raises(PersistError, match=r"cannot persist step 1 of history 1 in s3://bucket/run1.*credent"):
                 on_s3.publish(PublishRequest(SaveId(1, 1), large))
-            assert fault.struck
+            assert fault.injected
             cleaned(on_s3)
             s3.proxy.faults.clear()
             assert s3.objects() == before
@@ -495,10 +499,10 @@ def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_pa
     assert ids(on_s3) == [(1, 1)]
 
 
-def test_a_store_that_is_gone_for_long_ends_in_an_error(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
+def test_a_store_that_stays_unreachable_is_an_error(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
     monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 1.0)
-    s3.befalls(Fault("drop", times=10**6))
+    s3.inject(Fault("drop", times=10**6))
     for deed in (lambda: publish(on_s3, tmp_path, SaveId(0, 2)), on_s3.scan, lambda: on_s3.delete(SaveId(0, 0))):
         with pytest.raises(PersistError, match="See whether the store can be reached"):
             deed()
@@ -507,9 +511,9 @@ def test_a_store_that_is_gone_for_long_ends_in_an_error(on_s3, s3, tmp_path, mon
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
 
 
-def test_an_answer_lost_at_the_very_end_leaves_a_whole_one_or_none(on_s3, s3, tmp_path):  # noqa: F811
+def test_a_lost_answer_to_the_manifest_upload_leaves_a_complete_checkpoint_or_none(on_s3, s3, tmp_path):  # noqa: F811
     """The manifest arrives, but no answer does, nor any request after it."""
-    s3.befalls(Fault("lose", "PUT", "manifest.json"), Fault(403, "PUT|DELETE", "manifest", times=10**6))
+    s3.inject(Fault("lose", "PUT", "manifest.json"), Fault(403, "PUT|DELETE", "manifest", times=10**6))
     with pytest.raises(PersistError):
         publish(on_s3, tmp_path, SaveId(0, 1))
     cleaned(on_s3)
@@ -519,7 +523,7 @@ def test_an_answer_lost_at_the_very_end_leaves_a_whole_one_or_none(on_s3, s3, tm
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
 
 
-def test_readers_see_the_old_or_the_new_one_at_every_moment(on_s3, tmp_path):
+def test_readers_of_a_store_see_the_old_or_the_new_checkpoint_at_any_time(on_s3, tmp_path):
     reader, stop, seen, wrong = RemoteStore(on_s3.path), threading.Event(), [], []
 
     def read() -> None:
@@ -578,12 +582,12 @@ store.close()
         ("local:///tmp//x/", "/tmp/x"),
     ],
 )
-def test_one_text_for_each_place(location, is_what):
+def test_each_location_has_one_normalized_form(location, is_what):
     assert normalised(location) == is_what
 
 
 @pytest.mark.parametrize("location", ["s3://", "s3:///", "s3://bucket/../x", "simplecache::s3://bucket/x"])
-def test_locations_that_are_none(location):
+def test_invalid_locations_are_refused(location):
     with pytest.raises(ConfigError):
         normalised(location)
 
@@ -597,17 +601,17 @@ def test_locations_that_are_none(location):
         ("/data/run", "/data/run/best.pt", "/data/run/best.pt"),
     ],
 )
-def test_targets(location, path, target):
-    assert target_in(location, path) == target
+def test_paths_of_the_user_resolve_to_targets_in_the_store(location, path, target):
+    assert target_in(location, path, SaveId(0, 6)) == target
 
 
 @pytest.mark.parametrize(
     ("location", "path"),
     [("s3://bucket/run", "/tmp/x.pt"), ("s3://bucket/run", "gs://bucket/x.pt"), ("/data/run", "s3://bucket/x.pt")],
 )
-def test_targets_elsewhere_are_refused(location, path):
+def test_targets_outside_the_store_are_refused(location, path):
     with pytest.raises(ConfigError, match="cannot save to"):
-        target_in(location, path)
+        target_in(location, path, SaveId(0, 6))
 
 
 def test_unknown_protocols_are_refused_with_the_remedy():
@@ -622,7 +626,7 @@ def test_a_bucket_that_is_missing_is_no_fresh_start(s3):  # noqa: F811
                 deed()
 
 
-def test_who_uses_no_url_imports_no_client():
+def test_without_a_url_no_storage_client_is_imported():
     program = "import sys, fastckpt.ddp, fastckpt._core.saver.server; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", "import json; " + program], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

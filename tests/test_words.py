@@ -1,0 +1,56 @@
+"""The language of the house: docstrings' first words, words that the project does not use, the glossary."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(path for top in ("fastckpt", "fastckpt_run") for path in (ROOT / top).rglob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+QUESTIONS = {"what", "how", "which", "who", "whom", "whose", "where", "when", "whether", "why"}
+BANNED = {
+    r"behind (the )?training": "in the background, overlapped with training",
+    r"behind everybody's back": "concurrently",
+    r"anew": "again",
+    r"heed(s|ed|ing)?": "apply",
+    r"wish(es|ed)?": "option, request",
+    r"drives? out|driven out": "evict",
+    r"takes? leave": "deregister",
+    r"sets? aside|setting aside": "stage (memory), quarantine (files)",
+    r"trainings": "training runs, jobs",
+    r"languages of others": "native formats",
+    r"at hand": "available",
+    r"what stands still": "tensors that must not be mutated while they are copied",
+    r"(second|durable) levels?": "tier",
+}
+"""What is not written, and what is written instead."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_docstring_opens_with_a_noun_or_a_verb(path: Path) -> None:
+    words = re.findall(r"[A-Za-z']+", ast.get_docstring(ast.parse(path.read_text())) or "")
+    assert not words or words[0].lower() not in QUESTIONS, words[:8]
+
+
+@pytest.mark.parametrize("path", SOURCES + PAGES, ids=name_of)
+def test_banned_words_are_not_used(path: Path) -> None:
+    if path.name == "glossary.md":
+        return  # which says what others call a thing
+    text = " ".join(line.strip().lstrip("#") for line in path.read_text().splitlines())
+    hits = [
+        f"{m.group()} -> {better}" for word, better in BANNED.items() for m in re.finditer(rf"(?i)\b{word}\b", text)
+    ]
+    assert not hits
+
+
+def test_the_glossary_names_each_word_once() -> None:
+    rows = re.findall(r"^\| ([a-z][a-z, ()]*?) \| (?!meaning)", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words = [word for row in rows for word in row.split(", ")]
+    assert len(words) > 40 and len(words) == len(set(words))
