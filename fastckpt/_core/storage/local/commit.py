@@ -1,5 +1,6 @@
 """Makes a directory that is complete count as the checkpoint that it holds; the last of its renames commits."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -122,6 +123,8 @@ def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
 def _make_way(layout: Layout, home: Path) -> Path | None:
     """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
     clear_remains(layout, home)
+    with contextlib.suppress(OSError):
+        home.rmdir()  # users make the directory of a file before they name it
     if not os.path.lexists(home):
         return None
     if why := fault(layout, home):

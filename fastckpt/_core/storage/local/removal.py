@@ -1,5 +1,6 @@
 """Removes checkpoints, and what crashed writers left behind."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,8 @@ from fastckpt._core.storage.local.places import (
 from fastckpt._core.storage.local.scan import CheckpointReader, Scan
 from fastckpt._core.storage.local.stored import Stored, read_manifest
 from fastckpt.errors import BadCheckpoint
+
+logger = logging.getLogger(__name__)
 
 
 def delete(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
@@ -99,7 +102,8 @@ def _sync_names(layout: Layout, scan: Scan) -> None:
     due = [stored.place.parent for stored, _ in _due(layout, scan)]
     within = [layout.name_within(stored.id, stored.manifest.target) for stored in scan.places]
     targets = [(each.place if name else each.path).parent for each, name in zip(scan.places, within, strict=True)]
-    for directory in dict.fromkeys([*due, layout.private, layout.root, *targets]):
+    there = [directory for directory in targets if directory.is_dir()]  # users may remove theirs
+    for directory in dict.fromkeys([*due, layout.private, layout.root, *there]):
         sync_directory(directory)
     for record in layout.taken_apart():
         sync_remains(layout, record)
@@ -107,9 +111,13 @@ def _sync_names(layout: Layout, scan: Scan) -> None:
 
 def _put_named(layout: Layout, scan: Scan) -> Iterator[Path]:
     """Give files that users named the names that are due. First: another place of the same id would withdraw them."""
-    for _, named in _due(layout, scan):
-        named.put()
-        yield named.path
+    for stored, named in _due(layout, scan):
+        try:
+            named.put()
+        except OSError as error:  # say, a directory has the name now: the checkpoint counts without the file
+            logger.warning("cannot put %s at %s: %s. The next sweep will try again.", stored.id, named.path, error)
+        else:
+            yield named.path
 
 
 def _due(layout: Layout, scan: Scan) -> list[tuple[Stored, NamedFile]]:

@@ -10,6 +10,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest, Stamp
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.named_file import NamedFile
 from fastckpt.errors import ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound, ids, images, publish
 
@@ -96,6 +97,41 @@ def test_a_target_replaced_by_the_user_stays_and_the_checkpoint_counts(directory
     directory.sweep()
     directory.delete(SaveId(0, 5))
     assert target.read_bytes() == b"theirs" and assert_sound(directory) == [(0, 6)]
+
+
+def test_a_sweep_bears_that_the_directory_of_a_target_is_gone(directory, target):
+    target = target.with_name("sub") / "ckpt.pt"
+    publish(directory, SaveId(0, 5), str(target))
+    publish(directory, SaveId(0, 6))
+    shutil.rmtree(target.parent)
+    (directory.path / ".fastckpt/tmp-1234").mkdir()
+    for _ in range(2):
+        directory.sweep()
+        assert assert_sound(directory) == [(0, 6), (0, 5)]
+        assert_clean(directory)
+        target.parent.touch()  # nor does a file in its place matter
+
+
+def test_a_sweep_bears_that_a_directory_has_the_name_of_a_file_that_is_due(directory, target):
+    publish(directory, SaveId(0, 6), str(target))
+    named = NamedFile(directory.path, SaveId(0, 6), directory.checkpoints()[0].manifest.target)
+    target.rename(named.draft)  # as if a crash had come before the rename
+    target.mkdir()
+    (directory.path / ".fastckpt/tmp-1234").mkdir()
+    assert directory.sweep() == [directory.path / ".fastckpt/tmp-1234"]
+    assert assert_sound(directory) == [(0, 6)] and target.is_dir()
+    target.rmdir()
+    assert directory.sweep() == [target]
+    assert_named(directory)
+    assert_clean(directory)
+
+
+def test_an_empty_directory_that_the_user_made_for_a_target_is_used(directory):
+    target = directory.path / "checkpoint-5/mine.pt"
+    target.parent.mkdir(parents=True)
+    publish(directory, SaveId(0, 5), str(target))
+    assert assert_sound(directory) == [(0, 5)] and target.is_file()
+    assert [path.name for path in directory.path.glob("checkpoint-*")] == ["checkpoint-5"]
 
 
 def test_a_write_through_a_hard_linked_target_is_damage(directory, target):
