@@ -95,7 +95,9 @@ def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[
     except OSError as error:
         number = error.errno or 0
         where = error.filename2 or error.filename or place
-        room = f" It needs {_needed(sources)}; {_free(place)} is free." if number in OUT_OF_ROOM else ""
+        room = (
+            f" It needs {_needed(sources)}; {_free(Path(os.fsdecode(where)))} is free." if number in OUT_OF_ROOM else ""
+        )
         remedy = REMEDIES.get(number, "See the system's log for the cause, then try again")
         raise PersistError(f"cannot {deed} in {place}: {where}: {error.strerror or error}.{room} {remedy}.") from error
 

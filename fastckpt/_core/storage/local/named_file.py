@@ -77,10 +77,18 @@ def _link(model: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in WITHOUT_LINKS:
             raise
-        copy_file(model, path)
+        _copy(model, path)
         times = model.stat()
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which `Stored.owns_target` knows it
     sync_directory(path.parent)
+
+
+def _copy(model: Path, path: Path) -> None:
+    try:
+        copy_file(model, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # another file system than the checkpoint's may be full
+        raise
 
 
 def remove_with_draft(layout: Layout, place: Path) -> None:

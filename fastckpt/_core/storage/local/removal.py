@@ -44,9 +44,7 @@ def _finish(layout: Layout, stored: Stored, deleted: Path) -> bool:
     """Remove a checkpoint that counts no more, and the file that the user named, if it is its own; whether all went."""
     files = replace(stored, place=layout.remains(deleted) or deleted)
     if stored.target and files.owns_target():
-        remove(stored.target)
-        if stored.target.exists():
-            return False  # it must not be forgotten before it is gone
+        stored.target.unlink(missing_ok=True)  # if it fails, `deleted` stays: the file must not be forgotten
         sync_directory(stored.target.parent)
     if not remove_remains(layout, deleted):
         return False
@@ -101,7 +99,10 @@ def _sync_names(layout: Layout, scan: Scan) -> None:
     # private one: what made way went there.
     due = [stored.place.parent for stored, _ in _due(layout, scan)]
     within = [layout.name_within(stored.id, stored.manifest.target) for stored in scan.places]
-    targets = [(each.place if name else each.path).parent for each, name in zip(scan.places, within, strict=True)]
+    targets = [
+        (each.place if name else each.target or each.place).parent
+        for each, name in zip(scan.places, within, strict=True)
+    ]
     there = [directory for directory in targets if directory.is_dir()]  # users may remove theirs
     for directory in dict.fromkeys([*due, layout.private, layout.root, *there]):
         sync_directory(directory)
@@ -128,8 +129,14 @@ def _due(layout: Layout, scan: Scan) -> list[tuple[Stored, NamedFile]]:
 def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
     for place in layout.drafts("deleted"):
         if stored := _read(reader, place):
-            if _finish(layout, stored, place):
-                yield place
+            try:
+                is_gone = _finish(layout, stored, place)
+            except OSError as error:
+                logger.warning(
+                    "cannot remove %s of %s: %s. The next sweep will try again.", stored.target, place, error
+                )
+            else:
+                yield from [place] * is_gone
         elif remove_remains(layout, place):
             remove(place)
             yield place

@@ -34,8 +34,8 @@ class Stored:
 
     @property
     def path(self) -> Path:
-        """What a user would call this checkpoint: the file that they named, else its directory."""
-        return self.target or self.place
+        """What a user would call this checkpoint: the file that they named, while it is its own, else its directory."""
+        return self.target if self.target and (self._is_at_target or self.owns_target()) else self.place
 
     def path_of(self, name: str) -> Path:
         """Where a file lies; raises BadCheckpoint if the manifest does not name it."""
@@ -71,6 +71,10 @@ class Stored:
         if entry.stamp:
             return entry.stamp == (here.st_ino, here.st_mtime_ns)
         return os.path.samestat(here, own) or (here.st_size, here.st_mtime_ns) == (own.st_size, own.st_mtime_ns)
+
+    @property
+    def _is_at_target(self) -> bool:
+        return any(entry.stamp for entry in self.manifest.files)
 
     def _locate(self, entry: FileEntry) -> Path:
         """Where a file is stored; a model with a stamp is of an earlier version, which wrote it to the target alone."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -97,6 +98,52 @@ def test_a_target_replaced_by_the_user_stays_and_the_checkpoint_counts(directory
     directory.sweep()
     directory.delete(SaveId(0, 5))
     assert target.read_bytes() == b"theirs" and assert_sound(directory) == [(0, 6)]
+
+
+def test_a_checkpoint_whose_target_its_user_replaced_is_called_by_its_directory(directory, target):
+    publish(directory, SaveId(0, 5), str(target))
+    assert directory.checkpoints()[0].path == target
+    target.unlink()
+    for _ in range(2):
+        assert directory.checkpoints()[0].path == directory.path / "checkpoint-5"
+        target.write_bytes(b"theirs")
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """A small file system of its own."""
+    place = tmp_path / "mount"
+    place.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=False).returncode
+    ):
+        pytest.skip("this process may not mount a file system")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_file_system_of_a_target_is_named_with_its_space(directory, mount):
+    publish(directory, SaveId(0, 4), str(mount / "a.pt"))
+    for name in ("a.pt", "b.pt"):
+        with pytest.raises(
+            PersistError, match=rf"{mount}/\.fastckpt-\w+: No space left.* needs 48\.8 KiB; 12\.0 KiB is free"
+        ):
+            publish(directory, SaveId(0, 5), str(mount / name))
+    assert assert_sound(directory) == [(0, 4)] and [path.name for path in mount.iterdir()] == ["a.pt"]
+    assert_clean(directory)
+
+
+def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_sweep(directory, mount):
+    publish(directory, SaveId(0, 4), str(mount / "a.pt"))
+    publish(directory, SaveId(0, 5))
+    subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
+    with pytest.raises(PersistError, match=f"cannot delete step 4 .*{mount}/a.pt: Read-only"):
+        directory.delete(SaveId(0, 4))
+    assert assert_sound(directory) == [(0, 5)] and directory.sweep() == []
+    subprocess.run(["mount", "-o", "remount,rw", mount], check=True)
+    assert len(directory.sweep()) == 1 and not (mount / "a.pt").exists()
+    assert_clean(directory)
 
 
 def test_a_sweep_bears_that_the_directory_of_a_target_is_gone(directory, target):
