@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import logging
 import os
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from fastckpt._core.storage.io.durable import make_directories, move, remove, sy
 from fastckpt._core.storage.local.layout import FILES, Layout
 from fastckpt._core.storage.local.stored import ours
 from fastckpt.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 """Errors of file systems that have no hard links, or none between these two places."""
@@ -99,3 +102,21 @@ def remove_with_draft(layout: Layout, place: Path) -> None:
             if named.is_due:
                 return  # only the place tells of it
     remove(place)
+
+
+def finish_of_earlier_versions(layout: Layout) -> None:
+    """Put or remove the drafts of files of users that an earlier version left when it died."""
+    for place in layout.drafts("checkpoint") + layout.drafts("tmp"):
+        try:
+            draft = Path((place / "draft").read_text("utf-8", "surrogateescape"))
+            if not draft.name.startswith(PREFIX) or not draft.is_file():
+                continue
+            manifest = ours(place) if layout.is_record(place) else None
+            if manifest and (path := layout.file_of(manifest)):
+                sync_directory(layout.private)  # the writer may have died before: the file must not outlive its record
+                move(draft, path)
+            else:
+                draft.unlink()
+        except (OSError, ValueError) as error:
+            if not isinstance(error, FileNotFoundError):
+                logger.warning("cannot finish %s, which an earlier version left: %s", place, error)

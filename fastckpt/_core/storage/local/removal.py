@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastckpt._core.storage.io.durable import move, remove, sync_directory
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.named_file import NamedFile, named_file, remove_with_draft
+from fastckpt._core.storage.local.named_file import NamedFile, finish_of_earlier_versions, named_file, remove_with_draft
 from fastckpt._core.storage.local.places import (
     drop,
     is_unmovable,
@@ -77,6 +77,7 @@ def _take_away(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) 
 
 def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
     """Finish what crashed writers began; call while nobody writes. Returns what was removed or restored."""
+    finish_of_earlier_versions(layout)
     scan = reader.scan()
     _sync_names(layout, scan)
     done = [*_put_named(layout, scan), *_finish_deletions(layout, reader)]

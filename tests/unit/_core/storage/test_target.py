@@ -259,6 +259,18 @@ def test_a_target_of_an_earlier_version_is_deleted_with_its_file(directory, targ
     assert assert_sound(directory) == [(0, 7), (0, 5)] and not target.exists() and not earlier.exists()
 
 
+@pytest.mark.parametrize("is_record", [True, False])
+def test_a_sweep_finishes_what_a_crash_of_an_earlier_version_left(directory, target, earlier, is_record):
+    """It wrote the model to a draft, then renamed the record from a ``tmp-``, then the draft."""
+    target.rename(earlier.joinpath("draft").read_text())
+    if not is_record:
+        earlier.rename(earlier.with_name("tmp-0123456789ab"))
+    directory.sweep()
+    assert assert_sound(directory) == [(0, 6), (0, 5)][not is_record :]
+    assert target.exists() == is_record
+    assert_clean(directory)
+
+
 def test_an_overwritten_target_of_an_earlier_version_is_damage(directory, target, earlier):
     for content in (b"x" * target.stat().st_size, b"another size"):
         target.write_bytes(content)
