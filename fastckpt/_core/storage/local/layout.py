@@ -146,8 +146,10 @@ class Layout:
         home = root / f"checkpoint-{id.step}"
         if path == home / MODEL:
             return ""
+        if path == home:
+            raise ConfigError(f"cannot save to {path}: the checkpoint's own directory has that name. Try {path}.pt.")
         others = [place for place in path.parents if place != home and self._is_checkpoint(place)]
-        if path.is_relative_to(root / PRIVATE) or path in (root / TRACKER, home) or others:
+        if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or others:
             raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
 

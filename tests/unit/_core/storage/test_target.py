@@ -215,6 +215,8 @@ def test_a_path_of_another_file_or_directory_of_a_checkpoint_is_refused_and_leav
     for path in ("checkpoint-7", "checkpoint-6/mine.pt", "checkpoint-7/rank_0.pt", "checkpoint-7/manifest.json"):
         with pytest.raises(ConfigError, match=f"cannot save .*{path.split('/')[-1]}"):
             publish(directory, SaveId(0, 7), str(directory.path / path))
+    with pytest.raises(ConfigError, match=r"own directory has that name. Try .*/checkpoint-7\.pt"):
+        publish(directory, SaveId(0, 7), str(directory.path / "checkpoint-7"))
     assert assert_sound(directory) == [(0, 6)] and not (directory.path / "checkpoint-7").exists()
     assert_clean(directory)
 
