@@ -278,7 +278,7 @@ class Session:
     def resumed(self, resumed: ResumeResult, seconds: float) -> None:
         """Make the loaded checkpoint, if any, the parent of later saves, and report the load to the saver."""
         self.history.go_on_from(resumed)
-        self.link.tell_loaded(resumed.id, resumed.tier, seconds)
+        self.link.report_loaded(resumed.id, resumed.tier, seconds)
         if resumed.state is not None:
             step = resumed.id.step if resumed.id else -1
             self.beats.resume(step)
@@ -287,7 +287,7 @@ class Session:
 
     def loaded_nothing(self) -> None:
         """Report to the saver that there was nothing to load."""
-        self.link.tell_loaded(None, "", 0.0)
+        self.link.report_loaded(None, "", 0.0)
 
     def release(self) -> None:
         """Let the saver reuse the memory that a load holds, if one does."""
