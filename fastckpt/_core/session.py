@@ -309,10 +309,10 @@ class Session:
         self.link.history = max(agreement(self.place.world_size).gather(self.link.history))
 
     def overlap_with(
-        self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple
+        self, optimizers: Sequence[Optimizer], derived: Callable[[], Iterable[torch.Tensor]] = tuple
     ) -> None:
         """Copy what only the steps of these optimizers change in the background, from the next save on."""
-        self.overlap.defer(optimizers, beside)
+        self.overlap.defer(optimizers, derived)
 
     def count_steps(self, clock: Callable[[], int]) -> None:
         """Count the steps of training by ``clock``, where several steps of optimizers make one."""

@@ -243,7 +243,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         writer.release()  # a load that failed
         save = writer.save_id(step)
         if self._stage.name:
-            state = FsdpState(state.shards | self._stage.beside(state.common), {}, state.own)
+            state = FsdpState(state.shards | self._stage.as_values(state.common), {}, state.own)
         try:
             with phase("snapshot.shards", step=step):
                 # A save to storage may wait for all ranks, so a change of structure costs none of these.
