@@ -227,7 +227,7 @@ class Session:
                 trouble = f"the metrics of {save} could not be kept: {error}"
             if request.persist:
                 trouble = self._snapshots.notify(save, request, path=path) or trouble
-        return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
+        return SaveResult(True, save.step, "memory already holds this step", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
         """Wait until nothing is on its way to storage; the step of the newest durable checkpoint, None if none is.

@@ -96,7 +96,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Pin:
-    """Which checkpoints are in memory? They stay until Release. Answer: Pinned."""
+    """Pin the checkpoints in memory until Release. Answer: Pinned."""
 
 
 @dataclass(frozen=True)

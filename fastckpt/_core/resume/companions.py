@@ -81,7 +81,7 @@ class Pairing:
             arena = arena_path(self._shm_dir, directory, self._group_rank)
             found |= {id for slot in slots_of(arena) if (id := slots.read(slot).committed)}
         except (FastckptError, OSError) as error:
-            logger.warning("what %s has cannot be looked up: %s", directory, error)
+            logger.warning("the checkpoints of %s cannot be listed: %s", directory, error)
             return frozenset()
         return frozenset(found)
 

@@ -212,7 +212,7 @@ class Coordinator:
         if (found := self.tiers.start_over()) is not None:
             for slot in self.slots:
                 if slot.id is not None:
-                    logger.warning("%s in %s is given up for %s", slot.id, slot.path, found)
+                    logger.warning("%s in %s is given up: %s, which is durable, is resumed", slot.id, slot.path, found)
                     slot.clear()
         self.progress.log()
         forget_the_dead(self.arena.path)
@@ -242,7 +242,7 @@ class Coordinator:
             self._skipped.warn_of_unlike(unlike)
             return Skipped(unlike, persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
-            return Skipped("memory holds it already", persisted, trouble)
+            return Skipped("memory already holds this step", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
             await self._reservations.reserve(decision, message.files, writer)
             # In the background: the next save goes to another slot, and finds its memory reserved.

@@ -141,7 +141,7 @@ class Writers:
                 gone[rank] = replace(gone[rank], loan=None)
 
     def lose(self, rank: int, pid: int) -> bool:
-        """A rank hung up or died without deregistering; False if it was gone before."""
+        """A rank has disconnected or died without deregistering; False if it was gone before."""
         # Its deregistration came first, or another process has the rank by now.
         if self._present.get(rank) != pid:
             return False
