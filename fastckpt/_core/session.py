@@ -29,7 +29,7 @@ from fastckpt._core.ipc.messages import Goodbye, Status
 from fastckpt._core.memory.stacks import offer
 from fastckpt._core.metrics import counts, write_events_to
 from fastckpt._core.policy import retention
-from fastckpt._core.policy.verify import level
+from fastckpt._core.policy.verify import verify_mode
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.directory_checks import warn_of_unloaded
@@ -95,7 +95,7 @@ class Session:
         # 1. check the arguments   2. make the directory ready   3. connect to the saver, which may refuse the directory
         # 4. install the heartbeat and the overlap, whose hooks run at each optimizer step
         optimizers = optimizers_in(options.overlap)
-        self.verify = level(options.verify)
+        self.verify = verify_mode(options.verify)
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)

@@ -1,7 +1,7 @@
 """Resumes of several checkpointers of one job, such as an actor's and a critic's, from the same step.
 
 Each save names the directories whose checkpointers were in step with it, and which history they wrote. A load passes
-over what these do not have: a kill between the saves of two must not bring them back from unlike steps.
+over what these do not have: a kill between the saves of two must not resume them from different steps.
 """
 
 import logging

@@ -238,9 +238,9 @@ class Coordinator:
         # A rank that asks for the same save again was skipped before: a slot may be free by now.
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
         persisted, trouble = self.news(writer), self.tiers.trouble
-        if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
-            self._skipped.warn_of_unlike(unlike)
-            return Skipped(unlike, persisted, trouble)
+        if isinstance(decision, Slot) and (mismatch := self.writers.out_of_step(writer, save)):
+            self._skipped.warn_of_mismatch(mismatch)
+            return Skipped(mismatch, persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
             return Skipped("memory already holds this step", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
@@ -277,7 +277,7 @@ class Coordinator:
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         lacking = slot.writers - slot.done
         if slot.id is not None and lacking and (over := self.writers.passed_over(slot.id, lacking)):
-            self._skipped.warn_of_unlike(f"{over}, which can never be resumed")
+            self._skipped.warn_of_mismatch(f"{over}, which can never be resumed")
         try:
             if not self.arena.is_there():
                 self._restore()
