@@ -57,7 +57,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class DdpCheckpointer(BaseCheckpointer):
-    """Saves a DDP job's state to memory and storage, and brings it back after a failure.
+    """Saves a DDP job's state to memory and storage, and restores it after a failure.
 
     Every rank constructs one, and calls each method with the same steps. The state of the model is the same on all
     ranks: the first rank of each node copies it. What differs per rank goes into ``rank_state``.
@@ -72,20 +72,19 @@ class DdpCheckpointer(BaseCheckpointer):
             read back from storage before it counts there. All ranks give the same.
         overlap: The optimizer, or several, whose parameters and ``state`` may be copied during the next forward and
             backward; their next step waits for that. Until then nothing else may write to them, such as averages that
-            are swapped in by way of ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied
-            before `save_checkpoint` returns.
+            are swapped in through ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied before
+            `save_checkpoint` returns.
         remote: A second tier: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
-            directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
-            the time that the one before has arrived is passed over. The end of the job waits for the newest. All
-            ranks give the same.
+            directory on a fast disk, is copied there in the background, one at a time, always the newest; those in
+            between are not copied. The end of the job waits for the newest. All ranks give the same.
         remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
         replica_count: An option of Flash Checkpoint without effect here, likewise ``comm_backend``, ``save_timeout``,
             ``local_shard_num`` and ``global_shard_num``.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says; ``overlap`` has what is
+        ConfigError: ``verify`` is none of these; ``remote`` cannot be a second tier; ``overlap`` has something that is
             no torch optimizer.
-        PlaceInUse: Another live job uses the directory, and goes on to.
+        PlaceInUse: Another live job uses the directory, and has not released it in time.
 
     Attributes:
         rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.
@@ -136,7 +135,7 @@ class DdpCheckpointer(BaseCheckpointer):
         Args:
             state_dict: A state like those to be saved; only its structure and sizes matter.
             optimizer: An optimizer whose state is part of ``state_dict`` but still empty: what it will hold after
-                its first step is foreseen for Adam, AdamW and SGD.
+                its first step is predicted for Adam, AdamW and SGD.
 
         Raises:
             ArenaTooSmall: Shared memory cannot hold two checkpoints of that size.
@@ -160,34 +159,36 @@ class DdpCheckpointer(BaseCheckpointer):
     ) -> SaveResult:
         """Save the state of a step. Once this returns, the state may be changed.
 
-        With ``overlap``, parameters and states of the optimizers may be changed by their steps only: what these wait
-        for is then still being copied (``pending`` of the result). See docs/saving.md.
+        With ``overlap``, parameters and states of the optimizers may be changed by their steps only: these wait until
+        the copy is done (``pending`` of the result). See docs/saving.md.
 
         A step that memory already holds is not copied again: with DISK it is persisted. A save is skipped if every
-        slot is in use; the result says so, and so it does for every rank.
+        slot is in use, on all ranks alike; the result has the reason.
 
         Args:
             step: The step, not below the last one saved.
             state_dict: What all ranks have in common. Only the first rank of each node reads it.
-            path: Where the file is once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If
-                the checkpoint directory is a URL: where a copy is stored, as such a URL or relative to that directory.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
-                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
-                ``metrics`` it becomes durable, as with DISK.
-            rank_state: What differs on this rank; the position in the data does not, and belongs into ``state_dict``.
+            path: Where the file is once it is persisted, until the checkpoint is deleted; default
+                ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If the checkpoint directory is a URL: where a copy is
+                stored, as such a URL or relative to that directory.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
+                DISK, but newer saves may overtake it while it waits for storage; with ``path`` or ``metrics``, exactly
+                as DISK.
+            rank_state: What differs on this rank; the position in the data does not, and belongs in ``state_dict``.
                 The state of torch's random generators (CPU and accelerators) is added, and restored by
                 `load_checkpoint`.
-            metrics: What was measured of this state, for `KeepBestStrategy`: numbers by name, of which those of the
-                first rank count. NaN and infinity count as not measured. Saving a step again that is in memory adds
-                them, until it is persisted.
+            metrics: Measurements of this state, for `KeepBestStrategy`: numbers by name; those of the first rank
+                count. NaN and infinity count as not measured. Saving a step again that is in memory adds them, until it
+                is persisted.
 
         Raises:
             StepError: The step is older than one saved since the last load.
             ConfigError: A metric is no number.
             NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save. One that
-                comes to be too large later is skipped.
-            OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
+                becomes too large later is skipped.
+            OverlapError: With FASTCKPT_CHECK_OVERLAP=1: tensors were changed, unseen by torch, while the previous save
+                was copying them.
         """
         arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
         file, states = arguments.path("path", path), self._states(state_dict, rank_state)
@@ -202,20 +203,20 @@ class DdpCheckpointer(BaseCheckpointer):
         Args:
             resume_path: A file or checkpoint directory to load instead of the newest one. A new history begins: what
                 is saved from now on is newer than all before. Workers that are restarted in the same launch may
-                pass the same path again: at their first load they go on from the newest save since then.
+                pass the same path again: their first load resumes the newest save made since then, if there is one.
 
         Returns:
             The saved state; empty if nothing was ever saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank; or there
-                are only some that something else wrote.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank; or
+                there are only those of other libraries.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
+            ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
         """
         start = time.perf_counter()
         # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
-        # 3. refuse to begin beside checkpoints of other libraries   4. restore what this rank has of its own
+        # 3. refuse a fresh start where other libraries have checkpoints   4. restore what this rank has of its own
         session, asked = self._writer, arguments.path("resume_path", resume_path)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
         ranks, finder, resume, since = session.open_resume(
@@ -258,7 +259,7 @@ class DdpCheckpointer(BaseCheckpointer):
         if resumed.state is None:
             return {}
         state, own = resumed.state
-        self._given = None  # what was given before is of another line
+        self._given = None  # what was given before belongs to another history
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
         self.loaded_step, self.loaded_from = step, resumed.tier
         self.rank_state = RankState(own["state"] if own else {}, rank, step)
@@ -269,8 +270,8 @@ class DdpCheckpointer(BaseCheckpointer):
         threads = resumed.details.get("num_threads")
         if threads not in (None, torch.get_num_threads()):
             logger.warning(
-                "saved with %s threads per operator, now %d: sums may round otherwise. Set OMP_NUM_THREADS=%s for the "
-                "very same results.",
+                "the checkpoint was saved with %s threads per operator, and this job has %d: sums may be rounded "
+                "differently. Set OMP_NUM_THREADS=%s for identical results.",
                 threads,
                 torch.get_num_threads(),
                 threads,
@@ -279,11 +280,11 @@ class DdpCheckpointer(BaseCheckpointer):
 
 
 def settle(model: torch.nn.Module, step_fn: Callable[[], object]) -> None:
-    """Bring DDP into the shape that it has in the middle of a run; call it at every start, before loading a state.
+    """Bring DDP into the state that it has in the middle of a run; call it at every start, before loading a state.
 
     DDP reduces its first backward in buckets of one order, and all later ones in the order in which gradients came.
-    From three ranks on, sums then round otherwise in the first step after a restart than in a run that was never
-    interrupted. This makes that first step a discarded one: parameters, buffers and random generators are left as
+    With three ranks or more, the first step after a restart then rounds sums differently from a run that was never
+    interrupted. This makes that first backward a discarded one: parameters, buffers and random generators are left as
     they were, and no gradients remain.
 
     Args:

@@ -29,7 +29,7 @@ from fastckpt._core.ipc.messages import Goodbye, Status
 from fastckpt._core.memory.stacks import offer
 from fastckpt._core.metrics import counts, write_events_to
 from fastckpt._core.policy import retention
-from fastckpt._core.policy.verify import level
+from fastckpt._core.policy.verify import verify_mode
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.directory_checks import warn_of_unloaded
@@ -95,7 +95,7 @@ class Session:
         # 1. check the arguments   2. make the directory ready   3. connect to the saver, which may refuse the directory
         # 4. install the heartbeat and the overlap, whose hooks run at each optimizer step
         optimizers = optimizers_in(options.overlap)
-        self.verify = level(options.verify)
+        self.verify = verify_mode(options.verify)
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)
@@ -227,7 +227,7 @@ class Session:
                 trouble = f"the metrics of {save} could not be kept: {error}"
             if request.persist:
                 trouble = self._snapshots.notify(save, request, path=path) or trouble
-        return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
+        return SaveResult(True, save.step, "memory already holds this step", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
         """Wait until nothing is on its way to storage; the step of the newest durable checkpoint, None if none is.
@@ -278,7 +278,7 @@ class Session:
     def resumed(self, resumed: ResumeResult, seconds: float) -> None:
         """Make the loaded checkpoint, if any, the parent of later saves, and report the load to the saver."""
         self.history.go_on_from(resumed)
-        self.link.tell_loaded(resumed.id, resumed.tier, seconds)
+        self.link.report_loaded(resumed.id, resumed.tier, seconds)
         if resumed.state is not None:
             step = resumed.id.step if resumed.id else -1
             self.beats.resume(step)
@@ -287,7 +287,7 @@ class Session:
 
     def loaded_nothing(self) -> None:
         """Report to the saver that there was nothing to load."""
-        self.link.tell_loaded(None, "", 0.0)
+        self.link.report_loaded(None, "", 0.0)
 
     def release(self) -> None:
         """Let the saver reuse the memory that a load holds, if one does."""
@@ -309,10 +309,10 @@ class Session:
         self.link.history = max(agreement(self.place.world_size).gather(self.link.history))
 
     def overlap_with(
-        self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple
+        self, optimizers: Sequence[Optimizer], derived: Callable[[], Iterable[torch.Tensor]] = tuple
     ) -> None:
         """Copy what only the steps of these optimizers change in the background, from the next save on."""
-        self.overlap.defer(optimizers, beside)
+        self.overlap.defer(optimizers, derived)
 
     def count_steps(self, clock: Callable[[], int]) -> None:
         """Count the steps of training by ``clock``, where several steps of optimizers make one."""

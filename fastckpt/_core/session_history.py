@@ -68,7 +68,7 @@ class SessionHistory:
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
         # One gather for all: each costs a round trip to the store, and a resume waits for it. Rank 0's token names the
-        # line of saves until the next load: equal steps with unlike tokens are not the same save.
+        # line of saves until the next load: equal steps with different tokens are not the same save.
         asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
         several = self._place.group_world_size > 1
         seen = mark_seen(self.directory, self._place) if several else None

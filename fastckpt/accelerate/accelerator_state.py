@@ -70,7 +70,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
 
     Raises:
         ConfigError: The training is distributed in a way that this cannot save, or not by a launcher of torch's kind.
-        PlaceInUse: Another live job uses the directory, and goes on to.
+        PlaceInUse: Another live job uses the directory, and has not released it in time.
 
     Attributes:
         loaded_step: The step that was loaded; -1 before that, if there was none, or if something else wrote it.
@@ -122,9 +122,9 @@ class AccelerateCheckpointer(BaseCheckpointer):
 
         Args:
             step: The step, not below the last one saved.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
-                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``name`` or
-                ``metrics`` it becomes durable, as with DISK.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
+                DISK, but newer saves may overtake it while it waits for storage; with ``name`` or ``metrics``, exactly
+                as DISK.
             name: What its directory is called in the checkpoint directory; default ``checkpoint-<step>``.
             safe_serialization: As for ``accelerator.save_state``: whether weights are files of safetensors.
             metrics: As for `DdpCheckpointer.save_checkpoint`.
@@ -163,7 +163,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``path`` cannot be loaded.
-            ConfigError: Ranks give unlike paths.
+            ConfigError: Ranks give different paths.
         """
         folder = self._folders.find(path, foreign=is_foreign(path))
         if folder is None:

@@ -69,7 +69,7 @@ class Checkpointer:
 
     Raises:
         ConfigError: Something has no state, or an option cannot be applied.
-        PlaceInUse: Another live job uses the directory, and goes on to.
+        PlaceInUse: Another live job uses the directory, and has not released it in time.
     """
 
     @public

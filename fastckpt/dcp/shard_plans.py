@@ -131,7 +131,7 @@ class ShardPlans:
         key = f"{now}/met/{save.history}/{save.step}"
         try:
             with self._stall("save", DEADLINE):
-                self._mailbox.meet(key, self._place.world_size, end, self._unless)
+                self._mailbox.barrier(key, self._place.world_size, end, self._unless)
         except (TimeoutError, dist.DistError) as error:
             raise Unplanned(f"the other ranks did not come to this save within {DEADLINE:g} s") from error
         # The key of the meeting before: all have left it, since they came to this one.
@@ -144,7 +144,7 @@ class ShardPlans:
         history, step = last or SaveId(0, 0)
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
             while self._last is None and os.getpid() == self._pid:
-                self._turn(self._mailbox.say(self._next, f"{_CLOSED}{history} {step}"))
+                self._turn(self._mailbox.put_word(self._next, f"{_CLOSED}{history} {step}"))
 
     @property
     def _next(self) -> str:
@@ -172,7 +172,7 @@ class ShardPlans:
 
     def _call(self, save: SaveId) -> None:
         if self._last is None:
-            self._turn(self._mailbox.say(self._next, f"{save.history} {save.step}"))
+            self._turn(self._mailbox.put_word(self._next, f"{save.history} {save.step}"))
         if self._last is not None:
             raise PlannerDeparted("the structure of the state has changed, and a rank has closed its checkpointer")
 

@@ -40,7 +40,7 @@ class StageNames:
         """The entries of a state by their names in the checkpoint."""
         return {f"{self._prefix}{name}": value for name, value in state.items()}
 
-    def beside(self, common: Mapping[str, Any]) -> dict[str, Any]:
+    def as_values(self, common: Mapping[str, Any]) -> dict[str, Any]:
         """Entries that the ranks of a stage have in common, as values that the checkpoint keeps as they are."""
         return {name: Value(value) for name, value in common.items()}
 

@@ -48,8 +48,8 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         verify: See `DdpCheckpointer`; likewise ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says.
-        PlaceInUse: Another live job uses the directory, and goes on to.
+        ConfigError: ``verify`` is none of these; ``remote`` cannot be a second tier.
+        PlaceInUse: Another live job uses the directory, and has not released it in time.
 
     Attributes:
         result: What became of the last save on this rank; None before it.

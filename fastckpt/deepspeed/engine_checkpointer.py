@@ -63,7 +63,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
     Raises:
         ConfigError: The engine has state that it does not give away, such as an optimizer's on NVMe; its optimizer
             changes states before its step, which ``overlap`` rests upon; or as for `DdpCheckpointer`.
-        PlaceInUse: Another live job uses the directory, and goes on to.
+        PlaceInUse: Another live job uses the directory, and has not released it in time.
 
     Attributes:
         loaded_step: The engine's ``global_steps`` when what was loaded was saved; -1 if nothing was, or by DeepSpeed.
@@ -124,16 +124,15 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         """Save the engine, as its own `save_checkpoint`. Once this returns, training may go on.
 
         A step that memory already holds under this tag is not copied again: with DISK it is persisted. A save is
-        skipped if every slot is in use; the result says so, and so it does for every rank.
+        skipped if every slot is in use; on all ranks alike; the result has the reason.
 
         Args:
             save_dir: The checkpoint directory.
             tag: Its name; default ``global_step<engine.global_steps>``.
             client_state: What else to save, with ordinary keys.
             save_latest: Whether ``latest`` is to name it, once all of it is durable.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
-                it waits for storage, it keeps no place in memory: the newest save overtakes it. With a ``tag`` it
-                becomes durable, as with DISK.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
+                DISK, but newer saves may overtake it while it waits for storage; with a ``tag``, exactly as DISK.
             exclude_frozen_parameters: Whether to leave these out.
 
         Raises:

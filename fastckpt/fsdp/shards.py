@@ -91,9 +91,9 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             then saves and loads what its stage has. None: all ranks save one state.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says; ``overlap`` has what is
-            no torch optimizer; ``stage`` is no name.
-        PlaceInUse: Another live job uses the directory, and goes on to.
+        ConfigError: ``verify`` is none of these; ``remote`` cannot be a second tier; ``overlap`` has something that
+            is no torch optimizer; ``stage`` is no name.
+        PlaceInUse: Another live job uses the directory, and has not released it in time.
         FastckptError: There are several ranks, and no process group yet.
 
     Attributes:
@@ -179,9 +179,9 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
             path: A name, or a path, in the checkpoint directory: what the checkpoint's directory is called; by default
                 ``checkpoint-<step>``. Of a path elsewhere a warning reports that it is stored there.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
-                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
-                ``metrics`` it becomes durable, as with DISK.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
+                DISK, but newer saves may overtake it while it waits for storage; with ``path`` or ``metrics``, exactly
+                as DISK.
             model: The module, instead of a state dict; torch's ``get_state_dict`` gives its state.
             optimizer: Its optimizer, or several.
             extra_sd: What else is saved with a model, by names other than "model" and "optimizer".
@@ -243,7 +243,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         writer.release()  # a load that failed
         save = writer.save_id(step)
         if self._stage.name:
-            state = FsdpState(state.shards | self._stage.beside(state.common), {}, state.own)
+            state = FsdpState(state.shards | self._stage.as_values(state.common), {}, state.own)
         try:
             with phase("snapshot.shards", step=step):
                 # A save to storage may wait for all ranks, so a change of structure costs none of these.

@@ -141,7 +141,7 @@ class FastCheckpointIO(TorchCheckpointIO):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``path`` cannot be loaded.
-            ConfigError: Ranks give unlike paths.
+            ConfigError: Ranks give different paths.
         """
         saves = self._open()
         state = saves.load(os.fspath(path))

@@ -138,8 +138,10 @@ class Job:
         return self.output.read_text(errors="replace")
 
     def log(self, rank: int) -> list[dict[str, Any]]:
+        """The lines that a rank has written whole; it may be writing one more."""
         path = self.folder / f"log.{rank}"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def ranks(self) -> list[int]:
         return sorted(int(path.suffix[1:]) for path in self.folder.glob("log.*"))

@@ -182,12 +182,12 @@ def test_invalid_messages_of_processes_of_the_same_user_disturb_no_job(new_job, 
         for nonsense in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", MAX_SIZE + 1), struct.pack("<I", 9) + b"{" * 9):
             with connected(address) as connection:
                 connection.sendall(nonsense)
-                assert answer(connection) == b"", "hung up on"
+                assert answer(connection) == b"", "it is disconnected"
         assert_answers_soon(address)
         job.go_on(10)
         job.wait_for_all(40)
         assert_answers_soon(address)
-        assert "hung up on process" in job.text() and f"longer than {MAX_SIZE}" in job.text()
+        assert "disconnected process" in job.text() and f"longer than {MAX_SIZE}" in job.text()
         ended.set()
         slow.join()
     trickling.close()

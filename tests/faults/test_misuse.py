@@ -25,7 +25,7 @@ def test_a_mistake_of_a_script_is_reported_and_the_next_save_works(new_job):
     )
     for rank in (0, 1):
         assert "steps must not go back" in told[f"smaller.{rank}"] and "StepError" in told[f"smaller.{rank}"]
-        assert told[f"twice.{rank}"] == told[f"twice-to-disk.{rank}"] == "memory held it already"
+        assert told[f"twice.{rank}"] == told[f"twice-to-disk.{rank}"] == "memory already holds this step"
         for name in NAMES:
             assert "belongs to the process that made it, not to one forked from it" in told[f"forked-{name}.{rank}"]
             assert told[f"closed-{name}.{rank}"] == (

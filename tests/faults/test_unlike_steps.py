@@ -1,4 +1,4 @@
-"""Ranks that save unlike steps: no mixed checkpoint is ever resumed, and the ranks get an error or a warning."""
+"""Ranks that save different steps: no mixed checkpoint is ever resumed, and the ranks get an error or a warning."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_a_rank_whose_step_is_one_ahead_is_refused(tmp_path: Path):
     """Else what it saved as step 3, at the time of step 2, would be resumed with step 3 of the other."""
     text, ((first, *_), (second, *_)) = run(tmp_path, [1, 2, 3, 4], [2, 3, 4, 5])
     refused = [reason for reason in [*first, *second] if reason is not True]
-    assert len(refused) == 3 and all("they count steps unlike" in reason for reason in refused), (first, second)
+    assert len(refused) == 3 and all("they count steps differently" in reason for reason in refused), (first, second)
     assert text.count("not every rank saves the same steps") == 1
     assert "resumed" not in text
 

@@ -86,7 +86,7 @@ class StoreMailbox:
         self._poll(lambda: self._store.check([key]), key, end, unless)
         return self.read(key)
 
-    def meet(self, key: str, count: int, end: float, unless: str) -> None:
+    def barrier(self, key: str, count: int, end: float, unless: str) -> None:
         """Return when ``count`` ranks have called this; raises as `get`."""
         self._store.add(key, 1)
         self._poll(lambda: self._store.add(key, 0) >= count, key, end, unless)
@@ -120,7 +120,7 @@ class StoreMailbox:
             check()
 
     def remove(self, key: str) -> None:
-        """Remove a message that everybody has read, or what `meet` has left."""
+        """Remove a message that everybody has read, or what `barrier` has left."""
         self._store.delete_key(key)  # the result means nothing: a FileStore always returns True
         for number in itertools.count(1):
             if not self._store.check([f"{key}/{number}"]):
@@ -136,7 +136,7 @@ class StoreMailbox:
         """The short word under a key; None if there is none. One round trip to the store."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def say(self, key: str, word: str) -> str:
+    def put_word(self, key: str, word: str) -> str:
         """Set a short word, visible to all ranks on return, unless one is set; returns the one that is."""
         first: bytes = self._store.compare_set(key, "", word)
         return first.decode()
@@ -161,10 +161,10 @@ class Agreement:
         self._mailbox, self._departures = map(StoreMailbox, stores)
         self._round = self._rounds[met, name]
 
-    def say(self, value: Any) -> Answers:
+    def send(self, value: Any) -> Answers:
         """Send this rank's value (JSON) without waiting; returns a function that waits for the values of all ranks.
 
-        Call the function once, before the next `say`; its values are in the order of ranks. It raises torch's
+        Call the function once, before the next `send`; its values are in the order of ranks. It raises torch's
         DistStoreError if a rank does not come, or PeerDeparted.
         """
         rank, number = dist.get_rank(), next(self._round)
@@ -191,18 +191,18 @@ class Agreement:
             raise PeerDeparted(f"rank {lacking[0]} has closed")
 
     def gather(self, value: Any) -> list[Any]:
-        """The values that all ranks send (JSON), in the order of ranks; raises as the answers of `say`."""
-        return self.say(value)()
+        """The values that all ranks send (JSON), in the order of ranks; raises as the answers of `send`."""
+        return self.send(value)()
 
-    def beside(self, name: str) -> "Agreement":
+    def sibling(self, name: str) -> "Agreement":
         """Another agreement of the same ranks, which may be used while answers of this one are outstanding."""
         return Agreement(f"{self._name}/{name}", self._of)
 
     def leave(self) -> None:
-        """Leave this agreement and those beside it: a rank that waits for this one gets `PeerDeparted`."""
+        """Leave this agreement and its siblings: a rank that waits for this one gets `PeerDeparted`."""
         with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be gone, as the others are then
-            self._departures.say(str(dist.get_rank()), "left")
-            self._departures.say(ANY, "left")
+            self._departures.put_word(str(dist.get_rank()), "left")
+            self._departures.put_word(ANY, "left")
 
 
 class SingleRank(Agreement):
@@ -211,12 +211,12 @@ class SingleRank(Agreement):
     def __init__(self) -> None:
         """Make an agreement that needs no store."""
 
-    def say(self, value: Any) -> Answers:
+    def send(self, value: Any) -> Answers:
         """The value of the one rank, as the others would receive it."""
         sent = json.dumps(value)
         return lambda: [json.loads(sent)]
 
-    def beside(self, name: str) -> Agreement:
+    def sibling(self, name: str) -> Agreement:
         """Return the same agreement, which has no state."""
         return self
 
@@ -242,7 +242,7 @@ class Departures:
             return
         word = [self._place.rank, *(last or SaveId(history, 0))]
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
-            mailbox.say(f"{history}", json.dumps(word))
+            mailbox.put_word(f"{history}", json.dumps(word))
 
     def found(self, history: int) -> Sequence[int]:
         """Rank, history and step of the last save of one that has closed; empty while none has.

@@ -138,11 +138,11 @@ class SaverClient:
         """Report the tier of the resumed checkpoint, if any, the bad ones, and newer ones that other nodes lack."""
         self._ask(m.Resumed(tier, bad, abandoned), m.Done)
 
-    def tell_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
+    def report_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
         """Report that this rank has its state, the tier, empty for none, and the seconds that the load took."""
         self._send(m.Loaded(list(save or ()), tier, seconds), "what was loaded")
 
-    def tell_decided(self, decided: m.Decided) -> None:
+    def report_decided(self, decided: m.Decided) -> None:
         """Report the intervals that were decided."""
         self._send(decided, "how often training saves")
 

@@ -15,7 +15,7 @@ class StorageType(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> "StorageType":
-        """Another library's member of this name, which scripts that were written for that import as before.
+        """Return the member of the same name for one of another library, which its scripts still import.
 
         Raises:
             ConfigError: It is none.
@@ -29,7 +29,7 @@ class StorageType(enum.Enum):
 def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | None:
     """The storage type of a save: if it was left out, DISK where anything else is given that asks for storage.
 
-    None, for one that was left out, is DISK, too, but for a newer save that may be persisted in its place.
+    None, for one that was left out, means DISK, except that a newer save may be persisted in its place.
 
     Raises ValueError for what is no StorageType.
     """
@@ -43,7 +43,7 @@ class SaveRequest:
     """Request to persist a save, or to leave it in memory.
 
     Attributes:
-        persist: Whether it is.
+        persist: Whether it is to be persisted.
         overtakable: Whether a newer one may be persisted instead, as long as this one waits.
         agreed: Whether all nodes persist it, unless they are busy.
     """
@@ -63,10 +63,10 @@ class SaveResult:
     Attributes:
         saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.
         step: The step.
-        reason: Why it was not saved, or that memory held the step already; else empty.
+        reason: Why it was not saved, or that memory already holds the step; else empty.
         skipped: How many saves this checkpointer has skipped so far.
-        trouble: Why persists fail at the moment, or why the save before, which was pending, came to nothing; empty
-            while all is well. Training need not stop for it.
+        trouble: Why persists fail at the moment, or why the previous save, which was pending, was not completed; empty
+            if neither is so. Training need not stop for it.
         pending: Whether a part is still being copied, in the background. It is in memory by the optimizer's next step.
     """
 

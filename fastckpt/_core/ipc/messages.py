@@ -60,7 +60,7 @@ class BeginSave:
 
 @dataclass(frozen=True)
 class Granted:
-    """The slot to write to, and the checkpoints made durable since the writer was last told."""
+    """The slot to write to, and the checkpoints made durable since the last answer to the writer."""
 
     slot: str
     persisted: list[list[int]] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Pin:
-    """Which checkpoints are in memory? They stay until Release. Answer: Pinned."""
+    """Pin the checkpoints in memory until Release. Answer: Pinned."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ class Goodbye:
 
     Attributes:
         history: The one that it wrote.
-        lends: Files that later saves of the others take as its part, and their sizes (bytes): they lie in the arena.
+        lends: Files that later saves of the others take as its part, and their sizes (bytes): they are in the arena.
             Without any, no later save can be whole.
-        details: What its done record tells of them.
+        details: The details of its done record.
         closed: Rank, history and step of the last save of a rank on another node that has closed and lends nothing;
             empty for none.
     """

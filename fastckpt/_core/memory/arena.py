@@ -33,7 +33,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def arena_path(shm_dir: str, checkpoint_dir: str, node_slot: int) -> Path:
-    """Where the arena of a checkpoint directory lies.
+    """The path of the arena of a checkpoint directory.
 
     Args:
         shm_dir: A directory on a tmpfs.
@@ -145,9 +145,9 @@ class Arena:
             claim.write(self.path)
         self.claim = claim
 
-    def drive_out_writers(self, seconds: float) -> bool:
+    def evict_writers(self, seconds: float) -> bool:
         """End the writers of the former owner; False if one may still write when the time is over."""
-        return presence.drive_out(self.path, seconds)
+        return presence.evict(self.path, seconds)
 
     def renew(self) -> None:
         """Forget all that is in memory, also where others still write to it.

@@ -35,7 +35,7 @@ _ARENA = re.compile(r"fastckpt-(\d{1,10})-[0-9a-f]{16}(\.removed-[0-9a-f]{8})?")
 
 
 class ArenaState(enum.StrEnum):
-    """Whether somebody owns what lies there.
+    """Whether somebody owns the arena.
 
     LEFT_BEHIND is nobody's: a launch with its checkpoint directory adopts it. OLD_BOOT is of an earlier boot: worth
     nothing. FOREIGN is another user's, or was not made by us.
@@ -52,7 +52,7 @@ class ArenaEntry:
     """An arena; or the telemetry block of one that is gone.
 
     Attributes:
-        path: Where it lies.
+        path: Its path.
         state: Whether somebody owns it.
         uid: The user whom it belongs to.
         size: Bytes of memory that it takes; 0 if it is foreign.
@@ -150,7 +150,7 @@ def _lock(lock: int, path: Path, locks: ExitStack) -> int:
 
 
 def _arena(path: Path, *, locked: bool = False) -> ArenaEntry | None:
-    """What lies at ``path``, of which the caller may have all locks; None if it is gone."""
+    """The arena at ``path``, of which the caller may have all locks; None if it is gone."""
     try:
         status = path.lstat()
     except OSError:

@@ -90,7 +90,7 @@ def headroom(directory: Path, share: int = LEAST) -> Headroom:
 
 
 def lies_in_memory(directory: Path) -> bool:
-    """Whether files that are made in a directory lie on a tmpfs; raises OSError if it is none."""
+    """Whether files that are made in a directory are on a tmpfs; raises OSError if it is none."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return is_in_memory(descriptor)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = "lent"
-"""Where they lie in an arena."""
+"""Their directory in an arena."""
 
 
 def place_of(arena: Path, name: str) -> Path:

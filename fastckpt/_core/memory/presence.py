@@ -85,7 +85,7 @@ def forget_the_dead(arena: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def drive_out(arena: Path, seconds: float) -> bool:
+def evict(arena: Path, seconds: float) -> bool:
     """End the writers that a dead owner left; False if somebody still may write after ``seconds``.
 
     Call as the arena's owner. Killed is only who signed, shares the lock and runs here for this user.

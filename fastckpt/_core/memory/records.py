@@ -1,4 +1,4 @@
-"""Small JSON files in shared memory: written whole or not at all, and read without trust in what lies there."""
+"""Small JSON files in shared memory: written whole or not at all, and read without trust."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def read_small(path: Path) -> bytes:
 
 
 def remove_any(path: Path) -> None:
-    """Remove what lies there, if something does: a directory is nothing of ours, but it is in the way."""
+    """Remove what is there, if anything: a directory is not ours, but in the way."""
     try:
         path.unlink(missing_ok=True)
     except IsADirectoryError:
@@ -83,7 +83,7 @@ def remove_any(path: Path) -> None:
 
 
 def names_in(directory: Path) -> list[str]:
-    """Names of what lies in a directory; [] for one that cannot be listed."""
+    """Names in a directory; [] for one that cannot be listed."""
     try:
         return sorted(path.name for path in directory.iterdir())
     except OSError:

@@ -17,7 +17,7 @@ _BEGIN = ".begin"
 _DONE = ".done-"
 _DIGESTS = ".digests"
 LONGEST_NAME = 200
-"""Bytes that the name of an image may have, with the directories of the slot that it lies in."""
+"""Bytes that the name of an image may have, with the directories of the slot that it is in."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _DIGEST = re.compile("[0-9a-f]{32}")
 
@@ -52,7 +52,7 @@ class Records:
     Attributes:
         committed: The id of the whole checkpoint in the slot; None if there is none, and then the others are empty.
         files: Names and sizes in bytes of the images of the committed checkpoint.
-        details: What the writers kept with it; the first local rank speaks last.
+        details: What the writers kept with it; for equal keys those of the first local rank.
         digests: Digests (xxh3-128, in hexadecimal) of its images, by name; {} until it has some.
     """
 
@@ -70,7 +70,7 @@ class Records:
 
 
 def begin(slot: Path, record: SlotBegin) -> set[str]:
-    """Make the slot one of this save: what it held stops to count before its images change.
+    """Make the slot one of this save: what it held no longer counts before its images change.
 
     Returns images of writers that are no more, as after a restart with fewer: discard them, which may take a while.
     """
@@ -91,7 +91,7 @@ def _images_of_others(slot: Path, writers: frozenset[int]) -> set[str]:
 
 def clear(slot: Path) -> None:
     """Make the slot one that holds no checkpoint."""
-    # Digests first: those of one save must never stand beside another.
+    # Digests first: those of one save must never be in a slot with another.
     for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
         if name == _DIGESTS or name.startswith(_DONE):
             remove_any(slot / name)
@@ -105,7 +105,7 @@ def commit(slot: Path, writer: int, record: SlotDone) -> None:
 
 
 def write_digests(slot: Path, id: SaveId, digests: dict[str, str]) -> None:
-    """Say what the images of a committed save hold; only its owner may, while the slot cannot be begun again.
+    """Write the digests of a committed save; only the arena's owner may, while the slot cannot be begun again.
 
     Args:
         slot: The slot's directory.
@@ -123,7 +123,7 @@ def read_done(slot: Path, writer: int) -> SlotDone | None:
 def read(slot: Path, known: Mapping[int, SlotDone] = MappingProxyType({})) -> Records:
     """Read the records of a slot; what cannot be read, or was not written by us, counts as not there.
 
-    Done records that are ``known`` are only seen to be there still.
+    Done records that are ``known`` are not read again, only looked for.
     """
     numbers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
     writers = [int(number) for number in numbers if _NUMBER.fullmatch(number)]
@@ -158,7 +158,7 @@ def images_in(slot: Path) -> dict[str, int]:
 
 
 def image_size(slot: Path, name: str) -> int | None:
-    """Bytes of the image of that name; None if there is none: a link, or what lies behind one, is none."""
+    """Bytes of the image of that name; None if there is none: a link, or a file behind one, is none."""
     *above, _ = Path(name).parents
     try:
         status = (slot / name).lstat()

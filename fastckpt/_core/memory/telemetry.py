@@ -21,16 +21,16 @@ LONGEST_NAME = 200
 BLOCKS = Path("/dev/shm")
 """Where the C library keeps these blocks."""
 _GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _TURN = range(11)
-"""Places of words of eight bytes, whose stores are never torn. Where the phase is told: by turns in two places."""
+"""Indices of eight-byte words, whose stores are never torn. The phase is written alternately in two places."""
 _NUMBERS, _PHASE = 88, 52
-"""Bytes of the words, and of a phase after that: how long it may last, and its name."""
+"""Bytes of all words, and of a phase, which comes after them: the time it may take, and its name."""
 _READS = 100
-"""How often a phase that changes just then is read again."""
+"""How often a phase is read again if it changed during the read."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What a worker said last. All times are nanoseconds, those that tell when by the monotonic clock.
+    """The last report of a worker. Times are nanoseconds; instants are of the monotonic clock.
 
     Attributes:
         generation: How often the workers had been restarted.
@@ -38,12 +38,12 @@ class Telemetry:
         loaded: The step that it resumed from in this generation; -1 if it began afresh, or has not loaded yet.
         steps: How many steps it has completed since it started: of its optimizers, or else saves.
         first: When the first of them was complete; 0 for not yet.
-        beat: When it said something last; 0 for never.
-        stalled: How long it has spent in saves and waiting for them, all in all.
+        beat: When it last reported; 0 for never.
+        stalled: How long it has spent in saves and waiting for them, in total.
         named: How many steps it had completed when it named ``step``.
-        pid: The process that speaks; 0 once it has deregistered.
+        pid: The process that reports; 0 once it has deregistered.
         stacks: How to ask for its Python stacks, as `memory.stacks` knows it; 0 if one cannot.
-        allowed: How long its phase may last, as it says itself; 0 if it does not say.
+        allowed: How long its phase may last, by its own account; 0 if that is unknown.
         phase: What it is doing, such as "snapshot.fill"; empty for taking steps.
     """
 
@@ -73,7 +73,7 @@ class TelemetryBlock:
         try:
             memory = posix_ipc.SharedMemory(name, flags, mode=0o600, size=ranks * LINE)
             if ranks:
-                os.posix_fallocate(memory.fd, 0, ranks * LINE)  # else a full tmpfs would kill the first that beats
+                os.posix_fallocate(memory.fd, 0, ranks * LINE)  # else a full tmpfs kills the first to report
         except (posix_ipc.Error, OSError, ValueError) as error:
             raise FastckptError(f"no shared memory object {name} for {ranks} ranks: {error}") from error
         self.name = name
@@ -96,7 +96,7 @@ class TelemetryBlock:
         return self._lines[-1]
 
     def read(self, rank: int) -> Telemetry:
-        """What local rank ``rank`` said last."""
+        """The last report of local rank ``rank``."""
         line = self._bytes[rank * LINE : (rank + 1) * LINE]
         words = line[:_NUMBERS].cast("q")
         for _ in range(_READS):
@@ -120,7 +120,7 @@ class TelemetryBlock:
 
 
 class Line:
-    """What one worker says of itself; one thread writes at a time. Without memory to share, nobody reads it."""
+    """The reports of one worker; one thread writes at a time. Without shared memory nobody reads them."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         memory = memoryview(bytearray(LINE)) if memory is None else memory
@@ -128,7 +128,7 @@ class Line:
         self._phases = [memory[at:][:_PHASE] for at in (_NUMBERS, _NUMBERS + _PHASE)]
 
     def begin(self, generation: int, pid: int, stacks: int) -> None:
-        """Say that a process has begun, which forgets what was there."""
+        """Report that a process has begun; clears what its predecessor reported."""
         self._words[_PID] = 0
         fresh = {_GENERATION: generation, _STEP: -1, _LOADED: -1}
         for word in range(_PID):
@@ -138,7 +138,7 @@ class Line:
         self._words[_PID] = pid
 
     def step(self) -> None:
-        """Say that a step is complete."""
+        """Report that a step is complete."""
         words = self._words
         now = time.monotonic_ns()
         words[_STEPS] += 1
@@ -147,20 +147,21 @@ class Line:
             words[_FIRST] = now
 
     def enter(self, phase: str, allowed: int = 0) -> None:
-        """Say that a phase begins, which may last so many nanoseconds; an empty one if steps are to follow."""
+        """Report that a phase begins, which may last ``allowed`` nanoseconds; an empty one if steps follow."""
         words = self._words
         turn = words[_TURN] + 1
-        told = allowed.to_bytes(8, sys.byteorder, signed=True) + phase.encode()[: _PHASE - 8]
-        self._phases[turn % 2][:] = told.ljust(_PHASE, b"\0")
+        record = allowed.to_bytes(8, sys.byteorder, signed=True) + phase.encode()[: _PHASE - 8]
+        self._phases[turn % 2][:] = record.ljust(_PHASE, b"\0")
         words[_BEAT] = time.monotonic_ns()
         words[_TURN] = turn
 
     def at(self, step: int) -> None:
-        """Name the step of a save."""
-        self._words[_NAMED], self._words[_STEP] = self._words[_STEPS], step  # in this order: never ahead of itself
+        """Report the step of a save."""
+        # In this order: a reader never sees a new step with an old count.
+        self._words[_NAMED], self._words[_STEP] = self._words[_STEPS], step
 
     def resume(self, step: int) -> None:
-        """Name the step that was loaded."""
+        """Report the step that was loaded."""
         self._words[_LOADED] = step
         self.at(step)
 
@@ -169,14 +170,14 @@ class Line:
         self._words[_STALLED] += nanoseconds
 
     def leave(self) -> None:
-        """Record that the process deregisters: when it did something last stands."""
+        """Report that the process deregisters; ``beat`` stays as it was."""
         beat = self._words[_BEAT]
         self._words[_PID] = 0
         self.enter("")
         self._words[_BEAT] = beat
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         for part in (self._words, *self._phases):
             part.release()
 

@@ -143,9 +143,8 @@ class FolderCheckpointer(BaseCheckpointer):
             step: The step, not below the last one saved.
             files: By their relative paths: states, which become files of torch.save; `Tensors`, files of safetensors;
                 `Raw`, files of bytes.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
-                it waits for storage, it keeps no place in memory: the newest save overtakes it. With
-                ``metrics`` it becomes durable, as with DISK.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
+                DISK, but newer saves may overtake it while it waits for storage; with ``metrics``, exactly as DISK.
             common: Names of those files that the first rank of each node saves, with equal contents.
             named: How the checkpoint is called.
             metrics: As for `DdpCheckpointer.save_checkpoint`.
@@ -191,7 +190,7 @@ class FolderCheckpointer(BaseCheckpointer):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or in quarantine for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
+            ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
         """
         # 1. agree on a new history   2. choose and verify, until all ranks have the same checkpoint
         # 3. make a directory of links to its files

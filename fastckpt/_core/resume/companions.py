@@ -1,7 +1,7 @@
 """Resumes of several checkpointers of one job, such as an actor's and a critic's, from the same step.
 
 Each save names the directories whose checkpointers were in step with it, and which history they wrote. A load passes
-over what these do not have: a kill between the saves of two must not bring them back from unlike steps.
+over what these do not have: a kill between the saves of two must not resume them from different steps.
 """
 
 import logging
@@ -81,7 +81,7 @@ class Pairing:
             arena = arena_path(self._shm_dir, directory, self._group_rank)
             found |= {id for slot in slots_of(arena) if (id := slots.read(slot).committed)}
         except (FastckptError, OSError) as error:
-            logger.warning("what %s has cannot be looked up: %s", directory, error)
+            logger.warning("the checkpoints of %s cannot be listed: %s", directory, error)
             return frozenset()
         return frozenset(found)
 

@@ -69,11 +69,11 @@ class StorageTier:
         try:
             settled = self._store.settle()
         except FastckptError as error:
-            logger.warning("what nodes have written in parts is not published: %s", error)
+            logger.warning("the parts that nodes have written could not be published: %s", error)
             return False, ()
         published = [each.id for each in settled if isinstance(each, Manifest)]
         for save in published:
-            logger.warning("%s was on storage in parts, all of them; it is published now", save)
+            logger.warning("%s was on storage in unpublished parts, all complete; it is published now", save)
         lacking = [each for each in settled if isinstance(each, Unfinished)]
         return bool(published), [Rejected(RejectionKind.UNFINISHED, each.id, each.why) for each in lacking]
 
@@ -129,5 +129,5 @@ class RemoteTier(StorageTier):
         try:
             return super().list()
         except PersistError as error:
-            logger.warning("%s is passed over: %s", self.location, error)
+            logger.warning("the remote tier %s is ignored in this resume: %s", self.location, error)
             return Listing({}, [Rejected(RejectionKind.QUARANTINED, self.location, str(error))])

@@ -87,7 +87,7 @@ class _Wait:
         self._victim = None
         if owner.process is not None and owner.process.kill():
             logger.warning(
-                "killed %s: %s was taken from it, and it has not let go of its memory in %.0f s",
+                "killed %s: %s was taken from it, and it has not released its memory within %.0f s",
                 owner,
                 self._job.location,
                 GIVE_WAY,

@@ -1,4 +1,4 @@
-"""Keeps the checkpoints of one directory in memory: which slot a save takes, what is committed, what is pinned."""
+"""Coordinator of one checkpoint directory: which slot a save takes, what is committed, what is pinned."""
 
 import asyncio
 import logging
@@ -71,7 +71,7 @@ class Coordinator:
         # look for what was left elsewhere
         loop = asyncio.get_running_loop()
         with metrics.phase("arena.adopt"):
-            alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
+            alone = await loop.run_in_executor(None, self.arena.evict_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
         await self._marking.settle(alone=alone)
@@ -103,7 +103,7 @@ class Coordinator:
         return max((slot for slot in self.slots if slot.committed), key=lambda slot: slot.id or (), default=None)
 
     def join(self, hello: Hello, pid: int) -> int:
-        """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
+        """Register a writer; returns the history that it writes. Raises FastckptError if it has a checkpointer here."""
         if self.writers.is_new:
             self._skipped.reasons.clear()  # others have come in place of those that were gone
             self._borrowed_from.clear()
@@ -118,7 +118,7 @@ class Coordinator:
         return history
 
     def lost(self, local_rank: int, pid: int) -> None:
-        """A writer hung up or died: it reads no more, and what waits for it will not be whole."""
+        """A writer has disconnected or died: it reads no more, and what waits for it will not be whole."""
         self.readers.release(pid)
         if self.writers.lose(local_rank, pid):
             self._settle(local_rank)
@@ -186,7 +186,7 @@ class Coordinator:
         )
 
     def look(self) -> None:
-        """Read all records: a writer may have died before it told of its last save, or its message be on its way."""
+        """Read all records: a writer may have died before it reported its last save, or its message be on its way."""
         self._read(*self.slots)
 
     def awaits(self, writers: Collection[int]) -> bool:
@@ -212,9 +212,9 @@ class Coordinator:
         if (found := self.tiers.start_over()) is not None:
             for slot in self.slots:
                 if slot.id is not None:
-                    logger.warning("%s in %s is given up for %s", slot.id, slot.path, found)
+                    logger.warning("%s in %s is given up: %s, which is durable, is resumed", slot.id, slot.path, found)
                     slot.clear()
-        self.progress.tell()
+        self.progress.log()
         forget_the_dead(self.arena.path)
         loans.forget(self.arena.path)
         self.writers.restart()
@@ -238,11 +238,11 @@ class Coordinator:
         # A rank that asks for the same save again was skipped before: a slot may be free by now.
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
         persisted, trouble = self.news(writer), self.tiers.trouble
-        if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
-            self._skipped.warn_of_unlike(unlike)
-            return Skipped(unlike, persisted, trouble)
+        if isinstance(decision, Slot) and (mismatch := self.writers.out_of_step(writer, save)):
+            self._skipped.warn_of_mismatch(mismatch)
+            return Skipped(mismatch, persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
-            return Skipped("memory holds it already", persisted, trouble)
+            return Skipped("memory already holds this step", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
             await self._reservations.reserve(decision, message.files, writer)
             # In the background: the next save goes to another slot, and finds its memory reserved.
@@ -269,7 +269,7 @@ class Coordinator:
         self.digester.make_way()
         self._reservations.look_again()
         choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
-        if isinstance(choice, Skip):  # what other ranks have told of the save before may not have been read yet
+        if isinstance(choice, Skip):  # reports of other ranks on the save before may not have been read yet
             self._read(*(slot for slot in self.slots if slot.id is not None and not slot.committed))
             choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
@@ -277,7 +277,7 @@ class Coordinator:
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         lacking = slot.writers - slot.done
         if slot.id is not None and lacking and (over := self.writers.passed_over(slot.id, lacking)):
-            self._skipped.warn_of_unlike(f"{over}, which can never be resumed")
+            self._skipped.warn_of_mismatch(f"{over}, which can never be resumed")
         try:
             if not self.arena.is_there():
                 self._restore()
@@ -306,7 +306,7 @@ class Coordinator:
             self._take(slot, slot.read)
 
     def _take(self, slot: Slot, read: Callable[[], None]) -> None:
-        # What lies in an arena that was removed since may be another job's.
+        # What is at the path of an arena that was removed may be another job's.
         read() if self.arena.is_there() else slot.forget()
         for target, urgency in slot.take_wanted().items():
             self.persister.submit(slot, target, urgency)

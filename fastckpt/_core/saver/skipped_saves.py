@@ -37,11 +37,11 @@ class SkippedSaves:
         if not self.last_was_skipped:
             logger.warning("saves are skipped from step %d on: %s", save.step, why)
 
-    def warn_of_unlike(self, unlike: str) -> None:
+    def warn_of_mismatch(self, mismatch: str) -> None:
         """Ranks save different steps; logged once."""
         if not self._warned:
             self._warned = True
-            logger.warning("not every rank saves the same steps: %s", unlike)
+            logger.warning("not every rank saves the same steps: %s", mismatch)
 
     def report(self, kept: SaveId | None, directory: str) -> None:
         """At the end of the job: what was lost after the newest checkpoint, ``kept``."""

@@ -96,7 +96,7 @@ class Slot:
         return lacks(missing, world_size) if missing else slots.damage(self.path, records.files)
 
     def attest(self, save: SaveId, digests: dict[str, str], since: float, *, of_first: bool = True) -> None:
-        """Write digests of images beside them, if they are those of the save that is whole here.
+        """Write digests of images into the slot, if they are those of the save that is whole here.
 
         They were read from the instant ``since`` on (time.perf_counter). If not ``of_first``, they are those of a
         checkpoint in which the first node's stand for what each node has of its own.

@@ -72,7 +72,7 @@ class WorkerConnection:
             return await self._answer(message)
         except Exception as error:
             if not isinstance(error, FastckptError | OSError):
-                logger.error("%s could not be answered", type(message).__name__, exc_info=error)
+                logger.error("the saver failed to answer a %s message", type(message).__name__, exc_info=error)
             return m.Failed(type(error).__name__, str(error))
 
     async def _answer(self, message: m.Message) -> m.Message:

@@ -29,7 +29,7 @@ class WorkerProgress:
         except FastckptError as error:
             unlink(self.name)
             self.name = ""
-            logger.warning("workers cannot tell how far they are: %s", error)
+            logger.warning("workers cannot report their progress: %s", error)
 
     def read(self) -> list[Telemetry]:
         """The last telemetry of each worker; after `close`, as of then. May be called in any thread."""
@@ -39,11 +39,11 @@ class WorkerProgress:
                 self._last = [self._block.read(rank) for rank in range(self._ranks)]
             return self._last
 
-    def tell(self) -> None:
-        """Log how far each worker had come."""
+    def log(self) -> None:
+        """Log the last step and phase of each worker."""
         for rank, last in enumerate(self.read()):
             if last.beat:
-                logger.info("local rank %d had come to step %d %s", rank, last.step, last.phase)
+                logger.info("local rank %d had reached step %d %s", rank, last.step, last.phase)
 
     def close(self) -> None:
         """Remove the block."""

@@ -141,7 +141,7 @@ class Writers:
                 gone[rank] = replace(gone[rank], loan=None)
 
     def lose(self, rank: int, pid: int) -> bool:
-        """A rank hung up or died without deregistering; False if it was gone before."""
+        """A rank has disconnected or died without deregistering; False if it was gone before."""
         # Its deregistration came first, or another process has the rank by now.
         if self._present.get(rank) != pid:
             return False
@@ -152,7 +152,7 @@ class Writers:
     def next_history(self, rank: int) -> int:
         """Open a history for a rank: when it joins, and when it resumes again; the n-th is the same for all ranks."""
         number = self._rounds[rank] = self._rounds.get(rank, 0) + 1
-        # The first rank to open its n-th history opens it for all: they join at unlike times.
+        # The first rank to open its n-th history opens it for all: they join at different times.
         if number > len(self._histories):
             self.newest_history += 1
             self._histories.append(self.newest_history)
@@ -175,7 +175,7 @@ class Writers:
         first, theirs, ours = other
         return (
             f"step {save.step} is save number {ours} of {self.name(rank)}, and number {theirs} of {self.name(first)}: "
-            "they count steps unlike, and their parts would be of unlike times. Have every rank save the same steps"
+            "they count steps differently, so their parts do not belong together. Have every rank save the same steps"
         )
 
     def passed_over(self, save: SaveId, lacking: Collection[int]) -> str:

@@ -28,7 +28,7 @@ class DecisionLog:
     def profiling(self, step: int, why: str) -> None:
         """Report that the cost of checkpoints is measured from this step on: no intervals are in force."""
         if self._link is not None:
-            self._link.tell_decided(Decided(step, None, None, None, self._bound, False, why))
+            self._link.report_decided(Decided(step, None, None, None, self._bound, False, why))
 
     def report(self, decision: Decision | None) -> None:
         """Report the last decision, unless it was reported; some of those that change nothing are left out."""
@@ -42,7 +42,7 @@ class DecisionLog:
         intervals = decision.intervals
         # The first decision follows a profile: what the intervals cost has not been measured yet.
         overhead = None if first or not isfinite(decision.overhead) else float(decision.overhead)
-        self._link.tell_decided(
+        self._link.report_decided(
             Decided(
                 max(0, int(decision.step)),
                 intervals.memory,

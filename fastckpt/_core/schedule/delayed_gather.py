@@ -23,7 +23,7 @@ class DelayedGather:
 
     def send(self, value: Any, until: int) -> None:
         """Send this rank's value (JSON); `poll` gives those of all ranks from the turn ``until`` on."""
-        self._outstanding = until, self._ranks.say(value)
+        self._outstanding = until, self._ranks.send(value)
 
     def poll(self, turn: int) -> list[Any] | None:
         """The values of all ranks, once, if they are due at this turn; it then waits for those that are missing."""

@@ -28,7 +28,7 @@ class FailureHistory:
     @property
     def mean_time_between_failures(self) -> float | None:
         """Seconds, from the checkpoint, and so alike on all ranks; None if nothing has failed."""
-        # Not the time since this start: ranks start at unlike instants, and would decide unlike.
+        # Not the time since this start: ranks start at different instants, and would decide unlike.
         return mean_time_between(self.failures, self._before)
 
     def state(self) -> list[Any]:

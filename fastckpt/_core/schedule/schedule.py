@@ -93,7 +93,7 @@ class AdaptiveSchedule:
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
         # An agreement of its own: the gate's values and the measurements may be on their way at the same time.
-        self._gate = PersistGate(ranks.beside("persists"), watch, NOTICE)
+        self._gate = PersistGate(ranks.sibling("persists"), watch, NOTICE)
         self._state: TuningState | None = None
         self._iterations: list[Iteration] = []
 

@@ -43,15 +43,15 @@ class DeferredCopies:
     Attributes:
         host: From host memory, of tensors that nothing mutates until the next step of an optimizer.
         device: The same from device memory.
-        moving: From device memory, of tensors that may change at once: they are staged there before the save returns.
+        to_stage: From device memory, of tensors that may change at once: staged there before the save returns.
     """
 
     host: Sequence[Copy] = ()
     device: Sequence[Copy] = ()
-    moving: Sequence[Copy] = ()
+    to_stage: Sequence[Copy] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.host or self.device or self.moving)
+        return bool(self.host or self.device or self.to_stage)
 
 
 class BackgroundCopy:

@@ -26,15 +26,15 @@ class MutationCheck:
     storage that has more than is saved, such as one with padding, the part that is saved counts as a storage.
 
     Args:
-        beside: Tensors that change only after such a step begins, such as those that a framework derives from an
-            optimizer's parameters: none of their storages changes before.
+        derived: Tensors that change only after such a step begins, although no optimizer has them, such as those that a
+            framework derives from an optimizer's parameters.
     """
 
     def __init__(
         self,
         plans: Iterable[Plan],
         optimizers: Sequence[Optimizer],
-        beside: Iterable[torch.Tensor] = (),
+        derived: Iterable[torch.Tensor] = (),
     ) -> None:
         found = [
             (plan.storages[index], tensor.untyped_storage(), tensor, path)
@@ -43,13 +43,13 @@ class MutationCheck:
             if plan.skeleton.gaps[index].size and tensor.untyped_storage().nbytes() >= (WORTH if tensor.is_cpu else 1)
         ]
         owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found})
-        standing = {storage_key(tensor.untyped_storage()) for tensor in beside}
+        unchanging = {storage_key(tensor.untyped_storage()) for tensor in derived}
         # One tensor that others may change is enough to copy its storage at once. Another process may write to a
         # shared storage, and tensors of inference mode have no version: neither could be detected.
-        moving = {
+        mutable = {
             storage_key(whole)
             for _, whole, tensor, _ in found
-            if (_layout(tensor) not in owners and storage_key(whole) not in standing)
+            if (_layout(tensor) not in owners and storage_key(whole) not in unchanging)
             or _is_shared(whole)
             or tensor.is_inference()
         }
@@ -60,7 +60,7 @@ class MutationCheck:
         self._samples = SampledBytes((), self._tensors_of)
         self._device_samples: list[SampledDeviceBytes] = []
         for storage, whole, tensor, path in found:
-            if storage_key(whole) not in moving:
+            if storage_key(whole) not in mutable:
                 self._tensors.setdefault(storage_key(storage), []).append(tensor)
                 self._paths.setdefault(storage_key(storage), path)
                 self._places.append((tensor, tensor.data_ptr(), path))

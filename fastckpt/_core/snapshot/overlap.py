@@ -53,7 +53,7 @@ class Overlap:
         check: bool,
     ) -> None:
         self._optimizers: Sequence[Optimizer] = ()
-        self._beside: Callable[[], Iterable[torch.Tensor]] = tuple
+        self._derived: Callable[[], Iterable[torch.Tensor]] = tuple
         self._streams = streams
         self._stall = stall
         self._check = check
@@ -69,13 +69,13 @@ class Overlap:
         self._hook: RemovableHandle | None = None
         self.defer(optimizers)
 
-    def defer(self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+    def defer(self, optimizers: Sequence[Optimizer], derived: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
         """Copy tensors that these change in the background, from the next snapshot on; they replace those before.
 
         Args:
-            beside: Gives tensors that change only after such a step begins, as `MutationCheck` takes them.
+            derived: Returns tensors that change only after such a step begins, as `MutationCheck` takes them.
         """
-        self._optimizers, self._beside = optimizers, beside
+        self._optimizers, self._derived = optimizers, derived
         if optimizers and self._hook is None:
             # The global hook of all optimizers: any of them may write to a tensor that another one's snapshot copies.
             self._hook = register_optimizer_step_pre_hook(self._before_step)
@@ -91,7 +91,7 @@ class Overlap:
         # now, while they are surely unchanged   3. defer nothing in the first snapshot, which is only watched
         if not self._optimizers:
             return None, copies, DeferredCopies()
-        mutations = MutationCheck(plans, self._optimizers, self._beside())
+        mutations = MutationCheck(plans, self._optimizers, self._derived())
         now, later = mutations.part(copies)
         on_host = not any(plan.device for plan in plans)
         # The common case first: without tensors on a device the copies need not be divided again.
@@ -100,8 +100,8 @@ class Overlap:
             mutations.sample(host)
         if not self._is_proven:
             return mutations, copies, DeferredCopies()
-        now, moving = (now, []) if on_host else by_place(now)
-        return mutations, now, DeferredCopies(host, device, moving)
+        now, to_stage = (now, []) if on_host else by_place(now)
+        return mutations, now, DeferredCopies(host, device, to_stage)
 
     def watch(self, save: SaveId, mutations: MutationCheck) -> None:
         """Check at the next step that nothing was mutated."""
@@ -113,7 +113,7 @@ class Overlap:
         """Copy in the background; then ``finish``, if nothing was written to the tensors meanwhile."""
         # The guard goes up before the thread starts: moving a storage to shared memory frees what the thread reads.
         sample = (lambda _: ()) if self._check else mutations.sample_device
-        transfers = self._streams.begin(later.device, later.moving, sample)
+        transfers = self._streams.begin(later.device, later.to_stage, sample)
         copying = BackgroundCopy(save, mutations, later, transfers, check=self._check)
         self._barrier = ShareMemoryGuard(mutations.in_memory(), self.wait)
         self._pending = copying, self._pool.submit(copying.do, finish)

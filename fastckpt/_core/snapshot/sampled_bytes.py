@@ -49,7 +49,7 @@ class SampledBytes:
         """Compare a part of a storage before and after it is copied; a difference counts from then on.
 
         This detects a write that begins or ends during the copy of the part, although it may tear less than is
-        sampled. A write that begins and ends during that copy leaves copy and storage unlike: both are compared while
+        sampled. A write that begins and ends during that copy makes copy and storage differ: both are compared while
         they are still in the processor's cache.
         """
         target, start, size = piece

@@ -248,7 +248,7 @@ class Snapshotter:
             with metrics.phase(f"{stage}.notify", step=save.step):
                 self._link.committed(save, request, path)
         except TROUBLE as error:
-            logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
+            logger.warning("step %d is in memory, but this could not be reported to the launcher: %s", save.step, error)
             return str(error)
         return ""
 

@@ -102,8 +102,8 @@ class DeviceCopy:
 
     Args:
         lane: The stream and buffers to use.
-        still: Copies of storages that do not change until `hold` was called.
-        moving: Copies of storages that may change once this has returned: they are staged within the device before.
+        deferred: Copies of storages that do not change until `hold` was called.
+        to_stage: Copies of storages that may change once this has returned: they are staged on the device before.
             Raises torch.OutOfMemoryError if there is no room.
         samples: Further pieces, sent after all others; the current stream has made them before.
     """
@@ -111,34 +111,34 @@ class DeviceCopy:
     def __init__(
         self,
         lane: Lane,
-        still: Sequence[Copy],
-        moving: Sequence[Copy] = (),
+        deferred: Sequence[Copy],
+        to_stage: Sequence[Copy] = (),
         samples: Sequence[CopyPiece] = (),
     ) -> None:
         self._lane = lane
-        self._still = _pieces(still)
+        self._deferred = _pieces(deferred)
         # Staged first, then the event: whoever waits for the event sees staged bytes and computed samples.
-        self._moving = [*_set_aside(_pieces(moving)), *samples]
+        self._staged = [*_stage(_pieces(to_stage)), *samples]
         self._ready = torch.accelerator.current_stream(lane.device).record_event()
         self._read: torch.Event | None = None
         self._times: tuple[torch.Event, torch.Event] | None = None
         self._settled = threading.Event()
 
-    def wait_until_aside(self) -> None:
-        """Return when the moving storages are staged: from then on any stream may change them."""
+    def wait_until_staged(self) -> None:
+        """Return when the staging is done: from then on any stream may change the storages that were staged."""
         self._ready.synchronize()
 
     def begin(self) -> None:
         """Enqueue all copies; those by way of buffers have arrived when this returns."""
-        # The lane's stream waits for the training stream, which has computed the storages and staged the moving ones.
-        # Still storages come first, because `hold` waits for the event after them.
+        # The lane's stream waits for the training stream, which computes the storages and stages some.
+        # Deferred storages come first, because `hold` waits for the event after them.
         with self._lane.current() as stream:
             begun = _timed(stream, after=self._ready)
-            self._lane.send(self._still)
+            self._lane.send(self._deferred)
             self._read = stream.record_event()
-            # Released as soon as the read of the still storages is enqueued: `hold` needs its event, not its end.
+            # Released as soon as the read of the deferred storages is enqueued: `hold` needs its event, not its end.
             self._settled.set()
-            self._lane.send(self._moving)
+            self._lane.send(self._staged)
             self._times = begun, _timed(stream)
 
     def finish(self, step: int = -1) -> None:
@@ -148,7 +148,7 @@ class DeviceCopy:
         """
         assert self._times is not None
         begun, ended = self._times
-        # The lane's stream is in order, so the event at its end covers the still, the moving and the samples.
+        # The lane's stream is in order, so the event at its end covers everything sent.
         ended.synchronize()
         metrics.took("device.copy", _seconds(begun, ended), step=step)
 
@@ -157,10 +157,10 @@ class DeviceCopy:
         self._settled.set()
         with contextlib.suppress(RuntimeError):  # of a device that failed
             self._lane.stream.synchronize()
-        self._still, self._moving = [], []
+        self._deferred, self._staged = [], []
 
     def hold(self) -> None:
-        """Have the current stream wait until the still storages were read; call it in each stream that writes to them.
+        """Have the current stream wait until the deferred storages were read; call it in each that writes to them.
 
         The host waits only until the reads are enqueued.
         """
@@ -221,7 +221,7 @@ def bytes_of(storage: torch.UntypedStorage, size: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
 
 
-def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
+def _stage(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
     """The same pieces, staged: the current stream copies them to other memory of the device."""
     if not pieces:
         return []

@@ -39,45 +39,45 @@ class DeviceStreams:
             if own is not None:
                 self._trained[device].add(torch.accelerator.current_stream(device))
 
-    def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[DeviceCopy]:
-        """Copies to run in the background: training may change ``moving`` now, and ``still`` after `DeviceCopy.hold`.
+    def begin(self, deferred: Sequence[Copy], to_stage: Sequence[Copy], sample: Sample) -> list[DeviceCopy]:
+        """Copies to run in the background: training may change ``to_stage`` now, ``deferred`` after `DeviceCopy.hold`.
 
-        Samples of ``still`` are taken by the current stream, and sent after all others.
+        Samples of ``deferred`` are taken by the current stream, and sent after all others.
 
-        If a device has no room to stage ``moving``, that is copied at once, and so is everything from a device without
-        a lane. Where optimizers step in another stream than the current one, ``moving`` is staged when this returns.
+        What a device has no room to stage is copied at once, and so is everything from a device without a lane. Where
+        optimizers step in another stream than the current one, staging is done when this returns.
         """
-        standing, changing = _by_device(still), _by_device(moving)
+        later, now = _by_device(deferred), _by_device(to_stage)
         transfers = []
-        for device in {**standing, **changing}:
+        for device in {**later, **now}:
             if (own := self._lane(device)) is None:
-                copy_at_once([*standing[device], *changing[device]])
+                copy_at_once([*later[device], *now[device]])
             else:
-                transfers.append(self._begin(own, standing[device], changing[device], sample))
+                transfers.append(self._begin(own, later[device], now[device], sample))
         return transfers
 
-    def _begin(self, lane: Lane, still: list[Copy], moving: list[Copy], sample: Sample) -> DeviceCopy:
+    def _begin(self, lane: Lane, deferred: list[Copy], to_stage: list[Copy], sample: Sample) -> DeviceCopy:
         try:
             # In the training stream, before it goes on: whatever training writes later comes later in that stream.
-            samples = sample(still)
+            samples = sample(deferred)
         except torch.OutOfMemoryError:
             # No room for a few samples: a copy in the background could not be checked, so nothing is deferred.
-            self.copy([*still, *moving])
-            still, moving, samples = [], [], ()
+            self.copy([*deferred, *to_stage])
+            deferred, to_stage, samples = [], [], ()
         # Staging must not take memory that training needs at its peak: that would end the job, not the save.
-        if moving and sum(size for _, _, size in moving) > room(lane.device):
-            self.copy(moving)
-            moving = []
+        if to_stage and sum(size for _, _, size in to_stage) > room(lane.device):
+            self.copy(to_stage)
+            to_stage = []
         try:
-            transfer = DeviceCopy(lane, still, moving, samples)
+            transfer = DeviceCopy(lane, deferred, to_stage, samples)
         except torch.OutOfMemoryError:
-            self.copy(moving)
+            self.copy(to_stage)
             # The estimate of free memory was too high, say by fragmentation: copied at once instead.
-            transfer = DeviceCopy(lane, still, (), samples)
+            transfer = DeviceCopy(lane, deferred, (), samples)
         # Staging is ordered before later work of the current stream alone, not of another one that an optimizer uses.
         trained = self._trained.pop(lane.device, set())
         if trained - {torch.accelerator.current_stream(lane.device)}:
-            transfer.wait_until_aside()
+            transfer.wait_until_staged()
         return transfer
 
     def _lane(self, device: torch.device) -> Lane | None:

@@ -33,7 +33,7 @@ copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
 differ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ("memcmp", ctypes.CDLL(None))
 )
-"""Not 0 if so many bytes at two addresses are unlike; without the GIL."""
+"""Compare bytes at two addresses; not 0 if they differ. Runs without the GIL."""
 
 
 Copy = tuple[int, torch.UntypedStorage, int]

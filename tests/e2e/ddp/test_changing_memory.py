@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt._core.memory.presence import drive_out, signed
+from fastckpt._core.memory.presence import evict, signed
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.storage.local.identity import identity
 
@@ -32,7 +32,7 @@ def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path: Path) -> No
         assert json.loads((arena / "owner").read_text())["directory"] == str(tmp_path)
         assert (arena / "identity").read_text() == identity(tmp_path) != "", "a later launch can adopt it"
         assert [process for _, process in signed(arena)] == [Process.current()]
-        assert not drive_out(arena, 0), "it knows of its writer"
+        assert not evict(arena, 0), "it knows of its writer"
 
 
 def test_a_state_that_outgrows_three_slots_is_kept_in_two(tmp_path: Path, small_tmpfs: Callable[[int], Path]) -> None:

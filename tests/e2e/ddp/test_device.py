@@ -152,7 +152,7 @@ class TestSaves:
                 raise torch.OutOfMemoryError("no memory for that")
             return []
 
-        monkeypatch.setattr(device_module, "_set_aside", full)
+        monkeypatch.setattr(device_module, "_stage", full)
         model = net(device)
         optimizer = torch.optim.AdamW(model.parameters())
         (one,) = ranks.start(overlap=optimizer)

@@ -297,7 +297,7 @@ def test_without_locks_all_parts_are_published_at_load(
     assert not any(nodes.directory.glob("checkpoint-*"))
     nodes.start_nodes()
     assert nodes.resume() == [(1, "storage")] * 2
-    assert "step 1 of history 1 was on storage in parts, all of them; it is published now" in said.text
+    assert "step 1 of history 1 was on storage in unpublished parts, all complete; it is published now" in said.text
     assert not _is_ahead(nodes.directory)
 
 

@@ -44,7 +44,7 @@ class TestPromotion:
         assert one.save_checkpoint(4, state(4), storage_type=MEMORY)
         before = metrics.counts["snapshot.fill"], metrics.counts["snapshot.skeleton"]
         result = one.save_checkpoint(4, state(4), storage_type=DISK)
-        assert result and result.reason == "memory held it already"
+        assert result and result.reason == "memory already holds this step"
         assert (metrics.counts["snapshot.fill"], metrics.counts["snapshot.skeleton"]) == before
         assert one.wait_latest_checkpoint(60) == 4
         assert torch.load(directory / "checkpoint-4/model.pt", weights_only=True)["step"] == 4
@@ -62,7 +62,7 @@ class TestPromotion:
         (one,) = ranks.start()
         assert one.save_checkpoint(4, state(4), storage_type=MEMORY).reason == ""
         again = one.save_checkpoint(4, state(5), storage_type=MEMORY)
-        assert again.saved and again.reason == "memory held it already"
+        assert again.saved and again.reason == "memory already holds this step"
         assert one.load_checkpoint()["step"] == 4
 
     def test_two_disk_saves_of_one_step_persist_once(self, ranks: Ranks):

@@ -295,7 +295,7 @@ def test_a_plan_sent_before_a_rank_closed_is_received() -> None:
 
     def refuse_and_close() -> None:
         here.put("1/items/1", "the states of the ranks do not go together")
-        here.say("2", "closed after 0 0")
+        here.put_word("2", "closed after 0 0")
 
     store.then = refuse_and_close
     assert here.get("1/items/1", time.monotonic() + 60, unless="2") == "the states of the ranks do not go together"

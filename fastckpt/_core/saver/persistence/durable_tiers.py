@@ -10,7 +10,7 @@ from functools import partial
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Hello
 from fastckpt._core.policy.retention import KeepAll, Policy, from_json
-from fastckpt._core.policy.verify import level
+from fastckpt._core.policy.verify import verify_mode
 from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence.persister import Persister
 from fastckpt._core.saver.persistence.predecessor import Job
@@ -24,9 +24,9 @@ from fastckpt.errors import FastckptError, PersistError
 
 logger = logging.getLogger("fastckpt")
 
-FIRST_WORDS = (4.0, 26.0)
+NOTICES = (4.0, 26.0)
 """Seconds of the end of a job until it logs what it waits for, and from then until it logs that again."""
-FURTHER_WORDS = 60.0
+NOTICE_INTERVAL = 60.0
 
 
 class DurableTiers:
@@ -97,7 +97,7 @@ class DurableTiers:
         if opening is None or opening.id.history != history:
             return
         try:
-            # The directory first, in every job: two jobs that took the tiers in unlike orders could each get one.
+            # The directory first, in every job: two jobs that took the tiers in different orders could each get one.
             await loop.run_in_executor(self.persister.pool, self.persister.tenure.hold, opening)
             if self.upload.tenure:
                 await loop.run_in_executor(self.upload.pool, self.upload.tenure.hold, opening)
@@ -109,11 +109,11 @@ class DurableTiers:
 
     @property
     def lost(self) -> str:
-        """Why this job may save no more: another one has come in its place. Empty while it may."""
+        """Why this job may save no more: another job has taken its place. Empty while it may."""
         return next((tenure.lost for tenure in self._tenures if tenure.lost), "")
 
     def start_over(self) -> SaveId | None:
-        """What the workers have to resume, if they start over for that."""
+        """The checkpoint that workers have to be restarted for, to resume it; None for none."""
         found = max((save for tenure in self._tenures if (save := tenure.start_over())), default=None)
         if found is not None:
             self.persister.stats.durable = max(found, self.persister.durable or found)
@@ -122,7 +122,7 @@ class DurableTiers:
 
     @property
     def may_start_over(self) -> bool:
-        """Whether what is lost is got again by `start_over`."""
+        """Whether `start_over` regains what is lost."""
         return all(tenure.found for tenure in self._tenures if tenure.lost)
 
     async def gone(self) -> list[str]:
@@ -138,7 +138,7 @@ class DurableTiers:
             self._policy = from_json(hello.policy)
         if hello.local_rank == 0 and hello.remote_policy:
             self.upload.policy = from_json(hello.remote_policy)
-        if level(hello.verify) == "always":
+        if verify_mode(hello.verify) == "always":
             self.persister.storage.read_back = True
             self.upload.read_back()
 
@@ -169,7 +169,7 @@ class DurableTiers:
             telling.cancel()
 
     async def _tell_what_is_awaited(self, end: float) -> None:
-        for pause in itertools.chain(FIRST_WORDS, itertools.repeat(FURTHER_WORDS)):
+        for pause in itertools.chain(NOTICES, itertools.repeat(NOTICE_INTERVAL)):
             await asyncio.sleep(pause)
             left = max(0.0, end - time.monotonic())
             what = self.persister.awaited or self.upload.awaited
@@ -201,5 +201,5 @@ def _gone(store: Store, save: SaveId) -> str:
     try:
         ids = {stored.id for stored in store.checkpoints()}
     except FastckptError:
-        return ""  # that is another trouble, and told
+        return ""  # that is another error, which is reported
     return "" if save in ids else f"{save}, the newest that was durable in {store.path}, is not there any more"

@@ -33,7 +33,7 @@ class PendingPersist:
     """At most one save waits: the newest of those whose storage type was left out.
 
     A node alone persists the newest checkpoint in its memory as soon as no other persist is under way. Several nodes
-    would choose unlike ones, of which none ever became whole: each persists at once only what all have agreed on
+    would choose different ones, none of which would become whole: each persists at once only what all have agreed on
     (`_core/schedule/persist_turns.py`), and otherwise waits until nothing was saved for a while.
 
     Args:

@@ -83,7 +83,7 @@ class Persister:
         self.pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
     async def open(self) -> SaveId | None:
-        """Clear away what dead persists left; returns the newest durable id, if there is one."""
+        """Remove what interrupted persists left; returns the newest durable id, if there is one."""
         # The first node sweeps later, when it holds the history's record: another job may be publishing until then.
         look = partial(_look, self.storage, sweep=not self._first)
         self.stats.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
@@ -98,7 +98,7 @@ class Persister:
         look = asyncio.get_running_loop().run_in_executor(self.pool, self.storage.checkpoints)
         await asyncio.wait([look])
         if error := look.exception():
-            logger.warning("what is durable could not be looked up: %s", error)
+            logger.warning("the durable checkpoints could not be listed: %s", error)
             return
         durable = {stored.id for stored in look.result()}
         self.stats.durable = max(durable, default=None)
@@ -131,7 +131,7 @@ class Persister:
             self.owed.want(slot.id, agreed=urgency is Urgency.AGREED)
 
     def _pay(self) -> None:
-        """Persist the newest checkpoint in memory, if it is as new as what is owed."""
+        """Persist the newest checkpoint in memory, if it is as new as the one that is to be persisted next."""
         newest = self._newest_slot()
         if newest is not None and newest.id is not None and newest.id >= (self.owed.save or newest.id):
             self._submit(newest, "", lasting=False)
@@ -299,7 +299,7 @@ class Persister:
             self._jobs.remove(job)
             return
         if job.id != newest.id:
-            logger.warning("%s is given up for %s", job.id, newest.id)
+            logger.warning("%s is not tried again: %s is persisted instead", job.id, newest.id)
             job.target = newest.target
             self.stats.overtaken += not job.lasting
         job.slot, job.id = newest, newest.id

@@ -83,7 +83,7 @@ class Tenure:
         """Wait until a history may be opened after those that are there; the number of the newest, 0 for none.
 
         Raises:
-            PlaceInUse: Another job saves there, and goes on to.
+            PlaceInUse: Another job saves there, and has not released it in time.
             PersistError: The place does not answer.
             ConfigError: It cannot distinguish two jobs.
         """

@@ -40,7 +40,7 @@ def test_agreements_under_several_names_do_not_wait_for_each_other(tmp_path: Pat
         one, other = Agreement("one"), Agreement("other")
         heard: list[Any] = []
         for step in range(5):
-            first, second = one.say([step, rank]), other.say([-step, rank])
+            first, second = one.send([step, rank]), other.send([-step, rank])
             if rank == 0:  # it has heard both before the other rank hears the first
                 heard += [second(), first()]
                 one.gather("on")
@@ -60,7 +60,7 @@ def test_agreements_do_not_grow_the_store(tmp_path: Path) -> None:
         keys = []
         for _ in range(20):
             Agreement("resume").gather(rank)
-            Agreement("pace").say(rank)()
+            Agreement("pace").send(rank)()
             dist.barrier()
             keys.append(dist.distributed_c10d._get_default_store().num_keys())
             dist.barrier()
@@ -72,8 +72,8 @@ def test_agreements_do_not_grow_the_store(tmp_path: Path) -> None:
 def test_waiting_for_a_rank_that_left_is_an_error_and_its_messages_are_received(tmp_path: Path) -> None:
     def job(rank: int) -> list[Any]:
         ranks = Agreement("pace")
-        persists = ranks.beside("persists")
-        answers = persists.say(rank)
+        persists = ranks.sibling("persists")
+        answers = persists.send(rank)
         if rank == 1:
             ranks.leave()
             return [*answers()]

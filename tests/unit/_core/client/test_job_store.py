@@ -79,7 +79,7 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds, late: int) ->
         for number in range(rounds.number):
             ranks.gather(["dead", rank, number])
         if rank == 1:
-            ranks.say(["dead", rank, "ahead"])
+            ranks.send(["dead", rank, "ahead"])
             ranks.leave()
         dist.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -137,7 +137,7 @@ def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -
             ranks = Agreement("resume")
             heard.append(ranks.gather([group, rank]))
             if rank == 1:
-                ranks.say("ahead")  # and so has another count than the others
+                ranks.send("ahead")  # and so has another count than the others
             dist.barrier()
             dist.destroy_process_group()
             rounds.form(rank)

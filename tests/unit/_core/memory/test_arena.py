@@ -219,19 +219,19 @@ def test_concurrent_openers_of_an_arena_agree_on_one_owner(path: Path):
 
 def test_adoption_waits_for_writers_of_the_former_owner(arena: Arena):
     """This process is one: it does not kill itself."""
-    assert arena.drive_out_writers(0)
+    assert arena.evict_writers(0)
     writer = Presence(arena.path)
-    assert not arena.drive_out_writers(0.05)
+    assert not arena.evict_writers(0.05)
     threading.Timer(0.1, writer.close).start()
-    assert arena.drive_out_writers(60)
+    assert arena.evict_writers(60)
 
 
 def test_two_writers_hold_an_arena_until_both_have_closed(arena: Arena):
     first, second = Presence(arena.path), Presence(arena.path)
     first.close()
-    assert not arena.drive_out_writers(0)
+    assert not arena.evict_writers(0)
     second.close()
-    assert arena.drive_out_writers(0)
+    assert arena.evict_writers(0)
 
 
 def test_an_arena_has_the_requested_slots_and_those_it_had(arena: Arena):
@@ -292,7 +292,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     owner.stdout.close()
     try:
         arena = Arena.open(path, "/checkpoints")
-        assert arena.drive_out_writers(5)
+        assert arena.evict_writers(5)
         arena.remove()
     finally:
         os.kill(child, signal.SIGKILL)

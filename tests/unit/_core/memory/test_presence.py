@@ -14,7 +14,7 @@ import pytest
 
 from fastckpt._core.memory import presence
 from fastckpt._core.memory.locks import close_lock, open_lock, try_exclusive
-from fastckpt._core.memory.presence import Presence, drive_out, forget_the_dead, signed
+from fastckpt._core.memory.presence import Presence, evict, forget_the_dead, signed
 from fastckpt._core.memory.processes import Process, boot_id, pid_namespace
 from fastckpt.errors import ArenaInUse
 
@@ -83,7 +83,7 @@ def test_a_writer_that_a_dead_owner_left_is_killed(arena: Path, started):
     child = started(HOLDER, arena)
     ((_, process),) = signed(arena)
     assert (process.pid, process.is_alive()) == (child.pid, True)
-    assert drive_out(arena, 30)
+    assert evict(arena, 30)
     assert child.wait(30) == -signal.SIGKILL
     assert signed(arena) == []
 
@@ -91,7 +91,7 @@ def test_a_writer_that_a_dead_owner_left_is_killed(arena: Path, started):
 def test_a_stopped_writer_of_a_dead_owner_is_killed(arena: Path, started):
     child = started(HOLDER, arena)
     child.send_signal(signal.SIGSTOP)
-    assert drive_out(arena, 30)
+    assert evict(arena, 30)
     assert child.wait(30) == -signal.SIGKILL
 
 
@@ -113,7 +113,7 @@ def test_a_process_that_is_not_the_one_that_signed_is_not_killed(arena: Path, st
     """Its number was given to another since, say; then the lock says that somebody is there, and that is all."""
     child = started(HOLDER, arena)
     rewrite(arena, **change)
-    assert not drive_out(arena, 0.2)
+    assert not evict(arena, 0.2)
     assert child.poll() is None
 
 
@@ -121,7 +121,7 @@ def test_a_process_with_a_reused_pid_is_not_killed(arena: Path, started):
     """A bystander, since the kernel reuses pids: the signature has its pid, and another start time."""
     holder, bystander = started(HOLDER, arena), started("print('here', flush=True); import time; time.sleep(600)")
     rewrite(arena, pid=bystander.pid)
-    assert not drive_out(arena, 0.2)
+    assert not evict(arena, 0.2)
     assert bystander.poll() is None and holder.poll() is None
 
 
@@ -142,13 +142,13 @@ def test_a_process_that_signed_and_writes_no_more_is_not_killed(arena: Path, sta
         HOLDER.replace('print("here"', 'presence._lock and __import__("os").close(presence._lock)\nprint("here"'), arena
     )
     assert len(signed(arena)) == 1
-    assert drive_out(arena, 0)
+    assert evict(arena, 0)
     assert child.poll() is None
 
 
 def test_this_process_does_not_kill_itself(arena: Path):
     writer = Presence(arena)
-    assert not drive_out(arena, 0.05)
+    assert not evict(arena, 0.05)
     writer.close()
     assert list(arena.iterdir()) == [arena / presence.LOCK]
 

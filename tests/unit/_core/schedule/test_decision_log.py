@@ -74,7 +74,7 @@ def test_decisions_sent_in_parts_are_not_mixed_with_other_messages(ranks: Ranks,
     (one,) = ranks.start()
     link = one._writer.link
     many: list[Callable[[], None]] = [
-        lambda number=number: link.tell_decided(Decided(number, 1, 1, None, None, True, str(number) * 100_000))
+        lambda number=number: link.report_decided(Decided(number, 1, 1, None, None, True, str(number) * 100_000))
         for number in range(100)
     ]
     with ThreadPoolExecutor(4) as pool:

@@ -30,7 +30,7 @@ class Rank:
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank, self._number = table, rank, 0
 
-    def say(self, value: Any) -> Callable[[], list[Any]]:
+    def send(self, value: Any) -> Callable[[], list[Any]]:
         table = self._table
         with table.changed:
             said = table.rounds.setdefault(self._number, {})

@@ -173,8 +173,8 @@ def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, r
 
 
 def test_the_end_logs_at_once_which_upload_it_waits_for(ranks, remote, gate, said, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(levels_module, "FIRST_WORDS", (0.01,))
-    monkeypatch.setattr(levels_module, "FURTHER_WORDS", 0.1)
+    monkeypatch.setattr(levels_module, "NOTICES", (0.01,))
+    monkeypatch.setattr(levels_module, "NOTICE_INTERVAL", 0.1)
     (member,) = ranks.start(remote=remote)
     save(member, 1)
     with ThreadPoolExecutor(1) as pool:
