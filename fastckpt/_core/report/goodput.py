@@ -91,7 +91,9 @@ def _counted(samples: Iterable[Sample]) -> Iterator[tuple[int, int]]:
         if 0 <= first.step < sample.step:
             yield sample.step - first.step, sample.named - first.named
         else:
-            yield sample.step - max(0, sample.loaded), sample.named
+            # A script whose first step is 0 has done one more at a fresh start than the number of its step.
+            begin = sample.loaded if sample.named == sample.step + 1 else max(0, sample.loaded)
+            yield sample.step - begin, sample.named
 
 
 def spend(launch: Launch, steps: Steps) -> Spent:

@@ -168,6 +168,14 @@ def test_several_optimizer_steps_in_one_step_count_repeated_steps_right():
     assert seconds(found)["repeated"] == 5
 
 
+def test_steps_that_are_counted_from_zero_count_as_one_optimizer_step_each():
+    """Steps 0 to 33 before it dies, 33 to 60 after; `DdpCheckpointer.loaded_step` is -1 at a fresh start."""
+    story = started(ranks=1).says(30, step=33, steps=34, named=34).dies(30).stops(30)
+    story.starts(31, 31, 31, 31).loads(32, 1, step=32).says(42, step=60, steps=28, named=28, loaded=32)
+    found = report([story.finishes(42, 42).log])
+    assert (found.steps.per_step, found.steps.repeated) == (1, 1)
+
+
 def test_one_optimizer_step_in_several_steps_counts_repeated_steps_right():
     """Gradients of four steps are accumulated; saves are at every 20th, and it dies after 16 more."""
     story = (
