@@ -10,6 +10,16 @@ REMEDIES = {
 }
 
 
+def share_epoch(dataset: Any, epoch: int, workers: int) -> None:
+    """Set the epoch of a data set in the process that owns its loader workers, before they do.
+
+    Data sets of Hugging Face have it in memory that all processes share, and ``set_epoch`` adds the difference from
+    the old one: workers that do so at the same time would add it several times. Now the difference is 0.
+    """
+    if workers > 1 and hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+
+
 def begin_epoch(dataset: Any, epoch: int) -> None:
     """Set the epoch of a data set before it is opened.
 

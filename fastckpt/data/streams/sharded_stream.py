@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from fastckpt._core.data.known_libraries import leaves_out
+from fastckpt._core.data.known_libraries import leaves_out, share_epoch
 from fastckpt._core.data.position import VERSION, DataPosition, read, whole
 from fastckpt._core.data.split import Split
 from fastckpt.data.source import Source, SourceAnswer
@@ -54,6 +54,7 @@ class ShardedStream(Source):
         self._sequence += 1
         self._ended = set()
         sequence, begins, turn = self._sequence, list(self._begins), self._turn
+        share_epoch(self.reader.dataset, self.epoch, self._shards)
         # Before the first request of a shard, because DataLoader deals requests out in turn: one trial for each worker.
         yield from self._judge.ask(self.seed, self.epoch, self._shards)
         for number in count():

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from fastckpt._core.data.generators import generators_kept, seed_generators
-from fastckpt._core.data.known_libraries import begin_epoch
+from fastckpt._core.data.known_libraries import begin_epoch, share_epoch
 from fastckpt._core.data.position import DataPosition, read
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
@@ -209,6 +209,7 @@ class Streamed(Source):
     def requests(self) -> Iterator[StepRequest | Trial]:
         """One for each step from the position on; the end is not known. Before them, perhaps a trial."""
         seed, epoch, begun = self._position.seed, self.epoch, self._position.cursor
+        share_epoch(self.reader.dataset, epoch, self._workers)
         yield from self._judge.ask(seed, epoch, self._workers)
         last = self._checksum if self._judge.compares else None
         for cursor in count(begun, self._split.world * self._split.batch):

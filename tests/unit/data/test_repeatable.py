@@ -295,6 +295,29 @@ def test_a_shuffle_buffer_of_hugging_face_is_resumed_by_count(
     assert "IterableDataset's own state leaves out its shuffle buffer: samples are counted instead" in caplog.text
 
 
+class SharedEpoch(IterableDataset):
+    """As Hugging Face's: the epoch is in shared memory, and the difference is added; here it takes time."""
+
+    def __init__(self) -> None:
+        self.shared = torch.tensor(0).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        difference = epoch - int(self.shared)
+        time.sleep(0.3 * (difference != 0))
+        self.shared += difference
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.5)
+        yield from [int(self.shared)] * 40
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_workers_that_set_a_shared_epoch_at_the_same_time_read_that_epoch(sharded: bool) -> None:
+    loader = ResumableDataLoader(SharedEpoch(), 4, num_workers=2, sharded=sharded, repeatable=True)
+    loader.set_epoch(1)
+    assert {i for batch in itertools.islice(loader, 4) for i in batch_of(batch)} == {1}
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_shuffle_of_hugging_face_without_a_seed_is_refused(workers: int) -> None:
     """All openings of one process are alike; each start has another generator."""

@@ -169,7 +169,7 @@ def test_a_retired_checkpoint_is_restored_when_the_new_one_is_refused(tmp_path, 
 def test_a_file_in_place_of_the_checkpoint_directory_is_an_error(tmp_path):
     (tmp_path / "dir").write_text("a file")
     directory = CheckpointDirectory(tmp_path / "dir")
-    for deed in (directory.checkpoints, directory.damaged, lambda: publish(directory, SaveId(0, 1))):
+    for deed in (directory.checkpoints, directory.scan, lambda: publish(directory, SaveId(0, 1))):
         with pytest.raises(PersistError, match=r"Not a directory\. Choose another path"):
             deed()
 
