@@ -1,14 +1,17 @@
 """torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
 
 import logging
+import secrets
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
+    WorkerGroup,
     WorkerSpec,
     WorkerState,
 )
@@ -18,6 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
+from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
@@ -27,6 +31,7 @@ from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.members import Member, exchange
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
@@ -71,6 +76,7 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
+        self._own = Member(secrets.token_hex(8), socket.gethostname(), memory_id(settings))
         self._died: list[Death] = []
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -128,6 +134,15 @@ class FastckptAgent(HookedAgent):
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
             forget_last_round(handler)
             proceed()
+            self._own = self._exchange(group)
+
+    def _exchange(self, group: WorkerGroup) -> Member:
+        """Learn who the other agents of the round are; returns what they know of this one."""
+        rank, store = group.group_rank or 0, cast(Any, group.store)  # torch annotates it as None
+        members = exchange(store, rank, group.group_world_size or 1, self._own)
+        own: Member = members[rank]
+        self._saver.slot = own.slot
+        return own
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""

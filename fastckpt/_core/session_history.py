@@ -121,7 +121,7 @@ class SessionHistory:
     def pairing(self) -> Pairing:
         """The constraints of the next load, for the sake of other checkpointers of this job."""
         loaded = {each.directory: each.loaded for each in self._others if each.has_loaded}
-        return Pairing(loaded, self._arenas, self._place.group_rank)
+        return Pairing(loaded, self._arenas, self._link.agent_slot)
 
     def leave(self) -> None:
         """Let other checkpointers of the job go on without this one."""

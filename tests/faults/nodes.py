@@ -71,7 +71,7 @@ class Nodes:
 
     def slot(self, node: int, step: int) -> Path:
         """Where a node holds a step in memory."""
-        arena = arena_path(str(self.shm(node)), os.path.realpath(self.job.checkpoint_dir), node)
+        arena = arena_path(str(self.shm(node)), os.path.realpath(self.job.checkpoint_dir), 0)
         found = [slot for slot in arena.glob("slot-*") if (id := slots.read(slot).committed) and id.step == step]
         assert len(found) == 1, found
         return found[0]

@@ -41,6 +41,8 @@ class SaverClient:
     """The connection of one rank to the saver of its node; threads take turns.
 
     Attributes:
+        arena: Where this node has its memory of the directory.
+        agent_slot: Which of the agents that share this host's memory the saver is of.
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
         line: Where this worker reports its progress; nobody reads it if the saver has no memory for that.
         lost: What was in memory and was found bad, when `pin` was called.
@@ -84,6 +86,7 @@ class SaverClient:
             raise
         self.arena = Path(welcome.arena)
         self.history = welcome.history
+        self.agent_slot = welcome.slot
 
     def reserve(self, files: dict[str, int]) -> None:
         """Ask the saver to reserve images of these sizes (bytes) in the background; raises ArenaTooSmall."""

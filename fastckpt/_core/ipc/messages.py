@@ -31,11 +31,16 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Where the arena is, and the history that these workers write."""
+    """Where the arena is, and the history that these workers write.
+
+    Attributes:
+        slot: Which of the agents that share this host's memory the saver is of: its other arenas have the same.
+    """
 
     arena: str
     history: int
     telemetry: str
+    slot: int = 0
 
 
 @dataclass(frozen=True)

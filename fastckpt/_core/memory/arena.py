@@ -32,15 +32,15 @@ _GONE = "removed-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
-def arena_path(shm_dir: str, checkpoint_dir: str, node_slot: int) -> Path:
+def arena_path(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> Path:
     """The path of the arena of a checkpoint directory.
 
     Args:
         shm_dir: A directory on a tmpfs.
         checkpoint_dir: The checkpoint directory, as a real path.
-        node_slot: Which of the agents that share this host and checkpoint directory it belongs to.
+        agent_slot: Which of the agents that share the directory of arenas it belongs to.
     """
-    key = hashlib.sha256(f"{checkpoint_dir}\0{node_slot}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{checkpoint_dir}\0{agent_slot}".encode()).hexdigest()[:16]
     return Path(shm_dir) / f"fastckpt-{os.getuid()}-{key}"
 
 

@@ -30,15 +30,15 @@ class Pairing:
     Args:
         loaded: The checkpoints that those of this process have loaded just now, by directory; None for nothing.
         shm_dir: The directory with the arenas of others.
-        group_rank: The rank of this node.
+        agent_slot: Which of the agents that share this host the saver is of.
 
     Attributes:
         refused: The checkpoints that were passed over, and the directories that lack each.
     """
 
-    def __init__(self, loaded: Mapping[str, SaveId | None], shm_dir: str, group_rank: int) -> None:
+    def __init__(self, loaded: Mapping[str, SaveId | None], shm_dir: str, agent_slot: int) -> None:
         self.refused: dict[SaveId, list[str]] = {}
-        self._loaded, self._shm_dir, self._group_rank = loaded, shm_dir, group_rank
+        self._loaded, self._shm_dir, self._agent_slot = loaded, shm_dir, agent_slot
         self._known: dict[str, frozenset[SaveId]] = {}
 
     def accepted(self, candidates: Candidates) -> list[CheckpointLocation]:
@@ -78,7 +78,7 @@ class Pairing:
         try:
             with closing(open_store(directory)) as store:
                 found = {stored.id for stored in store.checkpoints()}
-            arena = arena_path(self._shm_dir, directory, self._group_rank)
+            arena = arena_path(self._shm_dir, directory, self._agent_slot)
             found |= {id for slot in slots_of(arena) if (id := slots.read(slot).committed)}
         except (FastckptError, OSError) as error:
             logger.warning("the checkpoints of %s cannot be listed: %s", directory, error)

@@ -10,6 +10,7 @@ from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.headroom import lies_in_memory
+from fastckpt._core.memory.processes import boot_id
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -33,6 +34,15 @@ def place(settings: Settings) -> Path:
             f"with --fast-shm-dir, or with TMPDIR"
         )
     return directory
+
+
+def memory_id(settings: Settings) -> str:
+    """What all processes have in common, and no others, that make their arenas in the same memory."""
+    try:
+        status = Path(settings.arenas).stat()
+    except OSError:  # `place` raises it once there is something to hold
+        return f"{boot_id()} {settings.arenas}"
+    return f"{boot_id()} {status.st_dev} {status.st_ino}"
 
 
 def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: SaveId | None) -> list[str]:

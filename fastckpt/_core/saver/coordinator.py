@@ -44,18 +44,21 @@ DECISIONS = 64
 class Coordinator:
     """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
 
-    def __init__(self, hello: Hello, settings: Settings, copier: Copier, launch: str, ending: Event) -> None:
+    def __init__(
+        self, hello: Hello, settings: Settings, copier: Copier, launch: str, ending: Event, agent_slot: int
+    ) -> None:
         """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
         self._settings, self._directory = settings, hello.directory
         job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
         self.tiers = DurableTiers(hello, self.newest, copier, job)
         self.persister = self.tiers.persister
-        path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
+        self.agent_slot = agent_slot
+        path = arena_path(str(place(settings)), hello.directory, agent_slot)
         self.arena = admit(path, job, self.persister.tenure, ending)
         self.slots: list[Slot] = []
         self.progress = WorkerProgress(path, hello.local_world_size)
         self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
-        self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, hello.group_rank)
+        self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, first=hello.group_rank == 0)
         self._reservations = Reservations(self.arena, self.slots, self.newest)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
@@ -88,6 +91,14 @@ class Coordinator:
         known = max((save for save in (in_memory, self.tiers.newest) if save), default=None)
         where = self.arena.path, self._directory
         self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)
+
+    async def assume(self, hello: Hello) -> None:
+        """Take this node's part in a new round, of which this is a first hello; raises as `open`."""
+        if not self.writers.is_new:
+            return
+        history = await self.tiers.assume(hello)
+        self.writers.newest_history = max(self.writers.newest_history, history)
+        self._marking.assume(first=hello.group_rank == 0)
 
     def _forget_others(self) -> None:
         """Give up what is in memory of a history that another job has opened: it is of another line."""

@@ -49,6 +49,7 @@ class Saver:
 
     Attributes:
         unfinished: Whether `close` has left a persist behind that would not end.
+        slot: Which of the agents that share this host's memory this one is; None where the ranks of nodes decide.
     """
 
     def __init__(self, settings: Settings, address: str = "") -> None:
@@ -59,10 +60,11 @@ class Saver:
         self._settings = settings
         self._copier = Copier(settings.persist_mbps)
         self.unfinished = False
+        self.slot: int | None = None
         self._shut_out = ""
         self._ending = threading.Event()
         self._entering: Coordinator | None = None
-        self._coordinators: dict[tuple[str, int], Coordinator] = {}
+        self._coordinators: dict[str, Coordinator] = {}
         self._opening = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], WorkerConnection] = {}
         self._refused: set[int] = set()
@@ -140,8 +142,8 @@ class Saver:
     def telemetry(self) -> dict[str, list[Telemetry]]:
         """The last telemetry of each local rank, by checkpoint directory; at any time, also when all have ended."""
         found: dict[str, list[Telemetry]] = {}
-        for (directory, _), coordinator in list(self._coordinators.items()):  # one more if this node's rank has changed
-            found[directory] = max(found.get(directory, []), coordinator.progress.read(), key=_last_beat)
+        for directory, coordinator in list(self._coordinators.items()):
+            found[directory] = coordinator.progress.read()
         return found
 
     def close(self, *, failed: bool = False) -> None:
@@ -229,21 +231,16 @@ class Saver:
         """The coordinator of the worker's checkpoint directory."""
         # One at a time: the ranks of a node say hello at once, and the first makes the coordinator for all.
         async with self._opening:
-            # 1. close the histories of this node under its former number   2. remove memory that nobody owns   3. wait
-            # for the arena, in a thread   4. adopt, or give up what it holds
-            key = (hello.directory, hello.group_rank)
-            if key not in self._coordinators:
-                for (directory, _), former in self._coordinators.items():
-                    if directory == hello.directory:
-                        # The node's rank has changed with a new rendezvous: the
-                        # agent that is first now must be able to open histories.
-                        await former.tiers.step_down()
+            # 1. remove memory that nobody owns   2. wait for the
+            # arena, in a thread   3. adopt, or give up what it holds
+            if hello.directory not in self._coordinators:
                 loop = asyncio.get_running_loop()
                 # Memory that nobody owns is removed before more is
                 # reserved, and in a thread: a GiB takes 0.2 s to release.
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
+                slot = hello.group_rank if self.slot is None else self.slot
                 # Not here: for the arena of an owner that has just died one may have to wait.
-                make = partial(Coordinator, hello, self._settings, self._copier, self.address, self._ending)
+                make = partial(Coordinator, hello, self._settings, self._copier, self.address, self._ending, slot)
                 try:
                     coordinator = self._entering = await loop.run_in_executor(None, make)
                     await self._open(coordinator)
@@ -252,8 +249,17 @@ class Saver:
                     raise
                 finally:
                     self._entering = None
-                self._coordinators[key] = coordinator
-            return self._coordinators[key]
+                self._coordinators[hello.directory] = coordinator
+            else:
+                await self._assume(self._coordinators[hello.directory], hello)
+            return self._coordinators[hello.directory]
+
+    async def _assume(self, coordinator: Coordinator, hello: m.Hello) -> None:
+        try:
+            await coordinator.assume(hello)
+        except PlaceInUse as error:
+            self._shut_out = str(error)
+            raise
 
     async def _open(self, coordinator: Coordinator) -> None:
         async with contextlib.AsyncExitStack() as on_failure:
@@ -261,7 +267,3 @@ class Saver:
             on_failure.push_async_callback(coordinator.abandon)
             await coordinator.open()
             on_failure.pop_all()
-
-
-def _last_beat(lines: list[Telemetry]) -> int:
-    return max([line.beat for line in lines], default=-1)

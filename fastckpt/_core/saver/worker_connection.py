@@ -128,7 +128,7 @@ class WorkerConnection:
 
 
 def _welcome(coordinator: Coordinator, history: int) -> m.Welcome:
-    return m.Welcome(str(coordinator.arena.path), history, coordinator.progress.name)
+    return m.Welcome(str(coordinator.arena.path), history, coordinator.progress.name, coordinator.agent_slot)
 
 
 def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:

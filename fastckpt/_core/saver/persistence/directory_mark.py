@@ -21,13 +21,17 @@ LAST = 5.0
 class DirectoryMark:
     """The claim of an arena on its checkpoint directory: written there as soon as that works, and never twice."""
 
-    def __init__(self, arena: Arena, storage: Store, location: str, group_rank: int) -> None:
+    def __init__(self, arena: Arena, storage: Store, location: str, *, first: bool) -> None:
         self._arena = arena
         self._storage = storage
         self._location = location
-        self._writes = group_rank == 0 or not is_url(location)  # at a URL the last would win: there, one alone writes
+        self.assume(first=first)
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Future[str] | None = None
+
+    def assume(self, *, first: bool) -> None:
+        """Know whether this is the first node: at a URL the last writer would win, so it alone writes there."""
+        self._writes = first or not is_url(self._location)
 
     async def settle(self, *, alone: bool) -> None:
         """Keep what memory holds if it is of this directory, and nobody else may write to it; else give it up.

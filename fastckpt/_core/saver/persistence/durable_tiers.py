@@ -33,29 +33,60 @@ class DurableTiers:
     """Memory is persisted to the first tier; what is durable there is uploaded to the second."""
 
     def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier, job: Job) -> None:
-        alone, first = hello.local_world_size == hello.world_size, hello.group_rank == 0
+        self._job, self._copier, self._first = job, copier, _is_first(hello)
         storage = open_store(hello.directory, copier)
-        remote = open_store(hello.remote, copier) if hello.remote and first else None  # all nodes share the first tier
-        self.upload = Uploader(storage, remote, hello.remote, Tenure(remote, job) if remote else None)
         self.persister = Persister(
             storage,
-            Tenure(storage, job, enabled=first),
+            Tenure(storage, job, enabled=self._first),
             newest_slot,
-            SaverStats(hello.directory, remote=self.upload.copies if remote else None),
-            first=first,
-            alone=alone,
+            SaverStats(hello.directory),
+            first=self._first,
+            alone=_is_alone(hello),
             on_durable=self._became_durable,
         )
+        self.upload = self._uploader(hello)
         self._policy: Policy = KeepAll()
-        self._retires = first
-        self._tenures = [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
         self._claimed = 0
         self._claiming: asyncio.Task[None] | None = None
+
+    def _uploader(self, hello: Hello) -> Uploader:
+        """The way to the remote store, which the first node has alone: all nodes share the first tier."""
+        storage = self.persister.storage
+        remote = open_store(hello.remote, self._copier) if hello.remote and self._first else None
+        upload = Uploader(storage, remote, hello.remote, Tenure(remote, self._job) if remote else None)
+        self.persister.stats.remote = upload.copies if remote else None
+        return upload
+
+    @property
+    def _tenures(self) -> list[Tenure]:
+        return [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
+
+    async def assume(self, hello: Hello) -> int:
+        """Take this node's part in a new round, in which another may be the first; returns the newest history.
+
+        What is being persisted goes on. Raises as `open`.
+        """
+        first = _is_first(hello)
+        self.persister.assume(first=first, alone=_is_alone(hello))
+        if first is self._first:
+            return self.persister.newest_history
+        # 1. the right to publish   2. what became durable under the node that was first   3. the remote store
+        tenure = self.persister.tenure
+        await asyncio.to_thread(tenure.enable if first else tenure.disable)
+        durable = await self.persister.open()
+        former, self._first = self.upload, first
+        self.upload = self._uploader(hello)
+        if former.tenure is not None:
+            await asyncio.to_thread(former.tenure.close)
+        former.close(wait=False)
+        if self.upload.tenure is not None:
+            await self._enter(self.upload.tenure)
+        return max(self.persister.newest_history, await self.upload.open(durable))
 
     async def _became_durable(self) -> None:
         """Upload what the first tier has now, and delete what its policy does not keep."""
         self.upload.look()
-        if not self._retires or self._policy == KeepAll():
+        if not self._first or self._policy == KeepAll():
             return
         # In the persist's thread: a deletion and a publication in one directory never run at the same time.
         work = partial(retire, self.persister.storage, self._policy, lambda: self.upload.busy)
@@ -188,13 +219,17 @@ class DurableTiers:
         for tenure in self._tenures:
             tenure.stop()
 
-    async def step_down(self) -> None:
-        """Let the agent of another node hold the histories to come: the node of this one has another number now."""
-        await asyncio.gather(*(asyncio.to_thread(tenure.step_down) for tenure in self._tenures))
-
     async def leave(self) -> None:
         """Record in each tier that this job has ended, so that others need not wait for it."""
         await asyncio.gather(*(asyncio.to_thread(tenure.close) for tenure in self._tenures))
+
+
+def _is_first(hello: Hello) -> bool:
+    return hello.group_rank == 0
+
+
+def _is_alone(hello: Hello) -> bool:
+    return hello.local_world_size == hello.world_size
 
 
 def _gone(store: Store, save: SaveId) -> str:

@@ -39,11 +39,15 @@ class PendingPersist:
     Args:
         pay: Persists the newest checkpoint in memory, if it is as new as what is owed; none is owed then.
         is_busy: Whether a persist is under way.
+
+    Attributes:
+        save: The one that waits; None for none.
+        alone: Whether this node is the only one.
     """
 
     def __init__(self, stats: SaverStats, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
         self.save: SaveId | None = None
-        self._stats, self._pay, self._is_busy, self._alone = stats, pay, is_busy, alone
+        self._stats, self._pay, self._is_busy, self.alone = stats, pay, is_busy, alone
         self._timer: asyncio.TimerHandle | None = None
 
     def want(self, save: SaveId, *, agreed: bool) -> None:
@@ -61,7 +65,7 @@ class PendingPersist:
         self._stop()
         if self.save is None or self._is_busy():
             return
-        if self._alone:
+        if self.alone:
             self._pay()
         else:
             self._timer = asyncio.get_running_loop().call_later(QUIET, self._settle)
@@ -73,7 +77,7 @@ class PendingPersist:
     def hurry(self) -> None:
         """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
         # No newer save will come, so the newest in memory is the one, on every node.
-        self._alone = True
+        self.alone = True
         self.look()
 
     def paid(self, save: SaveId) -> None:

@@ -82,11 +82,16 @@ class Persister:
         # One thread: one persist has the whole rate of the device, and is durable before the next begins.
         self.pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
+    def assume(self, *, first: bool, alone: bool) -> None:
+        """Take this node's part in a new round; as the arguments of the constructor."""
+        self._first, self.owed.alone = first, alone
+
     async def open(self) -> SaveId | None:
         """Remove what interrupted persists left; returns the newest durable id, if there is one."""
         # The first node sweeps later, when it holds the history's record: another job may be publishing until then.
         look = partial(_look, self.storage, sweep=not self._first)
-        self.stats.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
+        # Not in the thread that persists: the workers of a new round do not wait for the last flush.
+        self.stats.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(None, look)
         self.tenure.saw(self.durable)
         return self.durable
 

@@ -96,6 +96,16 @@ class Tenure:
         self._watch()
         return self._passed
 
+    def enable(self) -> int:
+        """Hold histories from now on, in place of the node that was first before; as `enter`."""
+        self._enabled = True
+        return self.enter()
+
+    def disable(self) -> None:
+        """Leave the histories to come to the node that is first from now on."""
+        self.step_down()
+        self._enabled = False
+
     def take_from(self, launch: str) -> None:
         """Open a history in which nothing is saved, so that the job of that launch finds itself superseded.
 

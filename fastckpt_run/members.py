@@ -1,0 +1,110 @@
+"""The agents of one round: each learns of all others who they are, on whose memory, and where they listen."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from fastckpt._core.version import VERSION
+from fastckpt.errors import ConfigError
+
+UNASSIGNED = -1
+"""The slot of an agent that has been in no round yet."""
+_LIST = "fastckpt/members"
+_PAUSE = 0.02
+"""Seconds between two looks at a list of an earlier round."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One agent of a round.
+
+    Attributes:
+        id: What no other agent process is called.
+        host: Its host's name, for people to read.
+        memory: What agents have in common that share one directory of shared memory.
+        slot: Which of these it is, from 0 on; it keeps it from round to round.
+        address: Where it serves files to the others, HOST:PORT; empty if it does not.
+        watch: Where it answers that it lives, HOST:PORT; empty if it does not.
+        version: The version of fastckpt that it runs.
+    """
+
+    id: str
+    host: str
+    memory: str
+    slot: int = UNASSIGNED
+    address: str = ""
+    watch: str = ""
+    version: str = VERSION
+
+
+def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_size: int, own: Member) -> list[Member]:
+    """All agents of a round, in the order of group ranks; at most 4 messages for each.
+
+    Args:
+        store: The store of this round. One that outlives rounds will do: each waits for a list that names itself.
+        group_rank: The rank of this agent.
+        group_world_size: The number of agents.
+        own: This agent.
+
+    Raises:
+        ConfigError: Two agents run unlike versions; in all agents alike.
+        torch.distributed.DistStoreError: An agent did not come.
+    """
+    if group_world_size == 1:
+        return with_slots([own])
+    # The first collects and answers all: no agent reads what each other has written.
+    store.set(f"{_LIST}/{group_rank}", json.dumps(asdict(own)))
+    if group_rank == 0:
+        keys = [f"{_LIST}/{rank}" for rank in range(group_world_size)]
+        store.wait(keys)
+        members = with_slots([_member(store.get(key)) for key in keys])
+        store.set(_LIST, json.dumps([asdict(member) for member in members]))
+    else:
+        members = _list_with(own, store)
+    _check_versions(members)
+    return members
+
+
+def with_slots(members: Sequence[Member]) -> list[Member]:
+    """The same, each with a slot that no other has in its memory; who has one keeps it."""
+    taken: set[tuple[str, int]] = set()
+    kept = []
+    for member in members:
+        is_free = member.slot != UNASSIGNED and (member.memory, member.slot) not in taken
+        kept.append(member if is_free else replace(member, slot=UNASSIGNED))
+        taken |= {(member.memory, member.slot)} if is_free else set()
+    found = []
+    for member in kept:
+        slot = member.slot
+        if slot == UNASSIGNED:
+            slot = next(n for n in range(len(members)) if (member.memory, n) not in taken)
+            taken.add((member.memory, slot))
+        found.append(replace(member, slot=slot))
+    return found
+
+
+def _list_with(own: Member, store: "dist.distributed_c10d.Store") -> list[Member]:
+    """The list that the first agent has made, once it names this one: an earlier one may be there still."""
+    while True:
+        store.wait([_LIST])
+        members = [_member(json.dumps(each).encode()) for each in json.loads(store.get(_LIST))]
+        if any(member.id == own.id for member in members):
+            return members
+        time.sleep(_PAUSE)
+
+
+def _member(data: bytes) -> Member:
+    record: dict[str, Any] = json.loads(data)
+    return Member(**{name: record[name] for name in Member.__dataclass_fields__ if name in record})
+
+
+def _check_versions(members: Sequence[Member]) -> None:
+    if unlike := next((member for member in members if member.version != members[0].version), None):
+        raise ConfigError(
+            f"nodes run unlike versions of fastckpt: {members[0].host} has {members[0].version}, {unlike.host} has "
+            f"{unlike.version}. Install the same on all nodes."
+        )
