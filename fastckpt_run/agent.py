@@ -4,6 +4,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.arena_location import memory_id
+from fastckpt._core.saver.peers.replication import Peer, Round
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
@@ -31,7 +33,7 @@ from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
-from fastckpt_run.members import Member, exchange
+from fastckpt_run.members import Member, exchange, host_for
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
@@ -139,10 +141,15 @@ class FastckptAgent(HookedAgent):
     def _exchange(self, group: WorkerGroup) -> Member:
         """Learn who the other agents of the round are; returns what they know of this one."""
         rank, store = group.group_rank or 0, cast(Any, group.store)  # torch annotates it as None
-        members = exchange(store, rank, group.group_world_size or 1, self._own)
-        own: Member = members[rank]
-        self._saver.slot = own.slot
-        return own
+        own, count = self._own, group.group_world_size or 1
+        if count > 1:
+            host = host_for(group.master_addr or "", rank, group.spec.local_addr)
+            own = replace(own, address=f"{host}:{self._saver.serve_peers()}")
+        members = exchange(store, rank, count, own)
+        self._saver.slot = members.all[rank].slot
+        peers = [Peer(member.id, member.memory, member.address) for member in members.all]
+        self._saver.meet(Round(peers, rank, members.secret))
+        return members.all[rank]
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""

@@ -1,6 +1,8 @@
 """The agents of one round: each learns of all others who they are, on whose memory, and where they listen."""
 
 import json
+import secrets
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,32 +43,45 @@ class Member:
     version: str = VERSION
 
 
-def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_size: int, own: Member) -> list[Member]:
-    """All agents of a round, in the order of group ranks; at most 4 messages for each.
+@dataclass(frozen=True)
+class Members:
+    """The agents of a round, in the order of group ranks, and the secret by which they know each other."""
+
+    all: list[Member]
+    secret: bytes
+
+
+def exchange(
+    store: "dist.distributed_c10d.Store", group_rank: int, group_world_size: int, own: Member, secret: bytes = b""
+) -> Members:
+    """All agents of a round; at most 4 messages for each.
 
     Args:
         store: The store of this round. One that outlives rounds will do: each waits for a list that names itself.
         group_rank: The rank of this agent.
         group_world_size: The number of agents.
         own: This agent.
+        secret: The secret that the user has given to all agents. Without one the first agent draws it, and the store
+            hands it out: to whoever can read the store.
 
     Raises:
         ConfigError: Two agents run unlike versions; in all agents alike.
         torch.distributed.DistStoreError: An agent did not come.
     """
     if group_world_size == 1:
-        return with_slots([own])
+        return Members(with_slots([own]), secret)
     # The first collects and answers all: no agent reads what each other has written.
     store.set(f"{_LIST}/{group_rank}", json.dumps(asdict(own)))
     if group_rank == 0:
         keys = [f"{_LIST}/{rank}" for rank in range(group_world_size)]
         store.wait(keys)
         members = with_slots([_member(store.get(key)) for key in keys])
-        store.set(_LIST, json.dumps([asdict(member) for member in members]))
+        drawn = "" if secret else secrets.token_hex(32)
+        store.set(_LIST, json.dumps({"members": [asdict(member) for member in members], "secret": drawn}))
     else:
-        members = _list_with(own, store)
+        members, drawn = _list_with(own, store)
     _check_versions(members)
-    return members
+    return Members(members, secret or drawn.encode())
 
 
 def with_slots(members: Sequence[Member]) -> list[Member]:
@@ -87,14 +102,32 @@ def with_slots(members: Sequence[Member]) -> list[Member]:
     return found
 
 
-def _list_with(own: Member, store: "dist.distributed_c10d.Store") -> list[Member]:
+def _list_with(own: Member, store: "dist.distributed_c10d.Store") -> tuple[list[Member], str]:
     """The list that the first agent has made, once it names this one: an earlier one may be there still."""
     while True:
         store.wait([_LIST])
-        members = [_member(json.dumps(each).encode()) for each in json.loads(store.get(_LIST))]
+        answer = json.loads(store.get(_LIST))
+        members = [_member(json.dumps(each).encode()) for each in answer["members"]]
         if any(member.id == own.id for member in members):
-            return members
+            return members, answer["secret"]
         time.sleep(_PAUSE)
+
+
+def host_for(master: str, group_rank: int, local_addr: str | None) -> str:
+    """The name or address of this host by which the agents of the others reach it.
+
+    Args:
+        master: The address of the first node, which all of them reach.
+        group_rank: The rank of this one.
+        local_addr: What the user has said it is; None for nothing.
+    """
+    if local_addr or group_rank == 0:
+        return local_addr or master
+    family, kind, protocol, _, target = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)  # sends nothing: the kernel chooses the interface that leads there
+        host: str = probe.getsockname()[0]
+    return host
 
 
 def _member(data: bytes) -> Member:

@@ -113,7 +113,8 @@ class SessionHistory:
             ROUND: self._attempt or f"{self._launch} {self._link.history}",
             **self._rollback,
             **({BESIDE: self._in_step} if self._in_step else {}),
-            **({"node": self._place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
+            **({"attempt": self._attempt} if self._attempt or nodes > 1 else {}),
+            **({"node": self._place.group_rank, "nodes": nodes} if nodes > 1 else {}),
             **({MEMBERS: self._launches} if nodes > 1 else {}),
         }
 

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,8 @@ WELCOME_TIMEOUT = 180.0
 """Seconds for the answer to a hello: the saver may have to ask a store over the network, which may not answer."""
 TIMEOUT = 30.0
 """Seconds for an answer that needs no work."""
+FETCH_TIMEOUT = 3600.0
+"""Seconds for files to come from other nodes."""
 RESERVE_TIMEOUT = 600.0
 """Seconds for an answer that may wait for memory to be reserved."""
 
@@ -45,6 +47,8 @@ class SaverClient:
         agent_slot: Which of the agents that share this host's memory the saver is of.
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
         line: Where this worker reports its progress; nobody reads it if the saver has no memory for that.
+        address: Where other agents find this node's memory, when `pin` was called; empty if they cannot.
+        alike: Whether the files that each node has of its own were equal when they were last compared.
         lost: What was in memory and was found bad, when `pin` was called.
         presence: The registration of this process as a writer; to be renewed before it writes.
         pins: Whether `pin` was called, and `release` not yet.
@@ -59,6 +63,7 @@ class SaverClient:
         self.durable: tuple[int, ...] = ()
         self.verified: set[Path] = set()
         self.lost: list[str] = []
+        self.address, self.alike = "", False
         self.pins = False
         self._channel = Channel(address, CONNECT_TIMEOUT)
         self._turn = threading.RLock()
@@ -125,7 +130,17 @@ class SaverClient:
         self.durable = tuple(pinned.durable)
         self.verified = {Path(slot) for slot in pinned.verified}
         self.lost = pinned.lost
+        self.address, self.alike = pinned.address, pinned.alike
         return [Path(slot) for slot in pinned.slots]
+
+    def fetch(self, save: SaveId, attempt: str, sources: Mapping[str, Sequence[str]]) -> m.Fetched:
+        """Have the saver bring files of a save from other agents' memory; they stay until `release`.
+
+        Raises FastckptError or OSError if none gives them undamaged.
+        """
+        self.pins = True
+        wanted = {name: list(addresses) for name, addresses in sources.items()}
+        return self._ask(m.Fetch(list(save), attempt, wanted), m.Fetched, FETCH_TIMEOUT)
 
     def release(self) -> None:
         """Release what `pin` pinned, if it did."""

@@ -1,10 +1,10 @@
 """Writes the file that torch.save would write, all but the bytes of the tensors."""
 
+import hashlib
 import io
 import itertools
 import pickle
 import re
-import secrets
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,10 +170,11 @@ _HIGH_INT, _HIGH_FLOAT = 0x41, 0x41
 def _markers(numbers: list[Number]) -> tuple[list[Number], Callable[[bytes, int], list[Any]]]:
     """Unlike numbers to pickle in place of ``numbers``, and the search for their places.
 
-    A marker is eight bytes: a counter, and four bytes that are drawn for each skeleton. Pickle writes an int of
-    that size as LONG1 with eight bytes, little-endian, and a float as BINFLOAT, big-endian.
+    A marker is eight bytes: a counter, and four bytes that no state has by chance. They depend on the kinds of the
+    numbers alone, so that ranks with equal states have equal files: the archive keeps a checksum of the markers. Pickle
+    writes an int of that size as LONG1 with eight bytes, little-endian, and a float as BINFLOAT, big-endian.
     """
-    secret = secrets.token_bytes(3)
+    secret = hashlib.sha256(bytes(type(number) is int for number in numbers)).digest()[:3]
     counters = itertools.count()
     marked: list[Number] = []
     for number in numbers:

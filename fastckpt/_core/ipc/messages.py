@@ -113,17 +113,46 @@ class Pinned:
         durable: History and step of the newest durable one; empty for none.
         verified: Slots of which nobody need compare the digests: the saver has, and nobody has saved since.
         lost: What was in memory, and was found bad.
+        address: Where other agents can fetch what is in memory; empty if they cannot.
+        alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
     slots: list[str]
     durable: list[int] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    address: str = ""
+    alike: bool = False
 
 
 @dataclass(frozen=True)
 class Release:
     """The writer reads no slot any more. Answer: Done."""
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Bring files of a save from other agents' memory; of each node, the first to ask has it done. Answer: Fetched.
+
+    Attributes:
+        save: History and step.
+        attempt: The token that ranks of all nodes share from one load to the next.
+        sources: The addresses of agents that hold each file, by its name.
+    """
+
+    save: list[int]
+    attempt: str
+    sources: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Paths of the files, their sizes in bytes and xxh3-128, and the details of their save; they stay until Release."""
+
+    files: dict[str, str]
+    sizes: dict[str, int]
+    digests: dict[str, str]
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -265,6 +294,8 @@ Message = Union[  # noqa: UP007
     Pin,
     Pinned,
     Release,
+    Fetch,
+    Fetched,
     Bad,
     Resumed,
     Loaded,

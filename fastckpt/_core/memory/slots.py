@@ -120,6 +120,24 @@ def read_done(slot: Path, writer: int) -> SlotDone | None:
     return _done(read_record(slot / f"{_DONE}{writer}"))
 
 
+def as_done(part: object, id: SaveId | None) -> SlotDone | None:
+    """The files and details of a writer's part, as another process has sent them, as its record; None for others."""
+    return _done({**part, "id": list(id)}) if isinstance(part, dict) and id is not None else None
+
+
+def read_parts(directory: Path) -> dict[int, SlotDone]:
+    """All done records in a directory, by the numbers of their writers."""
+    numbers = [name.removeprefix(_DONE) for name in names_in(directory) if name.startswith(_DONE)]
+    found = {int(number): read_done(directory, int(number)) for number in numbers if _NUMBER.fullmatch(number)}
+    return {writer: done for writer, done in found.items() if done}
+
+
+def read_digests(directory: Path, id: SaveId) -> dict[str, str]:
+    """The digests of a save's images in a directory; {} if there are none, or those of another save."""
+    save, digests = _digested(read_record(directory / _DIGESTS)) or (None, {})
+    return digests if save == id else {}
+
+
 def read(slot: Path, known: Mapping[int, SlotDone] = MappingProxyType({})) -> Records:
     """Read the records of a slot; what cannot be read, or was not written by us, counts as not there.
 

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-TIERS = MEMORY, MIXED, STORAGE, REMOTE = ("memory", "mixed", "storage", "remote")
-"""The tiers, nearest first. A mixed checkpoint has some files in memory, and the others on storage."""
+TIERS = MEMORY, PEER, MIXED, STORAGE, REMOTE = ("memory", "peer", "mixed", "storage", "remote")
+"""The tiers, nearest first. A peer is the memory of another node; a mixed checkpoint has some files in memory, and the
+others on storage."""
 
 
 class CheckpointLocation(NamedTuple):
@@ -31,8 +32,15 @@ class CheckpointLocation(NamedTuple):
     @property
     def where(self) -> str:
         """The tier; and whose memory, if several nodes saved it."""
+        if self.tier == PEER:
+            return f"memory of other nodes than {self.node}"
         is_of_a_node = self.attempt and self.tier in (MEMORY, MIXED)
         return f"{self.tier} of node {self.node}" if is_of_a_node else self.tier
+
+    @property
+    def save(self) -> tuple[int, int, str]:
+        """What makes two places ones of the same save, if it has a token."""
+        return self.history, self.step, self.attempt
 
     @property
     def _save(self) -> tuple[int, int, str, str]:

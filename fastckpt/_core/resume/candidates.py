@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import file_named
+from fastckpt._core.policy.peer_sources import NodeHolding
 from fastckpt._core.policy.resume import REMOTE, STORAGE, CheckpointLocation
 from fastckpt._core.resume.storage_tier import RemoteTier, StorageTier
 from fastckpt._core.resume.tiers import (
@@ -17,6 +19,7 @@ from fastckpt._core.resume.tiers import (
     Listing,
     MemoryTier,
     MixedTier,
+    PeerTier,
     Rejected,
     RejectionKind,
 )
@@ -70,6 +73,7 @@ class CandidateFinder:
         self.directory = location
         self._client, self._needs, self._digests = client, needs, digests
         self._memory = MemoryTier(client, needs.main, digests=digests)
+        self._peers = PeerTier(client)
         self._durable = [StorageTier(STORAGE, location, client, digests=digests)]
         if client.options.remote:
             self._durable.append(RemoteTier(REMOTE, client.options.remote, client, digests=digests))
@@ -105,11 +109,55 @@ class CandidateFinder:
             has_published, unfinished = tier.settle()
             published |= has_published
             rejected += unfinished
-        return Listing(candidates, rejected, published)
+        return Listing(candidates, rejected, published, here.held)
 
     def find_near(self) -> Listing:
         """The checkpoints of `find` that memory alone has."""
-        return Listing(self._in_memory(self._memory.list()))
+        here = self._memory.list()
+        return Listing(self._in_memory(here), held=here.held)
+
+    def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
+        """What this node holds in memory of saves of several nodes, for the sake of others; the first rank reports it.
+
+        Of files that are divided among nodes none holds another's; these come from storage.
+        """
+        place = self._client.place
+        if place.local_rank or place.group_world_size == 1 or self._needs.shards:
+            return []
+        known = {
+            at: Candidate(self._memory, each.files, each.details, 1, each) for at, each in listing.held if each.slot
+        }
+        wanted = select(known)
+        found = []
+        for at, held in listing.held:
+            ranks = {
+                r: own for r, part in held.parts.items() if held.files.keys() >= (own := set(part.files) - held.common)
+            }
+            found.append(
+                NodeHolding(
+                    place.group_rank,
+                    *held.id,
+                    at.attempt,
+                    held.details.get("node", 0) if held.slot else -1,
+                    held.details.get("world_size", 1),
+                    self._client.alike,
+                    at in wanted,
+                    self._client.address,
+                    tuple(sorted(held.common & held.files.keys())),
+                    {rank: tuple(sorted(own)) for rank, own in ranks.items()},
+                )
+            )
+        return found
+
+    @property
+    def main(self) -> str:
+        """The name of the file that each checkpoint has."""
+        return self._needs.main
+
+    def fetch(self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], listing: Listing) -> Candidate:
+        """The candidate at a peer's, once this node's agent has brought it; raises FastckptError."""
+        here = {at.save: held.files for at, held in listing.held}
+        return self._peers.fetch(location, sources, here.get(location.save, {}))
 
     def held(self) -> dict[CheckpointLocation, bool]:
         """Checkpoints in this node's memory, and whether each is enough for this rank; they stay as in `find`."""

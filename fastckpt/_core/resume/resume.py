@@ -12,7 +12,7 @@ from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.policy.resume import MEMORY, STORAGE, CheckpointLocation
+from fastckpt._core.policy.resume import MEMORY, PEER, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing
 from fastckpt._core.resume.load import LOAD_ERRORS
@@ -158,9 +158,9 @@ class Resume:
             survey = look(self._finder, self._client, ranks, select)
             while resumed is None and (choices := chooser.choose(survey.has)) is not None:
                 mine = choices[self._place.rank]
-                candidate = survey.own.candidates[mine]
-                state, votes = self._attempt(candidate, self._sharing(choices, survey.nodes), load, ranks)
-                if any(votes):
+                candidate, fault = self._candidate(mine, survey)
+                state, votes = self._attempt(candidate, self._sharing(choices, survey.nodes), load, ranks, fault)
+                if candidate is None or any(votes):
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
                 resumed = ResumeResult(SaveId(mine.history, mine.step), mine.tier, state, dict(candidate.details))
@@ -177,6 +177,16 @@ class Resume:
         self._bad += map(str, damaged)
         self._finder.reject(bad, damaged, self._threads)
         return resumed, tried
+
+    def _candidate(self, mine: CheckpointLocation, survey: Survey) -> tuple[Candidate | None, Faults]:
+        """What this rank loads, brought from other nodes' memory if it is there; or why that failed."""
+        if mine.tier != PEER:
+            return survey.own.candidates[mine], {}
+        try:
+            with metrics.phase("resume.fetch"):
+                return self._finder.fetch(mine, survey.sources(mine), survey.own), {}
+        except (FastckptError, OSError) as error:
+            return None, {"": f"{type(error).__name__}: {error}"[:500]}
 
     def _exclude(
         self,
@@ -229,16 +239,21 @@ class Resume:
         return BadCheckpoint(f"{path} cannot be loaded: {why}. {there}")
 
     def _attempt(
-        self, candidate: Candidate, sharing: list[int], load: Load, ranks: Agreement
+        self,
+        candidate: Candidate | None,
+        sharing: list[int],
+        load: Load,
+        ranks: Agreement,
+        fault: Faults = MappingProxyType({}),  # type: ignore[assignment]
     ) -> tuple[Any, list[Faults]]:
         """Verify, vote, load, vote: a state, and the objections of each rank, by file; "" stands for the whole.
 
         No rank unpickles a file that another has found damaged: that can end the process.
         """
-        names = self._answers_for(candidate.files, self._place.rank, sharing)
+        names = self._answers_for(candidate.files, self._place.rank, sharing) if candidate else ()
         with metrics.phase("resume.verify"):
-            votes: list[Faults] = ranks.gather(candidate.faults(list(names), self._threads))
-        if any(votes):
+            votes: list[Faults] = ranks.gather(candidate.faults(list(names), self._threads) if candidate else fault)
+        if candidate is None or any(votes):
             return None, votes
         state, objection = None, {}
         with metrics.phase("resume.load"):

@@ -11,7 +11,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind
+from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind, attempt_of
 from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
 from fastckpt._core.storage.share import Unfinished
 from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, open_store
@@ -48,7 +48,7 @@ class StorageTier:
             places[stored.manifest.id].append(stored)
         for save, (stored, *others) in places.items():
             names = frozenset(str(each.place).rpartition("/")[2] for each in (stored, *others))
-            location = CheckpointLocation(*save, self.name, 0, str(stored.manifest.details.get("attempt", "")))
+            location = CheckpointLocation(*save, self.name, 0, attempt_of(stored.manifest.details, self._client.place))
             candidates[location] = self.candidate(stored, names)
         newest = max((stored.id for stored in scan.whole), default=None) if scan.gathered else None
         self._is_unpublished = any(newest is None or id > newest for id in scan.gathered)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
+from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
 from fastckpt._core.policy.resume import CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.tiers import Candidates, Listing, Rejected, RejectionKind
@@ -43,6 +45,7 @@ class Survey:
         nodes: The node of each rank.
         unfinished: Checkpoints that nodes were writing, newer than all that count on storage; in the first rank.
         unsearched: Why the checkpoint directory could not be searched; empty if it could.
+        holdings: What all nodes hold in memory of saves of several nodes.
     """
 
     own: Listing
@@ -50,6 +53,20 @@ class Survey:
     nodes: list[int]
     unfinished: Sequence[Rejected] = ()
     unsearched: str = ""
+    holdings: Sequence[NodeHolding] = ()
+
+    def sources(self, location: CheckpointLocation) -> dict[str, list[str]]:
+        """The addresses of agents that hold each file that a node lacks of a save that it is to fetch."""
+        return sources(self.holdings, self.nodes, location)
+
+
+def _survey(finder: CandidateFinder, own: Listing, reports: Sequence[Sequence[Any]], **more: Any) -> Survey:
+    """A survey of reports that begin with checkpoints, node and holdings of each rank."""
+    nodes = [node for _, node, *_ in reports]
+    holdings = [NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held]
+    fetched = reachable(holdings, nodes, finder.main)
+    has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
+    return Survey(own, [a | b for a, b in zip(has, fetched, strict=True)], nodes, holdings=holdings, **more)
 
 
 def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Select) -> Survey:
@@ -59,10 +76,11 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select:
         own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
         logger.debug("what is in memory is looked for again: %s", failure)
-    reports = ranks.gather([select(own.candidates), client.place.group_rank, durable])
+    held = [each.to_json() for each in finder.holdings(own, select)]
+    reports = ranks.gather([select(own.candidates), client.place.group_rank, held, durable])
     least = max(tuple(durable) for *_, durable in reports)
-    has = [{at for each in found if (at := CheckpointLocation(*each)).id >= least} for found, *_ in reports]
-    return Survey(own, has, [node for _, node, _ in reports])
+    found = _survey(finder, own, reports)
+    return replace(found, has=[{at for at in each if at.id >= least} for each in found.has])
 
 
 def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Select) -> Survey:
@@ -79,18 +97,18 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
         except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
             error = f"{type(failure).__name__}: {failure}"
         unfinished += [each for each in own.rejected if each.kind is RejectionKind.UNFINISHED]
-        reports = ranks.gather([select(own.candidates), client.place.group_rank, error, own.published])
+        held = [each.to_json() for each in finder.holdings(own, select)]
+        reports = ranks.gather([select(own.candidates), client.place.group_rank, held, error, own.published])
         if not any(published for *_, published in reports):
             break
-    if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(reports) if error]:
+    if errors := [f"rank {rank}: {error}" for rank, (*_, error, _) in enumerate(reports) if error]:
         text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
         in_memory = near(finder, client, ranks, select)
         if choose(in_memory.has, ()) is None:
             raise NoLoadableCheckpoint(text)
         logger.warning("%s. What memory holds is newer, or as new.", text)
         return replace(in_memory, unsearched=text)
-    has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
-    return Survey(own, has, [node for _, node, *_ in reports], unfinished)
+    return _survey(finder, own, reports, unfinished=unfinished)
 
 
 def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreement) -> list[str]:

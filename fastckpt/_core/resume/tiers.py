@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.policy.resume import MEMORY, MIXED, CheckpointLocation
+from fastckpt._core.memory.held_saves import HeldSave, held_saves
+from fastckpt._core.policy.resume import MEMORY, MIXED, PEER, CheckpointLocation
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, PersistError
 
@@ -86,11 +88,17 @@ Candidates = dict[CheckpointLocation, Candidate]
 
 @dataclass(frozen=True)
 class Listing:
-    """The checkpoints of a tier, or of all; ``published``: parts of nodes were published meanwhile, so look again."""
+    """The checkpoints of a tier, or of all.
+
+    Attributes:
+        published: Whether parts of nodes were published meanwhile, so that it has to be made again.
+        held: All that is in memory of saves of several nodes, even if it is enough for no rank.
+    """
 
     candidates: Candidates = field(default_factory=dict)
     rejected: Sequence[Rejected] = ()
     published: bool = False
+    held: Sequence[tuple[CheckpointLocation, HeldSave]] = ()
 
 
 class Tier(Protocol):
@@ -131,42 +139,85 @@ class MemoryTier:
     def list(self) -> Listing:
         """List the committed checkpoints of this node, even if not enough for this rank; they stay until released."""
         candidates, rejected = Candidates(), list[Rejected]()
-        place = self._client.place
-        for slot in self._client.pin():
-            records = slots.read(slot)
-            if (save := records.committed) is None:
+        place, several = self._client.place, list[tuple[CheckpointLocation, HeldSave]]()
+        for held in held_saves(self._client.arena, self._client.pin()):
+            attempt = attempt_of(held.details, place)
+            location = CheckpointLocation(*held.id, self.name, place.group_rank, attempt)
+            if attempt:
+                several.append((location, held))
+            if held.slot is None:
                 continue
-            details = records.details
-            attempt = details.get("attempt", "")
             if place.group_world_size > 1 and not attempt:
                 why = "the other nodes may have another of this step"
-                rejected.append(Rejected(RejectionKind.PARTIAL, f"{save} in {slot}", why))
+                rejected.append(Rejected(RejectionKind.PARTIAL, f"{held.id} in {held.slot}", why))
                 continue
-            files = {name: slot / name for name in records.files}
-            if self._main not in files:
-                rejected.append(Rejected(RejectionKind.OTHER_KIND, slot))
-            location = CheckpointLocation(*save, self.name, place.group_rank, attempt)
-            record = slot, save, records.files, records.digests
-            candidates[location] = Candidate(self, files, details, details.get("world_size", 1), record)
-        return Listing(candidates, rejected)
+            if self._main not in held.files:
+                rejected.append(Rejected(RejectionKind.OTHER_KIND, held.slot))
+            details = dict(held.details)
+            candidates[location] = Candidate(self, held.files, details, details.get("world_size", 1), held)
+        return Listing(candidates, rejected, held=several)
 
     def check(self, candidate: Candidate, name: str) -> None:
         """Compare the size of an image, and its digest unless the saver has compared it."""
-        slot, _, sizes, digests = candidate.record
-        if damage := slots.damage(slot, {name: sizes[name]}):
+        held, root = candidate.record, candidate.record.roots[name]
+        if damage := slots.damage(root, {name: held.sizes[name]}):
             raise BadCheckpoint(damage)
-        if not self._digests or slot in self._client.verified or name not in digests:
+        if not self._digests or root in self._client.verified or name not in held.digests:
             return
-        if (now := digest(slot / name)) != digests[name]:
-            before = f"it was {digests[name]} once it was committed"
-            raise BadCheckpoint(f"{slot / name} is damaged: its xxh3-128 is {now}; {before}")
+        if (now := digest(root / name)) != held.digests[name]:
+            before = f"it was {held.digests[name]} once it was committed"
+            raise BadCheckpoint(f"{root / name} is damaged: its xxh3-128 is {now}; {before}")
 
     def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
         """Have the saver give up a candidate."""
-        self.given_up.append(candidate.record[1])
+        self.given_up.append(candidate.record.id)
 
     def drop(self, candidate: Candidate) -> None:
         """Do nothing: the slots stay as they are until they are released."""
+
+
+class PeerTier:
+    """The memory of other nodes, from which the agents have brought files into that of this one."""
+
+    name = PEER
+
+    def __init__(self, client: SaverClient) -> None:
+        self._client = client
+
+    def list(self) -> Listing:
+        """List nothing: each node reports what it holds, and all know by that what they could fetch."""
+        return Listing()
+
+    def fetch(self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], held: Files) -> Candidate:
+        """Have the files brought, each from the first of its sources that has it undamaged; raises FastckptError.
+
+        Args:
+            location: The save.
+            sources: The addresses of agents that hold each file that this node lacks.
+            held: The files of the save that are in this node's memory.
+        """
+        save = SaveId(*location.id)
+        fetched = self._client.fetch(save, location.attempt, sources)
+        files = {**held, **{name: Path(path) for name, path in fetched.files.items()}}
+        return Candidate(self, files, fetched.details, fetched.details.get("world_size", 1), fetched)
+
+    def check(self, candidate: Candidate, name: str) -> None:
+        """Compare the size of a file; the agent has compared its digest as it came."""
+        size = candidate.record.sizes.get(name)
+        if size is not None and (there := candidate.files[name].stat().st_size) != size:
+            raise BadCheckpoint(f"{candidate.files[name]} has {there} bytes; {size} came from another node")
+
+    def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
+        """Do nothing: the nodes that hold it judge it themselves."""
+
+    def drop(self, candidate: Candidate) -> None:
+        """Do nothing: the saver takes its slot again."""
+
+
+def attempt_of(details: Mapping[str, Any], place: RankInfo) -> str:
+    """The token of a save, if it or this job is one of several nodes; else the step alone tells saves apart."""
+    alone = place.group_world_size == 1 and details.get("nodes", 1) == 1
+    return "" if alone else str(details.get("attempt", ""))
 
 
 class MixedTier:

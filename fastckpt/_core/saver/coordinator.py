@@ -9,7 +9,18 @@ from threading import Event
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.ipc.messages import Bad, BeginSave, Committed, Goodbye, Granted, Hello, Skipped, Status
+from fastckpt._core.ipc.messages import (
+    Bad,
+    BeginSave,
+    Committed,
+    Fetch,
+    Fetched,
+    Goodbye,
+    Granted,
+    Hello,
+    Skipped,
+    Status,
+)
 from fastckpt._core.memory import loans, slots
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.presence import forget_the_dead
@@ -17,6 +28,8 @@ from fastckpt._core.policy.slots import Skip, choose_slot
 from fastckpt._core.saver.admission import admit
 from fastckpt._core.saver.arena_location import left_elsewhere, place
 from fastckpt._core.saver.memory_digests import MemoryDigests
+from fastckpt._core.saver.peers.agent_peers import AgentPeers
+from fastckpt._core.saver.peers.memory_peers import MemoryPeers
 from fastckpt._core.saver.persistence.directory_mark import DirectoryMark
 from fastckpt._core.saver.persistence.durable_tiers import DurableTiers
 from fastckpt._core.saver.persistence.pending_persist import urgency_of
@@ -45,7 +58,14 @@ class Coordinator:
     """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
 
     def __init__(
-        self, hello: Hello, settings: Settings, copier: Copier, launch: str, ending: Event, agent_slot: int
+        self,
+        hello: Hello,
+        settings: Settings,
+        copier: Copier,
+        launch: str,
+        ending: Event,
+        agent_slot: int,
+        among: AgentPeers,
     ) -> None:
         """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
         self._settings, self._directory = settings, hello.directory
@@ -62,6 +82,9 @@ class Coordinator:
         self._reservations = Reservations(self.arena, self.slots, self.newest)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
+        self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves)
+        if among.round is not None:
+            self.peers.assume(among.round)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipped = SkippedSaves()
         self._borrowed_from: set[int] = set()
@@ -270,6 +293,7 @@ class Coordinator:
             self.persister.stats.skip(decision.reason)
             self._lose(save, obstacle) if obstacle else self._skipped.skip(save, decision.reason)
         self._skipped.last_was_skipped = isinstance(decision, Skip)
+        self.peers.changed()
         self._decisions[save] = decision
         while len(self._decisions) > DECISIONS:
             del self._decisions[min(self._decisions)]
@@ -279,11 +303,14 @@ class Coordinator:
         # A digest reads memory at full speed, and would slow down the copies of this save.
         self.digester.make_way()
         self._reservations.look_again()
-        choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
+        choice = self._choice()
         if isinstance(choice, Skip):  # reports of other ranks on the save before may not have been read yet
             self._read(*(slot for slot in self.slots if slot.id is not None and not slot.committed))
-            choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
+            choice = self._choice()
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
+
+    def _choice(self) -> int | Skip:
+        return choose_slot([slot.view() for slot in self.slots], self.writers.latest, self.peers.common)
 
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         lacking = slot.writers - slot.done
@@ -344,9 +371,23 @@ class Coordinator:
         # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
         self._take(slot, partial(slot.read_part, writer))
         if slot.committed:
+            self.peers.committed()
             self.digester.look()
             self.persister.stats.save(save, slot.size)
             self.persister.owed.look()
+
+    async def fetch(self, message: Fetch, pid: int) -> Fetched:
+        """Bring files of a save from other nodes' memory; raises as `MemoryPeers.fetch`."""
+
+        def choose() -> Slot:
+            choice = self._choice()
+            if isinstance(choice, Skip):
+                raise FastckptError(f"there is no room for it: {choice.reason}")
+            return self.slots[choice]
+
+        fetched = await self.peers.fetch(message, choose, self.writers.ranks, pid)
+        self._reservations.look_again()
+        return fetched
 
     async def prepare(self, writer: int, files: dict[str, int]) -> None:
         """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
@@ -417,6 +458,7 @@ class Coordinator:
         await asyncio.to_thread(self.arena.release if self.arena.adopted else self.arena.remove)
 
     async def _end(self, *, wait: bool) -> None:
+        self.peers.close()
         self._marking.close()
         await asyncio.to_thread(self.readers.close)
         self.digester.close()

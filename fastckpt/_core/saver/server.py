@@ -21,11 +21,14 @@ from fastckpt._core.memory.census import sweep
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
+from fastckpt._core.saver.peers.agent_peers import AgentPeers
+from fastckpt._core.saver.peers.replication import Round
+from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.modes import choose
-from fastckpt.errors import PlaceInUse, ProtocolError
+from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
 
 logger = logging.getLogger("fastckpt")
 
@@ -61,6 +64,7 @@ class Saver:
         self._copier = Copier(settings.persist_mbps)
         self.unfinished = False
         self.slot: int | None = None
+        self._peers = AgentPeers(self._memory_of)
         self._shut_out = ""
         self._ending = threading.Event()
         self._entering: Coordinator | None = None
@@ -87,6 +91,25 @@ class Saver:
                 coordinator.restart()
 
         self._call(restart()).result(START_TIMEOUT)
+
+    def serve_peers(self) -> int:
+        """Listen for the agents of other nodes; returns the port."""
+        return self._peers.serve()
+
+    def meet(self, round: Round) -> None:
+        """Take part in a new round, whose agents give each other what they hold."""
+        self._peers.assume(round)
+
+        async def assume() -> None:
+            for coordinator in self._coordinators.values():
+                coordinator.peers.assume(round)
+
+        self._call(assume()).result(START_TIMEOUT)
+
+    def _memory_of(self, directory: str) -> tuple[Path, list[Slot]]:
+        if (coordinator := self._coordinators.get(directory)) is None:
+            raise FastckptError(f"this node has nothing of {directory} in memory")
+        return coordinator.arena.path, [*coordinator.slots]
 
     def flush(self) -> None:
         """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long."""
@@ -155,6 +178,7 @@ class Saver:
         """
         if self._loop.is_closed():
             return
+        self._peers.close()
         self._call(self._close(failed=failed)).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -240,7 +264,9 @@ class Saver:
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 slot = hello.group_rank if self.slot is None else self.slot
                 # Not here: for the arena of an owner that has just died one may have to wait.
-                make = partial(Coordinator, hello, self._settings, self._copier, self.address, self._ending, slot)
+                make = partial(
+                    Coordinator, hello, self._settings, self._copier, self.address, self._ending, slot, self._peers
+                )
                 try:
                     coordinator = self._entering = await loop.run_in_executor(None, make)
                     await self._open(coordinator)

@@ -101,13 +101,18 @@ class WorkerConnection:
                 verified = [] if coordinator.writers.latest else coordinator.readers.verified()
                 # Pinned before the answer: what it names cannot be overwritten before the worker reads it.
                 held, durable = coordinator.readers.pin(self._pid), list(coordinator.tiers.newest or ())
-                return m.Pinned(held, durable, verified, coordinator.readers.lost())
+                lost, address, alike = coordinator.readers.lost(), coordinator.peers.address, coordinator.peers.alike
+                return m.Pinned(held, durable, verified, lost, address, alike)
+            case m.Fetch():
+                return await coordinator.fetch(message, self._pid)
             case m.NextHistory():
-                return _welcome(coordinator, coordinator.writers.next_history(self._rank))
+                answer: m.Message = _welcome(coordinator, coordinator.writers.next_history(self._rank))
             case m.Ask():
-                return coordinator.status(self._rank)
-        self._note(coordinator, message)
-        return m.Done()
+                answer = coordinator.status(self._rank)
+            case _:
+                self._note(coordinator, message)
+                answer = m.Done()
+        return answer
 
     def _note(self, coordinator: Coordinator, message: m.Message) -> None:
         match message:

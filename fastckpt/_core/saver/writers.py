@@ -186,6 +186,11 @@ class Writers:
         return ""
 
     @property
+    def ranks(self) -> Mapping[int, int]:
+        """The numbers of the local ranks among those of all nodes."""
+        return self._ranks
+
+    @property
     def latest(self) -> Mapping[int, SaveId]:
         """The newest id that each rank has begun; `NEVER` for one that is gone."""
         return self._latest | dict.fromkeys(self._gone, NEVER)

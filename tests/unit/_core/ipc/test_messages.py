@@ -36,17 +36,21 @@ OF_NAME = {
     "bad": st.lists(texts, max_size=3),
     "lost": st.lists(texts, max_size=3),
     "closed": st.lists(numbers, max_size=3),
+    "sources": st.dictionaries(texts, st.lists(texts, max_size=3), max_size=3),
+    "sizes": st.dictionaries(texts, numbers, max_size=3),
+    "digests": st.dictionaries(texts, texts, max_size=3),
     "lends": st.dictionaries(texts, numbers, max_size=3),
     "details": st.dictionaries(texts, numbers | texts, max_size=3),
 }
 OF_DECIDED = {name: st.none() | numbers for name in ("memory", "storage")} | {
     name: st.none() | st.floats(allow_nan=False) for name in ("overhead", "bound")
 }
+OF_FETCHED = {"files": st.dictionaries(texts, texts, max_size=3)}
 OF_TYPE = {int: numbers, str: texts, bool: st.booleans(), float: st.floats(allow_nan=False)}
 
 
 def messages(kind: type) -> st.SearchStrategy:
-    hints, named = channel._HINTS[kind], OF_NAME | (OF_DECIDED if kind is m.Decided else {})
+    hints, named = channel._HINTS[kind], OF_NAME | {m.Decided: OF_DECIDED, m.Fetched: OF_FETCHED}.get(kind, {})
     return st.builds(
         kind, **{f.name: named[f.name] if f.name in named else OF_TYPE[hints[f.name]] for f in fields(kind)}
     )

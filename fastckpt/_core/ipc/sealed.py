@@ -1,0 +1,186 @@
+"""A TCP connection between two agents that know the job's secret: JSON messages that nobody else can make or repeat.
+
+Each side proves with HMAC-SHA256 over a nonce of the other that it has the secret (RFC 2104; the secret itself is never
+sent). A message carries an HMAC over its direction, its number and its bytes. The bytes of files are not sealed: the
+message that follows them has their digest.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+from pathlib import Path
+from typing import Any, Self
+
+from fastckpt.errors import ProtocolError
+
+MAX_SIZE = 4 << 20
+"""The longest message in bytes; that of a stranger may have `MAX_GREETING`."""
+MAX_GREETING = 1 << 10
+GREETING_TIMEOUT = 5.0
+"""Seconds that the other side has to prove that it knows the secret."""
+BLOCK = 4 << 20
+"""Bytes of a file that are received at once."""
+_LENGTH = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
+_MAC = hashlib.sha256().digest_size
+_CLIENT, _SERVER = b"client", b"server"
+
+
+class SealedConnection:
+    """One end of a connection; one thread at a time uses it. Any error closes it for good."""
+
+    def __init__(self, connected: socket.socket, key: bytes, *, is_client: bool) -> None:
+        self._socket = connected
+        self._key = key
+        self._out, self._in = (_CLIENT, _SERVER) if is_client else (_SERVER, _CLIENT)
+        self._sent = self._received = 0
+
+    @classmethod
+    def connect(cls, address: str, secret: bytes, timeout: float) -> Self:
+        """Connect to the agent at HOST:PORT; each later wait ends after ``timeout`` seconds, too.
+
+        Raises:
+            OSError: Nobody answers there.
+            ProtocolError: Whoever answers does not know the secret.
+        """
+        host, _, port = address.rpartition(":")
+        connected = socket.create_connection((host.strip("[]"), int(port)), timeout)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(connected.close)
+            theirs = bytes.fromhex(_text(_greeting(connected), "nonce"))
+            ours = secrets.token_bytes(16)
+            _send(connected, {"nonce": ours.hex(), "proof": _proof(secret, _CLIENT, theirs, ours).hex()})
+            proof = bytes.fromhex(_text(_greeting(connected), "proof"))
+            if not hmac.compare_digest(proof, _proof(secret, _SERVER, ours, theirs)):
+                raise ProtocolError(f"the process at {address} does not know the secret of this job")
+            connection = cls(connected, _proof(secret, b"session", theirs, ours), is_client=True)
+            on_failure.pop_all()
+        return connection
+
+    @classmethod
+    def accept(cls, connected: socket.socket, secret: bytes, timeout: float) -> Self:
+        """Let the process at the other end prove that it knows the secret; raises as `connect`."""
+        connected.settimeout(GREETING_TIMEOUT)
+        ours = secrets.token_bytes(16)
+        _send(connected, {"nonce": ours.hex()})
+        greeting = _greeting(connected)
+        theirs, proof = (bytes.fromhex(_text(greeting, name)) for name in ("nonce", "proof"))
+        if not hmac.compare_digest(proof, _proof(secret, _CLIENT, ours, theirs)):
+            raise ProtocolError("it does not know the secret of this job")
+        _send(connected, {"proof": _proof(secret, _SERVER, theirs, ours).hex()})
+        connected.settimeout(timeout)
+        return cls(connected, _proof(secret, b"session", ours, theirs), is_client=False)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; raises OSError or ProtocolError."""
+        data = json.dumps(message).encode()
+        if len(data) > MAX_SIZE:
+            raise ProtocolError(f"a message of {len(data)} bytes is longer than {MAX_SIZE}")
+        self._socket.sendall(_LENGTH.pack(len(data)) + self._mac(self._out, self._sent, data) + data)
+        self._sent += 1
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None if the other end has hung up. Raises OSError or ProtocolError."""
+        head = self._exactly(_LENGTH.size, or_nothing=True)
+        if not head:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_SIZE:
+            raise ProtocolError(f"a message of {length} bytes is longer than {MAX_SIZE}")
+        mac, data = self._exactly(_MAC), self._exactly(length)
+        if not hmac.compare_digest(mac, self._mac(self._in, self._received, data)):
+            raise ProtocolError("a message was forged, repeated or left out")
+        self._received += 1
+        return _object(data)
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message and receive the answer; raises ProtocolError with the reason if it was refused."""
+        self.send(message)
+        answer = self.receive()
+        if answer is None:
+            raise ProtocolError("the other agent has hung up")
+        if "refused" in answer:
+            raise ProtocolError(str(answer["refused"]))
+        return answer
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes that are not sealed."""
+        self._socket.sendall(data)
+
+    def send_file(self, path: Path, size: int) -> None:
+        """Send the first ``size`` bytes of a file without copying them (sendfile); raises OSError if it has fewer."""
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < size or self._socket.sendfile(file, 0, size) != size:
+                raise OSError(f"{path} has fewer than {size} bytes")
+
+    def receive_bytes(self, size: int) -> bytes:
+        """Receive so many bytes that are not sealed."""
+        return bytes(self._exactly(size))
+
+    def receive_into(self, view: memoryview) -> int:
+        """Receive some bytes, at most `BLOCK`, into memory; returns how many. Raises ProtocolError at the end."""
+        count = self._socket.recv_into(view[:BLOCK])
+        if not count:
+            raise ProtocolError("the other agent has hung up in the middle of a file")
+        return count
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def _mac(self, direction: bytes, number: int, data: bytes) -> bytes:
+        return hmac.digest(self._key, direction + _NUMBER.pack(number) + data, "sha256")
+
+    def _exactly(self, size: int, *, or_nothing: bool = False) -> bytes:
+        return _exactly(self._socket, size, or_nothing=or_nothing)
+
+
+def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes) -> bytes:
+    return hmac.digest(secret, b"fastckpt " + role + challenge + own, "sha256")
+
+
+def _send(connected: socket.socket, message: dict[str, str]) -> None:
+    data = json.dumps(message).encode()
+    connected.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _greeting(connected: socket.socket) -> dict[str, Any]:
+    """A message of somebody who has proved nothing yet."""
+    (length,) = _LENGTH.unpack(_exactly(connected, _LENGTH.size))
+    if length > MAX_GREETING:
+        raise ProtocolError("it does not speak as the agents of this job do")
+    return _object(_exactly(connected, length))
+
+
+def _exactly(connected: socket.socket, size: int, *, or_nothing: bool = False) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = connected.recv(min(size - len(data), BLOCK))
+        if not chunk and or_nothing and not data:
+            return b""
+        if not chunk:
+            raise ProtocolError(f"it has hung up after {len(data)} of {size} bytes")
+        data += chunk
+    return bytes(data)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {data[:80]!r}") from error
+    if not isinstance(message, dict):
+        raise ProtocolError(f"not a message: {data[:80]!r}")
+    return message
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str) or len(value) % 2 or set(value) - set("0123456789abcdef"):
+        raise ProtocolError("it does not speak as the agents of this job do")
+    return value

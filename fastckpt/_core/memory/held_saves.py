@@ -1,0 +1,184 @@
+"""Saves that a node has in its memory: those of its own ranks, in slots, and small files of other nodes' ranks.
+
+A node keeps the small files of others so that the loss of one host loses no rank's state. They are in a directory of
+the arena for each save, with the done records of the ranks that wrote them.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.records import names_in, remove_any
+from fastckpt._core.memory.slots import SlotDone
+
+_KEPT = "kept"
+_NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class HeldSave:
+    """What one node has of a save.
+
+    Attributes:
+        attempt: The token that ranks of all nodes share from one load to the next.
+        details: The details of this node's ranks; of another's, if it has none of its own.
+        roots: The directory of each file.
+        sizes: Bytes of each file.
+        digests: xxh3-128 of the files of which it is known.
+        parts: The done records of ranks, by their numbers among the ranks of all nodes.
+        slot: The slot with the parts of this node's ranks; None if it has kept those of others only.
+        common: The files that each node has of its own, with equal contents if the ranks' states are.
+    """
+
+    id: SaveId
+    attempt: str
+    details: Mapping[str, Any]
+    roots: Mapping[str, Path]
+    sizes: Mapping[str, int]
+    digests: Mapping[str, str]
+    parts: Mapping[int, SlotDone]
+    slot: Path | None = None
+    common: frozenset[str] = frozenset()
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Paths of the files, by name."""
+        return {name: root / name for name, root in self.roots.items()}
+
+    @property
+    def own_files(self) -> dict[str, int]:
+        """Sizes of the files that this node's ranks have written and no other node has."""
+        return {name: size for name, size in self.sizes.items() if self._is_own(name) and name not in self.common}
+
+    def _is_own(self, name: str) -> bool:
+        return self.slot is not None and self.roots[name] == self.slot
+
+
+@dataclass
+class _Kept:
+    parts: dict[int, SlotDone] = field(default_factory=dict)
+    roots: dict[str, Path] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+def held_saves(arena: Path, of: Iterable[Path]) -> list[HeldSave]:
+    """The saves in these slots of an arena, with what it keeps of other nodes; and those of which it keeps just that.
+
+    What cannot be read, or was not written by us, counts as not there.
+    """
+    kept = _kept(arena)
+    found = []
+    for slot in of:
+        if (own := _of_slot(slot)) is not None:
+            found.append(_joined(own, kept.pop((own.id, own.attempt), _Kept())))
+    for (id, attempt), more in kept.items():
+        details = next(iter(more.parts.values())).details
+        found.append(_joined(HeldSave(id, attempt, details, {}, {}, {}, {}), more))
+    return found
+
+
+def keep(
+    arena: Path,
+    id: SaveId,
+    attempt: str,
+    parts: Mapping[int, SlotDone],
+    contents: Mapping[str, bytes],
+    digests: Mapping[str, str],
+) -> None:
+    """Keep files of other nodes' ranks, whole or not at all; raises OSError, and ValueError for unfit names.
+
+    Args:
+        arena: The arena of this node.
+        id: The save.
+        attempt: Its token.
+        parts: The done records of the ranks that wrote them, by rank.
+        contents: The bytes of the files, by name.
+        digests: Their xxh3-128.
+    """
+    if not all(slots.is_image(name) for name in contents):
+        raise ValueError(f"{sorted(contents)} are no names of files of a checkpoint")
+    place = kept_place(arena, id, attempt)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, data in contents.items():
+        path = place / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_name(f".new-{path.name}")
+        remove_any(temporary)
+        temporary.write_bytes(data)
+        temporary.rename(path)
+    # Digests of files from several nodes come together here; done records last, because they make the rest count.
+    slots.write_digests(place, id, slots.read_digests(place, id) | dict(digests))
+    for rank, done in parts.items():
+        slots.commit(place, rank, done)
+
+
+def forget_kept(arena: Path, keeping: Collection[SaveId]) -> None:
+    """Remove what is kept of other nodes' ranks, but for these saves."""
+    for name in names_in(arena / _KEPT):
+        match = _NAME.fullmatch(name)
+        if match is None or SaveId(int(match[1]), int(match[2])) not in keeping:
+            shutil.rmtree(arena / _KEPT / name, ignore_errors=True)
+
+
+def kept_ids(arena: Path) -> set[SaveId]:
+    """The saves of which something is kept."""
+    return {id for id, _ in _kept(arena)}
+
+
+def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:
+    """Where the files of other nodes' ranks of a save are kept."""
+    token = hashlib.sha256(attempt.encode()).hexdigest()[:16]
+    return arena / _KEPT / f"{id.history}-{id.step}-{token}"
+
+
+def _kept(arena: Path) -> dict[tuple[SaveId, str], _Kept]:
+    found: dict[tuple[SaveId, str], _Kept] = {}
+    for name in names_in(arena / _KEPT):
+        place = arena / _KEPT / name
+        for rank, done in slots.read_parts(place).items():
+            if kept_place(arena, done.id, attempt := _attempt(done.details)) != place:
+                continue
+            kept = found.setdefault((done.id, attempt), _Kept(digests=slots.read_digests(place, done.id)))
+            kept.parts[rank] = done
+            # A rank's record names all of its files; those that are large, or that each node has, are not kept here.
+            kept.roots |= {name: place for name, size in done.files.items() if not slots.damage(place, {name: size})}
+    return found
+
+
+def _of_slot(slot: Path) -> HeldSave | None:
+    records = slots.read(slot)
+    if records.committed is None or records.begin is None:
+        return None
+    dones = [records.done[writer] for writer in sorted(records.begin.writers)]
+    return HeldSave(
+        records.committed,
+        _attempt(records.details),
+        records.details,
+        dict.fromkeys(records.files, slot),
+        records.files,
+        records.digests,
+        {done.details["rank"]: done for done in dones if "rank" in done.details},
+        slot,
+        frozenset(records.common),
+    )
+
+
+def _joined(own: HeldSave, kept: _Kept) -> HeldSave:
+    files = {name: size for done in kept.parts.values() for name, size in done.files.items() if name in kept.roots}
+    return replace(
+        own,
+        roots=kept.roots | dict(own.roots),
+        sizes=files | dict(own.sizes),
+        digests=kept.digests | dict(own.digests),
+        parts=kept.parts | dict(own.parts),
+    )
+
+
+def _attempt(details: Mapping[str, Any]) -> str:
+    return str(details.get("attempt", ""))

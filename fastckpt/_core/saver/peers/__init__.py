@@ -1,0 +1,1 @@
+"""Runs in: agent. Files that agents of several nodes give each other, from memory to memory."""

@@ -1,0 +1,88 @@
+"""This agent among those of the other nodes: what it answers them, of all checkpoint directories."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.saver.peers import file_transfer
+from fastckpt._core.saver.peers.common_saves import CommonSaves, HeldReport
+from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
+from fastckpt._core.saver.peers.memory_peers import keep_few
+from fastckpt._core.saver.peers.peer_server import PeerServer
+from fastckpt._core.saver.peers.replication import HELD, Round
+from fastckpt._core.saver.slot import Slot
+from fastckpt.errors import FastckptError
+
+Memory = Callable[[str], tuple[Path, Sequence[Slot]]]
+"""The arena of a checkpoint directory and its slots; raises FastckptError if this node has none."""
+
+
+class AgentPeers:
+    """Serves other agents from the first round with several nodes on.
+
+    Args:
+        memory: Finds what this node holds; called in threads.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._server: PeerServer | None = None
+        self._lock = Lock()
+        self._common: dict[str, CommonSaves] = {}
+        self._keeping = Lock()
+        self.round: Round | None = None
+
+    def serve(self) -> int:
+        """Listen for the agents of other nodes, if this does not yet; returns the port."""
+        if self._server is None:
+            handlers = {LIST: self._list, GET: self._get, KEEP: self._keep, HELD: self._held}
+            self._server = PeerServer(handlers)
+        return self._server.port
+
+    def assume(self, round: Round) -> None:
+        """Take part in a new round: serve whoever knows its secret."""
+        with self._lock:
+            self.round, self._common = round, {}
+        if self._server is not None:
+            self._server.set_secret(round.secret)
+
+    def common_saves(self, directory: str) -> CommonSaves:
+        """What all agents of this round hold of a directory, as far as they have reported it to this one."""
+        with self._lock:
+            if directory not in self._common:
+                self._common[directory] = CommonSaves([peer.id for peer in self.round.peers] if self.round else [])
+            return self._common[directory]
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        if self._server is not None:
+            self._server.close()
+
+    def _find(self, request: dict[str, Any]) -> HeldSave:
+        save = SaveName.of(request)
+        arena, of = self._memory(save.directory)
+        return file_transfer.find(arena, [slot.path for slot in of], save)
+
+    def _list(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        return file_transfer.listing(self._find(request))
+
+    def _get(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        return file_transfer.serve(connection, self._find(request), request.get("name"))
+
+    def _keep(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        save = SaveName.of(request)
+        contents = file_transfer.contents_of(connection, request)  # first: else they would be taken for a request
+        arena, of = self._memory(save.directory)
+        with self._keeping:  # two nodes may send files of one save at once, and their digests come together
+            file_transfer.take(arena, save, request, contents)
+            keep_few(arena, of)
+        return {"kept": True}
+
+    def _held(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        directory = request.get("directory")
+        if not isinstance(directory, str):
+            raise FastckptError("the report names no directory")
+        return self.common_saves(directory).report(HeldReport.from_json(request)).to_json()

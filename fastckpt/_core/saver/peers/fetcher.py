@@ -1,0 +1,138 @@
+"""Brings files of a save from other agents' memory into a slot of this one."""
+
+import contextlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.format.manifest import COMMON, OF_EACH_NODE
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.slots import SlotDone
+from fastckpt._core.saver.peers.file_transfer import LIST, TIMEOUT, SaveName, fetch, parts_of
+from fastckpt.errors import BadCheckpoint, FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+STREAMS = 4
+"""Files that are fetched at once."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What another agent holds of a save."""
+
+    address: str
+    sizes: Mapping[str, int]
+    parts: Mapping[int, SlotDone]
+
+
+@dataclass(frozen=True)
+class FetchedFiles:
+    """Files that have been fetched into one directory.
+
+    Attributes:
+        sizes: Bytes of each, by name.
+        digests: Their xxh3-128.
+        parts: The records of ranks that the other agents have, by rank.
+    """
+
+    sizes: Mapping[str, int]
+    digests: Mapping[str, str]
+    parts: Mapping[int, SlotDone] = field(default_factory=dict)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The details of the first rank of which there is a record."""
+        return dict(self.parts[min(self.parts)].details) if self.parts else {}
+
+
+def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) -> list[Offer]:
+    """What each source holds; those that do not answer are left out."""
+    offers = []
+    for address in dict.fromkeys(address for addresses in sources.values() for address in addresses):
+        try:
+            with contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)) as link:
+                answer = link.ask(save.request(LIST))
+                parts = parts_of({**answer, "id": list(save.id)})
+                offers.append(Offer(address, {str(n): int(s) for n, s in answer["files"].items()}, parts))
+        except (FastckptError, OSError, LookupError, ValueError) as error:
+            logger.warning("%s cannot be fetched from %s: %s", save.id, address, error)
+    return offers
+
+
+def sizes_of(offers: Sequence[Offer], names: Collection[str]) -> dict[str, int]:
+    """Bytes of the files of these names, as the first offer that has each says; raises FastckptError if none has."""
+    found = {name: offer.sizes[name] for offer in reversed(offers) for name in names if name in offer.sizes}
+    if missing := sorted(set(names) - found.keys()):
+        raise FastckptError(f"no other node has {missing[0]} any more")
+    return found
+
+
+def fetch_all(
+    save: SaveName, root: Path, sources: Mapping[str, Sequence[str]], offers: Sequence[Offer], secret: bytes
+) -> FetchedFiles:
+    """Fetch each file from the first of its sources that has it undamaged.
+
+    Raises FastckptError or OSError if there is none for a file, or no memory for it.
+    """
+    sizes = sizes_of(offers, sources.keys())
+    known = {offer.address: offer for offer in offers}
+
+    def bring(name: str) -> str:
+        return _from_any(save, root, name, [known[a] for a in sources[name] if a in known], secret)
+
+    with metrics.phase("peers.fetch", step=save.id.step), ThreadPoolExecutor(STREAMS, "fastckpt-fetch") as pool:
+        digests = dict(zip(sources, pool.map(bring, sources), strict=True))
+    parts = {rank: part for offer in reversed(offers) for rank, part in offer.parts.items()}
+    return FetchedFiles(sizes, digests, parts)
+
+
+def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], secret: bytes) -> str:
+    error: Exception = FastckptError(f"no other node has {name} any more")
+    for offer in offers:
+        if name not in offer.sizes:
+            continue
+        try:
+            with contextlib.closing(SealedConnection.connect(offer.address, secret, TIMEOUT)) as link:
+                digest = fetch(link, save, name, offer.sizes[name], root)
+        except (FastckptError, OSError) as failure:
+            logger.warning("%s of %s was not fetched from %s: %s", name, save.id, offer.address, failure)
+            error = failure
+        else:
+            metrics.counts["peers.bytes"] += offer.sizes[name]
+            return digest
+    raise error
+
+
+def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int], node: int) -> bool:
+    """Commit what was fetched as if this node's ranks had saved it; False if records or files of some are missing.
+
+    Args:
+        slot: Where the files are, and nothing else.
+        save: The save that they are of.
+        fetched: The files.
+        ranks: The numbers of this node's ranks among those of all nodes, in their local order.
+        node: The rank of this node.
+    """
+    common = set(fetched.details.get(OF_EACH_NODE, COMMON)) & fetched.sizes.keys()
+    records = {}
+    for local, rank in enumerate(ranks):
+        if (part := fetched.parts.get(rank)) is None:
+            return False
+        own = part.files.keys() - common | (common if local == 0 else set())
+        if not own <= fetched.sizes.keys():
+            return False
+        details = part.details | ({"node": node} if "node" in part.details else {})
+        records[local] = SlotDone(save.id, {name: fetched.sizes[name] for name in sorted(own)}, details)
+    if {name for record in records.values() for name in record.files} != set(fetched.sizes):
+        raise BadCheckpoint(f"{sorted(fetched.sizes)} are not the files of ranks {list(ranks)} of {save.id}")
+    slots.begin(slot, slots.SlotBegin(save.id, frozenset(records)))
+    slots.write_digests(slot, save.id, dict(fetched.digests))
+    for local, record in records.items():
+        slots.commit(slot, local, record)
+    return True

@@ -1,0 +1,195 @@
+"""Files of a save from one agent's memory to another's: the requests, and who answers them.
+
+A request names directory, save and attempt. The answer to `LIST` has what the agent holds of it; that to `GET` is the
+size of a file, its bytes, and then its digest, as it was computed from the bytes that were sent.
+"""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
+from fastckpt._core.memory.records import remove_any
+from fastckpt._core.memory.slots import SlotDone
+from fastckpt._core.storage.io.direct import digest_file
+from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+
+LIST, GET, KEEP = "list", "get", "keep"
+SMALL = 16 << 20
+"""Bytes that a file may have at most that others keep."""
+MOST_FILES = 1024
+"""Files of ranks of one node."""
+TIMEOUT = 30.0
+"""Seconds of silence after which another agent counts as gone."""
+
+
+@dataclass(frozen=True)
+class SaveName:
+    """Which save is meant.
+
+    Attributes:
+        directory: The checkpoint directory.
+        attempt: The token that ranks of all nodes share from one load to the next.
+    """
+
+    directory: str
+    id: SaveId
+    attempt: str
+
+    def request(self, ask: str, **more: Any) -> dict[str, Any]:
+        """A request that names this save."""
+        return {"ask": ask, "directory": self.directory, "id": list(self.id), "attempt": self.attempt, **more}
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> "SaveName":
+        """The save that a request names; raises ProtocolError."""
+        match request:
+            case {"directory": str(directory), "id": [int(history), int(step)], "attempt": str(attempt)}:
+                return cls(directory, SaveId(history, step), attempt)
+        raise ProtocolError("the request names no save")
+
+
+# --- the agent that has the files
+
+
+def find(arena: Path, of: Sequence[Path], name: SaveName) -> HeldSave:
+    """What an arena holds of a save; raises FastckptError if that is nothing."""
+    for held in held_saves(arena, of):
+        if (held.id, held.attempt) == (name.id, name.attempt):
+            return held
+    raise FastckptError(f"{name.id} is not in the memory of this node any more")
+
+
+def listing(held: HeldSave) -> dict[str, Any]:
+    """The answer to `LIST`."""
+    parts = {str(rank): {"files": part.files, "details": part.details} for rank, part in held.parts.items()}
+    return {"files": dict(held.sizes), "digests": dict(held.digests), "parts": parts, "common": sorted(held.common)}
+
+
+def serve(connection: SealedConnection, held: HeldSave, name: object) -> dict[str, Any]:
+    """Send a file of a save; the answer that follows it has the digest. Raises FastckptError if there is none."""
+    if not isinstance(name, str) or name not in held.sizes:
+        raise FastckptError(f"{name} is no file of {held.id} in the memory of this node")
+    path, size = held.files[name], held.sizes[name]
+    if damage := slots.damage(held.roots[name], {name: size}):
+        raise BadCheckpoint(damage)
+    connection.send({"size": size})
+    connection.send_file(path, size)
+    now, known = digest_file(path), held.digests.get(name, "")
+    if known not in ("", now):
+        raise OSError(f"{path} is damaged: its xxh3-128 is {now}, not {known}")  # hang up: its bytes are on their way
+    # A save may have begun in its slot meanwhile: then what was sent is of no save.
+    still = held.slot is None or held.roots[name] != held.slot or slots.read(held.slot).committed == held.id
+    return {"digest": now, "held": still}
+
+
+def contents_of(connection: SealedConnection, request: Mapping[str, Any]) -> dict[str, bytes]:
+    """Receive the files that follow a request to keep them; raises OSError, which ends the connection, if unfit."""
+    match request.get("files"):
+        case [*files] if len(files) <= MOST_FILES and all(map(_is_small, files)):
+            return {name: connection.receive_bytes(size) for name, size in files}
+    raise OSError("the files that follow are too many, or too large")
+
+
+def _is_small(file: object) -> bool:
+    match file:
+        case [str(), int(size)]:
+            return 0 <= size <= SMALL
+    return False
+
+
+def take(arena: Path, save: SaveName, request: Mapping[str, Any], contents: Mapping[str, bytes]) -> None:
+    """Keep the small files of another node's ranks; raises FastckptError or ValueError."""
+    parts = parts_of(request)
+    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in contents.items()}
+    if digests != request["digests"]:
+        raise ProtocolError("the files that came are not those that were sent")
+    try:
+        keep(arena, save.id, save.attempt, parts, contents, digests)
+    except OSError as error:
+        raise FastckptError(f"they cannot be kept: {error}") from error
+
+
+def parts_of(message: Mapping[str, Any]) -> dict[int, SlotDone]:
+    """The done records of ranks in a message; raises ProtocolError if they are none."""
+    match message:
+        case {"parts": dict(parts)}:
+            id = SaveId(*message["id"]) if "id" in message else None
+            found = {int(rank): slots.as_done(part, id) for rank, part in parts.items()}
+            if all(found.values()):
+                return {rank: part for rank, part in found.items() if part}
+    raise ProtocolError("the message has no records of ranks")
+
+
+# --- the agent that wants them
+
+
+def give(connection: SealedConnection, name: SaveName, held: HeldSave, contents: Mapping[str, bytes]) -> None:
+    """Have another agent keep these files of ranks of this node; raises FastckptError or OSError."""
+    digests = {each: xxhash.xxh3_128_hexdigest(data) for each, data in contents.items()}
+    sizes = [[each, len(data)] for each, data in contents.items()]
+    parts = listing(held)["parts"]
+    connection.send(name.request(KEEP, parts=parts, files=sizes, digests=digests))
+    for data in contents.values():
+        connection.send_bytes(data)
+    answer = connection.receive()
+    if not answer or not answer.get("kept"):
+        raise ProtocolError(str((answer or {}).get("refused", "the other agent has hung up")))
+
+
+def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, root: Path) -> str:
+    """Receive a file into a directory of shared memory; returns its xxh3-128.
+
+    Raises:
+        OSError, ProtocolError: The other agent is gone, or has it no more.
+        BadCheckpoint: What came is not what the other agent has committed.
+    """
+    head = connection.ask(save.request(GET, name=name))
+    if head.get("size") != size:
+        raise BadCheckpoint(f"{name} of {save.id} has {head.get('size')} bytes there; it was committed with {size}")
+    path = root / name
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".new-{path.name}")
+    remove_any(temporary)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # Reserved first: a write into a mapping for which there is no memory would kill this process.
+        os.posix_fallocate(fd, 0, max(1, size))
+        os.ftruncate(fd, size)
+        digest = _receive(connection, fd, size)
+        tail = connection.receive() or {}
+        if not tail.get("held"):
+            raise BadCheckpoint(f"{save.id} is not in the memory of the other node any more")
+        if tail.get("digest") != digest:
+            raise BadCheckpoint(f"{name} of {save.id} came damaged: its xxh3-128 is {digest}, not {tail['digest']}")
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(fd)
+    return digest
+
+
+def _receive(connection: SealedConnection, fd: int, size: int) -> str:
+    digest = xxhash.xxh3_128()
+    if size:
+        with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:
+            offset = 0
+            while offset < size:
+                with view[offset:] as rest:
+                    count = connection.receive_into(rest)
+                with view[offset : offset + count] as block:
+                    digest.update(block)
+                offset += count
+    return digest.hexdigest()

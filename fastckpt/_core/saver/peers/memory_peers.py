@@ -1,0 +1,134 @@
+"""The other nodes' part in the memory of one checkpoint directory: copies, the common save, and fetched files."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Fetch, Fetched
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.held_saves import forget_kept, kept_ids, kept_place
+from fastckpt._core.saver.peers import fetcher
+from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
+from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.replication import Replication, Round
+from fastckpt._core.saver.slot import Slot
+from fastckpt.errors import FastckptError
+
+KEPT = 4
+"""Saves of which small files of other nodes are kept: as many as there are slots, and one that is on its way."""
+
+
+class MemoryPeers:
+    """All methods run in the saver's event loop; the work is done in threads.
+
+    Args:
+        directory: The checkpoint directory.
+        arena: Where this node holds its saves.
+        of: Its slots.
+        common_saves: Takes the reports of this agent, by directory, if it is the first of the round.
+
+    Attributes:
+        alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
+    """
+
+    def __init__(self, directory: str, arena: Path, of: list[Slot], common_saves: Callable[[str], CommonSaves]) -> None:
+        self._directory, self._arena, self._slots = directory, arena, of
+        self._answer, self.alike = CommonSave(), False
+        self._round: Round | None = None
+        self._fetches: dict[tuple[SaveId, str], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
+
+        def answered(answer: CommonSave) -> None:
+            self._answer = answer  # one reference: the event loop reads the old or the new one
+            if answer.alike is not None:
+                self.alike = answer.alike
+
+        self._replication = Replication(directory, arena, lambda: [slot.path for slot in [*of]], answered, common_saves)
+
+    @property
+    def common(self) -> SaveId | None:
+        """The save that no slot may lose, because all nodes hold it."""
+        return self._answer.compare or self._answer.id
+
+    @property
+    def address(self) -> str:
+        """Where the other agents find this one; empty if there are none."""
+        return self._round.peers[self._round.own].address if self._round and len(self._round.peers) > 1 else ""
+
+    def assume(self, round: Round) -> None:
+        """Take part in a new round."""
+        self._round = round
+        self._replication.assume(round)
+
+    def committed(self) -> None:
+        """Something was committed."""
+        self._replication.look()
+
+    def changed(self) -> None:
+        """A save begins: what was fetched may be overwritten."""
+        self._fetches.clear()
+
+    def close(self) -> None:
+        """Copy and report nothing more."""
+        self._replication.close()
+
+    async def fetch(self, message: Fetch, choose: Callable[[], Slot], ranks: Mapping[int, int], pid: int) -> Fetched:
+        """Bring files of a save from other agents' memory, once for all local ranks.
+
+        Args:
+            message: Which files, and where they are.
+            choose: The slot to put them into; it may raise FastckptError.
+            ranks: The numbers of the local ranks among those of all nodes.
+            pid: The process that reads them.
+
+        Raises FastckptError or OSError if no other agent has them, or none gives them undamaged.
+        """
+        save = SaveName(self._directory, SaveId(*message.save), message.attempt)
+        key = save.id, save.attempt
+        if key not in self._fetches:
+            self._fetches[key] = asyncio.create_task(self._fetch(save, message.sources, choose, ranks))
+        slot, fetched = await asyncio.shield(self._fetches[key])
+        if slot is not None:
+            slot.pins[f"reader {pid}"] = f"step {save.id.step} is being loaded by process {pid}"
+        return fetched
+
+    async def _fetch(
+        self,
+        save: SaveName,
+        sources: Mapping[str, Sequence[str]],
+        choose: Callable[[], Slot],
+        ranks: Mapping[int, int],
+    ) -> tuple[Slot | None, Fetched]:
+        # 1. what the sources hold   2. a place: a slot, or beside what other nodes' files are kept if this node has its
+        # part of the save   3. the files, each from the first source that has it   4. the records that make it ours
+        if (round := self._round) is None:
+            raise FastckptError("this agent is in no round with others")
+        loop = asyncio.get_running_loop()
+        offers = await loop.run_in_executor(None, fetcher.survey, save, sources, round.secret)
+        slot = None if any(s.committed and s.id == save.id for s in self._slots) else choose()
+        if slot is not None:
+            slot.clear()
+            slot.pins["fetch"] = f"step {save.id.step} is being fetched from other nodes"
+            await loop.run_in_executor(None, slots.discard, slot.path, list(slots.images_in(slot.path)))
+        root = slot.path if slot else kept_place(self._arena, save.id, save.attempt)
+        try:
+            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret)
+            files = await loop.run_in_executor(None, bring)
+            if slot is not None:
+                numbers = [ranks[local] for local in sorted(ranks)]
+                make = partial(fetcher.make_ours, slot.path, save, files, numbers, round.own)
+                if await loop.run_in_executor(None, make):
+                    slot.read()
+                    slot.verified = slot.committed  # each digest was compared as the bytes came
+        finally:
+            if slot is not None:
+                slot.pins.pop("fetch", None)
+        paths = {name: str(root / name) for name in files.sizes}
+        return slot, Fetched(paths, dict(files.sizes), dict(files.digests), files.details)
+
+
+def keep_few(arena: Path, own: Sequence[Slot]) -> None:
+    """Remove what is kept of other nodes' ranks, but for the newest saves, and those in this node's slots."""
+    newest = sorted(kept_ids(arena), reverse=True)[:KEPT]
+    forget_kept(arena, {*newest, *(slot.id for slot in own if slot.id)})

@@ -1,0 +1,117 @@
+"""Serves the agents of other nodes: files in this node's memory, and messages, to whoever knows the job's secret."""
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt.errors import FastckptError, ProtocolError
+
+logger = logging.getLogger("fastckpt")
+
+MOST = 64
+"""Connections that are served at once; further ones wait until one ends."""
+LAST = 5.0
+"""Seconds that the end of the agent waits for a thread that serves another."""
+TIMEOUT = 120.0
+"""Seconds of silence after which a connection is given up."""
+
+Handler = Callable[[SealedConnection, dict[str, Any]], dict[str, Any]]
+"""Carries out a request, and returns the answer."""
+
+
+class PeerServer:
+    """Listens on all interfaces of this host, at a port that the kernel chooses.
+
+    Args:
+        handlers: What is carried out, by the name of the request.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+        self._secret = b""
+        self._listener = socket.create_server(("", 0), backlog=MOST)
+        self.port: int = self._listener.getsockname()[1]
+        self._turns = threading.BoundedSemaphore(MOST)
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._refused: set[str] = set()
+        self._threads: set[threading.Thread] = set()
+        self._start(self._serve)
+
+    def set_secret(self, secret: bytes) -> None:
+        """Serve whoever proves to know this; before it is set, nobody is served."""
+        self._secret = secret
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        # Without a shutdown, a thread that waits in accept would keep the socket open.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for connected in self._open:
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+        for thread in [*self._threads]:
+            thread.join(LAST)
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                work(*arguments)
+            finally:
+                self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name="fastckpt-peers", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            self._turns.acquire()
+            try:
+                connected, (host, *_) = self._listener.accept()
+            except OSError:
+                return
+            self._start(self._talk, connected, host)
+
+    def _talk(self, connected: socket.socket, host: str) -> None:
+        with self._lock:
+            self._open.add(connected)
+        try:
+            if not self._secret:
+                raise ProtocolError("this agent is in no round yet")
+            connection = SealedConnection.accept(connected, self._secret, TIMEOUT)
+            while (request := connection.receive()) is not None:
+                connection.send(self._answer(connection, request))
+        except (FastckptError, ValueError) as error:
+            metrics.counts["refused_connections"] += 1
+            if host not in self._refused:  # once: else a stranger could fill up the log
+                logger.warning(
+                    "refused an agent at %s: %s; others from there are refused without a message", host, error
+                )
+            self._refused.add(host)
+        except OSError:
+            pass  # it has gone
+        finally:
+            with self._lock:
+                self._open.discard(connected)
+            connected.close()
+            self._turns.release()
+
+    def _answer(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        handler = self._handlers.get(str(request.get("ask")))
+        if handler is None:
+            return {"refused": f"nobody here answers {request.get('ask')!r}"}
+        try:
+            return handler(connection, request)
+        except (FastckptError, LookupError, TypeError, ValueError) as error:
+            return {"refused": f"{type(error).__name__}: {error}"}

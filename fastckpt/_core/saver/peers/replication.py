@@ -1,0 +1,217 @@
+"""Has other hosts keep small files of this node's ranks at each commit, and learns which save all nodes hold.
+
+Without these files, the loss of a host would lose the state of its ranks: what each node has alike needs no copies.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.held_saves import HeldSave, held_saves
+from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
+from fastckpt._core.saver.peers.file_transfer import SMALL, TIMEOUT, SaveName, give
+from fastckpt._core.storage.io.direct import digest_file
+from fastckpt.errors import FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+COPIES = 2
+"""Other hosts that keep a node's small files."""
+INTERVAL = 0.1
+"""Seconds from one report to the next, at least."""
+LAST = 1.0
+"""Seconds that the end of the agent waits for the thread."""
+RETRY = 1.0
+"""Seconds until a report that has failed is tried again."""
+GIVE_UP = 10.0
+"""Seconds without an answer after which no slot is kept for the sake of other nodes."""
+HELD = "held"
+"""The request with a report."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An agent of this round.
+
+    Attributes:
+        id: What no other agent process is called.
+        memory: What agents have in common whose memory is lost together.
+        address: Where it serves files, HOST:PORT.
+    """
+
+    id: str
+    memory: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """The agents of one round, in the order of group ranks, and the secret that they share.
+
+    Attributes:
+        own: The rank of this agent.
+    """
+
+    peers: Sequence[Peer]
+    own: int
+    secret: bytes
+
+    @property
+    def keepers(self) -> list[Peer]:
+        """The agents that keep the small files of this one: the next ones that have another memory."""
+        count = len(self.peers)
+        following = [self.peers[(self.own + offset) % count] for offset in range(1, count)]
+        found = {peer.memory: peer for peer in reversed(following) if peer.memory != self.peers[self.own].memory}
+        return [peer for peer in following if found.get(peer.memory) is peer][:COPIES]
+
+
+class Replication:
+    """The copies and reports of one checkpoint directory, in a thread of its own.
+
+    Args:
+        directory: The checkpoint directory.
+        arena: Where this node holds its saves.
+        of: The slots.
+        answered: Called in that thread with each answer.
+        common_saves: Takes the reports of this agent, if it is the first of the round.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        arena: Path,
+        of: Callable[[], Iterable[Path]],
+        answered: Callable[[CommonSave], None],
+        common_saves: Callable[[str], CommonSaves],
+    ) -> None:
+        self._directory, self._arena, self._slots = directory, arena, of
+        self._answered, self._common_saves = answered, common_saves
+        self._round: Round | None = None
+        self._given: set[tuple[SaveId, str]] = set()
+        self._digests: tuple[SaveId, dict[str, str]] | None = None
+        self._links: dict[str, SealedConnection] = {}
+        self._linked: Round | None = None
+        self._news, self._closed = threading.Event(), False
+        self._thread: threading.Thread | None = None
+
+    def assume(self, round: Round) -> None:
+        """Take part in a new round."""
+        self._round = round
+        if len(round.peers) > 1 and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="fastckpt-replication", daemon=True)
+            self._thread.start()
+        self.look()
+
+    def look(self) -> None:
+        """Something was committed, or has gone."""
+        self._news.set()
+
+    def close(self) -> None:
+        """End the thread, which may be waiting for another agent for a while yet."""
+        self._closed = True
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join(LAST)
+
+    def _run(self) -> None:
+        answered, trouble = time.monotonic(), ""
+        while True:
+            self._news.wait()
+            if self._closed:
+                break
+            self._news.clear()
+            pause = INTERVAL
+            try:
+                again = self._report()
+                answered, trouble = time.monotonic(), ""
+            except (FastckptError, OSError) as error:
+                again, pause = True, RETRY
+                self._hang_up()
+                if time.monotonic() - answered > GIVE_UP and not trouble:
+                    trouble = str(error)
+                    self._answered(CommonSave())
+                    logger.warning("the other nodes do not learn what this one holds in memory: %s", trouble)
+            time.sleep(pause)
+            if again:
+                self._news.set()
+        self._hang_up()
+
+    def _report(self) -> bool:
+        """Copy what is new, and report what is held; whether to report again at once."""
+        if (round := self._round) is None or len(round.peers) < 2:
+            return False
+        if round is not self._linked:  # the peers of the last round may be gone
+            self._hang_up()
+            self._linked, self._given = round, set()
+        saves = [held for held in held_saves(self._arena, self._slots()) if held.slot is not None and held.attempt]
+        for held in sorted(saves, key=lambda held: held.id, reverse=True):
+            if (held.id, held.attempt) not in self._given:
+                self._copy(held, round)
+        self._given &= {(held.id, held.attempt) for held in saves}
+        report = HeldReport(round.peers[round.own].id, frozenset(id for id, _ in self._given))
+        if self._digests is not None:
+            report = replace(report, compared=self._digests[0], digests=self._digests[1])
+        answer = self._ask(report, round)
+        self._answered(answer)
+        # Others may report the newest after this one: ask again until it is known to all.
+        is_behind = max(report.saves, default=None) != answer.id
+        return self._compare(answer, saves) or is_behind
+
+    def _copy(self, held: HeldSave, round: Round) -> None:
+        small = [name for name, size in held.own_files.items() if size <= SMALL]
+        contents = {name: held.files[name].read_bytes() for name in small}
+        assert held.slot is not None
+        if slots.read(held.slot).committed != held.id:
+            return  # the next save has its slot by now
+        name = SaveName(self._directory, held.id, held.attempt)
+        own = replace(held, parts={rank: part for rank, part in held.parts.items() if _is_in(part.files, held)})
+        for peer in round.keepers:
+            give(self._link(peer, round), name, own, contents)
+            metrics.counts["peers.copies"] += 1
+        self._given.add((held.id, held.attempt))
+
+    def _ask(self, report: HeldReport, round: Round) -> CommonSave:
+        first = round.peers[0]
+        if round.own == 0:
+            return self._common_saves(self._directory).report(report)
+        metrics.counts["peers.reports"] += 1
+        request = {"ask": HELD, "directory": self._directory, **report.to_json()}
+        return CommonSave.from_json(self._link(first, round).ask(request))
+
+    def _compare(self, answer: CommonSave, saves: Sequence[HeldSave]) -> bool:
+        """Digest the files that are to be compared, unless that is done; whether the comparison is under way."""
+        if answer.compare is None:
+            return False
+        if self._digests is not None and self._digests[0] == answer.compare:
+            return True
+        held = next((held for held in saves if held.id == answer.compare), None)
+        if held is None or held.slot is None:
+            return False
+        common = sorted(name for name in held.common if name in held.sizes)
+        digests = {name: held.digests.get(name) or digest_file(held.files[name]) for name in common}
+        if slots.read(held.slot).committed == held.id:
+            self._digests = held.id, digests
+        return True
+
+    def _link(self, peer: Peer, round: Round) -> SealedConnection:
+        if peer.address not in self._links:
+            self._links[peer.address] = SealedConnection.connect(peer.address, round.secret, TIMEOUT)
+        return self._links[peer.address]
+
+    def _hang_up(self) -> None:
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.close()
+        self._links.clear()
+
+
+def _is_in(files: Iterable[str], held: HeldSave) -> bool:
+    return all(held.roots.get(name) == held.slot for name in files)
