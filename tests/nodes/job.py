@@ -87,6 +87,14 @@ class NodesJob:
         self.agents.pop(number).wait(DEADLINE)
         return lost
 
+    def isolate(self, number: int, *, has_carrier: bool) -> float:
+        """Cut a host off for good: what becomes of its agent is no longer looked at."""
+        cut = time.monotonic()
+        host = self.cluster.hosts[number]
+        host.mute() if has_carrier else host.unplug()
+        self.agents.pop(number)
+        return cut
+
     def end(self) -> None:
         """Have it come to its good end."""
         (self.out / "stop").touch()

@@ -88,7 +88,7 @@ def recovery(logs: dict[int, list[Line]], nodes: Collection[int], since: float) 
         nodes: Those that go on.
         since: When the fault was, by the clock of the logs.
     """
-    news = {number: _newest(logs[number], since, len(nodes)) for number in nodes}
+    news = {number: _newest(logs.get(number, []), since, len(nodes)) for number in nodes}
     found = {number: new for number, new in news.items() if new is not None}
     if len(found) < len(nodes):
         return None
