@@ -1,0 +1,247 @@
+"""Hosts of their own on one machine: the processes, network, memory, mounts and name of each are in namespaces.
+
+Namespaces live as long as the processes in them, and nothing of a host has a name outside: not its interfaces, not its
+addresses. So clusters of several test processes do not meet, and whatever ends the test ends its hosts with all that
+runs there: each is held by a process that waits for the end of a pipe from here.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+NETWORK = "10.0.0"
+HOSTS = 16
+"""How many can be in a cluster: their names and addresses are known to each of them from the start."""
+MEMORY = "512m"
+"""Size of the tmpfs on a host's /dev/shm."""
+WAIT = "echo ready; set +e; while read -r _; do :; done"
+"""Not `cat`: bash also reaps the orphans of a host whose first process it is."""
+BOOT = f"""set -e
+echo "$1" > /proc/sys/kernel/hostname
+mount -t tmpfs -o size={MEMORY} tmpfs /dev/shm
+mount --bind "$2/hosts" /etc/hosts
+mount --bind "$2/boot-id" /proc/sys/kernel/random/boot_id
+if [ -n "$3" ]; then mount --bind "$2/disk" "$3"; fi
+{WAIT}
+"""
+
+
+class HostError(Exception):
+    """No host can be made."""
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise HostError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _held(*command: str) -> subprocess.Popen[bytes]:
+    """A process that has begun to wait for the end of its input."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
+    assert process.stdout is not None and process.stderr is not None
+    if process.stdout.readline() != b"ready\n":
+        _release(process)
+        raise HostError(f"{command[0]}: {process.stderr.read().decode().strip()}")
+    return process
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    """End what is held, and wait until nothing of it is left."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(60)
+
+
+def name_of(number: int) -> str:
+    """Names of hosts up to 9 sort as their numbers do."""
+    return f"node{number}"
+
+
+def address_of(number: int) -> str:
+    return f"{NETWORK}.{number + 1}"
+
+
+class Switch:
+    """The network between hosts. Each port is named by a number of its own: that of a lost host vanishes late."""
+
+    def __init__(self) -> None:
+        self._process = _held("unshare", "--net", "bash", "-c", WAIT)
+        self._ports = itertools.count()
+        self.run("ip", "link", "add", "switch", "type", "bridge")
+        self.run("ip", "link", "set", "switch", "up")
+
+    def connect(self, pid: int) -> str:
+        """Lead a port to the interface eth0 of the network that a process is in; the port's name."""
+        port = f"port{next(self._ports)}"
+        self.run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        self.run("ip", "link", "set", port, "master", "switch", "up")
+        return port
+
+    def run(self, *command: str) -> str:
+        return _run("nsenter", "--target", str(self._process.pid), "--net", *command)
+
+    def close(self) -> None:
+        _release(self._process)
+
+
+class Host:
+    """One host, from its boot to its end.
+
+    Attributes:
+        number: Its name and address follow from it. One that replaces it has the same number.
+        pid: Of its first process, as seen from outside.
+    """
+
+    def __init__(self, number: int, folder: Path, switch: Switch, own_storage: Path | None) -> None:
+        """Boot it. ``own_storage`` is a directory that is on a disk of this host's own, which outlives it."""
+        self.number, self._folder, self._switch = number, folder, switch
+        for path in (folder / "disk", folder / "tmp"):
+            path.mkdir(parents=True, exist_ok=True)
+        known = "".join(f"{address_of(each)} {name_of(each)}\n" for each in range(HOSTS))
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+        (folder / "boot-id").write_text(f"{uuid.uuid4()}\n")
+        namespaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+        boot = ("bash", "-c", BOOT, "boot", name_of(number), str(folder), str(own_storage or ""))
+        self._process = _held("unshare", *namespaces, *boot)
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        self.pid = int(children.read_text())
+        self._port = switch.connect(self.pid)
+        self.run("ip", "address", "add", f"{address_of(number)}/24", "dev", "eth0")
+        self.run("ip", "link", "set", "eth0", "up")
+        self.run("ip", "link", "set", "lo", "up")
+
+    def _command(self, *command: str) -> list[str]:
+        return ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--ipc", "--pid", *command]
+
+    def run(self, *command: str) -> str:
+        """What a command there prints; raises HostError if it fails."""
+        return _run(*self._command(*command))
+
+    def reaches(self, number: int) -> bool:
+        """Whether another host answers within a second."""
+        # A port at which nobody listens refuses, which is an answer.
+        probe = f"timeout 1 bash -c ': > /dev/tcp/{name_of(number)}/1' 2>&1; true"
+        return "refused" in self.run("bash", "-c", probe)
+
+    def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
+        """Start Python there with these arguments; its output is appended to a file."""
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        own = {"TMPDIR": str(self._folder / "tmp"), "FASTCKPT_SHM_DIR": "/dev/shm", "PYTHONPATH": path}
+        own |= {"OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "auto"}
+        with output.open("ab") as file:
+            return subprocess.Popen(
+                self._command(sys.executable, *command),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+                env=os.environ | own | environment,
+            )  # fmt: skip
+
+    def pid_outside(self, pid: int) -> int:
+        """The number, as seen from outside, of a process of this host; raises ProcessLookupError if there is none."""
+        space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if os.stat(f"/proc/{entry}/ns/pid").st_ino == space:
+                    status = Path(f"/proc/{entry}/status").read_text()
+                    numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+                    if int(numbers.split()[-1]) == pid:
+                        return int(entry)
+        raise ProcessLookupError(f"{name_of(self.number)} has no process {pid}")
+
+    def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a process by the number that it has there."""
+        os.kill(self.pid_outside(pid), number)
+
+    def kill_all(self) -> None:
+        """SIGKILL to all processes at once; memory, mounts and network stay."""
+        self.run("bash", "-c", "kill -KILL -1")
+
+    def unplug(self) -> None:
+        """Take the cable out: the host's interface has no carrier."""
+        self._switch.run("ip", "link", "set", self._port, "down")
+
+    def mute(self) -> None:
+        """Have the switch drop all that comes and goes; the host's interface stays up."""
+        self._switch.run("bridge", "link", "set", "dev", self._port, "state", "0")
+
+    def plug(self) -> None:
+        """Undo `unplug` and `mute`."""
+        self._switch.run("ip", "link", "set", self._port, "up")
+        self._switch.run("bridge", "link", "set", "dev", self._port, "state", "3")
+
+    def lose(self) -> None:
+        """End it as a power failure does: no packet leaves, and its processes and memory are gone."""
+        self.unplug()
+        self.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)  # the kernel kills all others of its namespace
+        _release(self._process)
+
+
+class Cluster:
+    """Hosts on one switch, with storage that all share, or that each has by itself.
+
+    Attributes:
+        folder: Seen by all hosts and the test.
+        storage: Directory for checkpoints.
+        hosts: Those that live, by number.
+    """
+
+    def __init__(self, folder: Path, *numbers: int, shares_storage: bool = True) -> None:
+        self.folder, self.storage = folder, folder / "checkpoints"
+        self.storage.mkdir(parents=True)
+        self._own_storage = None if shares_storage else self.storage
+        self.hosts: dict[int, Host] = {}
+        self._switch = Switch()
+        try:
+            for number in numbers:
+                self.add(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, number: int) -> Host:
+        """Boot a host, also one in the place of a lost one."""
+        assert number not in self.hosts and number < HOSTS
+        self.hosts[number] = Host(number, self.folder / name_of(number), self._switch, self._own_storage)
+        return self.hosts[number]
+
+    def lose(self, number: int) -> None:
+        self.hosts.pop(number).lose()
+
+    def close(self) -> None:
+        while self.hosts:
+            self.hosts.popitem()[1].close()
+        self._switch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+@functools.cache
+def obstacle() -> str:
+    """Why no hosts can be made on this machine; empty if they can. Tried, since no list of rights would be complete."""
+    try:
+        with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "trial", 0, 1) as trial:
+            if not trial.hosts[1].reaches(0):
+                raise HostError("hosts on one switch do not reach each other")
+    except (HostError, FileNotFoundError) as error:
+        return f"no hosts of namespaces are permitted here: {error}"
+    return ""

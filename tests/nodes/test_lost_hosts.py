@@ -1,0 +1,164 @@
+"""Jobs that lose a host, its memory or its link, and what each loss may cost."""
+
+import time
+
+import pytest
+
+from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.hosts import Cluster
+from tests.nodes.job import NodesJob, endpoint
+from tests.nodes.recovery import Recovery
+from tests.nodes.test_restarts import MEMORY, assert_bitwise
+
+NEVER = "100000"
+"""An interval of saves to storage that no run is long enough for."""
+SOON = 30.0
+"""Seconds for what takes up to 4 on a quiet machine; one that waits for a timeout of torch's takes longer."""
+campaign = pytest.mark.campaign
+
+
+def lacks(what: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=what)
+
+
+def started(cluster: Cluster, *script: str, nodes: str = "", meeting: str = "") -> NodesJob:
+    """A job on all hosts that has done some steps."""
+    job = NodesJob(cluster, *script, nodes=nodes or str(len(cluster.hosts)), meeting=meeting)
+    job.launch(*cluster.hosts)
+    job.do_steps(11)
+    return job
+
+
+def replace(job: NodesJob, lost: int, fresh: int) -> Recovery:
+    """Lose a host, and have another come in its place."""
+    at = job.lose(lost)
+    job.cluster.add(fresh)
+    job.launch(fresh)
+    return job.recovered(at)
+
+
+def end(job: NodesJob) -> None:
+    job.do_steps(5)
+    job.end()
+
+
+# --- a host lost with its memory, a fresh one in its place
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=campaign)])
+@lacks("a fresh host takes nothing from the memory of others")
+def test_ddp_loses_only_steps_since_the_last_save_in_memory_with_a_host(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, lost: int
+) -> None:
+    """Nothing is on storage yet, so nothing of it is read."""
+    job = started(new_cluster(0, 1), "--disk", NEVER, meeting=endpoint(0, 1) if lost == 0 else "")
+    recovery = replace(job, lost, lost)
+    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= MEMORY
+    assert recovery.starts == {0: 1, 1: 1}
+    end(job)
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
+@pytest.mark.parametrize("fresh", [0, *(pytest.param(number, marks=campaign) for number in (2, 3, 4, 6))])
+@lacks("memory is keyed by the order of the hosts' names")
+def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_one_sorts(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, fresh: int
+) -> None:
+    job = started(new_cluster(1, 3, 5))
+    recovery = replace(job, 3, fresh)
+    assert recovery.ranks == {1: 0, fresh: 1, 5: 2}
+    assert (recovery.tiers[1], recovery.tiers[5]) == ("memory", "memory") and recovery.lost <= MEMORY
+    end(job)
+    assert_bitwise(job, uninterrupted(ranks=3))
+
+
+@campaign
+@pytest.mark.parametrize("fresh", [0, 3, 6])
+def test_fsdp_goes_back_to_the_last_durable_save_when_a_host_is_lost(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, fresh: int
+) -> None:
+    every = 10
+    job = started(new_cluster(1, 3), "--way", "fsdp2", "--disk", str(every))
+    job.do_steps(15)
+    recovery = replace(job, 3, fresh)
+    assert recovery.step >= every and recovery.step % every == 0
+    end(job)
+    assert_bitwise(job, uninterrupted("--way", "fsdp2", ranks=2))
+
+
+# --- fewer hosts, and more
+
+
+@campaign
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@lacks("the host of the store is a single point of failure, and the others wait for a lost host for minutes")
+def test_a_job_goes_on_without_any_one_of_three_hosts(new_cluster: NewCluster, lost: int) -> None:
+    """Also without the one that has the store and rank 0."""
+    job = started(new_cluster(0, 1, 2), nodes="2:3", meeting=endpoint(0, 1, 2))
+    recovery = job.recovered(job.lose(lost), SOON)
+    assert set(recovery.tiers.values()) == {"memory"} and recovery.lost <= MEMORY
+    end(job)
+
+
+@campaign
+@pytest.mark.parametrize("lost", [0, 1])
+@lacks("the host of the store is a single point of failure, and the others wait for a lost host for minutes")
+def test_one_of_two_hosts_goes_on_when_the_other_is_lost(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, lost: int
+) -> None:
+    job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2", meeting=endpoint(0, 1))
+    recovery = job.recovered(job.lose(lost), SOON)
+    assert recovery.tiers == {1 - lost: "memory"} and recovery.lost <= MEMORY
+    job.do_steps(5)
+    job.cluster.add(lost)
+    recovery = job.recovered(job.launch(lost), SOON)
+    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= MEMORY
+    end(job)
+    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+@campaign
+@lacks("torch's rendezvous waits 15 s for a sign of life, and 30 s for others to join")
+def test_with_default_options_one_host_goes_on_soon_after_the_processes_of_the_other_are_killed(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2")
+    recovery = job.recovered(job.kill_node(1), SOON)
+    assert recovery.tiers == {0: "memory"} and recovery.lost <= MEMORY
+    job.do_steps(5)
+    recovery = job.recovered(job.launch(1), SOON)
+    assert recovery.tiers[0] == "memory" and recovery.lost <= MEMORY
+    end(job)
+    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+# --- a link that is down
+
+
+@campaign
+@pytest.mark.parametrize("has_carrier", [False, True])
+@lacks("a host that sends nothing is not noticed before the collective's timeout")
+def test_a_host_whose_link_stays_down_is_left_behind(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, has_carrier: bool
+) -> None:
+    """The timeout of collectives is half an hour."""
+    job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2")
+    recovery = job.recovered(job.isolate(1, has_carrier=has_carrier), SOON)
+    assert recovery.tiers == {0: "memory"} and recovery.lost <= MEMORY
+    end(job)
+    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+@campaign
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_link_down_for_five_seconds_counts_no_restart(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, nodes: str
+) -> None:
+    job = started(new_cluster(0, 1), "--batches", "2", nodes=nodes)
+    job.cluster.hosts[1].unplug()
+    time.sleep(5)
+    job.cluster.hosts[1].plug()
+    job.do_steps(10, SOON)
+    assert {line["restarts"] for number in (0, 1) for line in job.lines(number) if line["what"] == "started"} == {0}
+    end(job)
+    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))

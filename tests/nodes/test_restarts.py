@@ -1,0 +1,124 @@
+"""Jobs of two hosts through faults that leave each host its memory: bitwise, from memory, one start a fault."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.job import NodesJob
+from tests.nodes.recovery import Losses, Recovery
+
+MEMORY = 2
+"""Steps from a save in memory to the next, by default."""
+
+
+def assert_bitwise(job: NodesJob, reference: Losses) -> None:
+    """Each step was done, and had the losses of a run that nothing befell each time that it was done."""
+    expected = {place: losses for place, losses in reference.items() if place[0] <= job.reached()}
+    assert job.losses() == expected
+
+
+def assert_from_memory(recovery: Recovery, nodes: Sequence[int] = (0, 1)) -> None:
+    """The workers of these nodes were started once, and no more was lost than since the last save."""
+    assert recovery.starts == dict.fromkeys(nodes, 1)
+    assert recovery.tiers == dict.fromkeys(nodes, "memory")
+    assert recovery.lost <= MEMORY
+
+
+def starts(job: NodesJob, number: int) -> int:
+    """How many workers a host has had."""
+    return sum(line["what"] == "started" for line in job.lines(number))
+
+
+def kill_workers(job: NodesJob) -> None:
+    """Of the host without the store, then of the host that has it."""
+    for number in (1, 0):
+        assert_from_memory(job.recovered(job.kill_worker(number)))
+        job.do_steps(5)
+
+
+def kill_and_launch_again(job: NodesJob, number: int) -> None:
+    """Kill all processes of a host, whose memory stays, and start its agent again."""
+    killed = job.kill_node(number)
+    job.launch(number)
+    assert_from_memory(job.recovered(killed))
+    job.do_steps(5)
+
+
+def test_ddp_on_two_hosts_resumes_from_memory_after_a_worker_or_all_processes_of_a_host_are_killed(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job = NodesJob(new_cluster(0, 1), nodes="2")
+    job.launch(0, 1)
+    job.do_steps(10)
+    kill_workers(job)
+    kill_and_launch_again(job, 1)
+    job.end()
+    assert [starts(job, number) for number in (0, 1)] == [4, 4]
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
+def test_fsdp_on_two_hosts_resumes_from_memory_and_a_link_down_for_a_second_costs_no_restart(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    cluster = new_cluster(0, 1)
+    job = NodesJob(cluster, "--way", "fsdp2", nodes="2")
+    job.launch(0, 1)
+    job.do_steps(10)
+    kill_workers(job)
+    for cut in (cluster.hosts[1].unplug, cluster.hosts[1].mute):
+        cut()
+        with pytest.raises(AssertionError, match="did not come true in 1"):
+            job.do_steps(2, seconds=1)
+        cluster.hosts[1].plug()
+        job.do_steps(5)
+    job.end()
+    assert [starts(job, number) for number in (0, 1)] == [3, 3]
+    assert_bitwise(job, uninterrupted("--way", "fsdp2", ranks=2))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_hosts_resume_from_memory_after_each_of_many_faults(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, way: str, count: int
+) -> None:
+    """Each host in turn; but the store's host loses its worker alone."""
+    job = NodesJob(new_cluster(*range(count)), "--way", way, nodes=str(count))
+    job.launch(*range(count))
+    nodes = range(count)
+    for turn in range(5):
+        for number in nodes:
+            job.do_steps(5)
+            if number and turn % 2:
+                killed = job.kill_node(number)
+                job.launch(number)
+            else:
+                killed = job.kill_worker(number)
+            assert_from_memory(job.recovered(killed), nodes)
+    job.end()
+    assert_bitwise(job, uninterrupted("--way", way, ranks=count))
+
+
+def test_a_job_goes_on_on_one_host_and_again_on_two(new_cluster: NewCluster, uninterrupted: Uninterrupted) -> None:
+    """Its steps take two batches on any number of hosts."""
+    job = NodesJob(new_cluster(0, 1), "--batches", "2", nodes="1:2", flags=("--rdzv-conf", "last_call_timeout=2"))
+    job.launch(0, 1)
+    job.do_steps(10)
+    assert_from_memory(job.recovered(job.kill_node(1)), [0])
+    job.do_steps(10)
+    joined = job.recovered(job.launch(1))
+    assert joined.starts == {0: 1, 1: 1} and joined.lost <= MEMORY
+    job.do_steps(10)
+    job.end()
+    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+def test_hosts_with_checkpoint_directories_of_their_own_are_refused_by_name(new_cluster: NewCluster) -> None:
+    job = NodesJob(new_cluster(0, 1, shares_storage=False), nodes="2", flags=("--fast-max-stalls", "1"))
+    job.launch(0, 1)
+    assert all(agent.wait(60) for agent in job.agents.values())
+    assert job.reached() == 0
+    text = job.text(10_000)
+    assert f"ConfigError: {job.cluster.storage} is not the same directory on all nodes: " in text
+    assert "nodes 0 (node0) have one; nodes 1 (node1)" in text

@@ -1,0 +1,226 @@
+"""A small training job for several hosts: DDP or FSDP2, at a pace that leaves time for faults.
+
+Each host appends a line of JSON for all that its workers do to ``<out>/log.<host>``. With ``--batches N`` each step
+takes N batches whatever the number of ranks, and does with them bit for bit the same (2 batches on 1 or 2 ranks).
+The job ends after the step in which the file ``<out>/stop`` is seen.
+"""
+
+import argparse
+import gc
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fastckpt.ddp import DdpCheckpointer, StorageType, settle
+from fastckpt.fsdp import FsdpShardCheckpointer
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--checkpoint-dir", type=Path, required=True)
+    parser.add_argument("--way", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--saver", choices=("fastckpt", "torch", "none"), default="fastckpt")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--memory", type=int, default=2, help="save to memory every so many steps")
+    parser.add_argument("--disk", type=int, default=50, help="and to storage")
+    parser.add_argument("--pace", type=float, default=0.03, help="seconds of rest in each step")
+    parser.add_argument("--batches", type=int, default=0, help="of each step, on any number of ranks; 0: one a rank")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for a collective")
+    return parser.parse_args()
+
+
+class HostLog:
+    """What a worker does, with when and in which place of the job."""
+
+    def __init__(self, out: Path) -> None:
+        self._file = os.open(out / f"log.{socket.gethostname()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def __call__(self, what: str, **fields: Any) -> None:
+        place = {"pid": os.getpid(), "rank": dist.get_rank(), "world": dist.get_world_size()}
+        line = {"at": time.monotonic(), "what": what} | place | fields
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+class Training:
+    """A model, its optimizer, and the steps that they take."""
+
+    def __init__(self, way: str, batches: int) -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self.draws_by_step, self.count = bool(batches), batches or world
+        self._mine = range(rank, self.count, world)
+        generator = torch.Generator().manual_seed(5)
+        self._inputs = torch.randn(256, 16, generator=generator)
+        self._targets = torch.randint(4, (256,), generator=generator)
+        torch.manual_seed(7)
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4))
+        self._wrapped: nn.Module = self.model
+        if way == "fsdp2":
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (world,)))
+        else:
+            self._wrapped = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        torch.manual_seed(11 + rank)
+        if way == "ddp":
+            settle(self._wrapped, lambda: self._backward(0, self._mine[-1]))
+
+    def _backward(self, step: int, batch: int) -> str:
+        if self.draws_by_step:
+            torch.manual_seed(self.count * step + batch)
+        first = 8 * (self.count * step + batch) % 256
+        outputs = self._wrapped(self._inputs[first : first + 8])
+        loss = nn.functional.cross_entropy(outputs, self._targets[first : first + 8])
+        (loss / len(self._mine)).backward()
+        return loss.item().hex()
+
+    def step(self, number: int) -> dict[int, str]:
+        """The losses of this rank's batches."""
+        losses = {}
+        for batch in self._mine:
+            is_last = batch == self._mine[-1]
+            with nullcontext() if is_last else self._wrapped.no_sync():
+                losses[batch] = self._backward(number, batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return losses
+
+
+class NoSaver:
+    """Nothing is saved, and nothing resumed."""
+
+    tier = ""
+
+    def load(self) -> int:
+        return 0
+
+    def save(self, step: int, is_durable: bool) -> str:
+        """Why the state was not saved; empty if it was."""
+        return ""
+
+    def close(self) -> None: ...
+
+
+class TorchSaver(NoSaver):
+    """What a script does by itself: the first rank saves to storage."""
+
+    def __init__(self, directory: Path, training: Training) -> None:
+        self._path, self._training = directory / "state.pt", training
+
+    def load(self) -> int:
+        if not self._path.exists():
+            return 0
+        state = torch.load(self._path)
+        self._training.model.load_state_dict(state["model"])
+        self._training.optimizer.load_state_dict(state["optimizer"])
+        self.tier = "storage"
+        return int(state["step"])
+
+    def save(self, step: int, is_durable: bool) -> str:
+        if is_durable and dist.get_rank() == 0:
+            parts = {"model": self._training.model, "optimizer": self._training.optimizer}
+            state = {name: part.state_dict() for name, part in parts.items()}
+            torch.save(state | {"step": step}, self._path.with_suffix(".new"))
+            self._path.with_suffix(".new").rename(self._path)
+        return ""
+
+
+class DdpSaver(NoSaver):
+    def __init__(self, directory: Path, training: Training) -> None:
+        self._training, self._checkpointer = training, DdpCheckpointer(directory)
+
+    def load(self) -> int:
+        if not (state := self._checkpointer.load_checkpoint()):
+            return 0
+        self._training.model.load_state_dict(state["model"])
+        self._training.optimizer.load_state_dict(state["optimizer"])
+        self.tier = self._checkpointer.loaded_from
+        return int(state["step"])
+
+    def save(self, step: int, is_durable: bool) -> str:
+        parts = {"model": self._training.model, "optimizer": self._training.optimizer}
+        state = {name: part.state_dict() for name, part in parts.items()} | {"step": step}
+        place = StorageType.DISK if is_durable else StorageType.MEMORY
+        result = self._checkpointer.save_checkpoint(step, state, storage_type=place)
+        return "" if result.saved else result.reason
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+
+class FsdpSaver(NoSaver):
+    def __init__(self, directory: Path, training: Training) -> None:
+        self._checkpointer = FsdpShardCheckpointer(directory)
+        self._parts: Any = {"model": training.model, "optimizer": training.optimizer}
+
+    def load(self) -> int:
+        extra = self._checkpointer.load_checkpoint(**self._parts)
+        self.tier = self._checkpointer.loaded_from if extra else ""
+        return int(extra["step"]) if extra else 0
+
+    def save(self, step: int, is_durable: bool) -> str:
+        place = StorageType.DISK if is_durable else StorageType.MEMORY
+        result = self._checkpointer.save_checkpoint(step, storage_type=place, extra_sd={"step": step}, **self._parts)
+        return "" if result.saved else result.reason
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+
+def saver_of(args: argparse.Namespace, training: Training) -> NoSaver:
+    if args.saver == "none":
+        return NoSaver()
+    kinds = {"ddp": DdpSaver, "fsdp2": FsdpSaver}
+    kind = TorchSaver if args.saver == "torch" else kinds[args.way]
+    return kind(args.checkpoint_dir, training)
+
+
+def sees_stop(out: Path) -> bool:
+    """Whether any rank sees the file that ends the job: all get the same answer."""
+    seen = torch.tensor(int((out / "stop").exists()))
+    dist.all_reduce(seen, dist.ReduceOp.MAX)
+    return bool(seen)
+
+
+def train(args: argparse.Namespace) -> None:
+    log = HostLog(args.out)
+    log("started", restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    training = Training(args.way, args.batches)
+    saver = saver_of(args, training)
+    step = saver.load()
+    log("loaded", step=step, tier=saver.tier)
+    is_over = False
+    while step < args.steps and not is_over:
+        step += 1
+        log("step", step=step, losses=training.step(step))
+        if step % args.memory == 0 or step % args.disk == 0:
+            reason = saver.save(step, step % args.disk == 0)
+            log("skipped", step=step, reason=reason) if reason else log("saved", step=step)
+        is_over = sees_stop(args.out)
+        time.sleep(args.pace)
+    dist.barrier()
+    log("ended", step=step)
+    saver.close()
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout))
+    train(arguments)
+    # A model that outlived the process group would end it late, while a thread of gloo waits for the GIL.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(0)
