@@ -1,6 +1,6 @@
 """The choice of a save's slot: never the newest whole checkpoint, never one that somebody uses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Id = tuple[int, int]
@@ -35,19 +35,19 @@ class Skip:
     reason: str
 
 
-def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Id | None = None) -> int | Skip:
+def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Collection[Id] = ()) -> int | Skip:
     """The index of the slot for a new save, or why there is none.
 
     Args:
         slots: All slots of the arena.
         latest: The newest id that each local rank has begun.
-        common: The newest save that all nodes hold, as far as is known; None for none.
+        common: The newest save that all nodes hold, as far as is known, and one that is to be it next.
     """
     committed = [slot.id for slot in slots if slot.committed and slot.id is not None]
     # The newest whole checkpoint is never given away: if this save fails, a resume needs it.
     newest = max(committed, default=None)
     # Nor is the newest one that all nodes hold: newer ones may be lost with another node.
-    kept = (newest, common)
+    kept = {newest, *common}
     free = {
         i: _rank(slot)
         for i, slot in enumerate(slots)
@@ -82,12 +82,12 @@ def _is_filling(slot: SlotView, latest: Mapping[int, Id]) -> bool:
     return inside or not given_up
 
 
-def _obstacle(slot: SlotView, newest: Id | None, common: Id | None) -> str:
+def _obstacle(slot: SlotView, newest: Id | None, common: Collection[Id]) -> str:
     if slot.pinned:
         return slot.pinned
     if slot.id is None or slot.id == newest:
         return ""
-    if slot.id == common:
+    if slot.id in common:
         return f"step {slot.id[1]} is the newest that all nodes hold"
     missing = ", ".join(str(writer) for writer in sorted(slot.writers - slot.done))
     return f"step {slot.id[1]} waits for local rank {missing}, which must save it too"

@@ -83,8 +83,7 @@ class Coordinator:
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
         self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves)
-        if among.round is not None:
-            self.peers.assume(among.round)
+        self._among = among
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipped = SkippedSaves()
         self._borrowed_from: set[int] = set()
@@ -96,6 +95,8 @@ class Coordinator:
         # whole in its slots   4. look in the durable tiers, and wait for other jobs there   5. begin to digest, and
         # look for what was left elsewhere
         loop = asyncio.get_running_loop()
+        if self._among.round is not None:
+            self.peers.assume(self._among.round)
         with metrics.phase("arena.adopt"):
             alone = await loop.run_in_executor(None, self.arena.evict_writers, ORPHANS_DEADLINE)
         if not alone:

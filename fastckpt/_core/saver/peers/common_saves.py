@@ -1,4 +1,9 @@
-"""The newest save that all nodes hold: one agent, the first's, learns what each holds, and answers with that."""
+"""The newest save that all nodes hold: one agent, the first's, learns what each holds, and answers with that.
+
+From one such save to the next it goes in two steps, as a commit in two phases does (Gray, Notes on Data Base Operating
+Systems, 1978): the next one counts when every node has said that it keeps it, and until then every node keeps the one
+before, too. With one step, a node could overwrite a save that another has just come to rely on.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,27 +24,36 @@ class HeldReport:
     Attributes:
         member: The agent.
         saves: The saves of which it has all of its ranks' files in memory, and others keep those that are small.
+        keeping: The next common save, if it has been told of one, holds it and keeps it; None else.
         compared: A save, and the digests of those of its files that each node has of its own.
     """
 
     member: str
     saves: frozenset[SaveId]
+    keeping: SaveId | None = None
     compared: SaveId | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As a part of a message."""
         compared = list(self.compared) if self.compared else []
-        saves = [list(save) for save in sorted(self.saves)]
-        return {"member": self.member, "saves": saves, "compared": compared, "digests": dict(self.digests)}
+        saves, keeping = [list(save) for save in sorted(self.saves)], list(self.keeping or ())
+        return {
+            "member": self.member,
+            "saves": saves,
+            "keeping": keeping,
+            "compared": compared,
+            "digests": dict(self.digests),
+        }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "HeldReport":
         """The report in a message; raises ProtocolError."""
         try:
             saves = frozenset(SaveId(int(history), int(step)) for history, step in record["saves"])
-            compared = SaveId(*map(int, record["compared"])) if record["compared"] else None
-            return cls(str(record["member"]), saves, compared, {str(n): str(d) for n, d in record["digests"].items()})
+            keeping, compared = (_id(record[name]) for name in ("keeping", "compared"))
+            digests = {str(name): str(digest) for name, digest in record["digests"].items()}
+            return cls(str(record["member"]), saves, keeping, compared, digests)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"this is no report of what an agent holds: {error}") from error
 
@@ -49,26 +63,30 @@ class CommonSave:
     """The answer to a report.
 
     Attributes:
-        id: The newest save that all nodes hold; None if there is none.
+        id: The newest save that all nodes hold and keep; None if there is none.
+        next: The one that is to be it next, which every node has to keep, too; None for none.
         compare: The save whose files every agent is to digest, so that they can be compared; None for none.
         alike: Whether the files that each node has of its own were equal when they were last compared; None if they
             were not in this round.
     """
 
     id: SaveId | None = None
+    next: SaveId | None = None
     compare: SaveId | None = None
     alike: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a message."""
-        return {"common": list(self.id or ()), "compare": list(self.compare or ()), "alike": self.alike}
+        ids = {"common": self.id, "next": self.next, "compare": self.compare}
+        return {**{name: list(id or ()) for name, id in ids.items()}, "alike": self.alike}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CommonSave":
         """The answer in a message; raises ProtocolError."""
         try:
-            id, compare = (SaveId(*map(int, record[n])) if record[n] else None for n in ("common", "compare"))
-            return cls(id, compare, record["alike"] if record["alike"] is None else bool(record["alike"]))
+            alike = record["alike"]
+            id, next, compare = (_id(record[name]) for name in ("common", "next", "compare"))
+            return cls(id, next, compare, alike if alike is None else bool(alike))
         except (LookupError, TypeError, ValueError) as error:
             raise ProtocolError(f"this is no answer to a report: {error}") from error
 
@@ -83,9 +101,12 @@ class CommonSaves:
     def __init__(self, members: Collection[str]) -> None:
         self._members = frozenset(members)
         self._held: dict[str, frozenset[SaveId]] = {}
+        self._keeping: dict[str, SaveId | None] = {}
         self._digests: dict[str, Mapping[str, str]] = {}
+        self._id: SaveId | None = None
+        self._next: SaveId | None = None
         self._compare: SaveId | None = None
-        self._seen: list[SaveId] = []
+        self._since_compared = 0
         self._alike: bool | None = None
         self._lock = Lock()
 
@@ -94,30 +115,37 @@ class CommonSaves:
         if report.member not in self._members:
             raise ProtocolError("the agent is not in this round, or not yet")
         with self._lock:
-            self._held[report.member] = report.saves
-            newest = self._newest()
-            if report.compared is not None and report.compared == self._compare:
+            self._held[report.member], self._keeping[report.member] = report.saves, report.keeping
+            if self._compare is not None and report.compared == self._compare:
                 self._digests[report.member] = report.digests
-                self._judge(list(self._digests.values()))
-            self._next_comparison(newest)
-            return CommonSave(newest, self._compare, self._alike)
+            # A comparison first: the save that is compared stays the common one until all have digested it.
+            self._judge()
+            self._advance()
+            return CommonSave(self._id, self._next, self._compare, self._alike)
 
-    def _newest(self) -> SaveId | None:
-        if self._held.keys() != self._members:
-            return None
-        return max(frozenset.intersection(*self._held.values()), default=None)
-
-    def _judge(self, digests: Sequence[Mapping[str, str]]) -> None:
-        if len(digests) == len(self._members):
+    def _judge(self) -> None:
+        if self._compare is None:
+            return
+        if self._digests.keys() == self._members:
+            digests = [*self._digests.values()]
             self._alike = all(each == digests[0] for each in digests)
             self._compare = None
-
-    def _next_comparison(self, newest: SaveId | None) -> None:
-        """Have the first common save compared, and each tenth from then on: all hold it as long as it is common."""
-        if newest is None or (self._seen and self._seen[-1] == newest):
-            return
-        self._seen.append(newest)
-        if self._compare is not None and any(self._compare not in held for held in self._held.values()):
+        elif any(self._compare not in held for held in self._held.values()):
             self._compare = None  # somebody has given it up
-        if self._compare is None and (not self._alike or len(self._seen) >= EACH):
-            self._compare, self._digests, self._seen = newest, {}, [newest]
+
+    def _advance(self) -> None:
+        if self._next is not None and all(self._keeping.get(member) == self._next for member in self._members):
+            self._id, self._next = self._next, None
+            self._since_compared += 1
+            if not self._alike or self._since_compared >= EACH:
+                self._compare, self._digests, self._since_compared = self._id, {}, 0
+        if self._held.keys() != self._members or self._compare is not None:
+            return
+        both = frozenset.intersection(*self._held.values())
+        if self._next is None or self._next not in both:
+            newer = [save for save in both if self._id is None or save > self._id]
+            self._next = max(newer, default=None)
+
+
+def _id(values: Sequence[Any]) -> SaveId | None:
+    return SaveId(*map(int, values)) if values else None

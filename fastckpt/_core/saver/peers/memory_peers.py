@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from fastckpt._core.saver.peers.replication import Replication, Round
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
 
+NOTED = 10.0
+"""Seconds for the event loop to take note of an answer."""
 KEPT = 4
 """Saves of which small files of other nodes are kept: as many as there are slots, and one that is on its way."""
 
@@ -38,18 +41,15 @@ class MemoryPeers:
         self._answer, self.alike = CommonSave(), False
         self._round: Round | None = None
         self._fetches: dict[tuple[SaveId, str], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
-
-        def answered(answer: CommonSave) -> None:
-            self._answer = answer  # one reference: the event loop reads the old or the new one
-            if answer.alike is not None:
-                self.alike = answer.alike
-
-        self._replication = Replication(directory, arena, lambda: [slot.path for slot in [*of]], answered, common_saves)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._replication = Replication(
+            directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves
+        )
 
     @property
-    def common(self) -> SaveId | None:
-        """The save that no slot may lose, because all nodes hold it."""
-        return self._answer.compare or self._answer.id
+    def common(self) -> frozenset[SaveId]:
+        """The saves that no slot may lose, because all nodes hold them: the newest such, and one that is to be it."""
+        return frozenset(id for id in (self._answer.id, self._answer.next) if id)
 
     @property
     def address(self) -> str:
@@ -58,7 +58,7 @@ class MemoryPeers:
 
     def assume(self, round: Round) -> None:
         """Take part in a new round."""
-        self._round = round
+        self._round, self._loop = round, asyncio.get_running_loop()
         self._replication.assume(round)
 
     def committed(self) -> None:
@@ -72,6 +72,18 @@ class MemoryPeers:
     def close(self) -> None:
         """Copy and report nothing more."""
         self._replication.close()
+
+    def _answered(self, answer: CommonSave | None) -> None:
+        """Note an answer, or that there is none; in another thread than the event loop's."""
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self._note(answer), self._loop).result(NOTED)
+
+    async def _note(self, answer: CommonSave | None) -> None:
+        # In the event loop, where slots are chosen: none is being given away meanwhile. In a new round
+        # the common save is that of the last one until there is another.
+        self._answer = replace(answer, id=answer.id or self._answer.id) if answer else CommonSave()
+        if answer and answer.alike is not None:
+            self.alike = answer.alike
 
     async def fetch(self, message: Fetch, choose: Callable[[], Slot], ranks: Mapping[int, int], pid: int) -> Fetched:
         """Bring files of a save from other agents' memory, once for all local ranks.

@@ -80,7 +80,8 @@ class Replication:
         directory: The checkpoint directory.
         arena: Where this node holds its saves.
         of: The slots.
-        answered: Called in that thread with each answer.
+        answered: Called in that thread with each answer, or None if there was none for long; when it returns, no slot
+            that the answer protects is given away.
         common_saves: Takes the reports of this agent, if it is the first of the round.
     """
 
@@ -89,7 +90,7 @@ class Replication:
         directory: str,
         arena: Path,
         of: Callable[[], Iterable[Path]],
-        answered: Callable[[CommonSave], None],
+        answered: Callable[[CommonSave | None], None],
         common_saves: Callable[[str], CommonSaves],
     ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
@@ -99,6 +100,7 @@ class Replication:
         self._digests: tuple[SaveId, dict[str, str]] | None = None
         self._links: dict[str, SealedConnection] = {}
         self._linked: Round | None = None
+        self._next: SaveId | None = None
         self._news, self._closed = threading.Event(), False
         self._thread: threading.Thread | None = None
 
@@ -137,7 +139,7 @@ class Replication:
                 self._hang_up()
                 if time.monotonic() - answered > GIVE_UP and not trouble:
                     trouble = str(error)
-                    self._answered(CommonSave())
+                    self._answered(None)
                     logger.warning("the other nodes do not learn what this one holds in memory: %s", trouble)
             time.sleep(pause)
             if again:
@@ -150,20 +152,24 @@ class Replication:
             return False
         if round is not self._linked:  # the peers of the last round may be gone
             self._hang_up()
-            self._linked, self._given = round, set()
+            self._linked, self._given, self._next = round, set(), None
         saves = [held for held in held_saves(self._arena, self._slots()) if held.slot is not None and held.attempt]
         for held in sorted(saves, key=lambda held: held.id, reverse=True):
             if (held.id, held.attempt) not in self._given:
                 self._copy(held, round)
         self._given &= {(held.id, held.attempt) for held in saves}
-        report = HeldReport(round.peers[round.own].id, frozenset(id for id, _ in self._given))
+        ids = frozenset(id for id, _ in self._given)
+        # What is kept was read after the last answer had been taken note of: it was not overwritten meanwhile.
+        keeping = self._next if self._next in ids else None
+        report = HeldReport(round.peers[round.own].id, ids, keeping)
         if self._digests is not None:
             report = replace(report, compared=self._digests[0], digests=self._digests[1])
         answer = self._ask(report, round)
         self._answered(answer)
+        self._next = answer.next
         # Others may report the newest after this one: ask again until it is known to all.
         is_behind = max(report.saves, default=None) != answer.id
-        return self._compare(answer, saves) or is_behind
+        return self._compare(answer, saves) or is_behind or answer.next is not None
 
     def _copy(self, held: HeldSave, round: Round) -> None:
         small = [name for name, size in held.own_files.items() if size <= SMALL]

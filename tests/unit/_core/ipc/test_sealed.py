@@ -1,0 +1,183 @@
+"""Connections between agents: who does not know the secret is refused, and no message can be forged or repeated."""
+
+import hashlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.ipc import sealed
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt.errors import ProtocolError
+
+SECRET = b"secret"
+Pair = tuple[SealedConnection, SealedConnection]
+
+
+def connect(secret: bytes = SECRET, greet: Callable[[socket.socket], None] | None = None) -> Pair:
+    """Both ends of a connection over TCP; ``greet`` may take the client's part. Raises what the server raises."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        address, client, errors = f"127.0.0.1:{listener.getsockname()[1]}", [], []
+
+        def dial() -> None:
+            try:
+                if greet is None:
+                    client.append(SealedConnection.connect(address, secret, 10))
+                else:
+                    with socket.create_connection(("127.0.0.1", listener.getsockname()[1]), 10) as plain:
+                        greet(plain)
+            except (OSError, ProtocolError) as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=dial)
+        thread.start()
+        accepted, _ = listener.accept()
+        try:
+            server = SealedConnection.accept(accepted, SECRET, 10)
+        except BaseException:
+            accepted.close()
+            raise
+        finally:
+            thread.join()
+        return client[0], server
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    both = connect()
+    yield both
+    for end in both:
+        end.close()
+
+
+def test_messages_arrive_in_both_directions_and_an_end_is_no_error(pair: Pair):
+    client, server = pair
+    for number in range(3):
+        client.send({"number": number})
+        assert server.receive() == {"number": number}
+        server.send({"answer": number})
+        assert client.receive() == {"answer": number}
+    client.close()
+    assert server.receive() is None
+
+
+def test_who_does_not_know_the_secret_is_refused():
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        connect(b"another")
+
+
+def test_a_server_that_does_not_know_the_secret_is_refused():
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+
+        def answer() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                sealed._send(accepted, {"nonce": "00" * 16})
+                sealed._greeting(accepted)
+                sealed._send(accepted, {"proof": "00" * 32})
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ProtocolError, match="does not know the secret"):
+            SealedConnection.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET, 10)
+        thread.join()
+
+
+def test_what_was_said_in_another_connection_proves_nothing():
+    """A client that repeats the greeting that it has overheard."""
+    overheard: list[bytes] = []
+
+    real = sealed._send
+
+    def record(connected: socket.socket, message: dict[str, str]) -> None:
+        if "proof" in message and "nonce" in message:
+            overheard.append(json.dumps(message).encode())
+        real(connected, message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sealed, "_send", record)
+        for end in connect():
+            end.close()
+
+    def replay(plain: socket.socket) -> None:
+        plain.sendall(struct.pack("<I", len(overheard[0])) + overheard[0])
+        with suppress(OSError):
+            plain.recv(1)
+
+    with pytest.raises(ProtocolError, match="does not know the secret"):
+        connect(greet=replay)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("<I", 1 << 30),
+        struct.pack("<I", 2) + b"[]",
+        struct.pack("<I", 2) + b"{}",
+        struct.pack("<I", 31) + b'{"nonce": "zz", "proof": "0000"}'[:31],
+        b"\x00",
+    ],
+)
+def test_what_a_stranger_sends_is_refused(greeting: bytes):
+    def greet(plain: socket.socket) -> None:
+        plain.sendall(greeting)
+        plain.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            plain.recv(1)
+
+    with pytest.raises(ProtocolError):
+        connect(greet=greet)
+
+
+def _frame(message: bytes, mac: bytes) -> bytes:
+    return struct.pack("<I", len(message)) + mac + message
+
+
+@pytest.mark.parametrize("fault", ["forged", "repeated", "turned back", "changed"])
+def test_a_message_that_the_other_end_has_not_sent_now_is_refused(pair: Pair, fault: str):
+    client, server = pair
+    data = b'{"number": 0}'
+    mac = client._mac(client._out, 0, data)
+    if fault == "repeated":
+        client.send({"number": 0})
+        assert server.receive() == {"number": 0}
+    frames = {
+        "forged": _frame(data, hashlib.sha256(data).digest()),
+        "repeated": _frame(data, mac),
+        "turned back": _frame(data, client._mac(client._in, 0, data)),
+        "changed": _frame(data.replace(b"0", b"1"), mac),
+    }
+    client._socket.sendall(frames[fault])
+    with pytest.raises(ProtocolError, match="forged, repeated or left out"):
+        server.receive()
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read(pair: Pair):
+    client, server = pair
+    client._socket.sendall(struct.pack("<I", sealed.MAX_SIZE + 1))
+    with pytest.raises(ProtocolError, match="longer than"):
+        server.receive()
+
+
+def test_a_message_cut_short_is_an_error(pair: Pair):
+    client, server = pair
+    client._socket.sendall(struct.pack("<I", 100) + b"x" * 50)
+    client.close()
+    with pytest.raises(ProtocolError, match="hung up"):
+        server.receive()
+
+
+def test_a_file_arrives_whole(pair: Pair, tmp_path: Path):
+    client, server = pair
+    data = bytes(range(256)) * 100
+    (tmp_path / "file").write_bytes(data)
+    client.send_file(tmp_path / "file", len(data))
+    assert server.receive_bytes(len(data)) == data
+    with pytest.raises(OSError, match="fewer than"):
+        client.send_file(tmp_path / "file", len(data) + 1)

@@ -1,0 +1,166 @@
+"""The newest save that all nodes hold, from what each reports."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
+from fastckpt._core.saver.peers.common_saves import EACH, CommonSave, CommonSaves, HeldReport
+from fastckpt.errors import ProtocolError
+
+
+def saves(*steps: int) -> frozenset[SaveId]:
+    return frozenset(SaveId(1, step) for step in steps)
+
+
+def report(member: str, *steps: int, keeping: int = 0) -> HeldReport:
+    return HeldReport(member, saves(*steps), SaveId(1, keeping) if keeping else None)
+
+
+def agree(
+    common: CommonSaves, held: Mapping[str, Iterable[int]], digests: Mapping[str, str] | None = None
+) -> CommonSave:
+    """All report what they hold again and again, and do what they are told, until nothing changes."""
+    answers = dict.fromkeys(held, CommonSave())
+    for _ in range(6):
+        for member, steps in held.items():
+            last = answers[member]
+            keeping = last.next if last.next in saves(*steps) else None
+            compared = last.compare if digests else None
+            sent = HeldReport(member, saves(*steps), keeping, compared, {"m": digests[member]} if digests else {})
+            answers[member] = common.report(sent)
+    return answers[member]
+
+
+def test_only_what_all_have_reported_is_common():
+    common = CommonSaves(["a", "b", "c"])
+    assert agree(common, {"a": [1, 2, 3], "b": [2, 3]}).next is None
+    assert agree(common, {"a": [1, 2, 3], "b": [2, 3], "c": [1, 2]}).id == SaveId(1, 2)
+
+
+def test_the_next_common_save_counts_only_when_every_node_keeps_it():
+    common = CommonSaves(["a", "b"])
+    common.report(report("a", 1))
+    assert common.report(report("b", 1)) == CommonSave(None, SaveId(1, 1))
+    assert common.report(report("b", 1, keeping=1)).id is None
+    assert common.report(report("a", 1, keeping=1)).id == SaveId(1, 1)
+
+
+def test_another_takes_the_place_of_one_that_a_node_does_not_hold_any_more():
+    common = CommonSaves(["a", "b"])
+    common.report(report("a", 1))
+    assert common.report(report("b", 1)).next == SaveId(1, 1)
+    common.report(report("b", 2))
+    assert common.report(report("a", 1, 2)).next == SaveId(1, 2)
+
+
+def test_an_agent_of_another_round_is_refused():
+    with pytest.raises(ProtocolError, match="not in this round"):
+        CommonSaves(["a"]).report(report("b", 1))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_first_common_save_is_compared_and_each_tenth_from_then_on(alike: bool):
+    common, compared = CommonSaves(["a", "b"]), []
+    for step in range(1, 3 * EACH + 1):
+        answer = agree(common, {"a": [step], "b": [step]})
+        assert answer.id == SaveId(1, step)
+        if answer.compare is not None:
+            compared.append(answer.compare.step)
+            digests = {"a": "x", "b": "x" if alike else "y"}
+            assert agree(common, {"a": [step], "b": [step]}, digests).alike is alike
+    assert compared == ([1, EACH + 1, 2 * EACH + 1] if alike else [*range(1, 3 * EACH + 1)])
+
+
+def test_while_a_save_is_compared_it_stays_the_common_one_unless_a_node_gives_it_up():
+    common = CommonSaves(["a", "b"])
+    assert agree(common, {"a": [1], "b": [1]}).compare == SaveId(1, 1)
+    assert agree(common, {"a": [1, 2], "b": [1, 2]}).id == SaveId(1, 1)
+    assert agree(common, {"a": [2], "b": [1, 2]}).id == SaveId(1, 2)
+
+
+def test_reports_and_answers_survive_their_way():
+    for each in (report("a"), HeldReport("a", saves(1, 2), SaveId(1, 2), SaveId(1, 1), {"model.pt": "x"})):
+        assert HeldReport.from_json(each.to_json()) == each
+    for answer in (CommonSave(), CommonSave(SaveId(1, 2), SaveId(1, 3), SaveId(1, 1), True), CommonSave(alike=False)):
+        assert CommonSave.from_json(answer.to_json()) == answer
+    for broken in ({}, {"saves": 5}, {"member": "a", "saves": [[1]], "keeping": [], "compared": [], "digests": {}}):
+        with pytest.raises(ProtocolError):
+            HeldReport.from_json(broken)
+
+
+NOTHING = CommonSave()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node: what its slots hold, how far it trained, what it was told, and the report on its way."""
+
+    count: int
+    slots: tuple[int, ...] = ()
+    step: int = 0
+    told: CommonSave = NOTHING
+    next: SaveId | None = None
+    report: HeldReport | None = None
+
+    def save(self) -> "Node":
+        views = [SlotView(SaveId(1, each), committed=True) for each in self.slots]
+        views += [SlotView()] * (self.count - len(views))
+        kept = [id for id in (self.told.id, self.told.next) if id]
+        choice = choose_slot(views, {}, kept)
+        if isinstance(choice, Skip):
+            return replace(self, step=self.step + 1)
+        slots = [*self.slots[:choice], self.step + 1, *self.slots[choice + 1 :]]
+        return replace(self, slots=tuple(slots), step=self.step + 1)
+
+    def send(self, member: str) -> "Node":
+        keeping = self.next if self.next in saves(*self.slots) else None
+        return replace(self, report=HeldReport(member, saves(*self.slots), keeping))
+
+
+def copied(common: CommonSaves) -> CommonSaves:
+    other = CommonSaves("ab")
+    vars(other).update({k: dict(v) if isinstance(v, dict) else v for k, v in vars(common).items() if k != "_lock"})
+    return other
+
+
+@pytest.mark.parametrize(("count", "steps"), [(2, 3), pytest.param(3, 5, marks=pytest.mark.campaign)])
+def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_save(count: int, steps: int):
+    """Exhaustive: saves, skips for other reasons, reports that stay behind, answers that come late, in any order.
+
+    Once there is a common save, there is always a save that both hold. Ranks train in step.
+    """
+    first = CommonSaves("ab")
+    first._alike = True  # comparisons have tests of their own
+    seen, todo = set(), [(Node(count), Node(count), first, False)]
+    while todo:
+        *nodes, common, had = todo.pop()
+        key = (*nodes, common._id, common._next, *sorted(common._held.items()), *sorted(common._keeping.items()), had)
+        if repr(key) in seen:
+            continue
+        seen.add(repr(key))
+        had = had or common._id is not None
+        assert not had or set(nodes[0].slots) & set(nodes[1].slots), key
+        for number, node in enumerate(nodes):
+            others = (
+                [replace(node, step=node.step + 1), node.save()]
+                if node.step < min(steps, nodes[1 - number].step + 1)
+                else []
+            )
+            others += [node.send("ab"[number])] if node.report is None else []
+            for after in others:
+                todo.append((*_with(nodes, number, after), common, had))
+            if node.report is not None:
+                told = copied(common)
+                answer = told.report(node.report)
+                # What it protects is noted first; what it still holds is read for the next report.
+                noted = replace(answer, id=answer.id or node.told.id)
+                after = replace(node, report=None, told=noted, next=answer.next)
+                todo.append((*_with(nodes, number, after), told, had))
+    assert len(seen) > 5000
+
+
+def _with(nodes: list[Node], number: int, node: Node) -> tuple[Node, Node]:
+    return (node, nodes[1]) if number == 0 else (nodes[0], node)
