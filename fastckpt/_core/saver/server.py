@@ -98,11 +98,13 @@ class Saver:
 
     def meet(self, round: Round) -> None:
         """Take part in a new round, whose agents give each other what they hold."""
-        self._peers.assume(round)
+        lost = self._peers.assume(round)
 
         async def assume() -> None:
             for coordinator in self._coordinators.values():
                 coordinator.peers.assume(round)
+                if lost:
+                    coordinator.persister.nodes_lost()
 
         self._call(assume()).result(START_TIMEOUT)
 

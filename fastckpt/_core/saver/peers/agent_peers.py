@@ -42,12 +42,14 @@ class AgentPeers:
             self._server = PeerServer(handlers)
         return self._server.port
 
-    def assume(self, round: Round) -> None:
-        """Take part in a new round: serve whoever knows its secret."""
+    def assume(self, round: Round) -> bool:
+        """Take part in a new round, and serve whoever knows its secret; whether agents of the last one are gone."""
         with self._lock:
+            former = {peer.id for peer in self.round.peers} if self.round else set()
             self.round, self._common = round, {}
         if self._server is not None:
             self._server.set_secret(round.secret)
+        return not former <= {peer.id for peer in round.peers}
 
     def common_saves(self, directory: str) -> CommonSaves:
         """What all agents of this round hold of a directory, as far as they have reported it to this one."""

@@ -42,6 +42,7 @@ class NodeParts:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._asked: set[Key] = set()
         self._last: tuple[SaveId, str] | None = None
+        self._lost: set[Key] = set()
         # A thread of its own: looking for parts on slow storage must not delay this node's next persist.
         self._pool = ThreadPoolExecutor(1, "fastckpt-peers")
 
@@ -58,6 +59,10 @@ class NodeParts:
         """Wait for no checkpoint that is newer than this one: the other nodes have none."""
         self._last = last, why
 
+    def nodes_lost(self) -> None:
+        """Nodes are gone, with their parts of what is waited for now: the end of the job does not wait for them."""
+        self._lost |= self._tasks.keys()
+
     @property
     def all(self) -> Iterable[Key]:
         """The ids and targets of what this node has written and waits for."""
@@ -70,7 +75,8 @@ class NodeParts:
 
     async def drain(self, seconds: float) -> None:
         """Wait for the other nodes, for the last time; what they have not written by then is reported."""
-        current = {id: task for (id, _), task in self._tasks.items() if not self._is_in_vain(id)}
+        waiting = {key: task for key, task in self._tasks.items() if key not in self._lost}
+        current = {id: task for (id, _), task in waiting.items() if not self._is_in_vain(id)}
         if current:
             await asyncio.wait(current.values(), timeout=min(seconds, LAST_DEADLINE))
         for id in [id for id, task in current.items() if not task.done() and not self._is_in_vain(id)]:
@@ -109,6 +115,7 @@ class NodeParts:
         finally:
             del self._tasks[key]
             self._asked.discard(key)
+            self._lost.discard(key)
 
     def _is_in_vain(self, id: SaveId) -> bool:
         return self._overtaken(id) or self._is_later(id)

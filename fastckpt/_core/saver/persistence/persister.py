@@ -180,6 +180,10 @@ class Persister:
         """Wait for the parts of no checkpoint that is newer than this one: other nodes will not write them."""
         self._peers.give_up_after(last, why)
 
+    def nodes_lost(self) -> None:
+        """Wait no more, at the end of the job, for parts that nodes have taken with them."""
+        self._peers.nodes_lost()
+
     @property
     def awaited(self) -> str:
         """What `drain` waits for, in words; empty for nothing."""

@@ -1,0 +1,110 @@
+"""Agents of a round that learn of each other over its store."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from time import sleep
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from fastckpt.errors import ConfigError
+from fastckpt_run.members import Member, exchange, host_for, with_slots
+
+
+def member(number: int, memory: str = "", slot: int = -1) -> Member:
+    return Member(f"agent-{number}", f"host-{number}", memory or f"memory-{number}", slot, f"host-{number}:{number}")
+
+
+class Counted:
+    """A store that counts its messages."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.messages = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            self.messages += 1
+            return getattr(self.store, name)(*args)
+
+        return call
+
+
+def meet(stores: Sequence[Any], members: Sequence[Member], secret: bytes = b"") -> list[Any]:
+    """The result of each agent, or what it raises."""
+
+    def take_part(rank: int) -> Any:
+        try:
+            return exchange(stores[rank], rank, len(members), members[rank], secret)
+        except ConfigError as error:
+            return str(error)  # not the error, whose traceback has the store
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(take_part, range(len(members))))
+
+
+def stores(count: int) -> list[Any]:
+    first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return [first, *(dist.TCPStore("127.0.0.1", first.port) for _ in range(1, count))]
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_all_agents_get_one_list_in_at_most_four_messages_each(count: int):
+    counted = [Counted(store) for store in stores(count)]
+    results = meet(counted, [member(number) for number in range(count)])
+    assert results == [results[0]] * count
+    assert [each.id for each in results[0].all] == [f"agent-{number}" for number in range(count)]
+    assert len(results[0].secret) == 64
+    assert sum(each.messages for each in counted) <= 4 * count
+
+
+def test_a_secret_that_the_user_has_given_is_not_in_the_store():
+    opened = stores(2)
+    results = meet(opened, [member(0), member(1)], b"given")
+    assert {each.secret for each in results} == {b"given"}
+    assert b"given" not in opened[0].get("fastckpt/members")
+    assert b'"secret": ""' in opened[0].get("fastckpt/members")
+
+
+def test_agents_of_unlike_versions_refuse_each_other_by_name():
+    results = meet(stores(2), [member(0), replace(member(1), version="0.0.1")])
+    assert all(isinstance(each, str) and "host-1 has 0.0.1" in each for each in results)
+
+
+def test_a_list_of_an_earlier_round_is_not_taken_for_this_one():
+    opened = stores(2)
+    meet(opened, [member(0), member(1)])
+    # The store outlives the round, as that of a static rendezvous does; the second agent was started again meanwhile.
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(exchange, opened[1], 1, 2, member(2))
+        while b"agent-2" not in opened[0].get("fastckpt/members/1"):
+            sleep(0.01)
+        results = [exchange(opened[0], 0, 2, member(0)), second.result()]
+    assert all([each.id for each in found.all] == ["agent-0", "agent-2"] for found in results)
+
+
+def test_an_agent_alone_needs_no_store():
+    assert exchange(None, 0, 1, member(5)).all == [replace(member(5), slot=0)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "slots"),
+    [
+        ([("a", -1), ("b", -1)], [0, 0]),  # hosts of their own
+        ([("a", -1), ("a", -1), ("b", -1)], [0, 1, 0]),
+        ([("a", -1), ("a", 0)], [1, 0]),  # who has one keeps it, whatever its rank
+        ([("a", 1), ("a", -1)], [1, 0]),
+        ([("a", 0), ("a", 0)], [0, 1]),  # two jobs have become one
+        ([("a", 5), ("a", -1), ("a", -1)], [5, 0, 1]),
+    ],
+)
+def test_agents_that_share_memory_have_slots_of_their_own(given: list[tuple[str, int]], slots: list[int]):
+    members = [member(number, memory, slot) for number, (memory, slot) in enumerate(given)]
+    assert [each.slot for each in with_slots(members)] == slots
+
+
+def test_a_host_is_reached_by_the_interface_that_leads_to_the_first():
+    assert host_for("first", 0, None) == "first"
+    assert host_for("first", 1, "10.0.0.7") == "10.0.0.7"
+    assert host_for("127.0.0.1", 1, None) == "127.0.0.1"
