@@ -14,9 +14,10 @@ import torch
 from torch.optim import Optimizer
 
 from fastckpt._core import arguments
-from fastckpt._core.client.collective import Agreement, Departures, agreement
+from fastckpt._core.client.collective import Agreement, agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
+from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.client.job_store import explain_stale_addresses

@@ -2,8 +2,9 @@
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch.distributed.checkpoint import metadata, planner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from fastckpt._core.client.collective import StoreMailbox
-from fastckpt._core.client.job_store import job_stores
+from fastckpt._core.client.job_store import JobRanks
+from fastckpt._core.client.mailbox import StoreMailbox
 from fastckpt._core.format.distcp import ShardLocation
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
@@ -35,6 +36,8 @@ _PARTS = (
 """Types that a plan consists of, with dtypes and plain values; nothing else is unpickled."""
 _ALLOWED = {(part.__module__, part.__name__): part for part in _PARTS}
 
+_RUNG = "rung"
+
 
 class _Unpickler(pickle.Unpickler):
     """Reads messages; torch.load(weights_only=True) takes ten times as long for a plan of thousands of tensors."""
@@ -49,8 +52,27 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
+class Stage(StrEnum):
+    """Stages of a plan at whose ends a bell rings, on which ranks wait."""
+
+    OFFERED = "offered"
+    ASSIGNED = "assigned"
+    LAID_OUT = "laid out"
+    DESCRIBED = "described"
+
+
+class Overtaken(Exception):
+    """A message that was waited for is not needed any more."""
+
+
 class PlanMailbox(StoreMailbox):
-    """Messages of what a `SavePlan` may consist of."""
+    """Messages of what a `SavePlan` may consist of, by the numbers of plans.
+
+    A rank waits for a message of a plan, or for the word that another plan is called for, whichever comes first. The
+    store can wait for all of several keys only, and one that is asked again and again, by all ranks, does nothing else.
+    So each stage of a plan has a bell, a key that is set when its messages are there, or when another plan is called
+    for: then there is nothing to wait for.
+    """
 
     def encode(self, message: Any) -> bytes:
         """A pickle, as JSON has no plans."""
@@ -59,6 +81,103 @@ class PlanMailbox(StoreMailbox):
     def decode(self, data: bytes) -> Any:
         """The message; raises UnpicklingError for what is no part of a plan."""
         return _Unpickler(io.BytesIO(data)).load()
+
+    def ring(self, number: int, stage: Stage) -> None:
+        """Wake all that wait for the end of a stage: its messages were put."""
+        self.replace_word(_bell(number, stage), _RUNG)
+
+    def count(self, number: int, stage: Stage, ranks: int) -> None:
+        """Note that this rank has put its message; wakes those that wait when all ranks have."""
+        if self.add(f"{number}/count/{stage}") >= ranks:
+            self.ring(number, stage)
+
+    def receive(self, number: int, stage: Stage, what: Sequence[str], end: float, unless: str) -> list[Any]:
+        """Messages of a plan, once they are there.
+
+        Args:
+            number: Of the plan.
+            stage: At whose end they are put.
+            what: Their keys within the plan.
+            end: When to wait no longer, by time.monotonic.
+            unless: A word that makes the messages needless; empty for none.
+
+        Raises:
+            TimeoutError: They have not come.
+            Overtaken: The other word was left first.
+        """
+        keys = [f"{number}/{each}" for each in what]
+
+        def check() -> None:
+            if unless and self.has(unless) and not self.has(*keys):
+                raise Overtaken(unless)
+
+        if unless:
+            self.wait([_bell(number, stage)], end, check)
+        if not (unless and self.has(*keys)):
+            check()
+            self.wait(keys, end, check)
+        return self.read_all(keys)
+
+    def barrier(self, number: int, key: str, ranks: int, end: float, unless: str) -> None:
+        """Return when all ranks have called this; raises as `receive`."""
+        count = self.add(key)
+        if count >= ranks:
+            self.replace_word(_full(key), _RUNG)
+            self.replace_word(_bell_of(key), _RUNG)
+            return
+        if count == 1:
+            self.replace_word(_meeting(number), key)
+
+        def check() -> None:
+            if unless and self.has(unless) and not self.has(_full(key)):
+                raise Overtaken(unless)
+
+        if unless:
+            check()  # whoever has called for another plan before may not have known of this meeting
+            self.wait([_bell_of(key)], end, check)
+            check()
+        self.wait([_full(key)], end, check)
+
+    def overtake(self, number: int) -> None:
+        """Wake all that wait for anything of a plan, after the word that makes it needless was left."""
+        for stage in Stage:
+            self.ring(number, stage)
+        if (meeting := self.word(_meeting(number))) is not None:
+            self.replace_word(_bell_of(meeting), _RUNG)
+
+    def clear(self, number: int, nodes: Iterable[int]) -> None:
+        """Remove what no rank waits for any more, because all have begun another plan."""
+        for key in ("metadata", *(f"index/{node}" for node in nodes)):
+            self.remove(f"{number}/{key}")
+        for key in (
+            _meeting(number),
+            *(_bell(number, each) for each in Stage),
+            *(f"{number}/count/{each}" for each in Stage),
+        ):
+            self.remove(key, pieces=1)
+
+    def end_barrier(self, key: str) -> None:
+        """Remove what `barrier` has left, once all have returned."""
+        for each in (key, _full(key), _bell_of(key)):
+            self.remove(each, pieces=1)
+
+
+def _bell(number: int, stage: Stage) -> str:
+    return f"{number}/bell/{stage}"
+
+
+def _meeting(number: int) -> str:
+    """The key of the key of the barrier to which ranks come."""
+    return f"{number}/meeting"
+
+
+def _full(key: str) -> str:
+    return f"{key}/full"
+
+
+def _bell_of(key: str) -> str:
+    """The key of the bell of a barrier."""
+    return f"{key}/bell"
 
 
 def plan_mailbox(world_size: int, name: str) -> PlanMailbox:
@@ -72,7 +191,7 @@ def plan_mailbox(world_size: int, name: str) -> PlanMailbox:
         raise FastckptError(
             f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"
         )
-    return PlanMailbox(*job_stores(name)[1])
+    return PlanMailbox(JobRanks.met().part_store(name))
 
 
 @dataclass

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from fastckpt._core import metrics
-from fastckpt._core.client.collective import Overtaken
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.distcp import ShardPlan, ShardPlanner, whole
 from fastckpt._core.format.file_names import copies_of, index_of, shards_of
@@ -28,7 +27,7 @@ from fastckpt.dcp.flattening import Archiver, FlatItem, Leaves, flattened, in_or
 from fastckpt.dcp.name_conflicts import StageClaim, claim, unlike_tensors
 from fastckpt.dcp.name_conflicts import objection as why_not_one
 from fastckpt.dcp.node_copies import copies_for_nodes
-from fastckpt.dcp.plan_messages import Assigned, PlanMailbox, PlanRound
+from fastckpt.dcp.plan_messages import Assigned, Overtaken, PlanMailbox, PlanRound, Stage
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -131,12 +130,12 @@ class ShardPlans:
         key = f"{now}/met/{save.history}/{save.step}"
         try:
             with self._stall("save", DEADLINE):
-                self._mailbox.barrier(key, self._place.world_size, end, self._unless)
+                self._mailbox.barrier(now, key, self._place.world_size, end, self._unless)
         except (TimeoutError, dist.DistError) as error:
             raise Unplanned(f"the other ranks did not come to this save within {DEADLINE:g} s") from error
         # The key of the meeting before: all have left it, since they came to this one.
         if self._place.rank == 0 and self._met not in ("", key):  # others may yet come here for this save again
-            self._mailbox.remove(self._met)
+            self._mailbox.end_barrier(self._met)
         self._met = key
 
     def close(self, last: SaveId | None) -> None:
@@ -144,7 +143,7 @@ class ShardPlans:
         history, step = last or SaveId(0, 0)
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
             while self._last is None and os.getpid() == self._pid:
-                self._turn(self._mailbox.put_word(self._next, f"{_CLOSED}{history} {step}"))
+                self._turn_all(f"{_CLOSED}{history} {step}")
 
     @property
     def _next(self) -> str:
@@ -155,6 +154,13 @@ class ShardPlans:
     def _unless(self) -> str:
         """The key whose message makes those of this plan needless."""
         return self._next if self._last is None else ""
+
+    def _turn_all(self, word: str) -> None:
+        """Call all ranks from this plan by a word, unless one is there; and turn as that says."""
+        number = self._round.number
+        word = self._mailbox.put_word(self._next, word)
+        self._mailbox.overtake(number)
+        self._turn(word)
 
     def _turn(self, word: str) -> None:
         """To the plan that a rank has called for; unless it has closed instead: then there will be no more."""
@@ -172,7 +178,7 @@ class ShardPlans:
 
     def _call(self, save: SaveId) -> None:
         if self._last is None:
-            self._turn(self._mailbox.put_word(self._next, f"{save.history} {save.step}"))
+            self._turn_all(f"{save.history} {save.step}")
         if self._last is not None:
             raise PlannerDeparted("the structure of the state has changed, and a rank has closed its checkpointer")
 
@@ -192,6 +198,7 @@ class ShardPlans:
     def _offer(self, save: SaveId, shape: list[Any], leaves: Leaves, plan: SavePlan) -> None:
         offer = tuple(save), self._place.group_rank, plan, tuple(claim(leaves, plan, self._place.world_size))
         self._mailbox.put(f"{self._round.number}/offer/{self._place.rank}", offer)
+        self._mailbox.count(self._round.number, Stage.OFFERED, self._place.world_size)
         # After the message was put: if that fails, this rank offers again.
         self._round.structure = shape
 
@@ -212,7 +219,7 @@ class ShardPlans:
         if place.rank == 0 and (self._assigned is None or self._assigned.number != now.number):
             self._assign(end)
         if now.items is None:
-            objection, since, files = self._wait(f"items/{place.rank}", end)
+            ((objection, since, files),) = self._receive(Stage.ASSIGNED, [f"items/{place.rank}"], end)
             if objection:
                 raise ConfigError(f"the states of the ranks do not go together: {objection}")
             now.since, now.items = SaveId(*since), [[FlatItem(*item) for item in items] for items in files]
@@ -220,24 +227,27 @@ class ShardPlans:
         if now.spans is None:
             now.spans = [shard.places for shard in shards]
             mailbox.put(f"{now.number}/spans/{place.rank}", [[tuple(span) for span in spans] for spans in now.spans])
+            mailbox.count(now.number, Stage.LAID_OUT, place.world_size)
         if place.rank == 0:
             self._describe(end)
         if place.local_rank == 0:
-            now.described = {METADATA: whole(self._wait("metadata", end))}
+            names = {METADATA: "metadata"}
             if place.group_world_size > 1:
-                index = self._wait(f"index/{place.group_rank}", end)
-                now.described[index_of(place.group_rank)] = whole(index)
+                names[index_of(place.group_rank)] = f"index/{place.group_rank}"
+            files = self._receive(Stage.DESCRIBED, [*names.values()], end)
+            now.described = {name: whole(file) for name, file in zip(names, files, strict=True)}
         now.complete = True
         return shards
 
-    def _wait(self, what: str, end: float) -> Any:
-        """A message of this plan; raises Overtaken if somebody whom it does not fit has called for another."""
-        return self._mailbox.get(f"{self._round.number}/{what}", end, self._unless)
+    def _receive(self, stage: Stage, what: Sequence[str], end: float) -> list[Any]:
+        """Messages of this plan; raises Overtaken if somebody whom it does not fit has called for another."""
+        return self._mailbox.receive(self._round.number, stage, what, end, self._unless)
 
     def _assign(self, end: float) -> None:
         """Send each rank the items that it writes, chosen by DCP's planner."""
         number, ranks = self._round.number, range(self._place.world_size)
-        saves, nodes, offers, sent = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
+        received = self._receive(Stage.OFFERED, [f"offer/{rank}" for rank in ranks], end)
+        saves, nodes, offers, sent = zip(*received, strict=True)
         objection = ""
         try:
             claims = [StageClaim(*each) for each in sent]
@@ -257,9 +267,10 @@ class ShardPlans:
             # The newest save of all offers: earlier saves of this
             # plan would lack the parts of ranks that offered later.
             self._mailbox.put(f"{number}/items/{rank}", (objection, max(saves), items))
+        self._mailbox.ring(number, Stage.ASSIGNED)
         # The store keeps all keys in memory for the whole job: what everybody has read is removed.
         self._clear(f"{number}/offer/{rank}" for rank in ranks)
-        self._clear(f"{number - 1}/{what}" for what in ("metadata", *(f"index/{node}" for node in {*nodes})))
+        self._mailbox.clear(number - 1, {*nodes})
 
     def _warn(self, names: list[str]) -> None:
         if names and not self._has_warned:
@@ -273,8 +284,8 @@ class ShardPlans:
         plan, number = self._assigned, self._assigned.number
         storage: dict[MetadataIndex, Any] = {}
         copied: dict[int, dict[MetadataIndex, Any]] = {node: {} for node in plan.nodes}
-        for rank, node in enumerate(plan.nodes):
-            spans, *more = self._wait(f"spans/{rank}", end)
+        spans_of = self._receive(Stage.LAID_OUT, [f"spans/{rank}" for rank in range(len(plan.nodes))], end)
+        for rank, (node, (spans, *more)) in enumerate(zip(plan.nodes, spans_of, strict=True)):
             storage |= _infos(shards_of(rank), plan.shards[rank], spans)
             copied[node] |= _infos(copies_of(rank), plan.copies[rank], *more or [[]])
         metadata = plan.metadata
@@ -283,6 +294,7 @@ class ShardPlans:
         if len(copied) > 1:
             for node, index in copied.items():
                 self._mailbox.put(f"{number}/index/{node}", pickle.dumps(index))
+        self._mailbox.ring(number, Stage.DESCRIBED)
         self._clear(f"{number}/{kind}/{rank}" for rank in range(len(plan.nodes)) for kind in ("items", "spans"))
 
     def _clear(self, keys: Iterable[str]) -> None:

@@ -1,19 +1,22 @@
 """The job's own keys in the store that formed the process group, without messages of an earlier round."""
 
+import itertools
 import logging
 import secrets
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from fastckpt._core.client.mailbox import StoreMailbox
 from fastckpt._core.config import RankInfo, copy_of_environment
 from fastckpt._core.torch_private.tensors import default_store, group_stores
 from fastckpt.errors import ConfigError
@@ -25,12 +28,8 @@ TIMEOUT = timedelta(hours=1)
 
 A rank that dies or gives up is not waited for so long: its launcher ends the others.
 """
-GLANCE = timedelta(seconds=2)
-"""The longest wait in the store, in which Python handles no signal."""
 PATIENCE = 60.0
 """Seconds until the log names missing ranks: perhaps they never construct a checkpointer."""
-LONGEST_PAUSE = 0.05
-"""Seconds, at most, between two checks of the first rank for others that have come."""
 
 MOST_NAMED = 8
 """Ranks that a message names."""
@@ -46,6 +45,9 @@ EXPLANATION = (
     "script with fastckpt-run."
 )
 
+_NAME, _LAST = "name", "last"
+"""Keys of the name that is announced, and of the last that was confirmed."""
+
 _sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _turn = threading.Lock()
 
@@ -55,27 +57,52 @@ def session() -> str:
 
     torchrun keeps its store while workers are restarted, and a process may form one group after another in the same
     store. Restart counts do not distinguish these, because agents of several nodes count independently; nor do keys of
-    an earlier first rank. So each rank asks with a random word, and the first rank, which has drawn the name, answers
-    under that word: the answer reaches only live ranks, because no other process waits for it.
+    an earlier first rank. So the first rank draws a name and announces it, each other rank comes to what is announced
+    with a random word, and the first rank confirms the name by the words of all that came. A name that was announced
+    by a dead rank is confirmed with the words of the dead, or of none, once the next first rank has come.
 
     Raises torch's DistStoreError if a rank does not come within `TIMEOUT`.
     """
     with _turn:  # checkpointers of several threads must not ask twice: the first rank answers each rank once
         group = dist.group.WORLD
         if group not in _sessions:
-            store = _part("meet")
-            _sessions[group] = _give(store, dist.get_world_size()) if dist.get_rank() == 0 else _ask(store)
+            mailbox, rank = StoreMailbox(_part("meet")), dist.get_rank()
+            _sessions[group] = _announce(mailbox, dist.get_world_size()) if rank == 0 else _come(mailbox, rank)
         return _sessions[group]
 
 
-def job_stores(*names: str) -> tuple[str, list["dist.distributed_c10d.PrefixStore"]]:
-    """The name of this process group, and the parts of its store of these names; all ranks call it, as `session`."""
-    met, store = session(), default_store()
-    return met, [dist.distributed_c10d.PrefixStore(f"fastckpt/{met}/{name}", store) for name in names]
+@dataclass(frozen=True)
+class JobRanks:
+    """The ranks of a process group, of which this is one, and the store in which they find each other's messages.
+
+    Attributes:
+        name: Of the process group, see `session`.
+        store: Where it was formed.
+        rank: This one.
+        world: How many there are.
+    """
+
+    name: str
+    store: "dist.distributed_c10d.Store"
+    rank: int
+    world: int
+
+    @classmethod
+    def met(cls) -> Self:
+        """Those of the default process group; all ranks call it, as `session`."""
+        return cls(session(), default_store(), dist.get_rank(), dist.get_world_size())
+
+    def part(self, name: str) -> StoreMailbox:
+        """The mailbox of these ranks that bears a name."""
+        return StoreMailbox(self.part_store(name))
+
+    def part_store(self, name: str) -> "dist.distributed_c10d.PrefixStore":
+        """The part of the store that bears a name."""
+        return dist.distributed_c10d.PrefixStore(f"fastckpt/{self.name}/{name}", self.store)
 
 
 def job_store_if_met(name: str) -> "dist.distributed_c10d.PrefixStore | None":
-    """The same, for a rank that others do not wait for; None before the ranks have met."""
+    """The part of the process group's store that bears a name; None before the ranks have met: this waits for none."""
     met = _sessions.get(dist.group.WORLD) if dist.is_initialized() else None
     return None if met is None else _part(f"{met}/{name}")
 
@@ -103,64 +130,73 @@ def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
     return dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", default_store())
 
 
-def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
-    """Answer all other ranks, also past ones that left a question when they died; returns the name."""
-    name, begin, pause, has_warned = secrets.token_hex(8), time.monotonic(), 0.001, False
-    asked = dict.fromkeys(range(1, world), "")
-    while True:
-        _answer(store, asked, name)
-        waited = time.monotonic() - begin
-        if not asked:
-            return name
-        if waited > TIMEOUT.total_seconds():
-            raise dist.DistStoreError(f"{_ranks(asked)} did not come in {TIMEOUT.total_seconds():g} s")
-        if waited > PATIENCE and not has_warned:
-            has_warned = True
-            logger.warning(
-                "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
-                "others construct",
-                _ranks(asked),
-                PATIENCE,
-                TIMEOUT.total_seconds(),
-            )
-        time.sleep(pause)
-        pause = min(1.2 * pause, LONGEST_PAUSE)
+def _announce(mailbox: StoreMailbox, world: int) -> str:
+    """Draw a name, and confirm it to all other ranks when they have come; returns it."""
+    name, last = secrets.token_hex(8), mailbox.word(_LAST)
+    unconfirmed = mailbox.read(_NAME).message if mailbox.has(_NAME) else None
+    mailbox.put(_NAME, name)
+    if unconfirmed:  # other ranks of this round may have come to it, and wait
+        mailbox.put(_confirmed(unconfirmed), [])
+    keys = {rank: f"{name}/{rank}" for rank in range(1, world)}
+    _wait_for(mailbox, keys)
+    words = mailbox.read_all([*keys.values()])
+    # Before it is confirmed: a rank that comes later is one of the next process group, and waits for another name.
+    mailbox.remove(_NAME, pieces=1)
+    mailbox.put(_confirmed(name), words)
+    mailbox.replace_word(_LAST, name)
+    # Nobody asks for these any more, because all have come here.
+    for each in filter(None, (unconfirmed, last)):
+        mailbox.remove(_confirmed(each))
+    for rank in keys if unconfirmed else ():
+        mailbox.remove(f"{unconfirmed}/{rank}", pieces=1)
+    return name
 
 
-def _answer(store: "dist.distributed_c10d.Store", asked: dict[int, str], name: str) -> None:
-    """Answer new words of ranks, and drop from ``asked`` the ranks that have taken their answers."""
-    for rank, word in list(asked.items()):
-        # The asking rank deletes its answer. One that nobody deletes was for a dead rank, whose successor asks with
-        # another word under the same key.
-        if word and not store.check([f"answer/{word}"]):
-            store.compare_set(f"ask/{rank}", word, "")
-            del asked[rank]
-        elif store.check([f"ask/{rank}"]) and (now := store.get(f"ask/{rank}").decode()) not in ("", word):
-            if word:
-                store.delete_key(f"answer/{word}")
-            store.set(f"answer/{now}", name)
-            asked[rank] = now
+def _wait_for(mailbox: StoreMailbox, keys: Mapping[int, str]) -> None:
+    """Return when all ranks have left a message; the log names those that are late."""
+    begin = time.monotonic()
+    try:
+        mailbox.wait([*keys.values()], begin + PATIENCE)
+    except TimeoutError:
+        logger.warning(
+            "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
+            "others construct",
+            _ranks(rank for rank, key in keys.items() if not mailbox.has(key)),
+            PATIENCE,
+            TIMEOUT.total_seconds(),
+        )
+        try:
+            mailbox.wait([*keys.values()], begin + TIMEOUT.total_seconds())
+        except TimeoutError as error:
+            late = _ranks(rank for rank, key in keys.items() if not mailbox.has(key))
+            raise dist.DistStoreError(f"{late} did not come in {TIMEOUT.total_seconds():g} s") from error
+
+
+def _come(mailbox: StoreMailbox, rank: int) -> str:
+    """Come to a name that is announced, until one is confirmed with this rank's word; returns it."""
+    word, end = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds()
+    try:
+        while True:
+            mailbox.wait([_NAME], end)
+            name: str = mailbox.read(_NAME).message  # stays until this rank has come, or is replaced
+            mailbox.put(f"{name}/{rank}", word)
+            mailbox.wait([_confirmed(name)], end)
+            words = mailbox.read(_confirmed(name)).message
+            mailbox.remove(f"{name}/{rank}", pieces=1)
+            if word in words:
+                return name
+    except TimeoutError as error:
+        raise dist.DistStoreError(f"rank 0 did not come in {TIMEOUT.total_seconds():g} s") from error
+
+
+def _confirmed(name: str) -> str:
+    return f"{name}/confirmed"
 
 
 def _ranks(numbers: Iterable[int]) -> str:
-    first = [*numbers][: MOST_NAMED + 1]
+    first = [*itertools.islice(numbers, MOST_NAMED + 1)]
     more = ", ..." if len(first) > MOST_NAMED else ""
     return f"rank{'s' * (len(first) > 1)} {', '.join(map(str, first[:MOST_NAMED]))}{more}"
-
-
-def _ask(store: "dist.distributed_c10d.Store") -> str:
-    word, end = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds()
-    store.set(f"ask/{dist.get_rank()}", word)
-    while True:
-        try:
-            store.wait([f"answer/{word}"], GLANCE)
-            break
-        except RuntimeError as error:  # each kind of store has its own for this
-            if "timeout" not in str(error).lower() or time.monotonic() > end:
-                raise
-    name: str = store.get(f"answer/{word}").decode()
-    store.delete_key(f"answer/{word}")
-    return name
 
 
 def explain_stale_addresses() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fastckpt._core import metrics
-from fastckpt._core.client.collective import Departures
 from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.save_results import TO_MEMORY, SaveRequest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from fastckpt._core.client.collective import PIECE
+from fastckpt._core.client.mailbox import PIECE
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt.dcp import shard_plans
-from fastckpt.dcp.plan_messages import PlanMailbox
+from fastckpt.dcp.plan_messages import PlanMailbox, Stage
 from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 from fastckpt.errors import ConfigError
 
@@ -238,11 +238,13 @@ def test_states_that_cannot_form_one_checkpoint_are_refused(tmp_path: Path) -> N
 def test_a_plan_larger_than_a_store_value_is_sent_in_parts() -> None:
     board = PlanMailbox(dist.HashStore())
     message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
-    board.put("key", message)
-    assert board.get("key", time.monotonic()) == message
+    pieces = board.put("key", message)
+    assert board.read("key") == (message, pieces) and pieces > 1
     board.remove("key")
     with pytest.raises(TimeoutError):
-        board.get("key", time.monotonic())
+        board.wait(["key"], time.monotonic())
+    with pytest.raises(KeyError):
+        board.read("key")
 
 
 @pytest.mark.parametrize("code", [exec, torch.nn.Linear, torch.load])
@@ -250,7 +252,7 @@ def test_a_plan_with_code_in_its_pickle_is_refused(code: object) -> None:
     board = PlanMailbox(dist.HashStore())
     board.put("key", [1, code])
     with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
-        board.get("key", time.monotonic())
+        board.read("key")
 
 
 class Counting:
@@ -272,7 +274,7 @@ def test_a_save_with_a_known_plan_asks_the_store_once() -> None:
     store.asked.clear()
     for step in range(1, 6):
         mine.files(SaveId(1, step), state(step, 4, 9 + step))
-    assert store.asked == ["check"] * 5
+    assert store.asked == ["compare_set"] * 5
 
 
 class Between(dist.HashStore):
@@ -297,5 +299,7 @@ def test_a_plan_sent_before_a_rank_closed_is_received() -> None:
         here.put("1/items/1", "the states of the ranks do not go together")
         here.put_word("2", "closed after 0 0")
 
+    here.overtake(1)
     store.then = refuse_and_close
-    assert here.get("1/items/1", time.monotonic() + 60, unless="2") == "the states of the ranks do not go together"
+    received = here.receive(1, Stage.ASSIGNED, ["items/1"], time.monotonic() + 60, unless="2")
+    assert received == ["the states of the ranks do not go together"]

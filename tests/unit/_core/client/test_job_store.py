@@ -86,9 +86,11 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds, late: int) ->
 
     def alone(rank: int) -> None:
         store = dist.distributed_c10d._get_default_store()
-        if rank == 0:  # the others have asked by then, and nobody has answered
-            store.wait(["fastckpt/meet/ask/1", "fastckpt/meet/ask/2"], timedelta(seconds=60))
-            for each in reversed(psutil.Process(os.getppid()).children()):  # itself last
+        if rank == 2:  # the first two have come by then, and nobody has confirmed the name
+            store.wait(["fastckpt/meet/name"], timedelta(seconds=60))
+            name = store.get("fastckpt/meet/name").decode().split('"')[1]
+            store.wait([f"fastckpt/meet/{name}/1"], timedelta(seconds=60))
+            for each in psutil.Process(os.getppid()).children():  # itself last
                 each.kill()
         Agreement("resume")
 

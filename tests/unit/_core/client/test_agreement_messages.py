@@ -1,0 +1,250 @@
+"""Messages, errors and departures of agreements, whose ranks are threads with a client each of a real store."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from fastckpt._core.client import collective, mailbox
+from fastckpt._core.client.collective import Agreement, PeerDeparted, SingleRank
+from fastckpt._core.client.job_store import JobRanks
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NoRankState
+from tests.counting_store import CountingStore
+
+DEADLINE = 120
+Job = Callable[[Agreement], Any]
+
+
+class Ranks:
+    """Ranks of one job; each is a thread with its own client of the store."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._kind, self._folder, self._hash = kind, folder, dist.HashStore()
+        self._stores: list[CountingStore] = []
+
+    def _store(self, world: int) -> dist.Store:
+        if self._kind == "tcp":
+            return dist.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=DEADLINE))
+        return self._hash if self._kind == "hash" else dist.FileStore(str(self._folder / "store"), world)
+
+    def start(self, world: int, job: Job) -> list[Any]:
+        """What the job returns or raises in each rank."""
+        self._stores = [CountingStore(self._store(world)) for _ in range(world)]
+        results: list[Any] = [None] * world
+
+        def run(rank: int) -> None:
+            try:
+                results[rank] = job(Agreement("resume", ranks=JobRanks("", self._stores[rank], rank, world)))
+            except Exception as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(DEADLINE)
+            assert not each.is_alive(), "a rank hangs"
+        return results
+
+    def close(self) -> None:
+        """Close the server's sockets and all clients'."""
+        self._stores.clear()
+        del self._server
+        gc.collect()
+
+    def keys(self) -> int:
+        return int(self._server.num_keys())
+
+    @property
+    def messages(self) -> int:
+        return sum(each.requests.total() for each in self._stores)
+
+    def forget_messages(self) -> None:
+        for each in self._stores:
+            each.requests.clear()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    monkeypatch.setattr(collective.Agreement, "_all_rounds", type(Agreement._all_rounds)(collective._Rounds))
+    made = Ranks(getattr(request, "param", "tcp"), tmp_path)
+    yield made
+    made.close()
+
+
+def rank_of(agreement: Agreement) -> int:
+    return agreement._ranks.rank
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("way", ["gathered", "decided", "sent early"])
+def test_an_agreement_costs_at_most_four_messages_for_each_rank(ranks: Ranks, world: int, way: str) -> None:
+    """The second: the first has nothing of an earlier one to remove."""
+    together = threading.Barrier(world)
+
+    def job(agreement: Agreement) -> list[Any]:
+        heard = []
+        for number in range(2):
+            together.wait(DEADLINE)
+            if rank_of(agreement) == 0:
+                ranks.forget_messages()
+            together.wait(DEADLINE)
+            value = [number, rank_of(agreement)]
+            if way == "sent early":
+                answers = agreement.send(value)
+                together.wait(DEADLINE)
+                heard.append(answers())
+            else:
+                heard.append(agreement.gather(value) if way == "gathered" else agreement.decide(value, max))
+            together.wait(DEADLINE)
+        return heard
+
+    values = [[[number, rank] for rank in range(world)] for number in range(2)]
+    expected = [each[-1] for each in values] if way == "decided" else values
+    assert ranks.start(world, job) == [expected] * world
+    assert ranks.messages == (3 * world + 3 if way == "sent early" else 4 * world)
+
+
+@pytest.mark.parametrize("ranks", ["tcp", "hash", "file"], indirect=True)
+def test_values_larger_than_a_store_value_are_received_whole(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "PIECE", 1000)
+    monkeypatch.setattr(mailbox, "MOST_READ", 2)
+
+    def job(agreement: Agreement) -> list[Any]:
+        rank, heard = rank_of(agreement), []
+        for length in (5000, 1, 2500):
+            heard.append(agreement.gather([rank, "x" * length * rank]))
+            heard.append(agreement.send([rank, "y" * length * rank])())
+        return heard
+
+    expected = [[[rank, of * length * rank] for rank in range(3)] for length in (5000, 1, 2500) for of in "xy"]
+    assert ranks.start(3, job) == [expected] * 3
+
+
+def test_agreements_leave_only_what_the_next_one_removes(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "PIECE", 10)
+    together, counts = threading.Barrier(2), []
+
+    def job(agreement: Agreement) -> None:
+        for _ in range(6):
+            agreement.gather("x" * 100)
+            agreement.send("y" * 100)()
+            together.wait(DEADLINE)
+            if rank_of(agreement) == 0:
+                counts.append(ranks.keys())
+            together.wait(DEADLINE)
+
+    assert ranks.start(2, job) == [None, None]
+    assert len(set(counts[1:])) == 1
+
+
+def test_no_rank_waits_for_the_first_one_to_read_what_was_sent(ranks: Ranks) -> None:
+    """The first rank sends, and asks for the answers only when all others have theirs."""
+    others = threading.Barrier(3)
+
+    def job(agreement: Agreement) -> Any:
+        answers = agreement.send(rank_of(agreement))
+        if rank_of(agreement) == 0:
+            others.wait(DEADLINE)
+            return answers()
+        heard = answers()
+        others.wait(DEADLINE)
+        return heard
+
+    assert ranks.start(3, job) == [[0, 1, 2]] * 3
+
+
+class Refused(FastckptError):
+    """An error of this test."""
+
+
+@pytest.mark.parametrize("error", [ConfigError, BadCheckpoint, NoRankState, Refused])
+def test_an_error_of_the_deciding_rank_is_raised_by_all(ranks: Ranks, error: type[FastckptError]) -> None:
+    def decide(values: list[Any]) -> Any:
+        raise error("no, for 'this'")
+
+    def job(agreement: Agreement) -> list[Any]:
+        found: list[Any] = []
+        for each in (decide, lambda values: values):
+            try:
+                found.append(agreement.decide(rank_of(agreement), each))
+            except FastckptError as raised:
+                found.append((type(raised), str(raised)))
+        return found
+
+    assert ranks.start(3, job) == [[(error, "no, for 'this'"), [0, 1, 2]]] * 3
+
+
+@pytest.mark.parametrize("decide", [lambda values: values[7], lambda values: object(), lambda values: {}[0]])
+def test_a_defect_of_the_deciding_rank_ends_the_wait_of_the_others(ranks: Ranks, decide: Callable[..., Any]) -> None:
+    first, *others = ranks.start(3, lambda agreement: agreement.decide(0, decide))
+    assert isinstance(first, (LookupError, TypeError)) and not isinstance(first, FastckptError)
+    assert [(type(each), "rank 0 has failed to decide" in str(each)) for each in others] == [(FastckptError, True)] * 2
+
+
+@pytest.mark.parametrize("ranks", ["tcp", "file"], indirect=True)
+@pytest.mark.parametrize("way", ["gather", "send"])
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_all_waiting_ranks_learn_of_a_rank_that_left(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, leaver: int, way: str
+) -> None:
+    """Also those that come when it has long left; what it sent before is received."""
+    monkeypatch.setattr(mailbox, "GLANCE", timedelta(seconds=0.1))
+    has_left = threading.Event()
+
+    def job(agreement: Agreement) -> list[Any]:
+        rank = rank_of(agreement)
+        heard: list[Any] = [agreement.send(rank)(), agreement.gather(rank)]
+        answers = agreement.send(rank)
+        if rank == leaver:
+            agreement.leave()
+            has_left.set()
+            return [*heard, answers()]
+        if rank == 1:
+            has_left.wait(DEADLINE)
+        heard.append(answers())
+        for each in (agreement, agreement.sibling("persists")):
+            with pytest.raises(PeerDeparted, match=f"rank {leaver} has closed"):
+                each.gather(rank) if way == "gather" else each.send(rank)()
+        return heard
+
+    assert ranks.start(4, job) == [[[0, 1, 2, 3]] * 3] * 4
+
+
+def test_the_list_of_a_rank_that_left_while_it_made_it_is_made_by_another(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "GLANCE", timedelta(seconds=0.1))
+    others = threading.Barrier(3)
+
+    def job(agreement: Agreement) -> Any:
+        rank = rank_of(agreement)
+        if rank < 2:
+            answers = agreement.send(rank)
+            others.wait(DEADLINE)
+            return answers()
+        others.wait(DEADLINE)
+        agreement._mailbox.put("sent/2", [0, rank])  # as `send` does, and is interrupted then
+        agreement._mailbox.add("sent")
+        agreement.leave()
+        return None
+
+    assert ranks.start(3, job) == [[0, 1, 2], [0, 1, 2], None]
+
+
+def test_a_single_rank_decides_as_if_its_value_was_sent() -> None:
+    ranks = SingleRank()
+    assert ranks.decide((1, {2: 3}), lambda values: (values, 4)) == [[[1, {"2": 3}]], 4]
+    assert ranks.gather((1,)) == [[1]]
+    with pytest.raises(ConfigError, match="no"):
+        ranks.decide(1, _refuse)
+
+
+def _refuse(values: list[Any]) -> Any:
+    raise ConfigError("no")
