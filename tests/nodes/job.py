@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TypeVar
 
 from tests.nodes.hosts import HOSTS, Cluster, name_of
@@ -93,6 +94,19 @@ class NodesJob:
         self.cluster.lose(number)
         self.agents.pop(number).wait(DEADLINE)
         return lost
+
+    def freeze(self, number: int) -> float:
+        """SIGSTOP of a host's agent: not of its workers."""
+        entered = self.agents[number].pid  # of the process that entered the host; the agent is its only child
+        stopped = time.monotonic()
+        os.kill(int(Path(f"/proc/{entered}/task/{entered}/children").read_text()), signal.SIGSTOP)
+        return stopped
+
+    def thaw(self, number: int) -> float:
+        """Continue an agent that was stopped."""
+        continued = time.monotonic()
+        self.agents[number].send_signal(signal.SIGCONT)  # nsenter stopped with it, and continues it
+        return continued
 
     def isolate(self, number: int, *, has_carrier: bool) -> float:
         """Cut a host off for good: what becomes of its agent is no longer looked at."""

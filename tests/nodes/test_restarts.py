@@ -78,8 +78,7 @@ def test_fsdp_on_two_hosts_resumes_from_memory_and_a_link_down_for_a_second_cost
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("way", "count"), [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4), ("hsdp", 4)])
 def test_hosts_resume_from_memory_after_each_of_many_faults(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, way: str, count: int
 ) -> None:
