@@ -53,15 +53,17 @@ def _held(*command: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, start_new_session=True, **pipes)
     assert process.stdout is not None and process.stderr is not None
     if process.stdout.readline() != b"ready\n":
+        why = process.stderr.read().decode().strip()
         _release(process)
-        raise HostError(f"{command[0]}: {process.stderr.read().decode().strip()}")
+        raise HostError(f"{command[0]}: {why}")
     return process
 
 
 def _release(process: subprocess.Popen[bytes]) -> None:
     """End what is held, and wait until nothing of it is left."""
-    assert process.stdin is not None
-    process.stdin.close()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        assert pipe is not None
+        pipe.close()
     process.wait(60)
 
 
@@ -108,6 +110,7 @@ class Host:
     def __init__(self, number: int, folder: Path, switch: Switch, own_storage: Path | None) -> None:
         """Boot it. ``own_storage`` is a directory that is on a disk of this host's own, which outlives it."""
         self.number, self._folder, self._switch = number, folder, switch
+        self._started: list[subprocess.Popen[bytes]] = []
         for path in (folder / "disk", folder / "tmp"):
             path.mkdir(parents=True, exist_ok=True)
         known = "".join(f"{address_of(each)} {name_of(each)}\n" for each in range(HOSTS))
@@ -142,11 +145,13 @@ class Host:
         own = {"TMPDIR": str(self._folder / "tmp"), "FASTCKPT_SHM_DIR": "/dev/shm", "PYTHONPATH": path}
         own |= {"OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "auto"}
         with output.open("ab") as file:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command(sys.executable, *command),
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
                 env=os.environ | own | environment,
             )  # fmt: skip
+        self._started.append(process)
+        return process
 
     def pid_outside(self, pid: int) -> int:
         """The number, as seen from outside, of a process of this host; raises ProcessLookupError if there is none."""
@@ -189,6 +194,9 @@ class Host:
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # the kernel kills all others of its namespace
+        for process in self._started:
+            # nsenter stops with what it has started, and reaps nothing then: the namespace would wait for it.
+            process.send_signal(signal.SIGCONT)
         _release(self._process)
 
 

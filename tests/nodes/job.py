@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.nodes.hosts import HOSTS, Cluster, name_of
-from tests.nodes.recovery import Line, Losses, Recovery, losses_of, read_log, recovery
+from tests.nodes.recovery import Line, Losses, Recovery, read_log, recovery
+from tests.nodes.reference import PROGRAM, losses_in
 
-PROGRAM = Path(__file__).with_name("train.py")
-DEADLINE = 90.0
+DEADLINE = 150.0
 """Seconds that are waited for what takes a few."""
 LAUNCHERS = {"fastckpt": "fastckpt_run", "torchrun": "torch.distributed.run"}
 PORT = 29400
 Found = TypeVar("Found")
+
+
+class JobEndedError(AssertionError):
+    """The agent of a host has ended while more was expected of the job."""
+
+
+class TooLateError(AssertionError):
+    """What was expected of a job has not come true in time."""
 
 
 def endpoint(*numbers: int) -> str:
@@ -87,6 +95,19 @@ class NodesJob:
         self.agents.pop(number).wait(DEADLINE)
         return lost
 
+    def freeze(self, number: int) -> float:
+        """SIGSTOP of a host's agent: not of its workers."""
+        entered = self.agents[number].pid  # of the process that entered the host; the agent is its only child
+        stopped = time.monotonic()
+        os.kill(int(Path(f"/proc/{entered}/task/{entered}/children").read_text()), signal.SIGSTOP)
+        return stopped
+
+    def thaw(self, number: int) -> float:
+        """Continue an agent that was stopped."""
+        continued = time.monotonic()
+        self.agents[number].send_signal(signal.SIGCONT)  # nsenter stopped with it, and continues it
+        return continued
+
     def isolate(self, number: int, *, has_carrier: bool) -> float:
         """Cut a host off for good: what becomes of its agent is no longer looked at."""
         cut = time.monotonic()
@@ -112,7 +133,7 @@ class NodesJob:
         return max(map(self._newest_step, range(HOSTS)))
 
     def losses(self) -> Losses:
-        return losses_of([line for lines in self._logs().values() for line in lines])
+        return losses_in(self.out)
 
     def text(self, size: int = 3000) -> str:
         """The end of what each agent and its workers have printed."""
@@ -124,8 +145,10 @@ class NodesJob:
         end = time.monotonic() + seconds
         while not (found := condition()):
             codes = {number: agent.poll() for number, agent in self.agents.items()}
-            assert set(codes.values()) == {None}, f"{what} did not come true: agents ended {codes}\n{self.text()}"
-            assert time.monotonic() < end, f"{what} did not come true in {seconds} s\n{self.text()}"
+            if set(codes.values()) != {None}:
+                raise JobEndedError(f"{what} did not come true: agents ended {codes}\n{self.text()}")
+            if time.monotonic() > end:
+                raise TooLateError(f"{what} did not come true in {seconds} s\n{self.text()}")
             time.sleep(0.05)
         return found
 

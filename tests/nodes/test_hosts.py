@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,9 @@ NewCluster = Callable[..., Cluster]
 
 
 def test_a_host_has_its_own_name_memory_processes_and_boot(new_cluster: NewCluster) -> None:
+    interfaces = os.listdir("/sys/class/net")
     cluster = new_cluster(0, 1)
+    assert os.listdir("/sys/class/net") == interfaces
     for number, host in cluster.hosts.items():
         assert host.run("hostname").strip() == f"node{number}" != socket.gethostname()
         host.run("touch", f"/dev/shm/of-{number}")
@@ -68,6 +71,15 @@ def test_all_processes_of_a_host_are_killed_and_its_memory_stays(new_cluster: Ne
     host.kill_all()
     assert [process.wait(10) for process in running] == [-9, -9]
     assert host.run("ls", "/dev/shm").split() == ["kept"]
+
+
+def test_a_host_with_a_stopped_process_ends(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(0)
+    program = "import os, signal; print(1, flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    running = cluster.hosts[0].start("-c", program, output=cluster.folder / "output")
+    os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WNOWAIT)
+    cluster.lose(0)
+    assert running.wait(10) == -signal.SIGKILL
 
 
 def test_hosts_end_with_the_process_that_made_them(new_cluster: NewCluster, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Jobs that lose a host, its memory or its link, and what each loss may cost."""
 
+import os
 import time
 
 import pytest
@@ -8,7 +9,7 @@ from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import Cluster
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Recovery
-from tests.nodes.test_restarts import MEMORY, assert_bitwise
+from tests.nodes.test_restarts import MEMORY, assert_bitwise, starts
 
 NEVER = "100000"
 """An interval of saves to storage that no run is long enough for."""
@@ -59,7 +60,8 @@ def test_ddp_loses_only_steps_since_the_last_save_in_memory_with_a_host(
     assert_bitwise(job, uninterrupted(ranks=2))
 
 
-@pytest.mark.parametrize("fresh", [0, *(pytest.param(number, marks=campaign) for number in (2, 3, 4, 6))])
+@campaign
+@pytest.mark.parametrize("fresh", [0, 2, 3, 4, 6])
 @lacks("memory is keyed by the order of the hosts' names")
 def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_one_sorts(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, fresh: int
@@ -84,6 +86,18 @@ def test_fsdp_goes_back_to_the_last_durable_save_when_a_host_is_lost(
     assert recovery.step >= every and recovery.step % every == 0
     end(job)
     assert_bitwise(job, uninterrupted("--way", "fsdp2", ranks=2))
+
+
+@campaign
+@lacks("a fresh host takes nothing from the memory of others")
+def test_hsdp_takes_the_shards_of_a_lost_host_from_the_one_with_their_copies(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job = started(new_cluster(0, 1, 2, 3), "--way", "hsdp", "--disk", NEVER)
+    recovery = replace(job, 2, 2)
+    assert {recovery.tiers[number] for number in (0, 1, 3)} == {"memory"} and recovery.lost <= MEMORY
+    end(job)
+    assert_bitwise(job, uninterrupted("--way", "hsdp", ranks=4))
 
 
 # --- fewer hosts, and more
@@ -162,3 +176,41 @@ def test_a_link_down_for_five_seconds_counts_no_restart(
     assert {line["restarts"] for number in (0, 1) for line in job.lines(number) if line["what"] == "started"} == {0}
     end(job)
     assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+# --- a host that is slow, or stands still
+
+
+@campaign
+@lacks("a host that sends nothing is not noticed before the collective's timeout")
+def test_a_host_whose_agent_is_stopped_is_left_behind_and_joins_when_it_is_continued(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    """Its workers train on as long as the others let them."""
+    job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2")
+    at = job.freeze(1)
+    stopped = job.agents.pop(1)
+    assert job.recovered(at, SOON).lost <= MEMORY
+    job.do_steps(5)
+    job.agents[1] = stopped
+    recovery = job.recovered(job.thaw(1), SOON)
+    assert recovery.tiers[0] == "memory" and recovery.lost <= MEMORY
+    end(job)
+    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+@campaign
+def test_busy_hosts_are_not_taken_for_lost_ones(new_cluster: NewCluster) -> None:
+    """For ten minutes processes of each host want more cores than there are."""
+    cluster = new_cluster(0, 1, 2)
+    job = NodesJob(cluster, "--steps", "1000000", "--pace", "0.2", nodes="2:3")
+    job.launch(*cluster.hosts)
+    job.do_steps(10)
+    for host in cluster.hosts.values():
+        for _ in range(os.cpu_count() or 1):
+            host.start("-c", "while True: pass", output=cluster.folder / "busy")
+    end_of_test = time.monotonic() + 600
+    while time.monotonic() < end_of_test:
+        job.do_steps(10, 120)
+    job.end()
+    assert [starts(job, number) for number in cluster.hosts] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""A small training job for several hosts: DDP or FSDP2, at a pace that leaves time for faults.
+"""A small training job for several hosts: DDP, FSDP2 or HSDP, at a pace that leaves time for faults.
 
 Each host appends a line of JSON for all that its workers do to ``<out>/log.<host>``. With ``--batches N`` each step
 takes N batches whatever the number of ranks, and does with them bit for bit the same (2 batches on 1 or 2 ranks).
@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
-    parser.add_argument("--way", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--way", choices=("ddp", "fsdp2", "hsdp"), default="ddp")
     parser.add_argument("--saver", choices=("fastckpt", "torch", "none"), default="fastckpt")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--memory", type=int, default=2, help="save to memory every so many steps")
@@ -70,6 +70,9 @@ class Training:
         self._wrapped: nn.Module = self.model
         if way == "fsdp2":
             fully_shard(self.model, mesh=init_device_mesh("cpu", (world,)))
+        elif way == "hsdp":
+            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("copies", "shards"))
+            fully_shard(self.model, mesh=mesh)
         else:
             self._wrapped = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
@@ -182,7 +185,7 @@ class FsdpSaver(NoSaver):
 def saver_of(args: argparse.Namespace, training: Training) -> NoSaver:
     if args.saver == "none":
         return NoSaver()
-    kinds = {"ddp": DdpSaver, "fsdp2": FsdpSaver}
+    kinds = {"ddp": DdpSaver, "fsdp2": FsdpSaver, "hsdp": FsdpSaver}
     kind = TorchSaver if args.saver == "torch" else kinds[args.way]
     return kind(args.checkpoint_dir, training)
 
