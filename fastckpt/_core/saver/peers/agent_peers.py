@@ -8,11 +8,11 @@ from typing import Any
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
 from fastckpt._core.saver.peers import file_transfer
-from fastckpt._core.saver.peers.common_saves import CommonSaves, HeldReport
+from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
 from fastckpt._core.saver.peers.memory_peers import keep_few
 from fastckpt._core.saver.peers.peer_server import PeerServer
-from fastckpt._core.saver.peers.replication import HELD, Round
+from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT, Round
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
 
@@ -87,4 +87,5 @@ class AgentPeers:
         directory = request.get("directory")
         if not isinstance(directory, str):
             raise FastckptError("the report names no directory")
-        return self.common_saves(directory).report(HeldReport.from_json(request)).to_json()
+        known = CommonSave.from_json(request["known"]) if request.get("known") else None
+        return self.common_saves(directory).report(HeldReport.from_json(request), known, LONGEST_WAIT).to_json()

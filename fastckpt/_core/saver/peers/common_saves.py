@@ -7,7 +7,7 @@ before, too. With one step, a node could overwrite a save that another has just 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition
 from typing import Any
 
 from fastckpt._core.format.ids import SaveId
@@ -108,20 +108,34 @@ class CommonSaves:
         self._compare: SaveId | None = None
         self._since_compared = 0
         self._alike: bool | None = None
-        self._lock = Lock()
+        self._changed = Condition()
 
-    def report(self, report: HeldReport) -> CommonSave:
-        """Take note of what an agent holds; raises ProtocolError if it is none of this round."""
+    def report(self, report: HeldReport, known: CommonSave | None = None, wait: float = 0.0) -> CommonSave:
+        """Take note of what an agent holds; raises ProtocolError if it is none of this round.
+
+        Args:
+            report: What it holds.
+            known: The answer that it has.
+            wait: How many seconds to wait for another one, at most.
+        """
         if report.member not in self._members:
             raise ProtocolError("the agent is not in this round, or not yet")
-        with self._lock:
+        with self._changed:
             self._held[report.member], self._keeping[report.member] = report.saves, report.keeping
             if self._compare is not None and report.compared == self._compare:
                 self._digests[report.member] = report.digests
             # A comparison first: the save that is compared stays the common one until all have digested it.
+            before = self._answer
             self._judge()
             self._advance()
-            return CommonSave(self._id, self._next, self._compare, self._alike)
+            if self._answer != before:
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._answer != known, wait)
+            return self._answer
+
+    @property
+    def _answer(self) -> CommonSave:
+        return CommonSave(self._id, self._next, self._compare, self._alike)
 
     def _judge(self) -> None:
         if self._compare is None:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastckpt._core import metrics
@@ -13,8 +13,8 @@ from fastckpt.errors import FastckptError, ProtocolError
 
 logger = logging.getLogger("fastckpt")
 
-MOST = 64
-"""Connections that are served at once; further ones wait until one ends."""
+STRANGERS = 64
+"""Connections at once of processes that have yet to prove that they know the secret; further ones wait."""
 LAST = 5.0
 """Seconds that the end of the agent waits for a thread that serves another."""
 TIMEOUT = 120.0
@@ -37,9 +37,9 @@ class PeerServer:
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers
         self._secret = b""
-        self._listener = socket.create_server(("", 0), backlog=MOST)
+        self._listener = socket.create_server(("", 0), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
-        self._turns = threading.BoundedSemaphore(MOST)
+        self._turns = threading.BoundedSemaphore(STRANGERS)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._refused: set[str] = set()
@@ -87,9 +87,8 @@ class PeerServer:
         with self._lock:
             self._open.add(connected)
         try:
-            if not self._secret:
-                raise ProtocolError("this agent is in no round yet")
-            connection = SealedConnection.accept(connected, self._secret, TIMEOUT)
+            with self._greeting():
+                connection = SealedConnection.accept(connected, self._secret, TIMEOUT)
             while (request := connection.receive()) is not None:
                 connection.send(self._answer(connection, request))
         except (FastckptError, ValueError) as error:
@@ -105,6 +104,14 @@ class PeerServer:
             with self._lock:
                 self._open.discard(connected)
             connected.close()
+
+    @contextlib.contextmanager
+    def _greeting(self) -> Iterator[None]:
+        try:
+            if not self._secret:
+                raise ProtocolError("this agent is in no round yet")
+            yield
+        finally:
             self._turns.release()
 
     def _answer(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:

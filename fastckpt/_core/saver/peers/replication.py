@@ -25,8 +25,10 @@ logger = logging.getLogger("fastckpt")
 
 COPIES = 2
 """Other hosts that keep a node's small files."""
-INTERVAL = 0.1
-"""Seconds from one report to the next, at least."""
+INTERVAL = 0.2
+"""Seconds from the report of one save to that of the next, at least; what follows from it is not delayed."""
+LONGEST_WAIT = 0.2
+"""Seconds that a report waits for another answer than the one that its agent knows."""
 LAST = 1.0
 """Seconds that the end of the agent waits for the thread."""
 RETRY = 1.0
@@ -101,6 +103,8 @@ class Replication:
         self._links: dict[str, SealedConnection] = {}
         self._linked: Round | None = None
         self._next: SaveId | None = None
+        self._known: CommonSave | None = None
+        self._aim: SaveId | None = None
         self._news, self._closed = threading.Event(), False
         self._thread: threading.Thread | None = None
 
@@ -130,20 +134,20 @@ class Replication:
             if self._closed:
                 break
             self._news.clear()
-            pause = INTERVAL
+            begun, self._aim = time.monotonic(), None
             try:
-                again = self._report()
+                while self._report() and not self._closed:
+                    answered = time.monotonic()
                 answered, trouble = time.monotonic(), ""
+                time.sleep(max(0.0, begun + INTERVAL - answered))
             except (FastckptError, OSError) as error:
-                again, pause = True, RETRY
                 self._hang_up()
+                self._news.set()
                 if time.monotonic() - answered > GIVE_UP and not trouble:
                     trouble = str(error)
                     self._answered(None)
                     logger.warning("the other nodes do not learn what this one holds in memory: %s", trouble)
-            time.sleep(pause)
-            if again:
-                self._news.set()
+                time.sleep(RETRY)
         self._hang_up()
 
     def _report(self) -> bool:
@@ -152,7 +156,7 @@ class Replication:
             return False
         if round is not self._linked:  # the peers of the last round may be gone
             self._hang_up()
-            self._linked, self._given, self._next = round, set(), None
+            self._linked, self._given, self._next, self._known = round, set(), None, None
         saves = [held for held in held_saves(self._arena, self._slots()) if held.slot is not None and held.attempt]
         for held in sorted(saves, key=lambda held: held.id, reverse=True):
             if (held.id, held.attempt) not in self._given:
@@ -162,14 +166,16 @@ class Replication:
         # What is kept was read after the last answer had been taken note of: it was not overwritten meanwhile.
         keeping = self._next if self._next in ids else None
         report = HeldReport(round.peers[round.own].id, ids, keeping)
+        known = self._known
         if self._digests is not None:
             report = replace(report, compared=self._digests[0], digests=self._digests[1])
-        answer = self._ask(report, round)
+        answer = self._ask(report, known, round)
         self._answered(answer)
-        self._next = answer.next
-        # Others may report the newest after this one: ask again until it is known to all.
-        is_behind = max(report.saves, default=None) != answer.id
-        return self._compare(answer, saves) or is_behind or answer.next is not None
+        self._known, self._next = answer, answer.next
+        # Others may report what was the newest after this one: ask again until all hold it. Newer ones wait their turn.
+        self._aim = self._aim or max(ids, default=None)
+        is_behind = self._aim is not None and (answer.id is None or answer.id < self._aim)
+        return self._compare(answer, saves) or is_behind
 
     def _copy(self, held: HeldSave, round: Round) -> None:
         small = [name for name, size in held.own_files.items() if size <= SMALL]
@@ -184,12 +190,13 @@ class Replication:
             metrics.counts["peers.copies"] += 1
         self._given.add((held.id, held.attempt))
 
-    def _ask(self, report: HeldReport, round: Round) -> CommonSave:
+    def _ask(self, report: HeldReport, known: CommonSave | None, round: Round) -> CommonSave:
         first = round.peers[0]
         if round.own == 0:
-            return self._common_saves(self._directory).report(report)
+            return self._common_saves(self._directory).report(report, known, LONGEST_WAIT)
         metrics.counts["peers.reports"] += 1
-        request = {"ask": HELD, "directory": self._directory, **report.to_json()}
+        has = known.to_json() if known else None
+        request = {"ask": HELD, "directory": self._directory, "known": has, **report.to_json()}
         return CommonSave.from_json(self._link(first, round).ask(request))
 
     def _compare(self, answer: CommonSave, saves: Sequence[HeldSave]) -> bool:
