@@ -89,8 +89,8 @@ class DdpCheckpointer(BaseCheckpointer):
     Attributes:
         rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.
         loaded_step: The step that was loaded; -1 before that, or if there was none.
-        loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory had some of its files;
-            "" if nothing was loaded.
+        loaded_from: Where this rank found it: "memory", "peer" (the memory of another node), "storage", "remote";
+            "mixed" if memory had some of its files; "" if nothing was loaded.
     """
 
     @public
@@ -220,7 +220,7 @@ class DdpCheckpointer(BaseCheckpointer):
         session, asked = self._writer, arguments.path("resume_path", resume_path)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
         ranks, finder, resume, since = session.open_resume(
-            RequiredFiles(MODEL, self._own), lambda files, *_: [*(ours & files.keys())], asked
+            RequiredFiles(MODEL, self._own, from_peers=True), lambda files, *_: [*(ours & files.keys())], asked
         )
         with session.work("resume"), closing(finder):
             resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)

@@ -1,4 +1,4 @@
-"""Which ranks could load a save from the memory of other nodes, and which of these has each file."""
+"""Ranks that could load a save from the memory of other nodes, and the nodes that have each file."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple

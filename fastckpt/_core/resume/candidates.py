@@ -39,11 +39,14 @@ class RequiredFiles:
         own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
         shards: Names of the files without which the memory of one of several nodes is not enough for this rank; empty
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
+        from_peers: Whether the files that all nodes have alike and those that a rank has written are all that it needs:
+            these can come from other nodes' memory.
     """
 
     main: str
     own: str
     shards: tuple[str, ...] = ()
+    from_peers: bool = False
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
         """Return whether this rank finds all that it can expect of a checkpoint of that many ranks."""
@@ -119,10 +122,10 @@ class CandidateFinder:
     def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
         """What this node holds in memory of saves of several nodes, for the sake of others; the first rank reports it.
 
-        Of files that are divided among nodes none holds another's; these come from storage.
+        What is divided among nodes comes from storage.
         """
         place = self._client.place
-        if place.local_rank or place.group_world_size == 1 or self._needs.shards:
+        if place.local_rank or place.group_world_size == 1 or not self._needs.from_peers:
             return []
         known = {
             at: Candidate(self._memory, each.files, each.details, 1, each) for at, each in listing.held if each.slot
