@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.workers import continue_group, drop_if_torn, kill_group, terminate_gracefully
 
 _KILL_WAIT = 30.0
+_POLL = 0.02
+"""Seconds between two looks for the other nodes, at least."""
+_POLL_SHARE = 0.02
+"""The same as a share of the time that a node has waited."""
 SIGNAL_HANDLER: Any = _terminate_process_handler
 """The handler that raises a SignalException in the agent, wherever it is."""
 
@@ -241,20 +246,27 @@ def forget_last_round(handler: RendezvousHandler) -> None:
 
 @contextmanager
 def without_waits(handler: RendezvousHandler) -> Iterator[None]:
-    """While this lasts, one node alone waits for nobody, and names for torch's records are had cheaply.
+    """While this lasts, nodes look for each other often, and names for torch's records are had cheaply.
 
-    torch lets a node wait up to 0.3 s, so that not all come at once; and it looks up the source lines of the whole
-    stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
+    torch has a node look once a second for the others, keeps what it saw for a second, also between rounds, and
+    waits up to 0.3 s at first, so that not all come at once: one node alone waits for nobody. And it looks up the
+    source lines of the whole stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
     """
     torchs: Any = dynamic_rendezvous
     delay, name = torchs._delay, torchs.get_method_name
+    alone = isinstance(handler, DynamicRendezvousHandler) and handler.settings.max_nodes == 1
+    begin = time.monotonic()
+    if isinstance(handler, DynamicRendezvousHandler):
+        handler._state_holder._cache_duration = _POLL  # type: ignore[attr-defined]
 
-    def delay_unless_alone(seconds: float | tuple[float, float]) -> None:
-        if not (alone and isinstance(seconds, tuple)):
+    def delay_less(seconds: float | tuple[float, float]) -> None:
+        if not isinstance(seconds, tuple):
+            # A spare node may wait for days: its looks become as rare as torch's.
+            delay(min(seconds, max(_POLL, (time.monotonic() - begin) * _POLL_SHARE)))
+        elif not alone:
             delay(seconds)
 
-    alone = isinstance(handler, DynamicRendezvousHandler) and handler.settings.max_nodes == 1
-    torchs._delay, torchs.get_method_name = delay_unless_alone, _name_of_caller
+    torchs._delay, torchs.get_method_name = delay_less, _name_of_caller
     try:
         yield
     finally:
