@@ -19,9 +19,15 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, PContext, RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import RendezvousHandler, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    dynamic_rendezvous,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from fastckpt_run.failures.deaths import peek
 from fastckpt_run.parent_death import die_with
@@ -242,6 +248,35 @@ def forget_last_round(handler: RendezvousHandler) -> None:
     elif isinstance(handler, StaticTCPRendezvous) and handler.world_size == 1 and handler._store is not None:
         for key in handler._store.list_keys():
             handler._store.delete_key(key)
+
+
+@contextmanager
+def registered(create: Callable[[RendezvousParameters], RendezvousHandler]) -> Iterator[None]:
+    """While this lasts, the backend c10d means the handlers that ``create`` makes, and c10d-torch means torch's own."""
+    backends = rendezvous_handler_registry._registry
+    torchs = backends["c10d"]
+
+    def create_torchs(parameters: RendezvousParameters) -> RendezvousHandler:
+        handler = torchs(parameters)
+        handler._backend_name = parameters.backend  # type: ignore[attr-defined]
+        return handler
+
+    def create_c10d(parameters: RendezvousParameters) -> RendezvousHandler:
+        # A store in a file is torch's: it cannot be waited for without polls.
+        in_file = str(parameters.get("store_type", "tcp")).strip().lower() != "tcp"
+        return torchs(parameters) if in_file else create(parameters)
+
+    backends |= {"c10d": create_c10d, "c10d-torch": create_torchs}
+    try:
+        yield
+    finally:
+        backends["c10d"] = torchs
+        del backends["c10d-torch"]
+
+
+def is_this_host(name: str) -> bool:
+    """Return whether a name or an address is that of this host."""
+    return bool(_matches_machine_hostname(name))
 
 
 @contextmanager
