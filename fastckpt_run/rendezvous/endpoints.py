@@ -1,12 +1,14 @@
 """Endpoints of a rendezvous: the hosts that may hold its store, of which the first that lives does."""
 
+import queue
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -18,6 +20,8 @@ DEFAULT_PORT = 29400
 """torch's own."""
 _PROBE = 0.7
 _LOOK = 0.1
+_HEARD = 0.5
+"""Seconds that a store has to answer after another one did."""
 _FIRST_TURN = 1.0
 _LATER_TURN = 0.3
 """Seconds that a host leaves to each of those before it in the list, before it holds the store itself."""
@@ -98,11 +102,20 @@ class Endpoints:
 
     def best(self, rounds_in: Callable[[StoreConnection], int]) -> StoreConnection | None:
         """A connection to the living store with the most rounds, the first of several; None if none lives."""
-        with ThreadPoolExecutor(len(self._list)) as pool:
-            found = [each for each in pool.map(lambda place: self._look(place, rounds_in), self._list) if each]
-        for _, connection in sorted(found, key=lambda each: -each[0])[1:]:
-            connection.close()
-        return max(found, key=lambda each: each[0])[1] if found else None
+        looks: queue.SimpleQueue[tuple[int, int, StoreConnection | None]] = queue.SimpleQueue()
+        for number, place in enumerate(self._list):
+            look = partial(self._look, number, place, rounds_in, looks)
+            threading.Thread(target=look, name="fastckpt-endpoint", daemon=True).start()
+        found = dict[tuple[int, int], StoreConnection]()
+        with suppress(queue.Empty):
+            for _ in self._list:  # one that accepts and does not answer delays those that do only for a moment
+                rounds, number, connection = looks.get(timeout=_HEARD if found else None)
+                if connection is not None:
+                    found[-rounds, number] = connection
+        best = found.pop(min(found)) if found else None
+        for other in found.values():
+            other.close()
+        return best
 
     def holds(self, connection: StoreConnection) -> bool:
         """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
@@ -115,16 +128,20 @@ class Endpoints:
         self._lost = next((n for n, place in enumerate(self._list) if place == (connection.host, connection.port)), -1)
 
     def _look(
-        self, place: tuple[str, int], rounds_in: Callable[[StoreConnection], int]
-    ) -> tuple[int, StoreConnection] | None:
-        # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
+        self,
+        number: int,
+        place: tuple[str, int],
+        rounds_in: Callable[[StoreConnection], int],
+        looks: "queue.SimpleQueue[tuple[int, int, StoreConnection | None]]",
+    ) -> None:
         try:
+            # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
             with closing(socket.create_connection(place, timeout=_PROBE)):
                 pass
             connection = StoreConnection(*place, calls=self._calls)
-            return rounds_in(connection), connection
+            looks.put((rounds_in(connection), number, connection))
         except (OSError, StoreLost):
-            return None
+            looks.put((0, number, None))
 
     def _hold(self) -> bool:
         """Hold a store at the first own endpoint that is free; returns whether that was possible."""

@@ -23,7 +23,7 @@ from fastckpt._core.memory.processes import Process
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.meeting import Meeting, Timing
-from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, NodeLimits, Master, Node
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
 from fastckpt_run.shutdown import given_up
@@ -123,7 +123,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Whether the job was ended."""
         records = self._alive.store
         with suppress(StoreLost):
-            return self._alive.is_closed or (records is not None and records.is_closed())
+            return self._alive.is_closed or (records is not None and records.last_round().is_closed)
         return self._alive.is_closed
 
     def set_closed(self) -> None:
@@ -132,7 +132,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         with suppress(StoreLost):
             if records is not None and not self._has_closed:
                 self._has_closed = True
-                records.close(self.round)
+                records.close()
 
     def num_nodes_waiting(self) -> int:
         """1 if the round has ended, because nodes are gone or wait for a place in it. Asks nobody."""
@@ -199,7 +199,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if rank == 0:
             self._master = _round_store(self._me.address)
             port = self._master.port
-            master = Master(self._me.address, port, port if self.use_agent_store else _free_port())
+            master = Master(self._me.address, port, port if self.use_agent_store else _free_port(), records.holder())
             records.announce(self.round, master)
         else:
             found = meeting.wait_for_master(self.round)
@@ -207,7 +207,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 return None
             master = found
             self._master = _round_store(master.address, master.port)
-        self._alive.watch(records, self.round)
+        self._alive.watch(self.round, master.holder)
         bootstrap = RendezvousStoreInfo(master.address, master.workers_port)
         return RendezvousInfo(PrefixStore("agents", self._master), rank, len(self.round.nodes), bootstrap)
 

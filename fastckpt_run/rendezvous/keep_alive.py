@@ -65,7 +65,7 @@ class KeepAlive:
         self._store: RoundStore | None = None
         self._round: Round | None = None
         self._last = BEFORE_THE_FIRST
-        self._holder: str | None = None
+        self._holder = ""
         self._ended = self._closed = self._silent = self._replaced = False
         self._gone = set[str]()
         self._beat = 0
@@ -103,14 +103,12 @@ class KeepAlive:
         if not self._thread.is_alive() and not self._stop.is_set():
             self._thread.start()
 
-    def watch(self, store: RoundStore, round: Round) -> None:
-        """Watch a round from now on."""
-        holder = store.holder()
+    def watch(self, round: Round, holder: str) -> None:
+        """Watch a round from now on; ``holder`` is the agent that holds the store."""
         with self._lock:
             self._round = self._last = round
             self._holder, self._ended = holder, False
             self._gone.clear()
-        self.rung.set()
 
     def pause(self) -> RoundStore | None:
         """Watch no round until `watch`; returns the store, if there is one that answers."""
@@ -145,7 +143,7 @@ class KeepAlive:
     # --- the thread
 
     def _run(self) -> None:
-        turn = 0
+        turn, seen = 0, None
         while not self._stop.is_set():
             watching = self._round is not None
             # While the agent meets others, the bell is for it.
@@ -160,7 +158,8 @@ class KeepAlive:
             try:
                 self._give_sign(store) if not rung else None
                 if round:
-                    self._look(store, round, read=rung or turn % _SELDOM == 0, beats=not rung)
+                    self._look(store, round, read=rung or turn % _SELDOM == 0 or round is not seen, beats=not rung)
+                    seen = round
             except StoreLost as lost:
                 if round:
                     self._bear(store, round, lost)
@@ -174,9 +173,12 @@ class KeepAlive:
         if self._silent:
             self._find_again(store, round)
             return
-        if read:
-            self._closed = self._closed or store.is_closed()
-            self._ended = self._ended or store.is_ended(round)
+        if read and not self._ended:
+            self._ended = store.is_ended(round)
+        if read and not self._ended:
+            last = store.last_round()
+            self._closed = self._closed or last.is_closed
+            self._ended = last.name != round.name
         if beats and not self._ended:
             others = [node.id for node in round.nodes if node.id != self._id]
             watched = others if round.ranks.get(self._id) == 0 else [round.nodes[0].id]
@@ -197,7 +199,7 @@ class KeepAlive:
             self._endpoints.lost(store.connection)
         if lost.ended and self._holder in round.ranks.keys() - {self._id}:
             logger.warning("the node that held the rendezvous' store has ended (%s): the round ends", lost)
-            self.lost([self._holder or ""])
+            self.lost([self._holder])
         else:
             logger.warning("the store of the rendezvous is lost (%s); training goes on while nothing fails", lost)
 

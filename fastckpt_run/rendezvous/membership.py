@@ -49,13 +49,13 @@ class Round:
         number: The number of rounds that the job has had, with this one.
         name: A random word: rounds of two halves of a job may have one number, but not one name.
         nodes: The nodes by their group ranks.
-        left_out: The number of nodes that have asked for a place and found none.
+        is_closed: Whether the job was ended: no round follows.
     """
 
     number: int
     name: str
     nodes: tuple[Node, ...] = ()
-    left_out: int = 0
+    is_closed: bool = False
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -70,8 +70,8 @@ class Round:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises ValueError if ``record`` describes no round."""
         match record:
-            case {"number": int(number), "name": str(name), "nodes": list(nodes), "left_out": int(left_out)} if nodes:
-                return cls(number, name, tuple(Node.from_record(node) for node in nodes), left_out)
+            case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
+                return cls(number, name, tuple(Node.from_record(node) for node in nodes), is_closed)
         raise ValueError("it describes no round")
 
 
@@ -83,18 +83,20 @@ class Master:
         address: Its address.
         port: The port of the agents' store.
         workers_port: The port of the workers' store, which may be the same.
+        holder: The id of the agent whose process holds the store of the rendezvous; empty if it is none of the job.
     """
 
     address: str
     port: int
     workers_port: int
+    holder: str = ""
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises ValueError if ``record`` describes no such place."""
         match record:
-            case {"address": str(address), "port": int(port), "workers_port": int(workers_port)}:
-                return cls(address, port, workers_port)
+            case {"address": str(address), "port": int(port), "workers_port": int(workers), "holder": str(holder)}:
+                return cls(address, port, workers, holder)
         raise ValueError("it describes no place to meet")
 
 

@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round
@@ -70,7 +70,7 @@ class RoundStore:
     def complete(self, before: Round, now: Round) -> bool:
         """Make ``now`` the last round; False if it is not ``before`` any more."""
         found, last = self._last()
-        if last.name != before.name:
+        if last.name != before.name or last.is_closed:
             return False
         key = self._key("last")
         record = self._signer.seal(key, now.to_record())
@@ -111,22 +111,28 @@ class RoundStore:
 
     def end(self, round: Round) -> None:
         """End a round: its nodes shall come to the next one."""
-        self._put({"by": self._id}, round.name, "end")
+        key = self._key(round.name, "end")
+        record = self._signer.seal(key, {"by": self._id})
+        found = self.connection.replace(key, None, record)
+        if found != record and not self.is_ended(round):
+            self.connection.set(key, record)  # a stranger was there before, and was refused
+        elif found != record:
+            return  # who was first has rung
         self.ring(node.id for node in round.nodes if node.id != self._id)
 
     def is_ended(self, round: Round) -> bool:
         """Whether a round was ended."""
         return self._read(bool, round.name, "end") is not None
 
-    def close(self, last: Round) -> None:
-        """End the job: there is no next round."""
-        self._put({"by": self._id}, "closed")
+    def close(self) -> None:
+        """End the job: no round follows."""
+        while True:
+            record, last = self._last()
+            closed = self._signer.seal(self._key("last"), replace(last, is_closed=True).to_record())
+            if last.is_closed or self.connection.replace(self._key("last"), record, closed) == closed:
+                break
         waiting = [self.joined(last, slot) for slot in range(self.slots(last))]
         self.ring({node.id for node in (*last.nodes, *waiting) if node and node.id != self._id})
-
-    def is_closed(self) -> bool:
-        """Whether the job was ended."""
-        return self._read(bool, "closed") is not None
 
     def report_gone(self, round: Round, ids: Iterable[str]) -> None:
         """Report nodes of a round that are gone for certain."""
@@ -149,9 +155,9 @@ class RoundStore:
         """Note that this agent's process holds the store."""
         self._put({"by": self._id}, "holder")
 
-    def holder(self) -> str | None:
-        """The id of the agent whose process holds the store; None if it is not one of this job."""
-        return self._read(lambda record: str(record["by"]), "holder")
+    def holder(self) -> str:
+        """The id of the agent whose process holds the store; empty if it is not one of this job."""
+        return self._read(lambda record: str(record["by"]), "holder") or ""
 
     # --- signs of life
 

@@ -13,6 +13,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 SILENCE = 2.0
 """Seconds after which a store that does not answer counts as silent."""
+_CONNECTING = 7.0
+"""Seconds to connect: torch looks up a name for each address, and name servers may lose a question for 5 s."""
 _NOTHING = "-"
 _blocked: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
@@ -57,9 +59,9 @@ class StoreConnection:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="fastckpt-store", daemon=True)
         self._thread.start()
-        patience = timedelta(seconds=SILENCE)
+        patience = timedelta(seconds=_CONNECTING)
         connect = partial(TCPStore, host, port, is_master=False, wait_for_workers=False, timeout=patience)
-        self._client: TCPStore = self._run(connect, 2 * SILENCE)
+        self._client: TCPStore = self._run(connect, _CONNECTING)
 
     def peek(self, key: str) -> bytes | None:
         """A value; None if there is none."""
