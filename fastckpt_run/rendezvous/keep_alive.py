@@ -15,6 +15,8 @@ from fastckpt_run.rendezvous.store_connection import StoreLost
 
 logger = logging.getLogger("fastckpt.launcher")
 
+_TELLING = 1.0
+"""Seconds that the store of a host which is said to be dead has to answer."""
 _SELDOM = 8
 """Looks without a bell: one in so many turns, should a bell have been lost."""
 
@@ -129,9 +131,11 @@ class KeepAlive:
             self._ended = self._ended or bool(found)
             store, round = self.store, self._last
         if store and found:
-            with suppress(StoreLost):
-                store.report_gone(round, found)
-                store.end(round)
+            teller = threading.Thread(target=_tell, args=(store, round, found), daemon=True)
+            teller.start()
+            teller.join(_TELLING)
+            if teller.is_alive() and self._holder in found:
+                store.connection.give_up("its host is dead")
 
     def stop(self) -> None:
         """End the thread."""
@@ -220,3 +224,9 @@ class KeepAlive:
                 self._store, self._silent, self._holder = found, False, found.holder()
                 self._ended = self._ended or last.name != round.name
             logger.warning("the rendezvous has a store again, at %s:%d", connection.host, connection.port)
+
+
+def _tell(store: RoundStore, round: Round, ids: Iterable[str]) -> None:
+    with suppress(StoreLost):
+        store.report_gone(round, ids)
+        store.end(round)

@@ -46,6 +46,7 @@ class RoundStore:
         self.connection = connection
         self._id, self._name, self._given = id, job, given
         self._job = f"fastckpt/{job}"
+        self._disagrees = False
         self.secret = self._agree(given, offer or secrets.token_hex(32).encode())
         self._signer = Signer(self.secret)
         self._prefix = f"{self._job}/{self._signer.fingerprint}"
@@ -188,6 +189,12 @@ class RoundStore:
 
     def listen(self, rung: Callable[[], None]) -> None:
         """Call ``rung`` in a thread of its own, each time that somebody rings, until the store is closed or lost."""
+        if self._disagrees:
+            logger.error(
+                "other agents of this job use %s at %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
+                "no secret, or another one," if self._given else "a secret",
+                self.connection.host,
+            )
         self._bell = StoreConnection(self.connection.host, self.connection.port, self.connection.calls)
         threading.Thread(target=self._listen, args=(self._bell, rung), name="fastckpt-bell", daemon=True).start()
 
@@ -217,12 +224,7 @@ class RoundStore:
         found = self.connection.replace(key, None, offer)
         if given is None and not found.startswith(_GIVEN):
             return found
-        if found != offer:
-            logger.error(
-                "other agents of this job use %s at %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
-                "a secret" if given is None else "no secret, or another one,",
-                self.connection.host,
-            )
+        self._disagrees = found != offer
         return given or drawn
 
     def _key(self, *parts: object) -> str:

@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-SILENCE = 2.0
-"""Seconds after which a store that does not answer counts as silent."""
-_CONNECTING = 7.0
-"""Seconds to connect: torch looks up a name for each address, and name servers may lose a question for 5 s."""
+SILENCE = 7.0
+"""Seconds after which a store that does not answer counts as silent.
+
+torch's server looks up a name for each client that connects, and answers nobody meanwhile: a question that a name
+server loses takes 5 s. A host that was found dead need not be waited for so long: see `StoreConnection.give_up`.
+"""
 _NOTHING = "-"
 _blocked: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
@@ -29,6 +31,11 @@ class StoreLost(Exception):
     def __init__(self, text: str, *, ended: bool) -> None:
         super().__init__(text)
         self.ended = ended
+
+
+class _Lost(NamedTuple):
+    why: str
+    ended: bool
 
 
 def threads_end(timeout: float) -> bool:
@@ -54,14 +61,16 @@ class StoreConnection:
         """Connect; raises StoreLost."""
         self.host, self.port = host, port
         self.calls = Counter[str]() if calls is None else calls
-        self._lost: StoreLost | None = None
+        # No exception is kept: its traceback would keep all stores of all frames, and their sockets.
+        self._lost: _Lost | None = None
         self._lock = threading.Lock()
+        self._answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="fastckpt-store", daemon=True)
         self._thread.start()
-        patience = timedelta(seconds=_CONNECTING)
+        patience = timedelta(seconds=SILENCE)
         connect = partial(TCPStore, host, port, is_master=False, wait_for_workers=False, timeout=patience)
-        self._client: TCPStore = self._run(connect, _CONNECTING)
+        self._client: TCPStore = self._run(connect, SILENCE)
 
     def peek(self, key: str) -> bytes | None:
         """A value; None if there is none."""
@@ -103,9 +112,15 @@ class StoreConnection:
         # No shorter time, time after time: torch prints two lines for each wait that was in vain.
         self._call("wait", [key], timedelta(days=365), timeout=None)
 
+    def give_up(self, why: str) -> None:
+        """End the connection to a host that is dead; a call that waits for it raises StoreLost at once."""
+        self._lost = self._lost or _Lost(why, ended=True)
+        self._answer.put(self._lost)
+        self.close()
+
     def close(self) -> None:
         """End the connection; what waits for an answer is left behind."""
-        self._lost = self._lost or StoreLost(f"{self.host}:{self.port} is not used any more", ended=True)
+        self._lost = self._lost or _Lost("it is not used any more", ended=True)
         self._work.put(None)
         _blocked.add(self._thread)
 
@@ -115,20 +130,18 @@ class StoreConnection:
             return self._run(lambda: getattr(self._client, name)(*arguments), timeout)
 
     def _run(self, call: Callable[[], Any], timeout: float | None) -> Any:
-        if self._lost:
-            raise self._lost
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._work.put((call, answer))
-        try:
-            result = answer.get(timeout=timeout)
-        except queue.Empty:
-            result = StoreLost(f"{self.host}:{self.port} has not answered for {timeout:g} s", ended=False)
-        if isinstance(result, StoreLost):
-            self._lost = result
+        self._answer = answer = queue.SimpleQueue[Any]()
+        result: Any = self._lost
+        if result is None:
+            self._work.put((call, answer))
+            try:
+                result = answer.get(timeout=timeout)
+            except queue.Empty:
+                result = _Lost(f"it has not answered for {timeout:g} s", ended=False)
+        if isinstance(result, _Lost):
+            self._lost = self._lost or result
             self.close()
-            raise result
-        if isinstance(result, Exception):
-            raise result
+            raise StoreLost(f"{self.host}:{self.port}: {result.why}", ended=result.ended)
         return result
 
     def _serve(self) -> None:
@@ -138,7 +151,8 @@ class StoreConnection:
                 answer.put(call())
             except RuntimeError as error:  # the base of all that torch raises here
                 why = str(error).splitlines()[0][:200]
-                answer.put(StoreLost(f"{self.host}:{self.port}: {why}", ended="wait timeout" not in why))
-            except Exception as error:  # noqa: BLE001 (raised again in the thread that called)
-                answer.put(error)
+                answer.put(_Lost(why, ended="wait timeout" not in why))
+            except (ValueError, TypeError) as error:  # a value that torch cannot read, which a stranger has put there
+                answer.put(_Lost(str(error)[:200], ended=False))
             del work, call, answer
+        self.__dict__.pop("_client", None)  # closes its socket

@@ -69,7 +69,9 @@ class Agents:
 
     def several(self, count: int) -> list[FastckptRendezvousHandler]:
         """So many agents; the first holds the store."""
-        return [self.new() for _ in range(count)]
+        first = self.new()
+        futures = [in_thread(self.new) for _ in range(count - 1)]
+        return [first, *(future.result(PATIENCE) for future in futures)]  # type: ignore[list-item]
 
     def stranger(self) -> TCPStore:
         """A client of the store that belongs to no agent."""
@@ -80,6 +82,7 @@ class Agents:
         """End all that is left."""
         for handler in reversed(self.handlers):
             handler.leave()
+        self.handlers.clear()
 
 
 def meet(handlers: list[FastckptRendezvousHandler]) -> list[RendezvousInfo]:
@@ -96,8 +99,10 @@ def ranks(handlers: list[FastckptRendezvousHandler]) -> list[int]:
 def kill(handler: FastckptRendezvousHandler) -> None:
     """As if its process had been killed: no farewell, no sign of life, and its store is gone."""
     handler._alive.stop()
-    handler._alive.pause()
+    records = handler._alive.pause()
     handler._alive.give_up()
+    if records is not None:
+        records.leave()
     handler._master = handler._endpoints.server = None
 
 
