@@ -35,6 +35,7 @@ from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.members import Member, exchange, host_for
 from fastckpt_run.preload.preloader import OFF, Preloader
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
@@ -263,6 +264,9 @@ class FastckptAgent(HookedAgent):
         if signalled:  # workers may take long to end, and SIGKILL may follow the signal
             self._attempt(self._saver.flush)
         proceed()
+        handler = self.get_worker_group().spec.rdzv_handler
+        if signalled and isinstance(handler, FastckptRendezvousHandler):
+            handler.leave()  # before the last flush: the other nodes go on without this one
         self._watch.close()
         if self.context and self.get_worker_group().state != WorkerState.SUCCEEDED:
             # Children of workers outlive them in their process group,

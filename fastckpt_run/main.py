@@ -23,8 +23,16 @@ from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.options import parse
 from fastckpt_run.preload.preloader import Preloader
+from fastckpt_run.rendezvous.handler import create_handler
+from fastckpt_run.rendezvous.signing import secret_of
 from fastckpt_run.shutdown import given_up
-from fastckpt_run.torchrun_patches import BoundSubprocessHandler, FunctionWorkers, ScriptWorkers
+from fastckpt_run.torchrun_patches import (
+    BoundSubprocessHandler,
+    FunctionWorkers,
+    ScriptWorkers,
+    is_this_host,
+    registered,
+)
 
 # What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
 _READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args)
@@ -85,7 +93,8 @@ def substituted(settings: Settings) -> Iterator[None]:
     try:
         for module, name, value in ours:
             setattr(module, name, value)
-        yield
+        with registered(partial(create_handler, secret=secret_of(settings), is_here=is_this_host)):
+            yield
     finally:
         for module, name, value in torchs:
             setattr(module, name, value)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,9 +19,15 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, PContext, RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import RendezvousHandler, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    dynamic_rendezvous,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from fastckpt_run.failures.deaths import peek
 from fastckpt_run.parent_death import die_with
@@ -28,6 +35,10 @@ from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.workers import continue_group, drop_if_torn, kill_group, terminate_gracefully
 
 _KILL_WAIT = 30.0
+_POLL = 0.02
+"""Seconds between two looks for the other nodes, at least."""
+_POLL_SHARE = 0.02
+"""The same as a share of the time that a node has waited."""
 SIGNAL_HANDLER: Any = _terminate_process_handler
 """The handler that raises a SignalException in the agent, wherever it is."""
 
@@ -240,21 +251,57 @@ def forget_last_round(handler: RendezvousHandler) -> None:
 
 
 @contextmanager
-def without_waits(handler: RendezvousHandler) -> Iterator[None]:
-    """While this lasts, one node alone waits for nobody, and names for torch's records are had cheaply.
+def registered(create: Callable[[RendezvousParameters], RendezvousHandler]) -> Iterator[None]:
+    """While this lasts, the backend c10d means the handlers that ``create`` makes, and c10d-torch means torch's own."""
+    backends = rendezvous_handler_registry._registry
+    torchs = backends["c10d"]
 
-    torch lets a node wait up to 0.3 s, so that not all come at once; and it looks up the source lines of the whole
-    stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
+    def create_torchs(parameters: RendezvousParameters) -> RendezvousHandler:
+        handler = torchs(parameters)
+        handler._backend_name = parameters.backend  # type: ignore[attr-defined]
+        return handler
+
+    def create_c10d(parameters: RendezvousParameters) -> RendezvousHandler:
+        # A store in a file is torch's: it cannot be waited for without polls.
+        in_file = str(parameters.get("store_type", "tcp")).strip().lower() != "tcp"
+        return torchs(parameters) if in_file else create(parameters)
+
+    backends |= {"c10d": create_c10d, "c10d-torch": create_torchs}
+    try:
+        yield
+    finally:
+        backends["c10d"] = torchs
+        del backends["c10d-torch"]
+
+
+def is_this_host(name: str) -> bool:
+    """Return whether a name or an address is that of this host."""
+    return bool(_matches_machine_hostname(name))
+
+
+@contextmanager
+def without_waits(handler: RendezvousHandler) -> Iterator[None]:
+    """While this lasts, nodes look for each other often, and names for torch's records are had cheaply.
+
+    torch has a node look once a second for the others, keeps what it saw for a second, also between rounds, and
+    waits up to 0.3 s at first, so that not all come at once: one node alone waits for nobody. And it looks up the
+    source lines of the whole stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
     """
     torchs: Any = dynamic_rendezvous
     delay, name = torchs._delay, torchs.get_method_name
+    alone = isinstance(handler, DynamicRendezvousHandler) and handler.settings.max_nodes == 1
+    begin = time.monotonic()
+    if isinstance(handler, DynamicRendezvousHandler):
+        handler._state_holder._cache_duration = _POLL  # type: ignore[attr-defined]
 
-    def delay_unless_alone(seconds: float | tuple[float, float]) -> None:
-        if not (alone and isinstance(seconds, tuple)):
+    def delay_less(seconds: float | tuple[float, float]) -> None:
+        if not isinstance(seconds, tuple):
+            # A spare node may wait for days: its looks become as rare as torch's.
+            delay(min(seconds, max(_POLL, (time.monotonic() - begin) * _POLL_SHARE)))
+        elif not alone:
             delay(seconds)
 
-    alone = isinstance(handler, DynamicRendezvousHandler) and handler.settings.max_nodes == 1
-    torchs._delay, torchs.get_method_name = delay_unless_alone, _name_of_caller
+    torchs._delay, torchs.get_method_name = delay_less, _name_of_caller
     try:
         yield
     finally:

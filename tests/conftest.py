@@ -17,6 +17,9 @@ MARK = "TEST_MARK"
 PRELOAD = "TEST_PRELOAD"
 """Sets how the jobs of all tests start their workers that do not say so themselves; else they execute them."""
 ROOT = Path(__file__).parents[1]
+# torch's stores look up names of addresses, in the thread that serves all: a question that a name server loses shall
+# cost them 1 s, not 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 QUICK = str(Path(__file__).parent / "start")
 """Where Python finds what lets each process of a test start and end sooner."""
 

@@ -15,6 +15,8 @@ logger = logging.getLogger("fastckpt")
 
 AGENT_VARIABLE = "FASTCKPT_AGENT"
 """The variable with the address of the agent that launched a worker."""
+SECRET_VARIABLE = "FASTCKPT_SECRET"
+"""The variable with the secret of a job: no setting, so that it is shown nowhere."""
 SHM = "/dev/shm"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -54,6 +56,7 @@ class Settings:
         hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
+        secret_file: File with the secret that the agents of a job share, which only its owner may read; empty for none.
     """
 
     shm_dir: str = SHM
@@ -75,6 +78,7 @@ class Settings:
     hang_timeout: str = "auto"
     event_log: bool = True
     events: str = ""
+    secret_file: str = ""
 
     def __post_init__(self) -> None:
         self._demand("slots", self.slots in (2, 3), "an arena has 2 or 3 slots: give one of these")
@@ -116,7 +120,9 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Read ``FASTCKPT_*``; raises ConfigError naming one that cannot be read, and warns of unknown ones."""
         environment = os.environ if environment is None else environment
-        _warn_of_unknown(environment, {AGENT_VARIABLE, *(variable(field.name) for field in fields(cls))})
+        _warn_of_unknown(
+            environment, {AGENT_VARIABLE, SECRET_VARIABLE, *(variable(field.name) for field in fields(cls))}
+        )
         found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
         values: dict[str, Any] = {name: _parse(cls, name, text) for name, text in found.items()}
         return cls(**values)

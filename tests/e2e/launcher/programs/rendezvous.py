@@ -1,6 +1,7 @@
 """Rounds of a rendezvous without torch's detours: the same outcome, and torch is left as it was."""
 
 import random
+import time
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -42,6 +43,10 @@ assert dynamic_rendezvous.get_method_name.__module__ == dynamic_rendezvous.__nam
 
 with without_waits(handler("several", 2)):
     dynamic_rendezvous._delay((0.0, 0.001))
-assert random.getstate() != chance, "among several nodes the waits are torch's"
+    assert random.getstate() != chance, "among several nodes the wait before the first round is torch's"
+    begin = time.monotonic()
+    for _ in range(50):
+        dynamic_rendezvous._delay(seconds=1)
+    assert 1.0 <= time.monotonic() - begin < 25.0, "a node looks for the others every 20 ms, not once a second"
 alone.shutdown()
 print("as it should be")

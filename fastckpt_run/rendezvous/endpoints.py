@@ -1,0 +1,158 @@
+"""Endpoints of a rendezvous: the hosts that may hold its store, of which the first that lives does."""
+
+import queue
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import timedelta
+from functools import partial
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
+
+DEFAULT_PORT = 29400
+"""torch's own."""
+_PROBE = 0.7
+_LOOK = 0.1
+_HEARD = 0.5
+"""Seconds that a store has to answer after another one did."""
+_FIRST_TURN = 1.0
+_LATER_TURN = 0.3
+"""Seconds that a host leaves to each of those before it in the list, before it holds the store itself."""
+
+
+class Endpoints:
+    """Hosts that may hold the store of a job.
+
+    Attributes:
+        server: The store that this process holds; None if it holds none.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        is_here: Callable[[str], bool],
+        is_host: bool | None = None,
+        calls: Counter[str] | None = None,
+    ) -> None:
+        """Read a list such as ``a:29400,b``; raises ValueError.
+
+        Args:
+            text: Hosts with or without ports, with commas in between.
+            is_here: Whether a name or an address is that of this host.
+            is_host: Whether this process may hold the store; None to go by `is_here`.
+            calls: Where calls of the stores are counted.
+        """
+        self._list = [parse_rendezvous_endpoint(each, DEFAULT_PORT) for each in (text or "").split(",")]
+        alone = len(self._list) == 1
+        self._own = [
+            number
+            for number, (host, _) in enumerate(self._list)
+            if is_host is not False and ((alone and is_host) or is_here(host))
+        ]
+        self._demanded = bool(is_host and alone)
+        self._calls = calls
+        self._lost: int | None = None
+        self._held = ("", 0)
+        self.server: TCPStore | None = None
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def __str__(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self._list)
+
+    def connect(
+        self, rounds_in: Callable[[StoreConnection], int], timeout: float, *, hold: bool = True
+    ) -> StoreConnection:
+        """Connect to the store of the job, or hold one; raises RendezvousConnectionError after ``timeout`` seconds.
+
+        Of several stores the one with the most rounds of the job counts: a host that comes back joins the store that
+        the others have made meanwhile.
+
+        Args:
+            rounds_in: The number of rounds that the job has had in a store; may raise StoreLost.
+            timeout: Seconds to wait for a store.
+            hold: Whether this process may hold one.
+        """
+        begin = time.monotonic()
+        turn = _FIRST_TURN if self._lost is None else _LATER_TURN
+        while True:
+            found = self.best(rounds_in)
+            if found is not None:
+                return found
+            waited = time.monotonic() - begin
+            # A host that was lost need not be waited for.
+            before = [number for number in range(min(self._own, default=0)) if number != self._lost]
+            if hold and self._own and waited >= turn * len(before) and self._hold():
+                continue
+            if waited >= timeout:
+                raise RendezvousConnectionError(
+                    f"no store of the rendezvous answers at {self} after {timeout:g} s, and this host can hold none. "
+                    "Name an endpoint on which an agent runs, or several with commas in between (--rdzv-endpoint)"
+                )
+            time.sleep(_LOOK)
+
+    def best(self, rounds_in: Callable[[StoreConnection], int]) -> StoreConnection | None:
+        """A connection to the living store with the most rounds, the first of several; None if none lives."""
+        looks: queue.SimpleQueue[tuple[int, int, StoreConnection | None]] = queue.SimpleQueue()
+        for number, place in enumerate(self._list):
+            look = partial(self._look, number, place, rounds_in, looks)
+            threading.Thread(target=look, name="fastckpt-endpoint", daemon=True).start()
+        found = dict[tuple[int, int], StoreConnection]()
+        with suppress(queue.Empty):
+            for _ in self._list:  # one that accepts and does not answer delays those that do only for a moment
+                rounds, number, connection = looks.get(timeout=_HEARD if found else None)
+                if connection is not None:
+                    found[-rounds, number] = connection
+        best = found.pop(min(found)) if found else None
+        for other in found.values():
+            other.close()
+        return best
+
+    def holds(self, connection: StoreConnection) -> bool:
+        """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
+        if self.server is not None and (connection.host, connection.port) != self._held:
+            self.server = None  # who still uses it, sees that it has ended, and finds the other one
+        return self.server is not None
+
+    def lost(self, connection: StoreConnection) -> None:
+        """Note that a store is gone: its host has no turn any more."""
+        self._lost = next((n for n, place in enumerate(self._list) if place == (connection.host, connection.port)), -1)
+
+    def _look(
+        self,
+        number: int,
+        place: tuple[str, int],
+        rounds_in: Callable[[StoreConnection], int],
+        looks: "queue.SimpleQueue[tuple[int, int, StoreConnection | None]]",
+    ) -> None:
+        try:
+            # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
+            with closing(socket.create_connection(place, timeout=_PROBE)):
+                pass
+            connection = StoreConnection(*place, calls=self._calls)
+            looks.put((rounds_in(connection), number, connection))
+        except (OSError, StoreLost):
+            looks.put((0, number, None))
+
+    def _hold(self) -> bool:
+        """Hold a store at the first own endpoint that is free; returns whether that was possible."""
+        for number in self._own:
+            host, port = self._list[number]
+            with suppress(RuntimeError):  # of two agents on one host only one can
+                self.server = TCPStore(
+                    host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+                )
+                self._list[number] = self._held = (host, self.server.port)
+                return True
+        if self._demanded:
+            raise RendezvousConnectionError(f"no store can be held at {self}, where is_host demands one: is it in use?")
+        return False

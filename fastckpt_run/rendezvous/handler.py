@@ -1,0 +1,273 @@
+"""Rendezvous handler for torch's elastic agent: nodes of a job meet, round after round, whichever of them is lost."""
+
+import logging
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+from fastckpt._core.config import copy_of_environment
+from fastckpt._core.memory.processes import Process
+from fastckpt_run.rendezvous.endpoints import Endpoints
+from fastckpt_run.rendezvous.keep_alive import KeepAlive
+from fastckpt_run.rendezvous.meeting import Meeting, Timing
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits
+from fastckpt_run.rendezvous.round_store import RoundStore
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
+from fastckpt_run.shutdown import given_up
+
+logger = logging.getLogger("fastckpt.launcher")
+
+BACKEND = "c10d"
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+_PATIENCE = 60.0
+_FAREWELL = 1.0
+"""Seconds that the store's holder stays for others which have not read that the job has ended."""
+
+
+class FastckptRendezvousHandler(RendezvousHandler):
+    """Meets the other nodes in a TCPStore that the first living host of a list holds.
+
+    Attributes:
+        id: The name of this agent, a random word.
+        calls: The number of calls of stores by their names.
+        round: The last round in which this node took part, with all nodes by their group ranks.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        endpoints: Endpoints,
+        limits: NodeLimits,
+        timing: Timing,
+        *,
+        local_address: str | None = None,
+        secret: bytes | None = None,
+        calls: Counter[str] | None = None,
+    ) -> None:
+        """Connect to the store of a job, or hold it; raises RendezvousConnectionError.
+
+        Args:
+            job: The name of the job: several jobs can share a store.
+            endpoints: The hosts that may hold the store.
+            limits: How many nodes take part.
+            timing: How long to wait for what.
+            local_address: The address by which the other nodes reach this one; None for the host's name.
+            secret: The secret of the job; None for one that the store hands out.
+            calls: Where calls of stores are counted, by `endpoints`, too.
+        """
+        self.id = secrets.token_hex(8)
+        self.calls = Counter[str]() if calls is None else calls
+        self.round = BEFORE_THE_FIRST
+        self._job, self._given, self._limits, self._timing = job, secret, limits, timing
+        self._endpoints = endpoints
+        address = local_address or socket.getfqdn()
+        self._me = Node(self.id, socket.gethostname(), address, Process.current().to_record())
+        self._alive = KeepAlive(self.id, timing.interval, timing.silence, endpoints)
+        self._records: RoundStore | None = None
+        self._master: TCPStore | None = None
+        self._has_closed = False
+        self._connect()
+
+    @property
+    def secret(self) -> bytes:
+        """The secret that the agents of this job share."""
+        return self._records.secret if self._records else b""
+
+    def get_backend(self) -> str:
+        """The name by which the handler is registered."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The name of the job."""
+        return self._job
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers use the store that the agent of rank 0 holds for each round."""
+        return copy_of_environment().get(_OWN_STORE, "0") != "1"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes; returns this node's rank, and a fresh store for the round's agents and workers.
+
+        Raises RendezvousClosedError if the job was ended, RendezvousGracefulExitError if it was while this node waited
+        for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached.
+        """
+        self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
+        deadline = time.monotonic() + self._timing.join
+        while True:
+            if self._alive.is_closed:
+                raise RendezvousClosedError("another node has ended the job")
+            try:
+                info = self._take_part(self._connect(), deadline)
+            except StoreLost as lost:
+                logger.warning("the store of the rendezvous is lost (%s); looking for one at %s", lost, self._endpoints)
+                self._alive.give_up()
+                continue
+            if info is not None:
+                return info
+
+    def is_closed(self) -> bool:
+        """Whether the job was ended."""
+        records = self._alive.store
+        with suppress(StoreLost):
+            return self._alive.is_closed or (records is not None and records.last_round().is_closed)
+        return self._alive.is_closed
+
+    def set_closed(self) -> None:
+        """End the job: there is no next round."""
+        records = self._alive.store
+        with suppress(StoreLost):
+            if records is not None and not self._has_closed:
+                self._has_closed = True
+                records.close()
+
+    def num_nodes_waiting(self) -> int:
+        """1 if the round has ended, because nodes are gone or wait for a place in it. Asks nobody."""
+        return int(self._alive.is_ended)
+
+    def lost(self, ids: Iterable[str]) -> None:
+        """Report nodes of the round as gone: the round ends for all, and the next one does not wait for them."""
+        self._alive.lost(ids)
+
+    def shutdown(self) -> bool:
+        """End the job, and all connections; False if the store is gone."""
+        self.set_closed()
+        if self._endpoints.server is not None and len(self.round.nodes) > 1:
+            time.sleep(_FAREWELL)
+        return self.leave()
+
+    def leave(self) -> bool:
+        """Leave the job, which goes on without waiting for this node; False if calls of a store still wait."""
+        self._alive.stop()
+        records = self._alive.pause()
+        if records is not None:
+            with suppress(StoreLost):
+                if not self._has_closed and self.id in self.round.ranks:
+                    records.report_gone(self.round, [self.id])
+                    records.end(self.round)
+            records.leave()
+        self._master = self._endpoints.server = None
+        if not threads_end(1.0):
+            given_up.set()
+            return False
+        return True
+
+    # --- the store of the rendezvous
+
+    def _connect(self) -> RoundStore:
+        """The records of the job, in a store that answers."""
+        current = self._alive.pause()
+        if current is not None:
+            self._records = current
+            return current
+        offer = self._records.secret if self._records else None
+        if self._records is not None:
+            self._endpoints.lost(self._records.connection)
+            self._records.leave()
+
+        def records_at(connection: StoreConnection) -> RoundStore:
+            return RoundStore(connection, self._job, self._given, self.id, offer)
+
+        def rounds_at(connection: StoreConnection) -> int:
+            return records_at(connection).last_round().number
+
+        connection = self._endpoints.connect(rounds_at, self._timing.connect)
+        self._records = records_at(connection)
+        if self._endpoints.holds(connection):
+            self._records.hold()
+        self._alive.begin(self._records)
+        return self._records
+
+    def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
+        """Take part in the next round; None if it ended before this node's workers could start."""
+        meeting = Meeting(records, self._me, self._limits, self._timing, self._alive)
+        self.round = meeting.hold(self.round, deadline)
+        rank = self.round.ranks[self.id]
+        if rank == 0:
+            self._master = _round_store(self._me.address)
+            port = self._master.port
+            master = Master(self._me.address, port, port if self.use_agent_store else _free_port(), records.holder())
+            records.announce(self.round, master)
+        else:
+            found = meeting.wait_for_master(self.round)
+            if found is None:
+                return None
+            master = found
+            self._master = _round_store(master.address, master.port)
+        self._alive.watch(self.round, master.holder)
+        bootstrap = RendezvousStoreInfo(master.address, master.workers_port)
+        return RendezvousInfo(PrefixStore("agents", self._master), rank, len(self.round.nodes), bootstrap)
+
+
+def create_handler(
+    parameters: RendezvousParameters, *, secret: bytes | None, is_here: Callable[[str], bool]
+) -> FastckptRendezvousHandler:
+    """Create the handler that torchrun's options describe; raises ValueError.
+
+    Args:
+        parameters: The options, in torch's form.
+        secret: The secret of the job, if the user gave one.
+        is_here: Whether a name or an address is that of this host.
+    """
+    calls = Counter[str]()
+    endpoints = Endpoints(parameters.endpoint, is_here=is_here, is_host=parameters.get_as_bool("is_host"), calls=calls)
+    last_call = _seconds(parameters, "last_call_timeout", 30.0)
+    return FastckptRendezvousHandler(
+        parameters.run_id,
+        endpoints,
+        NodeLimits(parameters.min_nodes, parameters.max_nodes, last_call),
+        Timing(
+            join=_seconds(parameters, "join_timeout", 600.0),
+            connect=_seconds(parameters, "read_timeout", 60.0),
+            interval=(interval := _seconds(parameters, "keep_alive_interval", 2 / 3)),
+            silence=interval * _seconds(parameters, "keep_alive_max_attempt", 3),
+        ),
+        local_address=parameters.local_addr,
+        secret=secret,
+        calls=calls,
+    )
+
+
+def _seconds(parameters: RendezvousParameters, name: str, default: float) -> float:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{name} is {text!r} in --rdzv-conf; give a number above 0")
+    return seconds
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _round_store(address: str, port: int | None = None) -> TCPStore:
+    """The store of a round, or a client of it."""
+    try:
+        return TCPStore(
+            address,
+            port or 0,
+            is_master=port is None,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_PATIENCE),
+        )
+    except RuntimeError as error:
+        raise StoreLost(f"the store of the round at {address}: {str(error).splitlines()[0]}", ended=False) from error

@@ -1,0 +1,201 @@
+"""Meeting of the nodes for one round: each takes a place, one of them decides, all read what it decided."""
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+
+from fastckpt_run.rendezvous.keep_alive import KeepAlive
+from fastckpt_run.rendezvous.membership import Master, Node, NodeLimits, Round, assign_ranks, is_complete
+from fastckpt_run.rendezvous.round_store import RoundStore
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_POLL = 0.05
+_HOLE = 1.0
+"""Seconds that a place may be taken without a record; its node has died in between."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds.
+
+    Attributes:
+        join: How long a node waits for enough others.
+        connect: How long it waits for a store.
+        interval: From one sign of life to the next.
+        silence: Without a sign of life, after which a node counts as gone.
+    """
+
+    join: float = 600.0
+    connect: float = 60.0
+    interval: float = 2 / 3
+    silence: float = 2.0
+
+
+class Meeting:
+    """The way of one node into a round.
+
+    The node with the first place decides. While it lives the others wait for their bells; if it gives no sign of life,
+    the next one decides. A store replaces the last round by the next one atomically, so two that decide do no harm.
+    """
+
+    def __init__(
+        self, records: RoundStore, node: Node, limits: NodeLimits, timing: Timing, keep_alive: KeepAlive
+    ) -> None:
+        self._records = records
+        self._me = node
+        self._limits = limits
+        self._timing = timing
+        self._alive = keep_alive
+        self._nodes: dict[int, Node] = {}
+        self._holes: dict[int, float] = {}
+        self._gone = frozenset[str]()
+        self._looked = 0.0
+        self._fewest_since: float | None = None
+
+    def hold(self, mine: Round, deadline: float) -> Round:
+        """Take part in the round that follows ``mine``, or that of the others; returns the next one with this node.
+
+        Raises RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError at the ``deadline`` on the
+        monotonic clock, or StoreLost.
+        """
+        last = self._records.carry_over(mine)
+        while self._me.id not in (now := self._join(last, deadline)).ranks:
+            last = now
+        return now
+
+    def wait_for_master(self, round: Round) -> Master | None:
+        """The place where a round meets; None if the round ended before it was announced."""
+        while (master := self._records.master(round)) is None:
+            if not self._rung_within(self._timing.interval):
+                if self._is_silent(round.nodes[0]):
+                    self._records.report_gone(round, [round.nodes[0].id])
+                    self._records.end(round)
+                if self._records.is_ended(round) or self._records.last_round().is_closed:
+                    return None
+        return master
+
+    def _join(self, last: Round, deadline: float) -> Round:
+        """Join the round after ``last``, and wait for it."""
+        records = self._records
+        self._nodes, self._holes, self._fewest_since = {}, {}, None
+        self._gone = self._alive.gone
+        _check_open(last, waits=False)
+        waits = not self._end(last)
+        mine, begin = records.join(last, self._me), time.monotonic()
+        if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
+            records.ring([first.id])  # before that, the round would hardly be complete
+        decides = mine == 0
+        while True:
+            if decides and (now := self._decide(last)):
+                return now
+            if time.monotonic() > deadline and not waits:
+                raise RendezvousTimeoutError(
+                    f"{len(self._nodes)} of at least {self._limits.fewest} nodes came to the rendezvous of this job"
+                )
+            rung = self._rung_within(self._pause(begin) if decides else self._timing.interval)
+            if decides and not rung and time.monotonic() - self._looked < self._timing.interval:
+                continue
+            now = records.last_round()
+            _check_open(now, waits=waits)
+            if now.name != last.name:
+                return now
+            decides = decides or (not rung and self._must_decide(last, mine))
+
+    def _pause(self, begin: float) -> float:
+        """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""
+        pause = min(self._timing.interval, max(_POLL, (time.monotonic() - begin) / 10))
+        if self._fewest_since is not None:
+            pause = min(pause, max(_POLL, self._fewest_since + self._limits.last_call - time.monotonic()))
+        return pause
+
+    def _end(self, last: Round) -> bool:
+        """End the last round, so that its nodes come; returns False if it has no place for this one."""
+        records = self._records
+        if not last.nodes:
+            return True
+        predecessors = [node.id for node in last.nodes if node.is_dead_here()]
+        is_full = self._me.id not in last.ranks and not predecessors and len(last.nodes) >= self._limits.most
+        if is_full and not records.is_ended(last):
+            logger.info("the job has all its %d nodes: this one waits for a place", len(last.nodes))
+            return False
+        records.report_gone(last, predecessors)
+        records.end(last)
+        return True
+
+    def _rung_within(self, seconds: float) -> bool:
+        rung = self._alive.rung.wait(seconds)
+        self._alive.rung.clear()
+        return rung
+
+    # --- who decides, and what
+
+    def _must_decide(self, last: Round, mine: int) -> bool:
+        """Whether no living node has an earlier place."""
+        for slot in range(mine):
+            node = self._node_at(last, slot)
+            if node is None and not self._is_hole(slot):
+                return False
+            if node is not None and node.id == self._me.id:
+                return True
+            if node is not None and not self._is_silent(node):
+                return False
+        return True
+
+    def _decide(self, last: Round) -> Round | None:
+        """Read who came; complete the round, and return it, if it need not wait any longer."""
+        for slot in range(self._records.slots(last)):
+            self._node_at(last, slot)
+        pending = [slot for slot in self._holes if not self._is_hole(slot)]
+        came = {node.id: node for _, node in sorted(self._nodes.items())}
+        now = time.monotonic()
+        if now - self._looked > self._timing.interval:
+            self._looked = now
+            ids = {*came, *last.ranks} - {self._me.id}
+            silent = self._alive.signs.observe(ids, self._records.beats(ids))
+            # A node that is there is not gone, whoever said so; but it may have died since it came.
+            self._gone = (self._records.gone(last) | self._alive.gone) - came.keys() | silent
+        present = [node for node in came.values() if node.id not in self._gone]
+        if len(present) < self._limits.fewest:
+            self._fewest_since = None
+        elif self._fewest_since is None:
+            self._fewest_since = now
+        since = now - self._fewest_since if self._fewest_since is not None else 0.0
+        if pending or not is_complete(last, present, self._gone, self._limits, since):
+            return None
+        nodes = assign_ranks(last, present, self._limits.most)
+        done = Round(last.number + 1, secrets.token_hex(8), nodes)
+        if not self._records.complete(last, done):
+            return None
+        self._records.ring(node.id for node in came.values() if node.id != self._me.id)
+        return done
+
+    def _node_at(self, last: Round, slot: int) -> Node | None:
+        if slot not in self._nodes:
+            node = self._records.joined(last, slot)
+            if node is None:
+                self._holes.setdefault(slot, time.monotonic())
+                return None
+            self._holes.pop(slot, None)
+            self._nodes[slot] = node
+        return self._nodes[slot]
+
+    def _is_hole(self, slot: int) -> bool:
+        return time.monotonic() - self._holes[slot] > _HOLE
+
+    def _is_silent(self, node: Node) -> bool:
+        return bool(self._alive.signs.observe([node.id], self._records.beats([node.id])))
+
+
+def _check_open(last: Round, *, waits: bool) -> None:
+    if last.is_closed and waits:
+        raise RendezvousGracefulExitError("the other nodes have ended the job")
+    if last.is_closed:
+        raise RendezvousClosedError("another node has ended the job")

@@ -1,0 +1,264 @@
+"""Records of the rounds of one job in a store: who joins, what was decided, who is alive."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round
+from fastckpt_run.rendezvous.signing import Refused, Signer
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_GIVEN = b"given:"
+_RING = b"1"
+T = TypeVar("T")
+
+
+class RoundStore:
+    """The records of a job, as one agent sees them. All calls raise StoreLost.
+
+    Keys of a round that nodes are joining carry the name of the round before it, which is random: records of two halves
+    of a job, of another round or of an earlier launch have other keys. Each agent waits for its *bell*, a key that
+    others set when there is something to read for it.
+
+    Attributes:
+        connection: The connection for all calls but the wait for the bell.
+        secret: The secret of the job: the given one, or that of the store.
+    """
+
+    def __init__(
+        self, connection: StoreConnection, job: str, given: bytes | None, id: str, offer: bytes | None = None
+    ) -> None:
+        """Open the records of a job.
+
+        Args:
+            connection: The store.
+            job: The name of the job.
+            given: The secret that the user gave, if any.
+            id: The agent.
+            offer: Without such a secret, the one to hand out if the store has none.
+        """
+        self.connection = connection
+        self._id, self._name, self._given = id, job, given
+        self._job = f"fastckpt/{job}"
+        self._disagrees = False
+        self.secret = self._agree(given, offer or secrets.token_hex(32).encode())
+        self._signer = Signer(self.secret)
+        self._prefix = f"{self._job}/{self._signer.fingerprint}"
+        self._refused = set[str]()
+        self._seen = set[str]()
+        self._bell: StoreConnection | None = None
+
+    def at(self, connection: StoreConnection) -> "RoundStore":
+        """The records of the same job, for the same agent, in another store."""
+        return RoundStore(connection, self._name, self._given, self._id, self.secret)
+
+    def rounds_at(self, connection: StoreConnection) -> int:
+        """The number of rounds that the job has had in another store."""
+        return self.at(connection).last_round().number
+
+    # --- the last round
+
+    def last_round(self) -> Round:
+        """The last round that was completed."""
+        return self._last()[1]
+
+    def complete(self, before: Round, now: Round) -> bool:
+        """Make ``now`` the last round; False if it is not ``before`` any more."""
+        found, last = self._last()
+        if last.name != before.name or last.is_closed:
+            return False
+        key = self._key("last")
+        record = self._signer.seal(key, now.to_record())
+        return self.connection.replace(key, found, record) == record
+
+    def carry_over(self, mine: Round) -> Round:
+        """Bring the last round that this agent knows to a store that has none, or an older one; returns the last."""
+        while (last := self.last_round()).number < mine.number:
+            self.complete(last, mine)
+        return last
+
+    # --- the next round
+
+    def join(self, last: Round, node: Node) -> int:
+        """Take a place in the round that follows; returns its number."""
+        slot = self.connection.add(self._key(last.name, "slots"), 1) - 1
+        self._put(node.to_record(), last.name, "slot", slot)
+        return slot
+
+    def slots(self, last: Round) -> int:
+        """How many places have been taken."""
+        return self.connection.add(self._key(last.name, "slots"), 0)
+
+    def joined(self, last: Round, slot: int) -> Node | None:
+        """The node that has taken a place; None if its record is not there, or refused."""
+        return self._read(Node.from_record, last.name, "slot", slot)
+
+    def announce(self, round: Round, master: Master) -> None:
+        """Announce where a round meets."""
+        self._put(asdict(master), round.name, "master")
+        self.ring(node.id for node in round.nodes if node.id != self._id)
+
+    def master(self, round: Round) -> Master | None:
+        """The place where a round meets; None if it is not known yet."""
+        return self._read(Master.from_record, round.name, "master")
+
+    # --- the end of rounds
+
+    def end(self, round: Round) -> None:
+        """End a round: its nodes shall come to the next one."""
+        key = self._key(round.name, "end")
+        record = self._signer.seal(key, {"by": self._id})
+        found = self.connection.replace(key, None, record)
+        if found != record and not self.is_ended(round):
+            self.connection.set(key, record)  # a stranger was there before, and was refused
+        elif found != record:
+            return  # who was first has rung
+        self.ring(node.id for node in round.nodes if node.id != self._id)
+
+    def is_ended(self, round: Round) -> bool:
+        """Whether a round was ended."""
+        return self._read(bool, round.name, "end") is not None
+
+    def close(self) -> None:
+        """End the job: no round follows."""
+        while True:
+            record, last = self._last()
+            closed = self._signer.seal(self._key("last"), replace(last, is_closed=True).to_record())
+            if last.is_closed or self.connection.replace(self._key("last"), record, closed) == closed:
+                break
+        waiting = [self.joined(last, slot) for slot in range(self.slots(last))]
+        self.ring({node.id for node in (*last.nodes, *waiting) if node and node.id != self._id})
+
+    def report_gone(self, round: Round, ids: Iterable[str]) -> None:
+        """Report nodes of a round that are gone for certain."""
+        key = self._key(round.name, "gone")
+        for id in ids:
+            self.connection.append(key, self._signer.seal(key, {"gone": id}) + b"\n")
+
+    def gone(self, round: Round) -> frozenset[str]:
+        """The ids of nodes of a round that were reported gone."""
+        found = set[str]()
+        key = self._key(round.name, "gone")
+        for line in (self.connection.peek(key) or b"").splitlines():
+            try:
+                found.add(str(self._signer.open(key, line)["gone"]))
+            except (Refused, KeyError) as error:
+                self._refuse(key, error)
+        return frozenset(found)
+
+    def hold(self) -> None:
+        """Note that this agent's process holds the store."""
+        self._put({"by": self._id}, "holder")
+
+    def holder(self) -> str:
+        """The id of the agent whose process holds the store; empty if it is not one of this job."""
+        return self._read(lambda record: str(record["by"]), "holder") or ""
+
+    # --- signs of life
+
+    def beat(self, number: int) -> None:
+        """Give a sign of life."""
+        self._put({"beat": number}, "beat", self._id)
+
+    def beats(self, ids: Iterable[str]) -> dict[str, int]:
+        """The newest sign of life of each node; nodes that have given none here are left out."""
+        found = dict[str, int]()
+        keys = {id: self._key("beat", id) for id in ids}
+        values = {id: self.connection.peek(keys[id]) for id in keys.keys() - self._seen}
+        self._seen |= {id for id, value in values.items() if value is not None}
+        seen = [id for id in keys if id in self._seen and id not in values]
+        values |= dict(zip(seen, self.connection.get_all([keys[id] for id in seen]), strict=True))
+        for id, value in values.items():
+            try:
+                found |= {id: int(self._signer.open(keys[id], value)["beat"])} if value is not None else {}
+            except (Refused, KeyError, ValueError, TypeError) as error:
+                self._refuse(keys[id], error)
+        return found
+
+    # --- bells
+
+    def ring(self, ids: Iterable[str]) -> None:
+        """Wake agents."""
+        self.connection.set_all([self._key("bell", id) for id in ids], _RING)
+
+    def listen(self, rung: Callable[[], None]) -> None:
+        """Call ``rung`` in a thread of its own, each time that somebody rings, until the store is closed or lost."""
+        if self._disagrees:
+            logger.error(
+                "other agents of this job use %s at %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
+                "no secret, or another one," if self._given else "a secret",
+                self.connection.host,
+            )
+        self._bell = StoreConnection(self.connection.host, self.connection.port, self.connection.calls)
+        threading.Thread(target=self._listen, args=(self._bell, rung), name="fastckpt-bell", daemon=True).start()
+
+    def _listen(self, bell: StoreConnection, rung: Callable[[], None]) -> None:
+        key = self._key("bell", self._id)
+        with suppress(StoreLost):
+            while True:
+                bell.wait(key)
+                # Deleted before anybody reads what it rang for: who rings later, rings again.
+                bell.delete(key)
+                rung()
+        rung()
+
+    def leave(self) -> None:
+        """Close the connections."""
+        with suppress(StoreLost):
+            self.ring([self._id])  # so that the thread which listens comes back, and no call is left behind
+        for connection in (self._bell, self.connection):
+            if connection is not None:
+                connection.close()
+
+    # --- records
+
+    def _agree(self, given: bytes | None, drawn: bytes) -> bytes:
+        key = f"{self._job}/secret"
+        offer = _GIVEN + Signer(given).fingerprint.encode() if given else drawn
+        found = self.connection.replace(key, None, offer)
+        if given is None and not found.startswith(_GIVEN):
+            return found
+        self._disagrees = found != offer
+        return given or drawn
+
+    def _key(self, *parts: object) -> str:
+        return "/".join((self._prefix, *map(str, parts)))
+
+    def _put(self, body: dict[str, Any], *parts: object) -> None:
+        key = self._key(*parts)
+        self.connection.set(key, self._signer.seal(key, body))
+
+    def _read(self, read: Callable[[dict[str, Any]], T], *parts: object) -> T | None:
+        key = self._key(*parts)
+        record = self.connection.peek(key)
+        if record is None:
+            return None
+        try:
+            return read(self._signer.open(key, record))
+        except (Refused, ValueError, KeyError, TypeError) as error:
+            self._refuse(key, error)
+            return None
+
+    def _last(self) -> tuple[bytes | None, Round]:
+        key = self._key("last")
+        record = self.connection.peek(key)
+        if record is None:
+            return None, BEFORE_THE_FIRST
+        try:
+            return record, Round.from_record(self._signer.open(key, record))
+        except (Refused, ValueError) as error:
+            self._refuse(key, error)
+            self.connection.delete(key)  # it is nobody's: an agent with another secret uses other keys
+            return None, BEFORE_THE_FIRST
+
+    def _refuse(self, key: str, why: Exception) -> None:
+        text = f"the record {key.removeprefix(self._job)} in the store of the rendezvous was refused: {why}"
+        if text not in self._refused and len(self._refused) < 100:
+            self._refused.add(text)
+            logger.warning("%s", text)

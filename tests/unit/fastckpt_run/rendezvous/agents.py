@@ -1,0 +1,116 @@
+"""Agents of a rendezvous as threads of one process, over real stores."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo
+
+from fastckpt_run.rendezvous.endpoints import Endpoints
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.meeting import Timing
+from fastckpt_run.rendezvous.membership import NodeLimits
+from tests.ports import free_port
+
+PATIENCE = 60.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait until something has happened."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def in_thread(call: Callable[[], object]) -> "Future[object]":
+    """The result of a call in a thread of its own, which may never come."""
+    future: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class Agents:
+    """The agents of a job, each with a handler of its own.
+
+    Attributes:
+        endpoint: Where the store is.
+        calls: The calls of stores by all agents.
+    """
+
+    def __init__(self, fewest: int = 1, most: int = 1, *, last_call: float = 0.5, endpoint: str = "", **timing: float):
+        self.endpoint = endpoint or f"127.0.0.1:{free_port()}"
+        self.limits = NodeLimits(fewest, most, last_call)
+        self.timing = Timing(**{"join": PATIENCE, "connect": 20.0, "interval": 0.1, "silence": 2.0} | timing)
+        self.calls: Counter[str] = Counter()
+        self.handlers: list[FastckptRendezvousHandler] = []
+
+    def new(
+        self, *, job: str = "job", address: str = "127.0.0.1", secret: bytes | None = None, host: bool | None = None
+    ) -> FastckptRendezvousHandler:
+        """An agent that has connected, and has met nobody yet."""
+        endpoints = Endpoints(self.endpoint, is_here=lambda _: True, is_host=host, calls=self.calls)
+        made = FastckptRendezvousHandler(
+            job, endpoints, self.limits, self.timing, local_address=address, secret=secret, calls=self.calls
+        )
+        self.handlers.append(made)
+        return made
+
+    def several(self, count: int) -> list[FastckptRendezvousHandler]:
+        """So many agents; the first holds the store."""
+        first = self.new()
+        futures = [in_thread(self.new) for _ in range(count - 1)]
+        return [first, *(future.result(PATIENCE) for future in futures)]  # type: ignore[list-item]
+
+    def stranger(self) -> TCPStore:
+        """A client of the store that belongs to no agent."""
+        host, port = self.endpoint.rsplit(":", 1)
+        return TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+
+    def close(self) -> None:
+        """End all that is left."""
+        for handler in reversed(self.handlers):
+            handler.leave()
+        self.handlers.clear()
+
+
+def meet(handlers: list[FastckptRendezvousHandler]) -> list[RendezvousInfo]:
+    """A round in which all of these take part at once."""
+    futures = [in_thread(handler.next_rendezvous) for handler in handlers]
+    return [future.result(PATIENCE) for future in futures]  # type: ignore[misc]
+
+
+def ranks(handlers: list[FastckptRendezvousHandler]) -> list[int]:
+    """The ranks of agents in their last rounds."""
+    return [handler.round.ranks[handler.id] for handler in handlers]
+
+
+def kill(handler: FastckptRendezvousHandler) -> None:
+    """As if its process had been killed: no farewell, no sign of life, and its store is gone."""
+    handler._alive.stop()
+    records = handler._alive.pause()
+    handler._alive.give_up()
+    if records is not None:
+        records.leave()
+    handler._master = handler._endpoints.server = None
+
+
+@contextmanager
+def agents(*arguments: int, **options: float) -> Iterator[Agents]:
+    """Agents, which are ended at the end."""
+    made = Agents(*arguments, **options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,297 @@
+"""Rounds of a rendezvous, over real stores: each way in which a node leaves, comes late, twice, or not at all."""
+
+import base64
+import logging
+import pickle
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.store_connection import StoreLost
+from tests.ports import free_port
+from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, kill, meet, ranks, until
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 64])
+def test_a_round_takes_at_most_twenty_messages_a_node(count: int) -> None:
+    with agents(count, count, interval=60.0, silence=180.0) as job:
+        nodes = job.several(count)
+        for _ in ("first", "later"):
+            job.calls.clear()
+            infos = meet(nodes)
+            assert sum(job.calls.values()) <= 20 * count, job.calls
+            assert sorted(info.rank for info in infos) == list(range(count))
+            assert {info.world_size for info in infos} == {count}
+            assert len({info.bootstrap_store_info.master_port for info in infos}) == 1  # type: ignore[union-attr]
+
+
+def test_each_round_has_an_empty_store_which_all_its_nodes_share() -> None:
+    with agents(2, 2) as job:
+        nodes, ports = job.several(2), set()
+        for _ in range(3):
+            one, two = meet(nodes)
+            assert not one.store.check(["key"])
+            one.store.set("key", b"value")
+            assert two.store.get("key") == b"value"
+            ports.add(one.bootstrap_store_info.master_port)  # type: ignore[union-attr]
+        assert len(ports) == 3
+
+
+def test_a_node_that_starts_over_ends_the_round_for_all_and_all_keep_their_ranks() -> None:
+    with agents(3, 3) as job:
+        nodes = job.several(3)
+        meet(nodes)
+        before = ranks(nodes)
+        first = in_thread(nodes[1].next_rendezvous)
+        until(lambda: nodes[0].num_nodes_waiting() and nodes[2].num_nodes_waiting(), "the others see it")
+        rest = [in_thread(nodes[number].next_rendezvous) for number in (2, 0)]
+        assert [each.result(PATIENCE) for each in (first, *rest)]
+        assert ranks(nodes) == before
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0, 0]
+
+
+def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_until_another_one_comes() -> None:
+    with agents(1, 3, silence=1.0) as job:
+        nodes = job.several(3)
+        meet(nodes)
+        by_rank = sorted(nodes, key=lambda node: node.round.ranks[node.id])
+        lost = next(node for node in by_rank[:2] if node is not nodes[0])  # nodes[0] holds the store
+        others = [node for node in by_rank if node is not lost]
+        hole = lost.round.ranks[lost.id]
+        kill(lost)
+        until(lambda: all(node.num_nodes_waiting() for node in others), "both see that it is gone")
+        meet(others)
+        assert others[-1].round.ranks[others[-1].id] == hole
+        assert sorted(ranks(others)) == [0, 1]
+        before = ranks(others)
+        newcomer = job.new()
+        joined = in_thread(newcomer.next_rendezvous)
+        until(lambda: all(node.num_nodes_waiting() for node in others), "the members see the newcomer")
+        meet(others)
+        joined.result(PATIENCE)
+        assert ranks(others) == before and ranks([newcomer]) == [2]
+
+
+def test_a_node_that_was_reported_lost_is_not_waited_for() -> None:
+    with agents(2, 3, silence=600.0) as job:
+        nodes = job.several(3)
+        meet(nodes)
+        kill(nodes[2])
+        nodes[0].lost([nodes[2].id, "a stranger", nodes[0].id])
+        until(nodes[1].num_nodes_waiting, "all others see it")
+        meet(nodes[:2])
+        assert sorted(ranks(nodes[:2])) == [0, 1]
+
+
+def test_a_node_that_is_reported_lost_while_the_others_meet_is_not_waited_for_either() -> None:
+    with agents(2, 3, silence=600.0) as job:
+        nodes = job.several(3)
+        meet(nodes)
+        kill(nodes[2])
+        futures = [in_thread(node.next_rendezvous) for node in nodes[:2]]
+        time.sleep(0.3)
+        assert not any(future.done() for future in futures)
+        nodes[1].lost([nodes[2].id])
+        assert all(future.result(PATIENCE) for future in futures)
+
+
+def test_a_node_that_leaves_is_not_waited_for() -> None:
+    with agents(1, 2, silence=600.0) as job:
+        nodes = job.several(2)
+        meet(nodes)
+        nodes[1].leave()
+        until(nodes[0].num_nodes_waiting, "the other one sees it")
+        meet(nodes[:1])
+        assert ranks(nodes[:1]) == [0]
+
+
+def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free() -> None:
+    with agents(2, 2, silence=600.0, join=2.0) as job:
+        nodes = job.several(2)
+        meet(nodes)
+        spare = job.new()
+        joined = in_thread(spare.next_rendezvous)
+        meet(nodes)  # a restart of the others while it waits: they come first
+        assert not joined.done()
+        time.sleep(2.5)
+        assert not joined.done(), "it waits for longer than others would for enough nodes"
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+        left = nodes[1].round.ranks[nodes[1].id]
+        nodes[1].leave()
+        until(nodes[0].num_nodes_waiting, "the member sees that one has left")
+        meet(nodes[:1])
+        joined.result(PATIENCE)
+        assert ranks([spare]) == [left]
+
+
+def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused() -> None:
+    with agents(1, 1) as job:
+        nodes = job.several(3)
+        meet(nodes[:1])
+        joined = in_thread(nodes[1].next_rendezvous)
+        until(lambda: job.calls["add"] >= 3, "it waits")
+        assert not nodes[2].is_closed()
+        nodes[0].set_closed()
+        with pytest.raises(RendezvousGracefulExitError):
+            joined.result(PATIENCE)
+        assert nodes[2].is_closed()
+        with pytest.raises(RendezvousClosedError):
+            nodes[2].next_rendezvous()
+        with pytest.raises(RendezvousClosedError):
+            nodes[0].next_rendezvous()
+
+
+def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
+    with agents(2, 2, silence=1.0) as job:
+        nodes = job.several(3)
+        first = nodes[1]
+        records = first._alive.store
+        assert records is not None
+        assert records.join(records.last_round(), first._me) == 0
+        kill(first)
+        meet([nodes[0], nodes[2]])
+        assert sorted(ranks([nodes[0], nodes[2]])) == [0, 1]
+
+
+def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over() -> None:
+    with agents(2, 2) as job:
+        nodes = job.several(2)
+        records = nodes[0]._alive.store
+        assert records is not None
+        records.connection.add(records._key("first", "slots"), 1)
+        meet(nodes)
+        assert sorted(ranks(nodes)) == [0, 1]
+
+
+def test_a_first_round_goes_by_address_and_waits_for_the_last_call() -> None:
+    with agents(1, 3, last_call=1.5) as job:
+        nodes = [job.new(address="127.0.0.2"), job.new(address="127.0.0.1")]
+        begin = time.monotonic()
+        meet(nodes)
+        assert time.monotonic() - begin >= 1.5
+        assert ranks(nodes) == [1, 0]
+
+
+def test_too_few_nodes_end_with_a_timeout() -> None:
+    with agents(2, 2, join=0.5) as job, pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
+        job.new().next_rendezvous()
+
+
+def test_jobs_share_a_store_without_meeting() -> None:
+    with agents(1, 1) as job:
+        one, other = job.new(job="one"), job.new(job="other")
+        meet([one, other])
+        assert ranks([one, other]) == [0, 0]
+        one.set_closed()
+        assert one.is_closed() and not other.is_closed()
+        meet([other])
+
+
+def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_back_to_it() -> None:
+    with agents(1, 3, silence=1.0, endpoint=f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as job:
+        nodes = job.several(3)
+        meet(nodes)
+        kept = ranks(nodes[1:])
+        round = nodes[1].round.number
+        kill(nodes[0])
+        until(lambda: all(node.num_nodes_waiting() for node in nodes[1:]), "the store has gone with a member")
+        meet(nodes[1:])
+        assert nodes[1].round.number == round + 1
+        assert [now for now, before in zip(ranks(nodes[1:]), kept, strict=True) if before < 2] == [
+            before for before in kept if before < 2
+        ]
+        back = job.new()
+        joined = in_thread(back.next_rendezvous)
+        until(lambda: all(node.num_nodes_waiting() for node in nodes[1:]), "it has joined the living store")
+        meet(nodes[1:])
+        joined.result(PATIENCE)
+        assert back.round == nodes[1].round
+        assert back._endpoints.server is None
+
+
+def is_in(node: FastckptRendezvousHandler, name: str) -> bool:
+    with suppress(StoreLost):
+        records = node._alive.store
+        return records is not None and records.last_round().name == name
+    return False
+
+
+def test_members_train_on_when_a_store_is_lost_that_none_of_them_held() -> None:
+    with agents(1, 2, silence=600.0, last_call=0.2) as job:
+        nobody = job.new(job="another")
+        nodes = [job.new(), job.new()]
+        meet(nodes)
+        name = nodes[0].round.name
+        kill(nobody)
+        for node in nodes:  # each finds or makes a store again, in the background
+            until(lambda node=node: is_in(node, name), "it has a store again, with the round in it")  # type: ignore[misc]
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+        before = ranks(nodes)
+        meet(nodes)
+        assert ranks(nodes) == before
+
+
+def test_no_store_at_all_is_an_error_that_names_the_endpoints() -> None:
+    with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=job.endpoint):
+        job.new(host=False)
+
+
+def test_agents_of_one_secret_meet_and_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    with agents(2, 2, join=1.0) as job:
+        nodes = [job.new(secret=b"0123456789abcdef") for _ in range(2)]
+        meet(nodes)
+        for secret in (None, b"another secret..."):
+            with pytest.raises(RendezvousTimeoutError):
+                job.new(secret=secret).next_rendezvous()
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+    assert caplog.text.count("give one to all (--fast-secret-file, FASTCKPT_SECRET)") == 2
+    assert "0123456789abcdef" not in caplog.text
+
+
+class Exploit:
+    """Code that runs in whoever unpickles it."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self._mark,)
+
+
+def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = tmp_path / "mark"
+    pickled = pickle.dumps(Exploit(mark))
+    caplog.set_level(logging.WARNING)
+    with agents(2, 2, silence=600.0, interval=0.05) as job:
+        nodes = [job.new(secret=b"0123456789abcdef") for _ in range(2)]
+        meet(nodes)
+        stranger = job.stranger()
+        keys = [key for key in stranger.list_keys() if "fastckpt/" in key]
+        bells = [key for key in keys if "/bell/" in key]
+        own = nodes[0]._alive.store
+        assert own is not None
+        ends = own._key(nodes[0].round.name, "end")
+        for value in (pickled, base64.b64encode(pickled), b"x", b"1 0 {}", b"2 0 {}"):
+            for key in (ends, own._key("last"), "torch.rendezvous.job", *(k for k in keys if "/beat/" in k)):
+                stranger.set(key, value)
+            for key in [*bells, *(own._key("bell", node.id) for node in nodes)]:
+                stranger.set(key, b"1")
+            time.sleep(0.2)
+        before = ranks(nodes)
+        meet(nodes)
+        assert ranks(nodes) == before
+    assert not mark.exists()
+    assert "in the store of the rendezvous was refused: its version is" in caplog.text
+    pickle.loads(pickled)
+    assert mark.exists(), "the exploit works where something unpickles it"
