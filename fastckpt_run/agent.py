@@ -36,6 +36,7 @@ from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.members import Member, exchange, host_for
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.signing import secret_of
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
@@ -79,7 +80,7 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
-        self._own = Member(secrets.token_hex(8), socket.gethostname(), memory_id(settings))
+        self._own = Member(_id_of(spec.rdzv_handler), socket.gethostname(), memory_id(settings))
         self._died: list[Death] = []
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -146,11 +147,17 @@ class FastckptAgent(HookedAgent):
         if count > 1:
             host = host_for(group.master_addr or "", rank, group.spec.local_addr)
             own = replace(own, address=f"{host}:{self._saver.serve_peers()}")
-        members = exchange(store, rank, count, own)
+        members = exchange(store, rank, count, own, self._secret(group.spec.rdzv_handler))
         self._saver.slot = members.all[rank].slot
         peers = [Peer(member.id, member.memory, member.address) for member in members.all]
         self._saver.meet(Round(peers, rank, members.secret))
         return members.all[rank]
+
+    def _secret(self, handler: RendezvousHandler) -> bytes:
+        """The secret that this agent shares with the others; empty if the first is to draw one for this round."""
+        if isinstance(handler, FastckptRendezvousHandler):
+            return handler.secret
+        return secret_of(self._job_settings) or b""
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""
@@ -314,6 +321,10 @@ class FastckptAgent(HookedAgent):
         if result is not None and self.context is not None:
             for failure in result.failures.values():
                 explain(failure, self.context, self._hangs.killed, self._saver.lost)
+
+
+def _id_of(handler: RendezvousHandler) -> str:
+    return handler.id if isinstance(handler, FastckptRendezvousHandler) else secrets.token_hex(8)
 
 
 def _is_awaited(handler: RendezvousHandler) -> bool:

@@ -9,8 +9,10 @@ from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import Cluster
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Recovery
-from tests.nodes.test_restarts import MEMORY, assert_bitwise, starts
+from tests.nodes.test_restarts import assert_bitwise, starts
 
+EVERY = 10
+"""Steps from one save in memory to the next: other hosts keep small files of it some tenths of a second later."""
 NEVER = "100000"
 """An interval of saves to storage that no run is long enough for."""
 SOON = 30.0
@@ -24,9 +26,9 @@ def lacks(what: str) -> pytest.MarkDecorator:
 
 def started(cluster: Cluster, *script: str, nodes: str = "", meeting: str = "") -> NodesJob:
     """A job on all hosts that has done some steps."""
-    job = NodesJob(cluster, *script, nodes=nodes or str(len(cluster.hosts)), meeting=meeting)
+    job = NodesJob(cluster, "--memory", str(EVERY), *script, nodes=nodes or str(len(cluster.hosts)), meeting=meeting)
     job.launch(*cluster.hosts)
-    job.do_steps(11)
+    job.do_steps(EVERY + 6)
     return job
 
 
@@ -54,7 +56,7 @@ def test_ddp_loses_only_steps_since_the_last_save_in_memory_with_a_host(
     """Nothing is on storage yet, so nothing of it is read."""
     job = started(new_cluster(0, 1), "--disk", NEVER, meeting=endpoint(0, 1) if lost == 0 else "")
     recovery = replace(job, lost, lost)
-    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= MEMORY
+    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= EVERY
     assert recovery.starts == {0: 1, 1: 1}
     end(job)
     assert_bitwise(job, uninterrupted(ranks=2))
@@ -69,7 +71,7 @@ def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_on
     job = started(new_cluster(1, 3, 5))
     recovery = replace(job, 3, fresh)
     assert recovery.ranks == {1: 0, fresh: 1, 5: 2}
-    assert (recovery.tiers[1], recovery.tiers[5]) == ("memory", "memory") and recovery.lost <= MEMORY
+    assert (recovery.tiers[1], recovery.tiers[5]) == ("memory", "memory") and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted(ranks=3))
 
@@ -95,7 +97,7 @@ def test_hsdp_takes_the_shards_of_a_lost_host_from_the_one_with_their_copies(
 ) -> None:
     job = started(new_cluster(0, 1, 2, 3), "--way", "hsdp", "--disk", NEVER)
     recovery = replace(job, 2, 2)
-    assert {recovery.tiers[number] for number in (0, 1, 3)} == {"memory"} and recovery.lost <= MEMORY
+    assert {recovery.tiers[number] for number in (0, 1, 3)} == {"memory"} and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted("--way", "hsdp", ranks=4))
 
@@ -110,7 +112,7 @@ def test_a_job_goes_on_without_any_one_of_three_hosts(new_cluster: NewCluster, l
     """Also without the one that has the store and rank 0."""
     job = started(new_cluster(0, 1, 2), nodes="2:3", meeting=endpoint(0, 1, 2))
     recovery = job.recovered(job.lose(lost), SOON)
-    assert set(recovery.tiers.values()) == {"memory"} and recovery.lost <= MEMORY
+    assert set(recovery.tiers.values()) == {"memory"} and recovery.lost <= EVERY
     end(job)
 
 
@@ -122,11 +124,11 @@ def test_one_of_two_hosts_goes_on_when_the_other_is_lost(
 ) -> None:
     job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2", meeting=endpoint(0, 1))
     recovery = job.recovered(job.lose(lost), SOON)
-    assert recovery.tiers == {1 - lost: "memory"} and recovery.lost <= MEMORY
+    assert recovery.tiers == {1 - lost: "memory"} and recovery.lost <= EVERY
     job.do_steps(5)
     job.cluster.add(lost)
     recovery = job.recovered(job.launch(lost), SOON)
-    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= MEMORY
+    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
 
@@ -138,10 +140,10 @@ def test_with_default_options_one_host_goes_on_soon_after_the_processes_of_the_o
 ) -> None:
     job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2")
     recovery = job.recovered(job.kill_node(1), SOON)
-    assert recovery.tiers == {0: "memory"} and recovery.lost <= MEMORY
+    assert recovery.tiers == {0: "memory"} and recovery.lost <= EVERY
     job.do_steps(5)
     recovery = job.recovered(job.launch(1), SOON)
-    assert recovery.tiers[0] == "memory" and recovery.lost <= MEMORY
+    assert recovery.tiers[0] == "memory" and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
 
@@ -158,7 +160,7 @@ def test_a_host_whose_link_stays_down_is_left_behind(
     """The timeout of collectives is half an hour."""
     job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2")
     recovery = job.recovered(job.isolate(1, has_carrier=has_carrier), SOON)
-    assert recovery.tiers == {0: "memory"} and recovery.lost <= MEMORY
+    assert recovery.tiers == {0: "memory"} and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
 
@@ -190,11 +192,11 @@ def test_a_host_whose_agent_is_stopped_is_left_behind_and_joins_when_it_is_conti
     job = started(new_cluster(0, 1), "--batches", "2", nodes="1:2")
     at = job.freeze(1)
     stopped = job.agents.pop(1)
-    assert job.recovered(at, SOON).lost <= MEMORY
+    assert job.recovered(at, SOON).lost <= EVERY
     job.do_steps(5)
     job.agents[1] = stopped
     recovery = job.recovered(job.thaw(1), SOON)
-    assert recovery.tiers[0] == "memory" and recovery.lost <= MEMORY
+    assert recovery.tiers[0] == "memory" and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("fastckpt")
 
 COPIES = 2
 """Other hosts that keep a node's small files."""
-INTERVAL = 0.2
+INTERVAL = 0.1
 """Seconds from the report of one save to that of the next, at least; what follows from it is not delayed."""
 LONGEST_WAIT = 0.2
 """Seconds that a report waits for another answer than the one that its agent knows."""
