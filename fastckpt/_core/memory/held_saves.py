@@ -17,7 +17,8 @@ from fastckpt._core.memory import slots
 from fastckpt._core.memory.records import names_in, remove_any
 from fastckpt._core.memory.slots import SlotDone
 
-_KEPT = "kept"
+KEPT = "kept"
+"""The directory of an arena with files of other nodes' ranks."""
 _NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
 
 
@@ -120,10 +121,10 @@ def keep(
 
 def forget_kept(arena: Path, keeping: Collection[SaveId]) -> None:
     """Remove what is kept of other nodes' ranks, but for these saves."""
-    for name in names_in(arena / _KEPT):
+    for name in names_in(arena / KEPT):
         match = _NAME.fullmatch(name)
         if match is None or SaveId(int(match[1]), int(match[2])) not in keeping:
-            shutil.rmtree(arena / _KEPT / name, ignore_errors=True)
+            shutil.rmtree(arena / KEPT / name, ignore_errors=True)
 
 
 def kept_ids(arena: Path) -> set[SaveId]:
@@ -134,13 +135,13 @@ def kept_ids(arena: Path) -> set[SaveId]:
 def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:
     """Where the files of other nodes' ranks of a save are kept."""
     token = hashlib.sha256(attempt.encode()).hexdigest()[:16]
-    return arena / _KEPT / f"{id.history}-{id.step}-{token}"
+    return arena / KEPT / f"{id.history}-{id.step}-{token}"
 
 
 def _kept(arena: Path) -> dict[tuple[SaveId, str], _Kept]:
     found: dict[tuple[SaveId, str], _Kept] = {}
-    for name in names_in(arena / _KEPT):
-        place = arena / _KEPT / name
+    for name in names_in(arena / KEPT):
+        place = arena / KEPT / name
         for rank, done in slots.read_parts(place).items():
             if kept_place(arena, done.id, attempt := _attempt(done.details)) != place:
                 continue

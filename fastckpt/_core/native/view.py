@@ -8,6 +8,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.raw import Raw
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.held_saves import KEPT
 from fastckpt._core.resume.tiers import Files
 from fastckpt.errors import BadCheckpoint
 
@@ -18,7 +19,8 @@ def hold(link: SaverClient, paths: Iterable[Path], save: SaveId | None) -> None:
     Raises BadCheckpoint if one of them does not hold that save any more.
     """
     inside = [path.relative_to(link.arena) for path in paths if path.is_relative_to(link.arena)]
-    held = {link.arena / path.parts[0] for path in inside}
+    # Files of other nodes are kept beside the slots, as long as a slot holds their save.
+    held = {link.arena / path.parts[0] for path in inside if path.parts[0] != KEPT}
     if held:
         # Pinned first, then compared: what holds that save now keeps it until the release.
         link.pin()
