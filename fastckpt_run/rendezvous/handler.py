@@ -57,7 +57,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         secret: bytes | None = None,
         calls: Counter[str] | None = None,
     ) -> None:
-        """Connect to the store of a job, or hold it; raises RendezvousConnectionError.
+        """Make a handler, which connects when it first meets the other nodes.
 
         Args:
             job: The name of the job: several jobs can share a store.
@@ -79,7 +79,6 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
         self._has_closed = False
-        self._connect()
 
     @property
     def secret(self) -> bytes:

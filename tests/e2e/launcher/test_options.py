@@ -60,6 +60,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-event-log",
         "--fast-no-event-log",
         "--fast-events",
+        "--fast-secret-file",
         "--fast-no-preload",
     ]
 

@@ -65,6 +65,7 @@ class Agents:
             job, endpoints, self.limits, self.timing, local_address=address, secret=secret, calls=self.calls
         )
         self.handlers.append(made)
+        made._connect()
         return made
 
     def several(self, count: int) -> list[FastckptRendezvousHandler]:

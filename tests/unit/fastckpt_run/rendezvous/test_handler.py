@@ -21,7 +21,7 @@ from tests.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, kill, meet, ranks, until
 
 
-@pytest.mark.parametrize("count", [1, 4, 16, 64])
+@pytest.mark.parametrize("count", [1, 4, 16, pytest.param(64, marks=pytest.mark.campaign)])
 def test_a_round_takes_at_most_twenty_messages_a_node(count: int) -> None:
     with agents(count, count, interval=60.0, silence=180.0) as job:
         nodes = job.several(count)

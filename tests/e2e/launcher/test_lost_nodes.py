@@ -1,0 +1,93 @@
+"""Agents of several nodes on this host, of which one is lost and comes back."""
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launcher.conftest import Jobs, until
+from tests.ports import free_port
+
+SECRET = "a secret of the job, for tests"
+SCRIPT = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["JOB_FOLDER"])
+name = "-".join(os.environ[each] for each in ("NODE", "WORLD_SIZE", "RANK"))
+(folder / f"up-{name}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.02)
+"""
+
+
+class Nodes:
+    """Agents that meet at a list of endpoints; workers leave a file ``up-<node>-<world size>-<rank>`` each."""
+
+    def __init__(self, jobs: Jobs, *options: str) -> None:
+        self._jobs, self._options = jobs, options
+        (jobs.folder / "train.py").write_text(SCRIPT)
+
+    def start(self, node: int) -> "subprocess.Popen[str]":
+        memory = self._jobs.folder / f"memory-{node}"
+        memory.mkdir(mode=0o700, exist_ok=True)
+        arguments = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=lost", *self._options, "train.py")
+        return self._jobs.start(*arguments, NODE=str(node), FASTCKPT_SHM_DIR=str(memory), FASTCKPT_MEMORY="off")
+
+    def ranks(self, world: int) -> dict[int, int]:
+        """Ranks by nodes of the workers that were started in a world of this size; asks once."""
+        found = [path.name.split("-")[1:] for path in self._jobs.folder.glob(f"up-*-{world}-*")]
+        return {int(node): int(rank) for node, _, rank in found}
+
+    def forget(self) -> None:
+        for path in self._jobs.folder.glob("up-*"):
+            path.unlink()
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["holder-of-the-store", "other-node"])
+def test_a_node_that_is_killed_is_lost_and_comes_back_while_the_other_one_keeps_its_rank(
+    jobs: Jobs, tmp_path: Path, held: bool
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    endpoints = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    nodes = Nodes(jobs, "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoints}", f"--fast-secret-file={secret}")
+    port = int(endpoints.split(",")[0].rsplit(":", 1)[1])
+    agents = {0: nodes.start(0)}
+    until(lambda: listens(port), "the first agent holds the store")
+    agents[1] = nodes.start(1)
+    until(lambda: len(nodes.ranks(2)) == 2, "both train")
+    lost, other = (0, 1) if held else (1, 0)
+    kept = nodes.ranks(2)[other]
+    nodes.forget()
+    agents[lost].send_signal(signal.SIGKILL)
+    agents[lost].wait()
+    until(lambda: nodes.ranks(1) == {other: 0}, "the other one trains alone")
+    nodes.forget()
+    agents[lost] = nodes.start(lost)
+    until(lambda: len(nodes.ranks(2)) == 2, "both train again")
+    assert nodes.ranks(2)[other] == 0, f"it has kept its rank, which was {kept} at first"
+    (tmp_path / "go").touch()
+    for agent in agents.values():
+        assert agent.wait(60) == 0
+        text = agent.stderr.read()
+        assert SECRET not in text
+        assert "Traceback" not in text
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens at a port of this host."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_torchs_own_rendezvous_can_be_had_by_another_name(jobs: Jobs, tmp_path: Path) -> None:
+    nodes = Nodes(jobs, "--rdzv-backend=c10d-torch", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    agents = [nodes.start(node) for node in range(2)]
+    until(lambda: len(nodes.ranks(2)) == 2, "both train")
+    (tmp_path / "go").touch()
+    assert [agent.wait(60) for agent in agents] == [0, 0]
