@@ -54,6 +54,7 @@ class Settings:
         exclusive: Whether a store is refused in which two jobs cannot be told apart.
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
         hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
+        node_timeout: Seconds from a node's last sign of life to its report as lost; it may refute it in the last 1/4.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
         secret_file: File with the secret that the agents of a job share, which only its owner may read; empty for none.
@@ -76,6 +77,7 @@ class Settings:
     exclusive: bool = True
     preload: str = "auto"
     hang_timeout: str = "auto"
+    node_timeout: float = 2.0
     event_log: bool = True
     events: str = ""
     secret_file: str = ""
@@ -95,6 +97,8 @@ class Settings:
         self._demand("stop_grace", 0 <= self.stop_grace < math.inf, "give seconds, or 0 to kill workers at once")
         waits = self.hang_timeout in ("auto", "off") or _is_positive(self.hang_timeout)
         self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
+        # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
+        self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
 
     def _demand(self, name: str, is_met: bool, allowed: str) -> None:
         if not is_met:

@@ -21,6 +21,7 @@ from fastckpt.dcp import shard_plans
 from fastckpt.dcp.plan_messages import PlanMailbox, Stage
 from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 from fastckpt.errors import ConfigError
+from tests.counting_store import CountingStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 State = dict[str, Any]
@@ -253,6 +254,37 @@ def test_a_plan_with_code_in_its_pickle_is_refused(code: object) -> None:
     board.put("key", [1, code])
     with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
         board.read("key")
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_to_plan_costs_messages_in_proportion_to_the_ranks(count: int) -> None:
+    """However late a rank is. Without meetings, and with one in each save."""
+    store = dist.HashStore()
+    stores = [CountingStore(store) for _ in range(count)]
+    places = [RankInfo(rank, rank, count, count) for rank in range(count)]
+    mine = [
+        ShardPlans(place, PlanMailbox(each), lambda *_: contextlib.nullcontext())
+        for place, each in zip(places, stores, strict=True)
+    ]
+
+    def save(rank: int, step: int, together: bool) -> None:
+        time.sleep(0.5 * (rank == count - 1))
+        mine[rank].files(SaveId(1, step), state(step, 4, 9), together=together)
+
+    def messages(step: int, *, together: bool) -> int:
+        threads = [threading.Thread(target=save, args=(rank, step, together)) for rank in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        total = sum(each.requests.total() for each in stores)
+        for each in stores:
+            each.requests.clear()
+        return total
+
+    assert messages(1, together=False) == 15 * count + 27
+    assert messages(2, together=False) == count
+    assert messages(3, together=True) == 6 * count - 1
 
 
 class Counting:

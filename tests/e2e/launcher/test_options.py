@@ -57,6 +57,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-no-exclusive",
         "--fast-preload",
         "--fast-hang-timeout",
+        "--fast-node-timeout",
         "--fast-event-log",
         "--fast-no-event-log",
         "--fast-events",

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from fastckpt._core.client import job_store
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.job_store import job_store_if_met
+from tests.counting_store import CountingStore
 
 WORLD = 3
 Job = Callable[[int], Any]
@@ -26,15 +27,15 @@ class Rounds:
 
     def __init__(self) -> None:
         self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
-        self.number = 0
+        self.number, self.world = 0, WORLD
 
     def start(self, job: Job) -> list[Any]:
         """What the job returns in each rank; "killed" of one that was."""
         self.number += 1
         for key in self.addresses():  # else gloo itself fails to connect
             self._server.delete_key(key)
-        pipes = [_FORK.Pipe(duplex=False) for _ in range(WORLD)]
-        ranks = [_FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(WORLD)]
+        pipes = [_FORK.Pipe(duplex=False) for _ in range(self.world)]
+        ranks = [_FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(self.world)]
         for each in ranks:
             each.start()
         for each in ranks:
@@ -48,8 +49,13 @@ class Rounds:
 
     def form(self, rank: int) -> None:
         """Form a process group in the store."""
+        dist.init_process_group("gloo", store=self.client(), rank=rank, world_size=self.world)
+
+    def client(self) -> dist.Store:
+        """A client of the store; the tests' processes each make one."""
         client = dist.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=60))
-        dist.init_process_group("gloo", store=client, rank=rank, world_size=WORLD)
+        self.counts = CountingStore(client, under="fastckpt/meet")
+        return self.counts
 
     def _rank(self, job: Job, rank: int, answer: Any) -> None:
         os.environ |= {"RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -147,3 +153,16 @@ def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -
         return heard
 
     assert rounds.start(job) == [[[[group, rank] for rank in range(WORLD)] for group in range(3)]] * WORLD
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_to_meet_costs_six_messages_for_each_rank(rounds: Rounds, world: int) -> None:
+    """However late a rank is; the second round removes what the first one has left."""
+    rounds.world = world
+
+    def job(rank: int) -> int:
+        time.sleep(0.5 * (rank == world - 1))
+        Agreement("resume")
+        return rounds.counts.requests.total()
+
+    assert [sum(rounds.start(job)) for _ in range(2)] == [6 * world + 2, 6 * world + 4]

@@ -1,0 +1,279 @@
+"""The watch over other agents: each follows the next three in a ring, and all learn of one that is lost."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastckpt_run.detection.authenticated_link import AuthenticatedLink, ForgedMessage, Purpose
+from fastckpt_run.detection.probes import PAUSE, State, state_of
+from fastckpt_run.detection.reception import Reception
+
+logger = logging.getLogger("fastckpt.launcher")
+
+NEIGHBORS = 3
+"""Members that each member follows."""
+HELPERS = 3
+"""Other members that are asked to probe one that is suspected."""
+BEAT = 0.5
+"""Seconds between two heartbeats on a connection: with `NEIGHBORS` followers 6 messages a second."""
+SILENCE = 0.75
+"""Part of the timeout for which a member is silent before it is suspected; in the rest it may refute that."""
+HEARSAY = 0.6
+"""Part of the time to refute a suspicion in which another member probes the one that is suspected."""
+TICK = 0.1
+"""Seconds between two looks at who is silent."""
+STALL = 0.2
+"""Seconds by which a look may be late; beyond that this process did not run, and others were not silent."""
+ISOLATED = "isolated: most neighbours of this node do not answer, so its own link is down"
+
+WATCH, ASK = "watch", "ask"
+_KIND, _MEMBER, _REASON, _STATE = "kind", "member", "reason", "state"
+_BEAT, _LOST, _LEAVES = "beat", "lost", "leaves"
+OnLost = Callable[[Sequence[str], str], None]
+
+
+class NeighborWatch:
+    """Watches the other agents of a job, in a thread of its own, and has them watch this one.
+
+    A member sends heartbeats to those that follow it. One that closes its connection, or is silent, is suspected: its
+    follower and three others probe it by new connections, and if it answers none of them until the timeout, it is
+    reported to all members, each of which passes that on once.
+
+    Args:
+        secret: Of the job; who does not know it is refused.
+        own_id: The id of this member.
+        on_lost: Called once for each loss with the ids of the members and the reason, in the watch's thread: it must
+            not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason the members are
+            those that this node does not reach, and no other member is told.
+        timeout: Seconds from a member's last sign of life to the report.
+        host: The local address to listen at; empty for all.
+
+    Attributes:
+        address: Where this member is watched, as ``host:port``.
+        sent: Messages that this member has sent.
+    """
+
+    # All that follows runs in the loop of the thread, but for `watch` and `stop`.
+
+    def __init__(self, secret: bytes, own_id: str, on_lost: OnLost, timeout: float = 2.0, host: str = "") -> None:
+        self._secret, self._own, self._on_lost = secret, own_id, on_lost
+        self._silence, self._refute = SILENCE * timeout, (1 - SILENCE) * timeout
+        self._members: dict[str, str] = {}
+        self._heard: dict[str, float] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._judging: dict[str, asyncio.Task[None]] = {}
+        self._gone: set[str] = set()
+        self._links: set[AuthenticatedLink] = set()
+        self._stalls = self.sent = 0
+        self._is_isolated = False
+        self._reception = Reception(secret, own_id, self._serve, host)
+        self.address = self._reception.address
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="fastckpt-neighbors", daemon=True)
+        self._thread.start()
+
+    def watch(self, members: Sequence[tuple[str, str]]) -> None:
+        """Watch these members from now on, each an id and ``host:port``; all are given the same, in the same order."""
+        self._loop.call_soon_threadsafe(self._begin, dict(members))
+
+    def stop(self) -> None:
+        """Leave, so that nobody suspects this member, and end the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._live())
+
+    async def _live(self) -> None:
+        await self._reception.open()
+        ticks = asyncio.create_task(self._tick())
+        await self._ended.wait()
+        ticks.cancel()
+        await self._send_all({_KIND: _LEAVES, _MEMBER: self._own})
+        self._end_round()
+        await self._reception.close()
+        await asyncio.sleep(0)  # sockets are closed in the next turn
+
+    def _end_round(self) -> None:
+        for task in (*self._following.values(), *self._judging.values()):
+            task.cancel()
+        self._following, self._judging = {}, {}
+
+    def _begin(self, members: dict[str, str]) -> None:
+        self._end_round()
+        self._members, self._gone, self._is_isolated = members, set(), False
+        self._heard.clear()
+        self._follow_next()
+
+    def _others(self) -> list[str]:
+        """The other members that are not gone, in the order of the ring, from the next one on."""
+        ring = [*self._members]
+        at = ring.index(self._own) if self._own in self._members else len(ring)
+        return [each for each in ring[at + 1 :] + ring[:at] if each not in self._gone]
+
+    def _follow_next(self) -> None:
+        following = self._others()[:NEIGHBORS]
+        for member in {*self._following} - {*following}:
+            self._following.pop(member).cancel()
+        for member in following:
+            if member not in self._following:
+                self._heard[member] = time.monotonic()
+                self._following[member] = asyncio.create_task(self._follow(member))
+
+    async def _follow(self, member: str) -> None:
+        """Receive a member's heartbeats, over one connection after the other."""
+        address, purpose = self._members[member], Purpose(WATCH, self._own, member)
+        while True:
+            try:
+                async with asyncio.timeout(self._silence):
+                    link = await AuthenticatedLink.open(address, self._secret, purpose)
+                try:
+                    await self._receive(link, member)
+                finally:
+                    link.close()
+            except ForgedMessage as error:
+                self._reception.refuse(address, error)
+            except ConnectionError as error:
+                self._suspect(member, f"has closed its connection, or refuses one ({error})")
+            except OSError as error:  # it is silent, which the next look finds
+                logger.debug("node %s: %s", member, error)
+            await asyncio.sleep(PAUSE)
+
+    async def _receive(self, link: AuthenticatedLink, member: str) -> None:
+        """Receive what comes over a link; raises OSError when that is closed."""
+        self._links.add(link)
+        try:
+            while True:
+                self._heard[member] = time.monotonic()
+                self._handle(await link.receive(), member)
+        finally:
+            self._links.discard(link)
+
+    def _handle(self, body: dict[str, Any], sender: str) -> None:
+        kind, member = body.get(_KIND), body.get(_MEMBER)
+        if kind == _LOST and isinstance(member, str):
+            self._report(member, str(body.get(_REASON)))
+        elif kind == _LEAVES and member == sender:
+            self._gone.add(sender)
+            self._follow_next()
+
+    async def _serve(self, link: AuthenticatedLink, purpose: Purpose) -> None:
+        """Answer a member that has connected; a probe is answered by then."""
+        if purpose.kind == WATCH:
+            beats = asyncio.create_task(self._beat(link))
+            try:
+                await self._receive(link, purpose.sender)
+            finally:
+                beats.cancel()
+        elif purpose.kind == ASK:
+            async with asyncio.timeout(2 * self._refute):
+                member = (await link.receive()).get(_MEMBER)
+                if address := self._members.get(str(member)):
+                    state = await state_of(address, self._secret, self._own, str(member), HEARSAY * self._refute)
+                    await self._send(link, {_STATE: state})
+
+    async def _beat(self, link: AuthenticatedLink) -> None:
+        while True:
+            await self._send(link, {_KIND: _BEAT})
+            await asyncio.sleep(BEAT)
+
+    async def _send(self, link: AuthenticatedLink, body: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._refute):
+                await link.send(body)
+            self.sent += 1
+        except OSError as error:  # whoever receives from this link finds out
+            logger.debug("a message was not sent: %s", error)
+
+    async def _send_all(self, body: dict[str, Any]) -> None:
+        await asyncio.gather(*(self._send(link, body) for link in self._links))
+
+    async def _tick(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            last, before = time.monotonic(), last
+            if (late := last - before - TICK) > STALL:
+                # This process did not run, or this thread: it could not hear anybody.
+                self._stalls += 1
+                self._heard = {member: min(last, heard + late) for member, heard in self._heard.items()}
+            for member in [*self._following]:
+                if (silent := last - self._heard[member]) > self._silence:
+                    self._suspect(member, f"has been silent for {silent:.1f} s")
+
+    def _suspect(self, member: str, why: str) -> None:
+        if member in self._following and member not in self._judging and not self._is_isolated:
+            judging = self._judging  # of this round
+            judging[member] = task = asyncio.create_task(self._judge(member, why))
+            task.add_done_callback(lambda _: judging.pop(member, None))
+
+    async def _judge(self, member: str, why: str) -> None:
+        # 1. probe it, and have others probe it   2. one answer refutes the suspicion   3. is it this node's own link?
+        # 4. report it
+        stalls, others = self._stalls, [each for each in self._others() if each not in self._judging]
+        helpers = sorted(others, key=lambda each: each in self._following)[:HELPERS]
+        own = state_of(self._members[member], self._secret, self._own, member, self._refute)
+        found: list[State | None] = []
+        tasks = [asyncio.create_task(each) for each in (own, *(self._ask(helper, member) for helper in helpers))]
+        try:
+            for each in asyncio.as_completed(tasks):
+                found.append(await each)
+                if found[-1] is State.ALIVE:
+                    logger.info("node %s %s, but answers: it is not lost", member, why)
+                    self._heard[member] = time.monotonic()
+                    return
+        finally:
+            for task in tasks:
+                task.cancel()
+        if member in self._gone or self._is_isolated:
+            return
+        if stalls != self._stalls:  # this process may not have heard the answers
+            self._heard[member] = time.monotonic()
+            return
+        results = [task.result() for task in tasks]
+        silent_helpers = {helper for helper, state in zip(helpers, results[1:], strict=True) if state is None}
+        state = next((each for each in (State.FROZEN, State.GONE) if each in results), State.UNREACHABLE)
+        if state is State.UNREACHABLE and (unreached := self._cut_off(member, helpers, silent_helpers)):
+            self._is_isolated = True
+            logger.error("%s; it does not reach %s", ISOLATED, ", ".join(unreached))
+            self._on_lost(unreached, ISOLATED)
+            return
+        self._report(member, f"it {why}; {state}")
+
+    def _cut_off(self, member: str, helpers: Sequence[str], silent: set[str]) -> list[str]:
+        """The members that this node does not reach, if that are most of those that it has tried; else none."""
+        now = time.monotonic()
+        late = {each for each in self._following if now - self._heard[each] > 2 * BEAT}
+        tried, unreached = {*self._following, *helpers}, {member} | late | silent
+        return sorted(unreached) if len(tried) > 1 and 2 * len(unreached) > len(tried) else []
+
+    async def _ask(self, helper: str, member: str) -> State | None:
+        """What another member finds when it probes this one; None if that does not answer either."""
+        try:
+            async with asyncio.timeout(self._refute):
+                link = await AuthenticatedLink.open(
+                    self._members[helper], self._secret, Purpose(ASK, self._own, helper)
+                )
+                try:
+                    await self._send(link, {_MEMBER: member})
+                    return State(str((await link.receive()).get(_STATE)))
+                finally:
+                    link.close()
+        except (OSError, ForgedMessage, ValueError):
+            return None
+
+    def _report(self, member: str, reason: str) -> None:
+        """Report a loss, and pass it on."""
+        if member not in self._members or member in self._gone:
+            return
+        self._gone.add(member)
+        logger.warning("node %s is lost: %s", member, reason)
+        self._on_lost([member], reason)
+        self._telling = asyncio.create_task(self._send_all({_KIND: _LOST, _MEMBER: member, _REASON: reason}))
+        self._follow_next()

@@ -1,0 +1,304 @@
+"""The watch over other nodes, with members that are processes, or several in one."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import pytest
+
+from fastckpt._core.config import Settings
+from fastckpt.errors import ConfigError
+from fastckpt_run.detection import reception
+from fastckpt_run.detection.authenticated_link import LONGEST, AuthenticatedLink, Purpose, connection, signature
+from fastckpt_run.detection.neighbor_watch import BEAT, ISOLATED, WATCH, NeighborWatch
+from fastckpt_run.detection.probes import State, state_of
+
+DEADLINE = 60.0
+SECRET = b"the secret of this job"
+LOOPBACK = "127.0.0.1"
+_FORK = multiprocessing.get_context("fork")
+
+
+def until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.02)
+
+
+class Member(NeighborWatch):
+    """A member of a job, which notes the losses that it learns of, and when."""
+
+    def __init__(self, name: str, timeout: float = 2.0) -> None:
+        self.lost: list[tuple[list[str], str]] = []
+        super().__init__(SECRET, name, self._note, timeout, LOOPBACK)
+
+    def _note(self, members: Sequence[str], reason: str) -> None:
+        self.lost.append(([*members], reason))
+
+
+class RemoteMember:
+    """A member that is a process of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._pipe, theirs = _FORK.Pipe()
+        self._process = _FORK.Process(target=self._run, args=(theirs,))
+        self._process.start()
+        theirs.close()
+        self.address: str = self._pipe.recv()
+
+    def _run(self, pipe: Any) -> None:
+        member = Member(self.name)
+        pipe.send(member.address)
+        while (asked := pipe.recv()) != "stop":
+            pipe.send(member.lost) if asked == "lost" else member.watch(asked)
+        member.stop()
+
+    def watch(self, members: list[tuple[str, str]]) -> None:
+        self._pipe.send(members)
+
+    @property
+    def lost(self) -> list[tuple[list[str], str]]:
+        self._pipe.send("lost")
+        found: list[tuple[list[str], str]] = self._pipe.recv()
+        return found
+
+    def kill(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def stop(self) -> None:
+        with suppress(BrokenPipeError):
+            self._pipe.send("stop")
+        self._process.join(DEADLINE)
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[RemoteMember]]:
+    """Five members that watch each other."""
+    made = [RemoteMember(f"node {number}") for number in range(5)]
+    ring = [(each.name, each.address) for each in made]
+    for each in made:
+        each.watch(ring)
+    time.sleep(2 * BEAT)
+    yield made
+    for each in made:
+        if each._process.is_alive():
+            each.kill(signal.SIGCONT)
+        each.stop()
+
+
+@pytest.fixture
+def members() -> Iterator[Callable[[int], list[Member]]]:
+    """Makes members in this process."""
+    made: list[Member] = []
+
+    def make(count: int) -> list[Member]:
+        made.extend(Member(f"node {number}") for number in range(count))
+        return made
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def begin(members: Sequence[Member]) -> None:
+    ring = [(each._own, each.address) for each in members]
+    for each in members:
+        each.watch(ring)
+    until(lambda: all(len(each._links) == 2 * min(3, len(members) - 1) for each in members))
+
+
+def test_a_killed_member_and_a_frozen_one_are_reported_to_all_with_the_cause(processes: list[RemoteMember]) -> None:
+    killed, frozen, *rest = processes
+    killed.kill(signal.SIGKILL)
+    until(lambda: all(each.lost for each in (frozen, *rest)))
+    frozen.kill(signal.SIGSTOP)
+    until(lambda: all(len(each.lost) == 2 for each in rest))
+    for each in rest:
+        (first, why), (second, why_second) = each.lost
+        assert (first, second) == ([killed.name], [frozen.name])
+        assert State.GONE in why and State.FROZEN in why_second
+
+
+def test_a_member_that_leaves_is_not_lost(members: Callable[[int], list[Member]]) -> None:
+    first, second, third = members(3)
+    begin([first, second, third])
+    second.stop()
+    until(lambda: "node 1" in first._gone and "node 1" in third._gone)
+    time.sleep(0.7)
+    assert first.lost == third.lost == []
+
+
+def test_a_member_that_answers_a_new_connection_is_not_lost(members: Callable[[int], list[Member]]) -> None:
+    """All its connections are closed, again and again."""
+    several = members(3)
+    begin(several)
+    victim = several[1]
+    for _ in range(3):
+        victim._loop.call_soon_threadsafe(lambda: [each.close() for each in victim._links])
+        time.sleep(0.3)
+        until(lambda: all(len(each._links) == 4 for each in several))
+    time.sleep(0.7)
+    assert [each.lost for each in several] == [[], [], []]
+
+
+def test_a_member_that_did_not_run_blames_nobody(processes: list[RemoteMember]) -> None:
+    """For a second, which others bear, and again."""
+    for _ in range(2):
+        processes[0].kill(signal.SIGSTOP)
+        time.sleep(1.0)
+        processes[0].kill(signal.SIGCONT)
+        time.sleep(1.0)
+    assert [each.lost for each in processes] == [[]] * 5
+
+
+def test_a_member_that_reaches_no_neighbour_takes_itself_for_isolated(members: Callable[[int], list[Member]]) -> None:
+    (one,) = members(1)
+    others = [(f"node {number}", f"192.0.2.{number}:9") for number in range(1, 5)]  # no host has these
+    one.watch([(one._own, one.address), *others])
+    until(lambda: one.lost)
+    ((lost, reason),) = one.lost
+    assert reason == ISOLATED and {*lost} <= {name for name, _ in others} and len(lost) > 2
+
+
+def test_of_sixty_four_members_each_sends_six_messages_a_second(members: Callable[[int], list[Member]]) -> None:
+    several = members(64)
+    begin(several)
+    before, start = [each.sent for each in several], time.monotonic()
+    time.sleep(2.0)
+    seconds = time.monotonic() - start
+    sent = [each.sent - count for each, count in zip(several, before, strict=True)]
+    assert max(sent) <= 3 * (seconds / BEAT + 1)
+    assert sum(sent) > 0
+
+
+def test_a_loss_among_sixty_four_members_is_reported_once_to_each(members: Callable[[int], list[Member]]) -> None:
+    several = members(64)
+    begin(several)
+    before = sum(each.sent for each in several)
+    several[0]._loop.call_soon_threadsafe(several[0]._report, "node 9", "a test says so")
+    until(lambda: all(each.lost for each in several))
+    assert all(each.lost == [(["node 9"], "a test says so")] for each in several)
+    assert sum(each.sent for each in several) - before < 64 * (6 + 6 * 3)
+
+
+class Stranger:
+    """Somebody who can reach a member."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=DEADLINE)
+        self.file = self.socket.makefile("rwb")
+
+    def receive(self) -> Any:
+        line = self.file.readline()
+        return json.loads(line) if line else None
+
+    def send(self, data: bytes) -> None:
+        self.file.write(data)
+        self.file.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.file.close()
+        self.socket.close()
+
+
+def hello(nonce: str, theirs: str, key: bytes = SECRET, receiver: str = "node 0") -> bytes:
+    parts = (nonce, theirs, WATCH, "node 1", receiver)
+    said = {"nonce": nonce, "kind": WATCH, "from": "node 1", "to": receiver}
+    return json.dumps(said | {"mac": signature(key, "initiator", *parts)}).encode() + b"\n"
+
+
+def test_strangers_are_refused_and_logged_once(
+    members: Callable[[int], list[Member]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With another secret, an earlier greeting, one for another member, cut off, too long, or not JSON."""
+    one, other = members(2)
+    begin([one, other])
+    earlier = b""
+    for number in range(8):
+        with closing(Stranger(one.address)) as stranger:
+            nonce = stranger.receive()["nonce"]
+            match number:
+                case 0:
+                    earlier = hello("00", nonce)
+                    stranger.send(earlier)
+                    assert stranger.receive()["mac"] == signature(
+                        SECRET, "responder", "00", nonce, WATCH, "node 1", "node 0"
+                    )
+                    assert stranger.receive()["number"] == 0
+                    forged = {"number": 0, "body": json.dumps({"kind": "lost", "member": "node 1"}), "mac": "00"}
+                    stranger.send(json.dumps(forged).encode() + b"\n")
+                case 1:
+                    stranger.send(hello("00", nonce, key=b"another"))
+                case 2:
+                    stranger.send(earlier)
+                case 3:
+                    stranger.send(hello("00", nonce, receiver="node 1"))
+                case 4:
+                    stranger.send(hello("00", nonce)[:20])
+                    stranger.socket.shutdown(socket.SHUT_WR)
+                case 5:
+                    stranger.send(b"x" * 4 * LONGEST)
+                case 6:
+                    stranger.send(b'{"nonce": "\\ud800", "kind": "\\ud800", "from": "", "to": "", "mac": "\\ud800"}\n')
+                case 7:
+                    stranger.send(b"[" * 4000 + b"\n")
+            with suppress(ConnectionResetError):
+                while stranger.receive() is not None:
+                    pass
+    until(lambda: len(one._links) == 2)
+    assert one.lost == other.lost == []
+    assert len([each for each in caplog.messages if "refused a message from 127.0.0.1" in each]) == 1
+
+
+def test_a_message_that_is_sent_again_is_refused(members: Callable[[int], list[Member]]) -> None:
+    one, other = members(2)
+    begin([one, other])
+
+    async def twice() -> None:
+        reader, writer = await connection(one.address)
+        link = await AuthenticatedLink.initiate(reader, writer, SECRET, Purpose(WATCH, "node 1", "node 0"))
+        sent: list[bytes] = []
+        write = writer.write
+        writer.write = lambda data: (sent.append(bytes(data)), write(data))[1]  # type: ignore[method-assign, func-returns-value, assignment]
+        await link.send({"kind": "beat"})
+        write(sent[0])
+        with pytest.raises(OSError):
+            while True:
+                await link.receive()
+        link.close()
+
+    asyncio.run(asyncio.wait_for(twice(), DEADLINE))
+
+
+def test_connections_that_prove_nothing_do_not_keep_members_out(members: Callable[[int], list[Member]]) -> None:
+    one, other = members(2)
+    strangers = [Stranger(one.address) for _ in range(2 * reception.MOST_STRANGERS)]
+    try:
+        begin([one, other])
+        assert asyncio.run(state_of(one.address, SECRET, "node 1", "node 0", DEADLINE)) is State.ALIVE
+        assert len(one._reception._strangers) <= reception.MOST_STRANGERS
+    finally:
+        for each in strangers:
+            each.close()
+    assert one.lost == other.lost == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.4, float("inf"), float("nan")])
+def test_a_node_timeout_that_holds_no_heartbeats_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="node_timeout"):
+        Settings(node_timeout=seconds)
