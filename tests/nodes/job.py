@@ -50,28 +50,24 @@ class NodesJob:
     ) -> None:
         """A job of ``nodes``, as --nnodes has it, that meets at an endpoint: by default, the lowest host."""
         self.cluster, self.out = cluster, cluster.folder
-        meet = [
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-id",
-            "job",
-            "--rdzv-endpoint",
-            meeting or endpoint(min(cluster.hosts)),
-        ]
-        shape = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "20", *meet, *flags]
+        place = meeting or endpoint(min(cluster.hosts))
+        meet = ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", place]
+        shape = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "20"]
         places = ["--out", str(self.out), "--checkpoint-dir", str(cluster.storage)]
         saver = ["--saver", "fastckpt" if launcher == "fastckpt" else "torch"]
-        self._command = ["-m", LAUNCHERS[launcher], *shape, str(PROGRAM), *places, *saver, *script]
+        self._launcher = ["-m", LAUNCHERS[launcher], *shape, *meet, *flags]
+        self._script = [str(PROGRAM), *places, *saver, *script]
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
 
     # --- what is done to it: each returns when, by the clock of the logs
 
-    def launch(self, *numbers: int) -> float:
-        """Start the agents of these hosts."""
+    def launch(self, *numbers: int, flags: Collection[str] = ()) -> float:
+        """Start the agents of these hosts, with flags that are not those of others."""
         started = time.monotonic()
         for number in numbers:
+            command = (*self._launcher, *flags, *self._script)
             output = self.out / f"output.{name_of(number)}"
-            self.agents[number] = self.cluster.hosts[number].start(*self._command, output=output)
+            self.agents[number] = self.cluster.hosts[number].start(*command, output=output)
         return started
 
     def kill_worker(self, number: int) -> float:

@@ -99,6 +99,20 @@ def test_hosts_resume_from_memory_after_each_of_many_faults(
     assert_bitwise(job, uninterrupted("--way", way, ranks=count))
 
 
+@pytest.mark.campaign
+def test_hosts_that_meet_by_given_ranks_resume_from_memory(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    """By torch's static rendezvous."""
+    job = NodesJob(new_cluster(0, 1), nodes="2", flags=("--rdzv-backend", "static"))
+    for number in (0, 1):
+        job.launch(number, flags=("--node-rank", str(number)))
+    job.do_steps(10)
+    kill_workers(job)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
 def test_a_job_goes_on_on_one_host_and_again_on_two(new_cluster: NewCluster, uninterrupted: Uninterrupted) -> None:
     """Its steps take two batches on any number of hosts."""
     job = NodesJob(new_cluster(0, 1), "--batches", "2", nodes="1:2", flags=("--rdzv-conf", "last_call_timeout=2"))
