@@ -96,14 +96,16 @@ class NeighborWatch:
         await self._ended.wait()
         ticks.cancel()
         await self._send_all({_KIND: _LEAVES, _MEMBER: self._own})
-        self._end_round()
+        await asyncio.gather(*self._end_round(), return_exceptions=True)
         await self._reception.close()
-        await asyncio.sleep(0)  # sockets are closed in the next turn
+        await asyncio.sleep(PAUSE)  # sockets are closed in later turns
 
-    def _end_round(self) -> None:
-        for task in (*self._following.values(), *self._judging.values()):
+    def _end_round(self) -> list[asyncio.Task[None]]:
+        tasks = [*self._following.values(), *self._judging.values()]
+        for task in tasks:
             task.cancel()
         self._following, self._judging = {}, {}
+        return tasks
 
     def _begin(self, members: dict[str, str]) -> None:
         self._end_round()

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -164,13 +164,43 @@ def test_a_member_that_did_not_run_blames_nobody(processes: list[RemoteMember]) 
     assert [each.lost for each in processes] == [[]] * 5
 
 
+@contextmanager
+def hosts_without_an_answer(count: int) -> Iterator[list[str]]:
+    """Addresses at which the kernel answers no connection, as if there was no host: their queues are full."""
+    with ExitStack() as sockets:
+        addresses = []
+        for _ in range(count):
+            server = sockets.enter_context(socket.socket())
+            server.bind((LOOPBACK, 0))
+            server.listen(0)
+            for _ in range(4):
+                waiting = sockets.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(server.getsockname())
+            addresses.append(f"{LOOPBACK}:{server.getsockname()[1]}")
+        yield addresses
+
+
 def test_a_member_that_reaches_no_neighbour_takes_itself_for_isolated(members: Callable[[int], list[Member]]) -> None:
     (one,) = members(1)
-    others = [(f"node {number}", f"192.0.2.{number}:9") for number in range(1, 5)]  # no host has these
-    one.watch([(one._own, one.address), *others])
-    until(lambda: one.lost)
+    with hosts_without_an_answer(4) as addresses:
+        others = [(f"node {number}", address) for number, address in enumerate(addresses, start=1)]
+        one.watch([(one._own, one.address), *others])
+        until(lambda: one.lost)
+        time.sleep(0.7)
     ((lost, reason),) = one.lost
     assert reason == ISOLATED and {*lost} <= {name for name, _ in others} and len(lost) > 2
+
+
+def test_one_host_of_several_without_an_answer_is_lost(members: Callable[[int], list[Member]]) -> None:
+    several = members(4)
+    with hosts_without_an_answer(1) as (address,):
+        for each in several:
+            each.watch([*((each._own, each.address) for each in several), ("node 4", address)])
+        until(lambda: all(each.lost for each in several))
+    for each in several:
+        ((lost, reason),) = each.lost
+        assert lost == ["node 4"] and State.UNREACHABLE in reason
 
 
 def test_of_sixty_four_members_each_sends_six_messages_a_second(members: Callable[[int], list[Member]]) -> None:
