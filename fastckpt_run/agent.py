@@ -1,18 +1,14 @@
 """torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
 
 import logging
-import secrets
-import socket
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
-    WorkerGroup,
     WorkerSpec,
     WorkerState,
 )
@@ -22,8 +18,6 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
-from fastckpt._core.saver.arena_location import memory_id
-from fastckpt._core.saver.peers.replication import Peer, Round
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
@@ -33,10 +27,9 @@ from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
-from fastckpt_run.members import Member, exchange, host_for
+from fastckpt_run.peer_agents import PeerAgents
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
-from fastckpt_run.rendezvous.signing import secret_of
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
@@ -80,7 +73,7 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
-        self._own = Member(_id_of(spec.rdzv_handler), socket.gethostname(), memory_id(settings))
+        self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver)
         self._died: list[Death] = []
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -113,6 +106,7 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
+        self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
             close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
@@ -138,26 +132,7 @@ class FastckptAgent(HookedAgent):
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
             forget_last_round(handler)
             proceed()
-            self._own = self._exchange(group)
-
-    def _exchange(self, group: WorkerGroup) -> Member:
-        """Learn who the other agents of the round are; returns what they know of this one."""
-        rank, store = group.group_rank or 0, cast(Any, group.store)  # torch annotates it as None
-        own, count = self._own, group.group_world_size or 1
-        if count > 1:
-            host = host_for(group.master_addr or "", rank, group.spec.local_addr)
-            own = replace(own, address=f"{host}:{self._saver.serve_peers()}")
-        members = exchange(store, rank, count, own, self._secret(group.spec.rdzv_handler))
-        self._saver.slot = members.all[rank].slot
-        peers = [Peer(member.id, member.memory, member.address) for member in members.all]
-        self._saver.meet(Round(peers, rank, members.secret))
-        return members.all[rank]
-
-    def _secret(self, handler: RendezvousHandler) -> bytes:
-        """The secret that this agent shares with the others; empty if the first is to draw one for this round."""
-        if isinstance(handler, FastckptRendezvousHandler):
-            return handler.secret
-        return secret_of(self._job_settings) or b""
+            self._peers.meet(group)
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""
@@ -321,10 +296,6 @@ class FastckptAgent(HookedAgent):
         if result is not None and self.context is not None:
             for failure in result.failures.values():
                 explain(failure, self.context, self._hangs.killed, self._saver.lost)
-
-
-def _id_of(handler: RendezvousHandler) -> str:
-    return handler.id if isinstance(handler, FastckptRendezvousHandler) else secrets.token_hex(8)
 
 
 def _is_awaited(handler: RendezvousHandler) -> bool:

@@ -15,7 +15,7 @@ from fastckpt.errors import ConfigError
 
 UNASSIGNED = -1
 """The slot of an agent that has been in no round yet."""
-_LIST = "fastckpt/members"
+_LIST, _SECRET = "fastckpt/members", "fastckpt/secret"
 _PAUSE = 0.02
 """Seconds between two looks at a list of an earlier round."""
 
@@ -43,45 +43,40 @@ class Member:
     version: str = VERSION
 
 
-@dataclass(frozen=True)
-class Members:
-    """The agents of a round, in the order of group ranks, and the secret by which they know each other."""
+def drawn_secret(store: "dist.distributed_c10d.Store", group_rank: int) -> bytes:
+    """A secret that the first agent draws for all, unless it has, and the store hands out: to whoever can read it."""
+    if group_rank == 0 and not store.check([_SECRET]):
+        store.set(_SECRET, secrets.token_hex(32))
+    store.wait([_SECRET])
+    return store.get(_SECRET)
 
-    all: list[Member]
-    secret: bytes
 
-
-def exchange(
-    store: "dist.distributed_c10d.Store", group_rank: int, group_world_size: int, own: Member, secret: bytes = b""
-) -> Members:
-    """All agents of a round; at most 4 messages for each.
+def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_size: int, own: Member) -> list[Member]:
+    """All agents of a round, in the order of group ranks; at most 4 messages for each.
 
     Args:
         store: The store of this round. One that outlives rounds will do: each waits for a list that names itself.
         group_rank: The rank of this agent.
         group_world_size: The number of agents.
         own: This agent.
-        secret: The secret that the user has given to all agents. Without one the first agent draws it, and the store
-            hands it out: to whoever can read the store.
 
     Raises:
         ConfigError: Two agents run unlike versions; in all agents alike.
         torch.distributed.DistStoreError: An agent did not come.
     """
     if group_world_size == 1:
-        return Members(with_slots([own]), secret)
+        return with_slots([own])
     # The first collects and answers all: no agent reads what each other has written.
     store.set(f"{_LIST}/{group_rank}", json.dumps(asdict(own)))
     if group_rank == 0:
         keys = [f"{_LIST}/{rank}" for rank in range(group_world_size)]
         store.wait(keys)
         members = with_slots([_member(store.get(key)) for key in keys])
-        drawn = "" if secret else secrets.token_hex(32)
-        store.set(_LIST, json.dumps({"members": [asdict(member) for member in members], "secret": drawn}))
+        store.set(_LIST, json.dumps([asdict(member) for member in members]))
     else:
-        members, drawn = _list_with(own, store)
+        members = _list_with(own, store)
     _check_versions(members)
-    return Members(members, secret or drawn.encode())
+    return members
 
 
 def with_slots(members: Sequence[Member]) -> list[Member]:
@@ -102,14 +97,13 @@ def with_slots(members: Sequence[Member]) -> list[Member]:
     return found
 
 
-def _list_with(own: Member, store: "dist.distributed_c10d.Store") -> tuple[list[Member], str]:
+def _list_with(own: Member, store: "dist.distributed_c10d.Store") -> list[Member]:
     """The list that the first agent has made, once it names this one: an earlier one may be there still."""
     while True:
         store.wait([_LIST])
-        answer = json.loads(store.get(_LIST))
-        members = [_member(json.dumps(each).encode()) for each in answer["members"]]
+        members = [_member(json.dumps(each).encode()) for each in json.loads(store.get(_LIST))]
         if any(member.id == own.id for member in members):
-            return members, answer["secret"]
+            return members
         time.sleep(_PAUSE)
 
 

@@ -22,7 +22,7 @@ from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
-from fastckpt._core.saver.peers.replication import Round
+from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
@@ -96,7 +96,7 @@ class Saver:
         """Listen for the agents of other nodes; returns the port."""
         return self._peers.serve()
 
-    def meet(self, round: Round) -> None:
+    def meet(self, round: PeerRound) -> None:
         """Take part in a new round, whose agents give each other what they hold."""
         lost = self._peers.assume(round)
 

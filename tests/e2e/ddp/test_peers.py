@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core.config import Settings
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
-from fastckpt._core.saver.peers.replication import Peer, Round
+from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
 from tests.e2e.ddp.conftest import until
@@ -34,7 +34,7 @@ class Hosts(Nodes):
         hosts = [f"127.0.0.1:{saver.serve_peers()}" for saver in self.savers]
         peers = [Peer(f"{self.round}-{node}", f"memory {node}", host) for node, host in enumerate(hosts)]
         for node, saver in enumerate(self.savers):
-            saver.meet(Round(peers, node, b"secret"))
+            saver.meet(PeerRound(peers, node, b"secret"))
         self.start_workers_of_nodes()
 
     def wait_for_common(self, step: int) -> None:

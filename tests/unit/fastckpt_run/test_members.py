@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from fastckpt.errors import ConfigError
-from fastckpt_run.members import Member, exchange, host_for, with_slots
+from fastckpt_run.members import Member, drawn_secret, exchange, host_for, with_slots
 
 
 def member(number: int, memory: str = "", slot: int = -1) -> Member:
@@ -31,12 +31,12 @@ class Counted:
         return call
 
 
-def meet(stores: Sequence[Any], members: Sequence[Member], secret: bytes = b"") -> list[Any]:
+def meet(stores: Sequence[Any], members: Sequence[Member]) -> list[Any]:
     """The result of each agent, or what it raises."""
 
     def take_part(rank: int) -> Any:
         try:
-            return exchange(stores[rank], rank, len(members), members[rank], secret)
+            return exchange(stores[rank], rank, len(members), members[rank])
         except ConfigError as error:
             return str(error)  # not the error, whose traceback has the store
 
@@ -54,17 +54,16 @@ def test_all_agents_get_one_list_in_at_most_four_messages_each(count: int):
     counted = [Counted(store) for store in stores(count)]
     results = meet(counted, [member(number) for number in range(count)])
     assert results == [results[0]] * count
-    assert [each.id for each in results[0].all] == [f"agent-{number}" for number in range(count)]
-    assert len(results[0].secret) == 64
+    assert [each.id for each in results[0]] == [f"agent-{number}" for number in range(count)]
     assert sum(each.messages for each in counted) <= 4 * count
 
 
-def test_a_secret_that_the_user_has_given_is_not_in_the_store():
-    opened = stores(2)
-    results = meet(opened, [member(0), member(1)], b"given")
-    assert {each.secret for each in results} == {b"given"}
-    assert b"given" not in opened[0].get("fastckpt/members")
-    assert b'"secret": ""' in opened[0].get("fastckpt/members")
+def test_the_first_agent_draws_one_secret_for_all():
+    opened = stores(3)
+    with ThreadPoolExecutor(3) as pool:
+        drawn = [*pool.map(drawn_secret, opened, range(3))]
+    assert drawn == [drawn[0]] * 3 and len(drawn[0]) == 64
+    assert drawn_secret(opened[0], 0) == drawn[0]
 
 
 def test_agents_of_unlike_versions_refuse_each_other_by_name():
@@ -81,11 +80,11 @@ def test_a_list_of_an_earlier_round_is_not_taken_for_this_one():
         while b"agent-2" not in opened[0].get("fastckpt/members/1"):
             sleep(0.01)
         results = [exchange(opened[0], 0, 2, member(0)), second.result()]
-    assert all([each.id for each in found.all] == ["agent-0", "agent-2"] for found in results)
+    assert all([each.id for each in found] == ["agent-0", "agent-2"] for found in results)
 
 
 def test_an_agent_alone_needs_no_store():
-    assert exchange(None, 0, 1, member(5)).all == [replace(member(5), slot=0)]  # type: ignore[arg-type]
+    assert exchange(None, 0, 1, member(5)) == [replace(member(5), slot=0)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, Hel
 from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
 from fastckpt._core.saver.peers.memory_peers import keep_few
 from fastckpt._core.saver.peers.peer_server import PeerServer
-from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT, Round
+from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT, PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
 
@@ -33,7 +33,7 @@ class AgentPeers:
         self._lock = Lock()
         self._common: dict[str, CommonSaves] = {}
         self._keeping = Lock()
-        self.round: Round | None = None
+        self.round: PeerRound | None = None
 
     def serve(self) -> int:
         """Listen for the agents of other nodes, if this does not yet; returns the port."""
@@ -42,7 +42,7 @@ class AgentPeers:
             self._server = PeerServer(handlers)
         return self._server.port
 
-    def assume(self, round: Round) -> bool:
+    def assume(self, round: PeerRound) -> bool:
         """Take part in a new round, and serve whoever knows its secret; whether agents of the last one are gone."""
         with self._lock:
             former = {peer.id for peer in self.round.peers} if self.round else set()

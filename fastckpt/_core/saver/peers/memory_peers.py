@@ -13,7 +13,7 @@ from fastckpt._core.memory.held_saves import forget_kept, kept_ids, kept_place
 from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.file_transfer import SaveName
-from fastckpt._core.saver.peers.replication import Replication, Round
+from fastckpt._core.saver.peers.replication import PeerRound, Replication
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
 
@@ -39,7 +39,7 @@ class MemoryPeers:
     def __init__(self, directory: str, arena: Path, of: list[Slot], common_saves: Callable[[str], CommonSaves]) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
         self._answer, self.alike = CommonSave(), False
-        self._round: Round | None = None
+        self._round: PeerRound | None = None
         self._fetches: dict[tuple[SaveId, str], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._replication = Replication(
@@ -56,7 +56,7 @@ class MemoryPeers:
         """Where the other agents find this one; empty if there are none."""
         return self._round.peers[self._round.own].address if self._round and len(self._round.peers) > 1 else ""
 
-    def assume(self, round: Round) -> None:
+    def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""
         self._round, self._loop = round, asyncio.get_running_loop()
         self._replication.assume(round)

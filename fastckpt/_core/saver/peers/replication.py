@@ -55,7 +55,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Round:
+class PeerRound:
     """The agents of one round, in the order of group ranks, and the secret that they share.
 
     Attributes:
@@ -97,18 +97,18 @@ class Replication:
     ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
         self._answered, self._common_saves = answered, common_saves
-        self._round: Round | None = None
+        self._round: PeerRound | None = None
         self._given: set[tuple[SaveId, str]] = set()
         self._digests: tuple[SaveId, dict[str, str]] | None = None
         self._links: dict[str, SealedConnection] = {}
-        self._linked: Round | None = None
+        self._linked: PeerRound | None = None
         self._next: SaveId | None = None
         self._known: CommonSave | None = None
         self._aim: SaveId | None = None
         self._news, self._closed = threading.Event(), False
         self._thread: threading.Thread | None = None
 
-    def assume(self, round: Round) -> None:
+    def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""
         self._round = round
         if len(round.peers) > 1 and self._thread is None:
@@ -177,7 +177,7 @@ class Replication:
         is_behind = self._aim is not None and (answer.id is None or answer.id < self._aim)
         return self._compare(answer, saves) or is_behind
 
-    def _copy(self, held: HeldSave, round: Round) -> None:
+    def _copy(self, held: HeldSave, round: PeerRound) -> None:
         small = [name for name, size in held.own_files.items() if size <= SMALL]
         contents = {name: held.files[name].read_bytes() for name in small}
         assert held.slot is not None
@@ -190,7 +190,7 @@ class Replication:
             metrics.counts["peers.copies"] += 1
         self._given.add((held.id, held.attempt))
 
-    def _ask(self, report: HeldReport, known: CommonSave | None, round: Round) -> CommonSave:
+    def _ask(self, report: HeldReport, known: CommonSave | None, round: PeerRound) -> CommonSave:
         first = round.peers[0]
         if round.own == 0:
             return self._common_saves(self._directory).report(report, known, LONGEST_WAIT)
@@ -214,7 +214,7 @@ class Replication:
             self._digests = held.id, digests
         return True
 
-    def _link(self, peer: Peer, round: Round) -> SealedConnection:
+    def _link(self, peer: Peer, round: PeerRound) -> SealedConnection:
         if peer.address not in self._links:
             self._links[peer.address] = SealedConnection.connect(peer.address, round.secret, TIMEOUT)
         return self._links[peer.address]

@@ -17,7 +17,7 @@ from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers import fetcher, file_transfer
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.file_transfer import SaveName
-from fastckpt._core.saver.peers.replication import Peer, Round
+from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
@@ -44,7 +44,7 @@ class Source:
             slots.write_digests(self.slot, SAVE.id, {path.name: digest(path) for path in (self.model, self.own)})
         self.peers = AgentPeers(lambda directory: (folder, [Slot(self.slot)]))
         self.address = f"127.0.0.1:{self.peers.serve()}"
-        self.peers.assume(Round([Peer("a", "m", self.address)], 0, SECRET))
+        self.peers.assume(PeerRound([Peer("a", "m", self.address)], 0, SECRET))
 
 
 @pytest.fixture

@@ -1,0 +1,87 @@
+"""The agents of the other nodes: who they are in each round, what the saver learns of them, and who of them is lost."""
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from fastckpt._core import metrics
+from fastckpt._core.config import Settings
+from fastckpt._core.saver.arena_location import memory_id
+from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.server import Saver
+from fastckpt_run.detection.neighbor_watch import ISOLATED, NeighborWatch
+from fastckpt_run.members import Member, drawn_secret, exchange, host_for
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.signing import secret_of
+
+logger = logging.getLogger("fastckpt.launcher")
+
+
+class PeerAgents:
+    """This agent among those of the other nodes, from the first round with several of them on.
+
+    Args:
+        settings: Those of the job.
+        handler: What the agents meet by.
+        saver: Gives other agents what it holds, and fetches from them.
+    """
+
+    def __init__(self, settings: Settings, handler: RendezvousHandler, saver: Saver) -> None:
+        self._settings, self._handler, self._saver = settings, handler, saver
+        ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
+        self._own = Member(ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings))
+        self._secret = b""
+        self._watch: NeighborWatch | None = None
+        self._members: Sequence[Member] = ()
+
+    def meet(self, group: WorkerGroup) -> None:
+        """Learn who the agents of a new round are, and watch them; raises as `exchange`."""
+        # 1. the secret   2. listen, before others learn where   3. exchange   4. hand over to the saver, and watch
+        rank, count, own = group.group_rank or 0, group.group_world_size or 1, self._own
+        store = cast(Any, group.store)  # torch annotates it as None
+        if count > 1:
+            host = host_for(group.master_addr or "", rank, group.spec.local_addr)
+            self._secret = self._given_secret() or drawn_secret(store, rank)
+            watch = self._listen(self._secret)
+            own = replace(own, address=f"{host}:{self._saver.serve_peers()}", watch=f"{host}:{_port(watch.address)}")
+        self._members = exchange(store, rank, count, own)
+        self._own = self._members[rank]
+        self._saver.slot = self._own.slot
+        peers = [Peer(member.id, member.memory, member.address) for member in self._members]
+        self._saver.meet(PeerRound(peers, rank, self._secret))
+        if self._watch is not None:
+            self._watch.watch([(member.id, member.watch) for member in self._members])
+
+    def close(self) -> None:
+        """Watch nobody any more; the others learn that this agent leaves."""
+        if self._watch is not None:
+            self._watch.stop()
+
+    def _given_secret(self) -> bytes:
+        """The secret that this agent shares with the others from the start; empty if the first has to draw one."""
+        if isinstance(self._handler, FastckptRendezvousHandler):
+            return self._handler.secret
+        return secret_of(self._settings) or self._secret
+
+    def _listen(self, secret: bytes) -> NeighborWatch:
+        if self._watch is None:
+            self._watch = NeighborWatch(secret, self._own.id, self._lost, self._settings.node_timeout)
+        return self._watch
+
+    def _lost(self, ids: Sequence[str], reason: str) -> None:
+        """Have the round end without agents that are lost; called in the thread of the watch, which must not wait."""
+        hosts = [member.host for member in self._members if member.id in ids]
+        metrics.event("node_lost", nodes=hosts, reason=reason)
+        if reason != ISOLATED and isinstance(self._handler, FastckptRendezvousHandler):
+            threading.Thread(target=self._handler.lost, args=(ids,), name="fastckpt-lost", daemon=True).start()
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2]
