@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -332,3 +333,31 @@ def test_connections_that_prove_nothing_do_not_keep_members_out(members: Callabl
 def test_a_node_timeout_that_holds_no_heartbeats_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match="node_timeout"):
         Settings(node_timeout=seconds)
+
+
+def _busy(until_set: Any) -> None:
+    while not until_set.is_set():
+        sum(range(10_000))
+
+
+@pytest.mark.campaign
+def test_no_member_is_lost_while_all_cores_and_the_interpreter_are_busy(processes: list[RemoteMember]) -> None:
+    """Ten minutes of two busy processes a core beside the members, and of a busy thread in a process with two more."""
+    ended = _FORK.Event()
+    hogs = [_FORK.Process(target=_busy, args=(ended,)) for _ in range(2 * (os.cpu_count() or 1))]
+    own = [Member(f"node {number}") for number in (5, 6)]
+    threads = [threading.Thread(target=_busy, args=(ended,))]
+    for each in (*hogs, *threads):
+        each.start()
+    try:
+        ring = [(each.name, each.address) for each in processes] + [(each._own, each.address) for each in own]
+        for each in (*processes, *own):
+            each.watch(ring)
+        time.sleep(600)
+        assert [each.lost for each in (*processes, *own)] == [[]] * 7
+    finally:
+        ended.set()
+        for each in (*hogs, *threads):
+            each.join(DEADLINE)
+        for each in own:
+            each.stop()
