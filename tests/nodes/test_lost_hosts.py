@@ -21,10 +21,6 @@ SOON = 30.0
 campaign = pytest.mark.campaign
 
 
-def lacks(what: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=what)
-
-
 def started(
     cluster: Cluster, *script: str, nodes: str = "", meeting: str = "", flags: Collection[str] = ()
 ) -> NodesJob:
@@ -54,7 +50,6 @@ def end(job: NodesJob) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, pytest.param(0, marks=campaign)])
-@lacks("a fresh host takes nothing from the memory of others")
 def test_ddp_loses_only_steps_since_the_last_save_in_memory_with_a_host(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, lost: int
 ) -> None:
@@ -69,7 +64,6 @@ def test_ddp_loses_only_steps_since_the_last_save_in_memory_with_a_host(
 
 @campaign
 @pytest.mark.parametrize("fresh", [0, 2, 3, 4, 6])
-@lacks("memory is keyed by the order of the hosts' names")
 def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_one_sorts(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, fresh: int
 ) -> None:
@@ -96,7 +90,6 @@ def test_fsdp_goes_back_to_the_last_durable_save_when_a_host_is_lost(
 
 
 @campaign
-@lacks("a fresh host takes nothing from the memory of others")
 def test_hsdp_takes_the_shards_of_a_lost_host_from_the_one_with_their_copies(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
@@ -112,7 +105,6 @@ def test_hsdp_takes_the_shards_of_a_lost_host_from_the_one_with_their_copies(
 
 @campaign
 @pytest.mark.parametrize("lost", [0, 1, 2])
-@lacks("the host of the store is a single point of failure, and the others wait for a lost host for minutes")
 def test_a_job_goes_on_without_any_one_of_three_hosts(new_cluster: NewCluster, lost: int) -> None:
     """Also without the one that has the store and rank 0."""
     job = started(new_cluster(0, 1, 2), nodes="2:3", meeting=endpoint(0, 1, 2))
@@ -123,7 +115,6 @@ def test_a_job_goes_on_without_any_one_of_three_hosts(new_cluster: NewCluster, l
 
 @campaign
 @pytest.mark.parametrize("lost", [0, 1])
-@lacks("the host of the store is a single point of failure, and the others wait for a lost host for minutes")
 def test_one_of_two_hosts_goes_on_when_the_other_is_lost(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, lost: int
 ) -> None:
@@ -139,7 +130,6 @@ def test_one_of_two_hosts_goes_on_when_the_other_is_lost(
 
 
 @campaign
-@lacks("torch's rendezvous waits 15 s for a sign of life, and 30 s for others to join")
 def test_with_default_options_one_host_goes_on_soon_after_the_processes_of_the_other_are_killed(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
@@ -158,7 +148,6 @@ def test_with_default_options_one_host_goes_on_soon_after_the_processes_of_the_o
 
 @campaign
 @pytest.mark.parametrize("has_carrier", [False, True])
-@lacks("a host that sends nothing is not noticed before the collective's timeout")
 def test_a_host_whose_link_stays_down_is_left_behind(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, has_carrier: bool
 ) -> None:
@@ -189,7 +178,6 @@ def test_a_link_down_for_five_seconds_counts_no_restart(
 
 
 @campaign
-@lacks("a host that sends nothing is not noticed before the collective's timeout")
 def test_a_host_whose_agent_is_stopped_is_left_behind_and_joins_when_it_is_continued(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
