@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class NeighborWatch:
         self._following: dict[str, asyncio.Task[None]] = {}
         self._judging: dict[str, asyncio.Task[None]] = {}
         self._gone: set[str] = set()
+        self._reached: set[str] = set()
         self._links: set[AuthenticatedLink] = set()
         self._stalls = self.sent = 0
         self._is_isolated = False
@@ -110,6 +112,7 @@ class NeighborWatch:
     def _begin(self, members: dict[str, str]) -> None:
         self._end_round()
         self._members, self._gone, self._is_isolated = members, set(), False
+        self._reached &= members.keys()
         self._heard.clear()
         self._follow_next()
 
@@ -154,6 +157,7 @@ class NeighborWatch:
             while True:
                 self._heard[member] = time.monotonic()
                 self._handle(await link.receive(), member)
+                self._reached.add(member)
         finally:
             self._links.discard(link)
 
@@ -216,6 +220,11 @@ class NeighborWatch:
             task.add_done_callback(lambda _: judging.pop(member, None))
 
     async def _judge(self, member: str, why: str) -> None:
+        if member not in self._reached:
+            # Between hosts that do not let each other through, say by a firewall, silence means nothing.
+            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
+            self._heard[member] = math.inf
+            return
         # 1. probe it, and have others probe it   2. one answer refutes the suspicion   3. is it this node's own link?
         # 4. report it
         stalls, others = self._stalls, [each for each in self._others() if each not in self._judging]

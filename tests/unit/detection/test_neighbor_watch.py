@@ -186,6 +186,7 @@ def test_a_member_that_reaches_no_neighbour_takes_itself_for_isolated(members: C
     (one,) = members(1)
     with hosts_without_an_answer(4) as addresses:
         others = [(f"node {number}", address) for number, address in enumerate(addresses, start=1)]
+        one._reached |= {name for name, _ in others}
         one.watch([(one._own, one.address), *others])
         until(lambda: one.lost)
         time.sleep(0.7)
@@ -197,11 +198,25 @@ def test_one_host_of_several_without_an_answer_is_lost(members: Callable[[int], 
     several = members(4)
     with hosts_without_an_answer(1) as (address,):
         for each in several:
+            each._reached.add("node 4")
             each.watch([*((each._own, each.address) for each in several), ("node 4", address)])
         until(lambda: all(each.lost for each in several))
     for each in several:
         ((lost, reason),) = each.lost
         assert lost == ["node 4"] and State.UNREACHABLE in reason
+
+
+def test_a_host_that_was_never_reached_is_not_taken_for_lost(
+    members: Callable[[int], list[Member]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A firewall may be between them, which the workers' connections pass."""
+    one, other = members(2)
+    with hosts_without_an_answer(1) as (address,):
+        for each in (one, other):
+            each.watch([(one._own, one.address), (other._own, other.address), ("node 2", address)])
+        until(lambda: caplog.text.count("it cannot be watched") >= 2)
+        time.sleep(3.0)
+    assert one.lost == other.lost == []
 
 
 def test_of_sixty_four_members_each_sends_six_messages_a_second(members: Callable[[int], list[Member]]) -> None:
