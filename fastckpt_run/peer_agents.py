@@ -54,9 +54,9 @@ class PeerAgents:
         self._members = exchange(store, rank, count, own)
         self._own = self._members[rank]
         self._saver.slot = self._own.slot
-        peers = [Peer(member.id, member.memory, member.address) for member in self._members]
-        self._saver.meet(PeerRound(peers, rank, self._secret))
-        if self._watch is not None:
+        if self._watch is not None:  # also in a round of one that comes after one of several
+            peers = [Peer(member.id, member.memory, member.address) for member in self._members]
+            self._saver.meet(PeerRound(peers, rank, self._secret))
             self._watch.watch([(member.id, member.watch) for member in self._members])
 
     def close(self) -> None:

@@ -231,8 +231,8 @@ def create_handler(
         Timing(
             join=_seconds(parameters, "join_timeout", 600.0),
             connect=_seconds(parameters, "read_timeout", 60.0),
-            interval=(interval := _seconds(parameters, "keep_alive_interval", 2 / 3)),
-            silence=interval * _seconds(parameters, "keep_alive_max_attempt", 3),
+            interval=(interval := _seconds(parameters, "keep_alive_interval", 0.4)),
+            silence=interval * _seconds(parameters, "keep_alive_max_attempt", 5),
         ),
         local_address=parameters.local_addr,
         secret=secret,

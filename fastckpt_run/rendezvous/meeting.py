@@ -35,7 +35,7 @@ class Timing:
 
     join: float = 600.0
     connect: float = 60.0
-    interval: float = 2 / 3
+    interval: float = 0.4
     silence: float = 2.0
 
 

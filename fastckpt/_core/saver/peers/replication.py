@@ -5,8 +5,10 @@ Without these files, the loss of a host would lose the state of its ranks: what 
 
 import contextlib
 import logging
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +27,8 @@ logger = logging.getLogger("fastckpt")
 
 COPIES = 2
 """Other hosts that keep a node's small files."""
-INTERVAL = 0.1
-"""Seconds from the report of one save to that of the next, at least; what follows from it is not delayed."""
+PER_SECOND = 10
+"""Saves that are reported within a second, at most; what follows from a report is not delayed."""
 LONGEST_WAIT = 0.2
 """Seconds that a report waits for another answer than the one that its agent knows."""
 LAST = 1.0
@@ -129,17 +131,19 @@ class Replication:
 
     def _run(self) -> None:
         answered, trouble = time.monotonic(), ""
+        begun = deque([-math.inf] * PER_SECOND, PER_SECOND)
         while True:
             self._news.wait()
             if self._closed:
                 break
+            time.sleep(max(0.0, begun[0] + 1.0 - time.monotonic()))
             self._news.clear()
-            begun, self._aim = time.monotonic(), None
+            begun.append(time.monotonic())
+            self._aim = None
             try:
                 while self._report() and not self._closed:
                     answered = time.monotonic()
                 answered, trouble = time.monotonic(), ""
-                time.sleep(max(0.0, begun + INTERVAL - answered))
             except (FastckptError, OSError) as error:
                 self._hang_up()
                 self._news.set()
