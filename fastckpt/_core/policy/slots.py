@@ -1,4 +1,4 @@
-"""The choice of a save's slot: never the newest whole checkpoint, never one that somebody uses."""
+"""The choice of a save's slot: never the only checkpoint that a resume is sure of, never one that somebody uses."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +55,11 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Col
     }
     if free:
         return min(free, key=lambda i: (free[i], i))
+    # Saves that follow each other faster than nodes learn of them: this one takes the place of the last, rather than
+    # be lost on this node alone. A resume has the one that all nodes are known to hold.
+    for i, slot in enumerate(slots):
+        if slot.id == newest and not slot.pinned and newest not in common and set(common).intersection(committed):
+            return i
     reasons = [reason for slot in slots if (reason := _obstacle(slot, newest, common))]
     late = any(slot.writers - slot.done for slot in slots if slot.id is not None and not slot.committed)
     return Skip("; ".join(reasons) + EVERY_RANK * late)

@@ -60,6 +60,37 @@ def test_a_save_without_a_free_slot_is_skipped_with_a_reason(slots, latest, reas
     assert choice.reason.startswith(reason)
 
 
+COMMON = [
+    ("the oldest goes, if it is not the common one", [whole(1), whole(2), whole(3)], [(1, 2)], 0),
+    ("the common one stays, though it is the oldest", [whole(1), whole(2), whole(3)], [(1, 1)], 1),
+    ("the newest goes, if nodes know only of those before", [whole(1), whole(2), whole(3)], [(1, 1), (1, 2)], 2),
+    ("what is common elsewhere protects nothing here", [whole(4), whole(5), whole(6)], [(1, 1)], 0),
+]
+COMMON_SKIPS = [
+    (
+        "two slots, and one is to be common next",
+        [whole(1), whole(2)],
+        [(1, 1), (1, 2)],
+        "step 1 is the newest that all",
+    ),
+    ("the newest is pinned", [whole(1), whole(2), whole(3, "read")], [(1, 1), (1, 2)], "step 1 is the newest that all"),
+    ("no common one is here", [whole(3), whole(2, "read")], [(1, 1)], "read"),
+]
+
+
+@pytest.mark.parametrize(("slots", "common", "expected"), [row[1:] for row in COMMON], ids=[row[0] for row in COMMON])
+def test_a_save_that_all_nodes_hold_is_never_overwritten(slots, common, expected):
+    assert choose_slot(slots, at(9, 9), common) == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "common", "reason"), [row[1:] for row in COMMON_SKIPS], ids=[row[0] for row in COMMON_SKIPS]
+)
+def test_a_save_is_skipped_if_only_saves_of_all_nodes_are_left_to_overwrite(slots, common, reason):
+    choice = choose_slot(slots, at(9, 9), common)
+    assert isinstance(choice, Skip) and reason in choice.reason
+
+
 @st.composite
 def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
     kinds = st.sampled_from(["begin", "finish", "pin", "unpin", "die"])
