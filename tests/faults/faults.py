@@ -118,26 +118,15 @@ def loop_in_c_with_the_gil() -> None:
 
 @dataclass(frozen=True)
 class Harm(Fault):
-    """Images of this name that the node of ``rank`` holds of a step, or of any, are removed, or changed in one bit.
-
-    If so said, instead, those of a step are removed that it keeps for another node.
-    """
+    """Images of this name that the node of ``rank`` holds of a step, or of any, are removed, or changed in one bit."""
 
     rank: int
     name: str
     saved: int
     is_removed: bool
-    is_kept: bool = False
 
     def inject(self, out: Path) -> None:
-        memory = Path(os.environ["FASTCKPT_SHM_DIR"])
-        if self.is_kept:
-            kept = [*memory.glob(f"*/kept/*-{self.saved}-*/{self.name}")]
-            assert kept
-            for path in kept:
-                path.unlink()
-            return
-        for slot in memory.glob("*/slot-*"):
+        for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"):
             save, path = slots.read(slot).committed, slot / self.name
             if save is None or self.saved not in (0, save.step):
                 continue
@@ -208,8 +197,8 @@ def hang(rank: int, at: str, step: int, function: str) -> Fault:
     return Hang(at, step, rank, function)
 
 
-def remove(name: str, rank: int, at: str, saved: int = 0, kept: bool = False) -> Fault:
-    return Harm(at, 0, rank, name, saved, True, kept)
+def remove(name: str, rank: int, at: str, saved: int = 0) -> Fault:
+    return Harm(at, 0, rank, name, saved, True)
 
 
 def flip(name: str, rank: int, at: str, saved: int = 0) -> Fault:

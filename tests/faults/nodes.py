@@ -49,7 +49,12 @@ class Nodes:
             launcher = (str(HERE / "launch.py"), str(self.job.folder), *shape, *meeting, *host)
             if disk := self.disks.get(node):
                 launcher = (str(HERE / "own_disk.py"), str(disk), str(self.job.checkpoint_dir), *launcher)
-            environment: dict[str, Any] = {"FASTCKPT_SHM_DIR": str(shm), "FAULTS_LAUNCH": "1", **options}
+            environment: dict[str, Any] = {
+                "FASTCKPT_SHM_DIR": str(shm),
+                "FAULTS_LAUNCH": "1",
+                "FAULTS_PAUSE": "0.1",
+                **options,
+            }
             self.agents[node].start(*script, launcher=launcher, **environment)
 
     def shm(self, node: int) -> Path:

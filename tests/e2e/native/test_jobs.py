@@ -89,13 +89,3 @@ def test_framework_files_of_another_node_come_from_what_is_kept_of_them(nodes, u
     nodes.run("--split", "--wait", **OPTIONS)
     assert_as_if_nothing_had_happened(nodes.job, uninterrupted("--split", program=PROGRAM))
     assert nodes.resumes()[1] == ((14, "memory"), (14, "memory")), nodes.text()
-
-
-def test_framework_files_missing_in_the_memory_of_a_node_are_loaded_from_storage(nodes, uninterrupted):
-    """The optimizer is nowhere in the memory of the second node: the save is joined on storage before the resume."""
-    removal = remove("optimizer/first.pt", 1, at="snapshot.fill", saved=14, kept=True)
-    nodes.job.with_faults(delay(0, at="snapshot.skeleton", step=16), removal, kill(1, at="snapshot.commit", step=16))
-    nodes.run("--split", "--wait", **OPTIONS)
-    assert_as_if_nothing_had_happened(nodes.job, uninterrupted("--split", program=PROGRAM))
-    (first, second) = nodes.resumes()[1]
-    assert first == (14, "memory") and second == (14, "mixed"), nodes.text()
