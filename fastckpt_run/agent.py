@@ -75,6 +75,8 @@ class FastckptAgent(HookedAgent):
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver)
         self._died: list[Death] = []
+        if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
+            spec.rdzv_handler.before_joining = self._preloader.wait
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""

@@ -77,6 +77,14 @@ class Preloader:
         if why := self._script.unsettling:
             self._give_up(why)
 
+    def wait(self) -> None:
+        """Wait until the template is ready, unless workers would not wait for it."""
+        try:
+            if self._template is not None and (self._asked or self._script.needs_packages):
+                self._outcome(self._template, self._template.started + _PATIENCE)
+        except TemplateError as error:
+            self._replace(str(error))
+
     def prepare(self) -> None:
         """Call before the workers are started, when none is left of the last start."""
         self._failed = False

@@ -79,6 +79,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
         self._has_closed = False
+        self.before_joining: Callable[[], None] = lambda: None
+        """Called before this node ends a round of others; while it lasts they train on."""
 
     @property
     def secret(self) -> bytes:
@@ -192,6 +194,9 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""
+        running = records.last_round()
+        if running.nodes and self.id not in running.ranks and not records.is_ended(running):
+            self.before_joining()  # its nodes stop their workers for this one
         meeting = Meeting(records, self._me, self._limits, self._timing, self._alive)
         self.round = meeting.hold(self.round, deadline)
         rank = self.round.ranks[self.id]

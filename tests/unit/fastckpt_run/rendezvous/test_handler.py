@@ -3,6 +3,7 @@
 import base64
 import logging
 import pickle
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -112,6 +113,33 @@ def test_a_node_that_leaves_is_not_waited_for() -> None:
         until(nodes[0].num_nodes_waiting, "the other one sees it")
         meet(nodes[:1])
         assert ranks(nodes[:1]) == [0]
+
+
+def test_a_newcomer_ends_a_running_round_only_when_it_is_ready() -> None:
+    with agents(1, 3) as job:
+        nodes = job.several(2)
+        ready = threading.Event()
+        for node in nodes:
+            node.before_joining = ready.set  # nobody trains yet: there is nothing to wait for
+        meet(nodes)
+        assert not ready.is_set()
+        newcomer = job.new()
+        began = threading.Event()
+
+        def prepare() -> None:
+            began.set()
+            assert ready.wait(PATIENCE)
+
+        newcomer.before_joining = prepare
+        joined = in_thread(newcomer.next_rendezvous)
+        assert began.wait(PATIENCE)
+        time.sleep(3 * job.timing.interval)
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+        ready.set()
+        until(lambda: all(node.num_nodes_waiting() for node in nodes), "the end of the round")
+        meet(nodes)
+        joined.result(PATIENCE)
+        assert ranks([*nodes, newcomer]) == [0, 1, 2]
 
 
 def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free() -> None:
