@@ -21,6 +21,7 @@ HOSTS = (0, 1, 2)
 LOST = 0
 STEPS = 80
 MEMORY_ONLY = ("--disk", "100000")
+ENDLESS, ENOUGH = ("--steps", "100000"), ("--steps", "3000")
 SIX_BATCHES = ("--batches", "6")
 """Has two ranks do what three do."""
 
@@ -36,7 +37,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fastckpt-node-loss-") as made:
         folder, reference = Path(made) / "job", Path(made) / "reference"
         with Cluster(folder, *HOSTS) as cluster:
-            job = NodesJob(cluster, *script, nodes="2:3", meeting=endpoint(*HOSTS))
+            job = NodesJob(cluster, *script, *ENDLESS, nodes="2:3", meeting=endpoint(*HOSTS))
             job.launch(*HOSTS)
             job.do_steps(STEPS)
             lost = job.lose(LOST)
@@ -49,7 +50,7 @@ def main() -> int:
             job.end()
             logs = {number: job.lines(number) for number in HOSTS}
         reference.mkdir()
-        train_uninterrupted(reference, 1, *script)
+        train_uninterrupted(reference, 1, *script, *ENOUGH)
         right = losses_in(reference)
         wrong = [key for key, values in losses_in(folder).items() if values != right[key]]
     print(f"host lost: {survived.seconds:.2f} s until two go on, {survived.lost} steps repeated, from {survived.tiers}")

@@ -130,7 +130,7 @@ class Replication:
             self._thread.join(LAST)
 
     def _run(self) -> None:
-        answered, trouble = time.monotonic(), ""
+        failing, warned = math.inf, False  # since when
         begun = deque([-math.inf] * PER_SECOND, PER_SECOND)
         while True:
             self._news.wait()
@@ -142,15 +142,16 @@ class Replication:
             self._aim = None
             try:
                 while self._report() and not self._closed:
-                    answered = time.monotonic()
-                answered, trouble = time.monotonic(), ""
+                    failing = math.inf
+                failing, warned = math.inf, False
             except (FastckptError, OSError) as error:
                 self._hang_up()
                 self._news.set()
-                if time.monotonic() - answered > GIVE_UP and not trouble:
-                    trouble = str(error)
+                failing = min(failing, time.monotonic())
+                if time.monotonic() - failing > GIVE_UP and not warned:
+                    warned = True
                     self._answered(None)
-                    logger.warning("the other nodes do not learn what this one holds in memory: %s", trouble)
+                    logger.warning("the other nodes do not learn what this one holds in memory: %s", error)
                 time.sleep(RETRY)
         self._hang_up()
 
