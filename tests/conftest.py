@@ -74,13 +74,21 @@ def leaves_nothing_behind(
         kept = ("torchinductor_", "pymp-")
         temporaries = [path for path in temporary.iterdir() if not path.name.startswith(kept)]
         leaks += [f"temporary file {path}" for path in temporaries]
-        leaks += [f"socket {socket}" for socket in _sockets() - sockets]
+        leaks += [f"socket {socket}" for socket in _more_sockets(sockets)]
     finally:
         shutil.rmtree(shm, ignore_errors=True)
         shutil.rmtree(temporary, ignore_errors=True)
         for path in Path("/dev/shm").glob(f"*{name}*"):
             path.unlink()
     assert not leaks, f"{request.node.name} left behind: {leaks}"
+
+
+def _more_sockets(before: set[str]) -> set[str]:
+    """Sockets that are still there after a moment, in which threads close what they have."""
+    end = time.monotonic() + 2
+    while (found := _sockets() - before) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
 
 
 def _processes(mark: str) -> list[str]:
