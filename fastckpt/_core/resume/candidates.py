@@ -14,8 +14,8 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import file_named
 from fastckpt._core.policy.peer_sources import NodeHolding
 from fastckpt._core.policy.resume import REMOTE, STORAGE, CheckpointLocation
-from fastckpt._core.resume.inventory import StoredEntry, candidates, described, rejected
 from fastckpt._core.resume.storage_tier import RemoteTier, StorageTier
+from fastckpt._core.resume.stored_entries import StoredEntry, candidates, described, rejected
 from fastckpt._core.resume.tiers import (
     Candidate,
     Candidates,
@@ -44,12 +44,14 @@ class RequiredFiles:
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
         from_peers: Whether the files that all nodes have alike and those that a rank has written are all that it needs:
             these can come from other nodes' memory.
+        allow_lost: Whether a rank may load what is in memory without its own file, if no node has that any more.
     """
 
     main: str
     own: str
     shards: tuple[str, ...] = ()
     from_peers: bool = False
+    allow_lost: bool = False
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
         """Return whether this rank finds all that it can expect of a checkpoint of that many ranks."""
@@ -178,8 +180,10 @@ class CandidateFinder:
 
     def fetch(self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], listing: Listing) -> Candidate:
         """The candidate at a peer's, once this node's agent has brought it; raises FastckptError."""
-        here = {at.save: held.files for at, held in listing.held}
-        return self._peers.fetch(location, sources, here.get(location.save, {}))
+        held = next((held for at, held in listing.held if at.save == location.save), None)
+        if held is not None and not sources:  # all is here but what nobody has
+            return Candidate(self._memory, held.files, held.details, held.details.get("world_size", 1), held)
+        return self._peers.fetch(location, sources, held.files if held else {})
 
     def held(self) -> dict[CheckpointLocation, bool]:
         """Checkpoints in this node's memory, and whether each is enough for this rank; they stay as in `find`."""

@@ -13,7 +13,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
-from fastckpt._core.policy.resume import MEMORY, PEER, STORAGE, CheckpointLocation
+from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing, Selection, Wanted
 from fastckpt._core.resume.load import LOAD_ERRORS
@@ -157,7 +157,9 @@ class Resume:
                 if candidate is None or any(votes):
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
-                resumed = ResumeResult(SaveId(mine.history, mine.step), mine.tier, state, dict(candidate.details))
+                save, tier = SaveId(mine.history, mine.step), candidate.tier.name
+                resumed = ResumeResult(save, tier, state, dict(candidate.details))
+                self._warn_of_lost_states(choices)
                 if self._place.group_world_size > 1:
                     # newer memory of this node, which other nodes lack: the saver gives it up
                     newer = (each for each in survey.has[self._place.rank] if each.tier == MEMORY and each.id > mine.id)
@@ -179,12 +181,12 @@ class Resume:
         mine = choices[self._place.rank]
 
         def bring() -> Candidate:
-            if mine.tier != PEER:
+            if mine.tier not in (PEER, STATELESS):
                 return _open(survey.own.candidates[mine])
             with metrics.phase("resume.fetch"):
                 return self._finder.fetch(mine, survey.sources(mine), survey.own)
 
-        is_stored = any(choice.tier not in (MEMORY, PEER) for choice in choices)
+        is_stored = any(choice.tier not in (MEMORY, PEER, STATELESS) for choice in choices)
         return self._brought(bring, survey.nodes if is_stored else (), ranks)
 
     def _brought(
@@ -227,6 +229,19 @@ class Resume:
             if location in survey.own.candidates:
                 survey.own.candidates[location].tier.drop(survey.own.candidates[location])
         return tried
+
+    def _warn_of_lost_states(self, choices: Sequence[CheckpointLocation]) -> None:
+        lost = [rank for rank, choice in enumerate(choices) if choice.tier == STATELESS]
+        if lost and self._place.rank == 0:
+            logger.warning(
+                "step %d is resumed without the rank state of ranks %s, which no node holds any more and storage does "
+                "not have (--fast-allow-lost-rank-state): on these ranks random generators, and a position in the data "
+                "that was saved as rank_state, start as in a new job, while all else goes on from step %d. They may "
+                "read data again, or skip some",
+                choices[0].step,
+                lost,
+                choices[0].step,
+            )
 
     def _sharing(self, choices: Sequence[object], nodes: Sequence[int]) -> list[int]:
         """The ranks that read the same files as this one; if these may be downloaded, those of its node."""

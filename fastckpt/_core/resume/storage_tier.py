@@ -13,7 +13,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.inventory import StoredEntry
+from fastckpt._core.resume.stored_entries import StoredEntry
 from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind, attempt_of
 from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
 from fastckpt._core.storage.local.stored import read_manifest

@@ -62,7 +62,7 @@ def _survey(finder: CandidateFinder, own: Listing, reports: Sequence[Sequence[An
     """A survey of reports that begin with checkpoints, node and holdings of each rank."""
     nodes = [node for _, node, *_ in reports]
     holdings = [NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held]
-    fetched = reachable(holdings, nodes, finder.needs.main)
+    fetched = reachable(holdings, nodes, finder.needs.main, allow_lost=finder.needs.allow_lost)
     has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
     return Survey(own, [a | b for a, b in zip(has, fetched, strict=True)], nodes, holdings=holdings, **more)
 

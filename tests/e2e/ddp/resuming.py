@@ -5,6 +5,7 @@ As a program, a worker: ``resuming.py FOLDER STEPS`` saves so many steps, or cou
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -30,7 +31,7 @@ class Calls:
 
     Attributes:
         of_rank: How many each rank made.
-        manifests: How many manifests each rank opened.
+        manifests: How many manifests of checkpoints each rank opened.
     """
 
     of_rank: list[int]
@@ -51,10 +52,11 @@ def calls_of_a_resume(folder: Path, nodes: int, ranks: int) -> Calls:
 def _launch(folder: Path, launch: int, nodes: int, ranks: int, steps: int) -> None:
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", str(launch))
     shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks))
-    agents, outputs = [], []
+    agents, outputs, memories = [], [], []
     for node in range(nodes):
         memory = Path(os.environ["FASTCKPT_SHM_DIR"]) / f"{launch}-{node}"
         memory.mkdir(mode=0o700)
+        memories.append(memory)
         variables = os.environ | {"FASTCKPT_SHM_DIR": str(memory), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
         variables["PYTHONPATH"] = f"{Path(__file__).parents[3]}:{variables.get('PYTHONPATH', '')}"
         host = ("--local-addr", f"127.0.0.{node + 1}", "--rdzv-conf", f"is_host={int(node == 0)}")
@@ -68,6 +70,8 @@ def _launch(folder: Path, launch: int, nodes: int, ranks: int, steps: int) -> No
         for agent in agents:
             agent.kill()
             agent.wait()
+        for memory in memories:
+            shutil.rmtree(memory)
     assert codes == [0] * nodes, "\n".join(each.read_text(errors="replace") for each in outputs)
 
 
@@ -85,9 +89,8 @@ def main() -> None:
     if not steps:
         assert checkpointer.load_checkpoint()["model"][0] == CHECKPOINTS and checkpointer.loaded_from == "storage"
         calls.stop()
-        manifests = sum(
-            n for (kind, path), n in calls.made.items() if kind == "open" and path.endswith("/manifest.json")
-        )
+        opened = [(Path(path), count) for (kind, path), count in calls.made.items() if kind == "open"]
+        manifests = sum(count for path, count in opened if path.match("checkpoint-*/manifest.json"))
         kinds: Counter[str] = Counter()
         for (kind, path), count in calls.made.items():
             kinds[f"{kind} {Path(path).relative_to(directory)}"] += count
