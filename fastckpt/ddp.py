@@ -220,7 +220,9 @@ class DdpCheckpointer(BaseCheckpointer):
         session, asked = self._writer, arguments.path("resume_path", resume_path)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
         ranks, finder, resume, since = session.open_resume(
-            RequiredFiles(MODEL, self._own, from_peers=True), lambda files, *_: [*(ours & files.keys())], asked
+            RequiredFiles(MODEL, self._own, from_peers=True, allow_lost=session.settings.allow_lost_rank_state),
+            lambda files, *_: [*(ours & files.keys())],
+            asked,
         )
         with session.work("resume"), closing(finder):
             resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)

@@ -54,6 +54,7 @@ class Settings:
         exclusive: Whether a store is refused in which two jobs cannot be told apart.
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
         hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
+        allow_lost_rank_state: Whether a newer save is resumed though the files of lost ranks, as rank_1.pt, are lost.
         node_timeout: Seconds from a node's last sign of life to its report as lost; it may refute it in the last 1/4.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
@@ -77,6 +78,7 @@ class Settings:
     exclusive: bool = True
     preload: str = "auto"
     hang_timeout: str = "auto"
+    allow_lost_rank_state: bool = False
     node_timeout: float = 2.0
     event_log: bool = True
     events: str = ""

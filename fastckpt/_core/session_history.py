@@ -43,6 +43,7 @@ class SessionHistory:
 
     def __init__(self, link: SaverClient, place: RankInfo, settings: Settings) -> None:
         self._link, self._place, self._arenas = link, place, settings.arenas
+        self._allow_lost = str(settings.allow_lost_rank_state)
         self.directory = link.options.directory
         self._launch = launch_of(place)
         self._past: Ranges = ()
@@ -70,6 +71,7 @@ class SessionHistory:
         # One gather for all: each costs a round trip to the store, and a resume waits for it. Rank 0's token names the
         # line of saves until the next load: equal steps with different tokens are not the same save.
         asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
+        asked["allow_lost_rank_state"] = self._allow_lost
         several = self._place.group_world_size > 1
         seen = mark_seen(self.directory, self._place) if several else None
         gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])

@@ -20,8 +20,9 @@ from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.native.view import hold
 from fastckpt._core.policy.resume import MEMORY
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
+from fastckpt._core.resume.companions import Wanted
 from fastckpt._core.resume.directory_checks import refuse_foreign
-from fastckpt._core.resume.resume import Resume, ResumeResult, Wanted
+from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.resume.tiers import Files
 from fastckpt._core.session import Session

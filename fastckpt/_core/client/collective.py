@@ -1,6 +1,7 @@
 """Exchanges values among the ranks of a job, as messages over the store that formed the process group."""
 
 import contextlib
+import itertools
 import json
 import time
 from collections import defaultdict
@@ -146,8 +147,9 @@ class Agreement:
 
     def gather(self, value: Any) -> list[Any]:
         """The values that all ranks send (JSON), in the order of ranks; raises as `decide`."""
-        values: list[Any] = self.decide(value, lambda values: values)
-        return values
+        # Most ranks send the same, so that the answer, which all of them receive, does not grow with the ranks.
+        runs = self.decide(value, _runs)
+        return [value for count, value in runs for _ in range(count)]
 
     def _decided(self, value: Any, decide: Decide, number: int) -> Any:
         """Give all ranks the answer, on the first one."""
@@ -251,6 +253,12 @@ class SingleRank(Agreement):
 
     def leave(self) -> None:
         """Do nothing: no other rank waits."""
+
+
+def _runs(values: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Values in their order, as the number of equal ones in a row, and which."""
+    runs = ([*each] for _, each in itertools.groupby(values, json.dumps))  # == would take true for 1
+    return [(len(run), run[0]) for run in runs]
 
 
 def _as_sent(value: Any) -> Any:

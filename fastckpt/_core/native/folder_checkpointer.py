@@ -211,7 +211,7 @@ class FolderCheckpointer(BaseCheckpointer):
                 found = resume.run(
                     self._kept, ranks, lambda each, offer: not name or name in _names(each, offer), since
                 )
-                if asked and found.state is None and any(ranks.gather(Path(asked, MANIFEST).is_file())):
+                if asked and found.state is None and ranks.decide(None, lambda _: Path(asked, MANIFEST).is_file()):
                     found = resume.run_path(asked, self._kept, ranks, since)  # one that was copied or renamed
         if found.state is None and asked:
             raise BadCheckpoint(f"{writer.directory} holds no checkpoint {name}")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fastckpt._core.policy.resume import PEER, CheckpointLocation
+from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation
 
 FIRST = 0
 """The node whose copy of what all nodes have alike is the one that storage would have."""
@@ -58,13 +58,16 @@ class NodeHolding(NamedTuple):
         return cls._make([*fields, tuple(common), {int(rank): tuple(names) for rank, names in ranks.items()}])
 
 
-def reachable(holdings: Collection[NodeHolding], nodes: Sequence[int], main: str) -> list[set[CheckpointLocation]]:
+def reachable(
+    holdings: Collection[NodeHolding], nodes: Sequence[int], main: str, *, allow_lost: bool = False
+) -> list[set[CheckpointLocation]]:
     """The saves that each rank could load with files from other nodes, if it could not without.
 
     Args:
         holdings: What all nodes hold.
         nodes: The node of each rank.
         main: The file that each rank needs, beside its own.
+        allow_lost: Whether a rank whose own file nobody holds may load a save without it.
     """
     by_save: dict[tuple[int, int, str], list[NodeHolding]] = {}
     for holding in holdings:
@@ -79,12 +82,12 @@ def reachable(holdings: Collection[NodeHolding], nodes: Sequence[int], main: str
         has_main = any(each.is_authentic and main in each.common for each in held)
         local = {each.node: each for each in held}
         for rank, node in enumerate(nodes):
-            mine = local.get(node)
+            mine, is_new = local.get(node), rank >= count
             here = mine is not None and main in mine.common
-            has_own = mine is not None and rank in mine.ranks
-            is_new = rank >= count
-            if (has_main or here) and (rank in states or is_new) and not (here and (has_own or is_new)):
-                found[rank].add(CheckpointLocation(history, step, PEER, node, attempt))
+            is_whole = here and (is_new or (mine is not None and rank in mine.ranks))
+            tier = PEER if is_new or rank in states else STATELESS
+            if (has_main or here) and not is_whole and (tier == PEER or allow_lost):
+                found[rank].add(CheckpointLocation(history, step, tier, node, attempt))
     return found
 
 

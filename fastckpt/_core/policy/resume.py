@@ -3,9 +3,16 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-TIERS = MEMORY, PEER, MIXED, STORAGE, REMOTE = ("memory", "peer", "mixed", "storage", "remote")
+TIERS = MEMORY, PEER, MIXED, STORAGE, REMOTE, STATELESS = (
+    "memory",
+    "peer",
+    "mixed",
+    "storage",
+    "remote",
+    "memory without rank state",
+)
 """The tiers, nearest first. A peer is the memory of another node; a mixed checkpoint has some files in memory, and the
-others on storage."""
+others on storage. The last is the memory of nodes of which none has the file of this rank: all else is nearer."""
 
 
 class CheckpointLocation(NamedTuple):
@@ -32,6 +39,8 @@ class CheckpointLocation(NamedTuple):
     @property
     def where(self) -> str:
         """The tier; and whose memory, if several nodes saved it."""
+        if self.tier == STATELESS:
+            return self.tier
         if self.tier == PEER:
             return f"memory of other nodes than {self.node}"
         is_of_a_node = self.attempt and self.tier in (MEMORY, MIXED)

@@ -2,9 +2,11 @@
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
@@ -13,6 +15,7 @@ from fastckpt._core.format.manifest import file_named
 from fastckpt._core.policy.peer_sources import NodeHolding
 from fastckpt._core.policy.resume import REMOTE, STORAGE, CheckpointLocation
 from fastckpt._core.resume.storage_tier import RemoteTier, StorageTier
+from fastckpt._core.resume.stored_entries import StoredEntry, candidates, described, rejected
 from fastckpt._core.resume.tiers import (
     Candidate,
     Candidates,
@@ -41,12 +44,14 @@ class RequiredFiles:
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
         from_peers: Whether the files that all nodes have alike and those that a rank has written are all that it needs:
             these can come from other nodes' memory.
+        allow_lost: Whether a rank may load what is in memory without its own file, if no node has that any more.
     """
 
     main: str
     own: str
     shards: tuple[str, ...] = ()
     from_peers: bool = False
+    allow_lost: bool = False
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
         """Return whether this rank finds all that it can expect of a checkpoint of that many ranks."""
@@ -83,41 +88,57 @@ class CandidateFinder:
         self._others: list[StorageTier] = []
         self.has_far = any(tier.is_far for tier in self._durable)
 
-    def find(self, *, settle: bool = False) -> Listing:
-        """All checkpoints that hold what this rank needs. Those in memory stay until the client releases them.
-
-        Args:
-            settle: Whether to publish checkpoints that nodes have written whole and none has published: in rank 0.
-        """
-        # 1. list each tier   2. keep what has the files that this rank needs   3. add saves of which memory has some
-        # files and storage the others   4. name the reason for all the rest: none may be passed over silently
-        here, listings = self._memory.list(), [tier.list() for tier in self._durable]
-        durable = [self._needed(listing) for listing in listings]
-        mixed = MixedTier(here.candidates, durable).list().candidates
-        candidates = {location: each for tier in durable for location, each in tier.items()}
-        candidates |= self._in_memory(here) | mixed
-        rejected = [each for listing in (here, *listings) for each in listing.rejected]
-        rejected += [
-            Rejected(RejectionKind.OTHER_KIND, each.record.path)
-            for listing in listings
-            for each in listing.candidates.values()
-            if self._needs.main not in each.files
-        ]
-        for location in sorted(here.candidates.keys() - candidates.keys()):
-            if location._replace(tier=MixedTier.name) not in mixed:
-                text = f"{SaveId(*location.id)} in {location.where}"
-                rejected.append(Rejected(RejectionKind.PARTIAL, text, "has not all of it"))
-        published = False
-        for tier in self._durable if settle else ():
-            has_published, unfinished = tier.settle()
-            published |= has_published
-            rejected += unfinished
-        return Listing(candidates, rejected, published, here.held)
+    def in_memory(self) -> Listing:
+        """All that this node has in memory, even if it is not enough for this rank; it stays until it is released."""
+        return self._memory.list()
 
     def find_near(self) -> Listing:
         """The checkpoints of `find` that memory alone has."""
         here = self._memory.list()
-        return Listing(self._in_memory(here), held=here.held)
+        return Listing(self._enough(here), held=here.held)
+
+    def search(self, own: Sequence[str]) -> tuple[dict[str, Any], list[Rejected]]:
+        """Search the durable tiers, for all ranks; the first rank calls it.
+
+        Checkpoints are published that nodes have written whole and none has published.
+
+        Args:
+            own: The file that each rank has of its own.
+
+        Returns:
+            What there is, as a message to all ranks; and what is unfinished.
+
+        Raises FastckptError or OSError if a tier cannot be searched.
+        """
+        listings, unfinished = [tier.list() for tier in self._durable], list[Rejected]()
+        for number, tier in enumerate(self._durable):
+            published, lacking = tier.settle()
+            unfinished += lacking
+            if published:
+                listings[number] = tier.list()
+        tiers = [described(listing, self._needs.main, own) for listing in listings]
+        return {"tiers": tiers, "token": f"manifest-{secrets.token_hex(8)}"}, unfinished
+
+    def find(self, here: Listing, found: Mapping[str, Any]) -> Listing:
+        """All checkpoints that hold what this rank needs.
+
+        Args:
+            here: Those in memory.
+            found: Those on storage, as `search` has found them in the first rank.
+        """
+        # 1. keep what has the files that this rank needs   2. add saves of which memory has some files and storage the
+        # others   3. name the reason for all the rest: none may be passed over silently
+        tiers = [*zip(self._durable, found["tiers"], strict=True)]
+        durable = [candidates(tier, each, self._client.place.rank, found["token"]) for tier, each in tiers]
+        mixed = MixedTier(here.candidates, durable).list().candidates
+        all_of = {location: each for tier in durable for location, each in tier.items()}
+        all_of |= self._enough(here) | mixed
+        bad = [*here.rejected, *(each for tier, message in tiers for each in rejected(tier, message))]
+        for location in sorted(here.candidates.keys() - all_of.keys()):
+            if location._replace(tier=MixedTier.name) not in mixed:
+                text = f"{SaveId(*location.id)} in {location.where}"
+                bad.append(Rejected(RejectionKind.PARTIAL, text, "has not all of it"))
+        return Listing(all_of, bad, here.held)
 
     def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
         """What this node holds in memory of saves of several nodes, for the sake of others; the first rank reports it.
@@ -153,14 +174,16 @@ class CandidateFinder:
         return found
 
     @property
-    def main(self) -> str:
-        """The name of the file that each checkpoint has."""
-        return self._needs.main
+    def needs(self) -> RequiredFiles:
+        """What this rank needs of a checkpoint."""
+        return self._needs
 
     def fetch(self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], listing: Listing) -> Candidate:
         """The candidate at a peer's, once this node's agent has brought it; raises FastckptError."""
-        here = {at.save: held.files for at, held in listing.held}
-        return self._peers.fetch(location, sources, here.get(location.save, {}))
+        held = next((held for at, held in listing.held if at.save == location.save), None)
+        if held is not None and not sources:  # all is here but what nobody has
+            return Candidate(self._memory, held.files, held.details, held.details.get("world_size", 1), held)
+        return self._peers.fetch(location, sources, held.files if held else {})
 
     def held(self) -> dict[CheckpointLocation, bool]:
         """Checkpoints in this node's memory, and whether each is enough for this rank; they stay as in `find`."""
@@ -168,20 +191,28 @@ class CandidateFinder:
         listing = self._memory.list().candidates
         return {location: self._needs.are_in_memory(each, place) for location, each in listing.items()}
 
-    def at(self, path: str) -> tuple[SaveId | None, Candidate]:
-        """The checkpoint at a path or URL: one of ours, or files that something else wrote."""
-        if is_url(path):
-            return self._at_url(normalised(path))
-        place, storage = Path(normalised(path)), self._durable[0]
-        main = place / self._needs.main if place.is_dir() else place
-        listing = Listing() if storage.is_far else storage.list()
-        for location, each in listing.candidates.items():
-            if self._needs.main in each.files and _is_file_of(each.record, self._needs.main, main):
-                return SaveId(*location.id), each
-        if record := self._record_of(main, listing):
-            return record.id, self._tier_of(str(record.place.parent)).candidate(record)
-        files = {found.name: found for found in place.iterdir()} if place.is_dir() else {}
-        return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
+    def look_at(self, path: str) -> list[Any]:
+        """The checkpoint at a path or URL, as a message from the first rank to all: see `at`.
+
+        Raises FastckptError or OSError if there is none.
+        """
+        save, found = self._at(path)
+        if found.record is None:
+            return [None, self.directory, {name: str(file) for name, file in found.files.items()}]
+        stored, target = found.record, None if found.record.target is None else str(found.record.target)
+        place = [*stored.id, str(stored.place), target, f"manifest-{secrets.token_hex(8)}"]
+        return [list(save or ()), found.tier.location, place]  # type: ignore[attr-defined]
+
+    def at(self, message: Sequence[Any]) -> tuple[SaveId | None, Candidate]:
+        """The checkpoint that the first rank has found: one of ours, or files that something else wrote."""
+        save, location, found = message
+        if save is None:
+            files = {name: Path(file) for name, file in found.items()}
+            return None, Candidate(self._durable[0], files, {}, 1, None)
+        history, step, place, target, token = found
+        tier = self._durable[0] if location == self._durable[0].location else self._tier_of(location)
+        entry = StoredEntry.of(tier, SaveId(history, step), place, target, token)
+        return SaveId(*save), Candidate(tier, {}, {}, 1, entry)
 
     def is_elsewhere(self, candidate: Candidate) -> bool:
         """Return whether the result of `at` is of another checkpoint directory."""
@@ -213,13 +244,25 @@ class CandidateFinder:
         for tier in (*self._durable, *self._others):
             tier.close()
 
-    def _in_memory(self, listing: Listing) -> Candidates:
+    def _at(self, path: str) -> tuple[SaveId | None, Candidate]:
+        """The checkpoint at a path or URL."""
+        if is_url(path):
+            return self._at_url(normalised(path))
+        place, storage = Path(normalised(path)), self._durable[0]
+        main = place / self._needs.main if place.is_dir() else place
+        listing = Listing() if storage.is_far else storage.list()
+        for location, each in listing.candidates.items():
+            if self._needs.main in each.files and _is_file_of(each.record, self._needs.main, main):
+                return SaveId(*location.id), each
+        if record := self._record_of(main, listing):
+            return record.id, self._tier_of(str(record.place.parent)).candidate(record)
+        files = {found.name: found for found in place.iterdir()} if place.is_dir() else {}
+        return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
+
+    def _enough(self, listing: Listing) -> Candidates:
+        """What is in memory and is enough for this rank."""
         place = self._client.place
         return {at: each for at, each in listing.candidates.items() if self._needs.are_in_memory(each, place)}
-
-    def _needed(self, listing: Listing) -> Candidates:
-        place = self._client.place
-        return {at: each for at, each in listing.candidates.items() if self._needs.are_in(each, place)}
 
     def _tier_of(self, location: str) -> StorageTier:
         """The storage tier of another checkpoint directory."""

@@ -88,10 +88,14 @@ _WAYS = {
 def refuse_foreign(directory: str, ranks: Agreement) -> None:
     """Raise NoLoadableCheckpoint, in all ranks, if a directory has checkpoints of other libraries only.
 
-    All ranks call it when there is nothing of ours to load. A URL is not searched.
+    All ranks call it when there is nothing of ours to load; the first one looks. A URL is not searched.
     """
-    if text := next(filter(None, ranks.gather(_found(directory))), ""):
-        raise NoLoadableCheckpoint(text)
+
+    def look(_: object) -> None:
+        if text := _found(directory):
+            raise NoLoadableCheckpoint(text)
+
+    ranks.decide(None, look)
 
 
 def _found(directory: str) -> str:

@@ -12,19 +12,18 @@ from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.policy.resume import MEMORY, PEER, STORAGE, CheckpointLocation
+from fastckpt._core.format.manifest import NAME
+from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
-from fastckpt._core.resume.companions import Pairing
+from fastckpt._core.resume.companions import Pairing, Selection, Wanted
 from fastckpt._core.resume.load import LOAD_ERRORS
-from fastckpt._core.resume.survey import Chooser, Select, Survey, everywhere, is_unreadable, near, obstacles
-from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Files, Rejected, RejectionKind
-from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
+from fastckpt._core.resume.survey import Chooser, Survey, everywhere, is_unreadable, near, obstacles
+from fastckpt._core.resume.tiers import Candidate, Faults, Files, Rejected, RejectionKind
+from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint, PersistError
 
 logger = logging.getLogger("fastckpt")
 
 Load = Callable[[Files], Any]
-Wanted = Callable[[CheckpointLocation, Candidate], bool]
-"""Returns whether a checkpoint may be the one to resume."""
 Share = Callable[[Files, int, Sequence[int]], Sequence[str]]
 REPORTED = 20
 """Bad checkpoints that are reported to the saver, at most."""
@@ -121,9 +120,10 @@ class Resume:
             rolled_back = partial(_has_details, details)
             resumed = self._newest_paired(load, ranks, rolled_back)[0] if details else None
             if resumed is None:
-                save, candidate, nodes = self._at(path, ranks)
-                state, votes = self._attempt(candidate, self._sharing([path] * len(nodes), nodes), load, ranks)
-                if any(votes):
+                save, known, nodes = self._at(path, ranks)
+                candidate, fault = self._brought(lambda: _open(known), nodes, ranks)
+                state, votes = self._attempt(candidate, self._sharing([path] * len(nodes), nodes), load, ranks, fault)
+                if candidate is None or any(votes):
                     raise self._bad_path(path, _objections(dict(enumerate(votes))))
                 elsewhere = self._finder.is_elsewhere(candidate)
                 resumed = ResumeResult(save, STORAGE, state, dict(candidate.details), elsewhere)
@@ -135,20 +135,14 @@ class Resume:
     def _newest_paired(self, load: Load, ranks: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
         """`_newest` of those steps that other checkpointers of the job have, too; of all, if there is none."""
 
-        def select(candidates: Candidates) -> list[CheckpointLocation]:
-            return [location for location, candidate in candidates.items() if wanted(location, candidate)]
-
-        def paired(candidates: Candidates) -> list[CheckpointLocation]:
-            return self._pairing.accepted({location: candidates[location] for location in select(candidates)})
-
-        resumed, tried = self._newest(load, ranks, paired)
+        resumed, tried = self._newest(load, ranks, Selection(wanted, self._pairing))
         if resumed is None and any(ranks.gather(bool(self._pairing.refused))):
-            return self._newest(load, ranks, select)
+            return self._newest(load, ranks, Selection(wanted))
         if resumed is not None and resumed.id is not None and self._place.rank == 0:
             self._pairing.report(resumed.id, self._finder.directory)
         return resumed, tried
 
-    def _newest(self, load: Load, ranks: Agreement, select: Select) -> tuple[ResumeResult | None, list[str]]:
+    def _newest(self, load: Load, ranks: Agreement, select: Selection) -> tuple[ResumeResult | None, list[str]]:
         """The newest wanted checkpoint that all ranks can load; else None, and the obstacles."""
         # Every branch below depends on gathered values alone, so that all ranks take it and none waits in vain. Memory
         # is tried first where a durable tier is far: clients of stores are slow to start.
@@ -158,12 +152,14 @@ class Resume:
             survey = look(self._finder, self._client, ranks, select)
             while resumed is None and (choices := chooser.choose(survey.has)) is not None:
                 mine = choices[self._place.rank]
-                candidate, fault = self._candidate(mine, survey)
+                candidate, fault = self._candidate(choices, survey, ranks)
                 state, votes = self._attempt(candidate, self._sharing(choices, survey.nodes), load, ranks, fault)
                 if candidate is None or any(votes):
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
-                resumed = ResumeResult(SaveId(mine.history, mine.step), mine.tier, state, dict(candidate.details))
+                save, tier = SaveId(mine.history, mine.step), candidate.tier.name
+                resumed = ResumeResult(save, tier, state, dict(candidate.details))
+                self._warn_of_lost_states(choices)
                 if self._place.group_world_size > 1:
                     # newer memory of this node, which other nodes lack: the saver gives it up
                     newer = (each for each in survey.has[self._place.rank] if each.tier == MEMORY and each.id > mine.id)
@@ -178,15 +174,33 @@ class Resume:
         self._finder.reject(bad, damaged, self._threads)
         return resumed, tried
 
-    def _candidate(self, mine: CheckpointLocation, survey: Survey) -> tuple[Candidate | None, Faults]:
+    def _candidate(
+        self, choices: Sequence[CheckpointLocation], survey: Survey, ranks: Agreement
+    ) -> tuple[Candidate | None, Faults]:
         """What this rank loads, brought from other nodes' memory if it is there; or why that failed."""
-        if mine.tier != PEER:
-            return survey.own.candidates[mine], {}
-        try:
+        mine = choices[self._place.rank]
+
+        def bring() -> Candidate:
+            if mine.tier not in (PEER, STATELESS):
+                return _open(survey.own.candidates[mine])
             with metrics.phase("resume.fetch"):
-                return self._finder.fetch(mine, survey.sources(mine), survey.own), {}
-        except (FastckptError, OSError) as error:
-            return None, {"": f"{type(error).__name__}: {error}"[:500]}
+                return self._finder.fetch(mine, survey.sources(mine), survey.own)
+
+        is_stored = any(choice.tier not in (MEMORY, PEER, STATELESS) for choice in choices)
+        return self._brought(bring, survey.nodes if is_stored else (), ranks)
+
+    def _brought(
+        self, bring: Callable[[], Candidate], nodes: Sequence[int], ranks: Agreement
+    ) -> tuple[Candidate | None, Faults]:
+        """A candidate with its files, or why it has none; the first rank of each of the ``nodes`` is first.
+
+        It reads the manifest for the others.
+        """
+        shares = len(set(nodes)) < len(nodes)
+        found = _tried(bring) if self._place.local_rank == 0 or not shares else None
+        if shares:
+            ranks.gather(None)
+        return found or _tried(bring)
 
     def _exclude(
         self,
@@ -216,6 +230,19 @@ class Resume:
                 survey.own.candidates[location].tier.drop(survey.own.candidates[location])
         return tried
 
+    def _warn_of_lost_states(self, choices: Sequence[CheckpointLocation]) -> None:
+        lost = [rank for rank, choice in enumerate(choices) if choice.tier == STATELESS]
+        if lost and self._place.rank == 0:
+            logger.warning(
+                "step %d is resumed without the rank state of ranks %s, which no node holds any more and storage does "
+                "not have (--fast-allow-lost-rank-state): on these ranks random generators, and a position in the data "
+                "that was saved as rank_state, start as in a new job, while all else goes on from step %d. They may "
+                "read data again, or skip some",
+                choices[0].step,
+                lost,
+                choices[0].step,
+            )
+
     def _sharing(self, choices: Sequence[object], nodes: Sequence[int]) -> list[int]:
         """The ranks that read the same files as this one; if these may be downloaded, those of its node."""
         rank = self._place.rank
@@ -223,16 +250,16 @@ class Resume:
         return [each for each in same if nodes[each] == nodes[rank] or not self._finder.has_far]
 
     def _at(self, path: str, ranks: Agreement) -> tuple[SaveId | None, Candidate, list[int]]:
-        found, error = None, ""
-        try:
-            found = self._finder.at(path)
-        except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
-            error = f"{type(failure).__name__}: {failure}"
-        reports = ranks.gather([error, self._place.group_rank])
-        errors = {rank: {"": text} for rank, (text, _) in enumerate(reports) if text}
-        if errors or found is None:
-            raise self._bad_path(path, _objections(errors))
-        return *found, [node for _, node in reports]
+        """What the first rank finds at a path, the same for all, and the node of each rank."""
+
+        def look(nodes: list[int]) -> list[Any]:
+            try:
+                return [self._finder.look_at(path), nodes]
+            except (FastckptError, OSError) as failure:
+                raise self._bad_path(path, f"rank 0: {type(failure).__name__}: {failure}") from failure
+
+        found, nodes = ranks.decide(self._place.group_rank, look)
+        return *self._finder.at(found), nodes
 
     def _bad_path(self, path: str, why: str) -> BadCheckpoint:
         there = f"fastckpt ls {self._finder.directory} shows what there is"
@@ -292,6 +319,20 @@ class Resume:
             history, step, tier, *_ = bad
             metrics.event("bad_checkpoint", history=history, step=step, tier=tier, reason=objections)
         return text
+
+
+def _open(candidate: Candidate) -> Candidate:
+    return candidate.tier.open(candidate)
+
+
+def _tried(bring: Callable[[], Candidate]) -> tuple[Candidate | None, Faults]:
+    """A candidate, or why it cannot be brought."""
+    try:
+        return bring(), {}
+    except PersistError as error:  # under a name: it may be readable later
+        return None, {NAME: f"{type(error).__name__}: {error}"[:500]}
+    except (FastckptError, OSError) as error:
+        return None, {"": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _named(location: CheckpointLocation) -> str:

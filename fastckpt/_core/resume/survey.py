@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
 from fastckpt._core.policy.resume import CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
-from fastckpt._core.resume.tiers import Candidates, Listing, Rejected, RejectionKind
+from fastckpt._core.resume.companions import Selection, search_companions
+from fastckpt._core.resume.tiers import Listing, Rejected, RejectionKind
 from fastckpt.errors import FastckptError, NoLoadableCheckpoint, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -30,9 +31,6 @@ DEADLINE = 600.0
 GIVEN_UP = "given up"
 LONGEST_PAUSE = 0.5
 """Seconds between two questions for the durable checkpoints, at most."""
-
-Select = Callable[[Candidates], list[CheckpointLocation]]
-"""Selects the checkpoints of which one may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +62,21 @@ def _survey(finder: CandidateFinder, own: Listing, reports: Sequence[Sequence[An
     """A survey of reports that begin with checkpoints, node and holdings of each rank."""
     nodes = [node for _, node, *_ in reports]
     holdings = [NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held]
-    fetched = reachable(holdings, nodes, finder.main)
+    fetched = reachable(holdings, nodes, finder.needs.main, allow_lost=finder.needs.allow_lost)
     has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
     return Survey(own, [a | b for a, b in zip(has, fetched, strict=True)], nodes, holdings=holdings, **more)
 
 
-def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Select) -> Survey:
+def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Selection) -> Survey:
     """Survey memory for checkpoints as new as all that is durable: storage is not needed."""
     own, durable = Listing(), tuple[int, ...]()
     try:
         own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
         logger.debug("what is in memory is looked for again: %s", failure)
+    if select.pairing is not None:
+        asked = sorted(select.companions(own.candidates))
+        select.know(ranks.decide(asked, lambda values: search_companions({name for each in values for name in each})))
     held = [each.to_json() for each in finder.holdings(own, select)]
     reports = ranks.gather([select(own.candidates), client.place.group_rank, held, durable])
     least = max(tuple(durable) for *_, durable in reports)
@@ -83,25 +84,38 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select:
     return replace(found, has=[{at for at in each if at.id >= least} for each in found.has])
 
 
-def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Select) -> Survey:
+def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Selection) -> Survey:
     """Survey all tiers; publishes first, if need be, the checkpoints of which nodes have written all parts.
 
-    Raises NoLoadableCheckpoint if some rank cannot search them, unless memory has a checkpoint that is as new.
+    Raises NoLoadableCheckpoint if storage cannot be searched, unless memory has a checkpoint that is as new.
     """
-    # The first rank publishes in the first pass; if it did, all list again and see the same.
+    # 1. each rank lists memory   2. the first rank searches storage, for all   3. each selects what it could load
     unfinished: list[Rejected] = []
-    for settle in (client.place.rank == 0, False):
-        own, error = Listing(), ""
+
+    def search(asked: list[Any]) -> Any:
         try:
-            own = finder.find(settle=settle)
+            found, lacking = finder.search([own for own, _ in asked])
         except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
-            error = f"{type(failure).__name__}: {failure}"
-        unfinished += [each for each in own.rejected if each.kind is RejectionKind.UNFINISHED]
+            return {"error": f"rank 0: {type(failure).__name__}: {failure}"}
+        unfinished.extend(lacking)
+        stored = finder.find(here, found).candidates
+        companions = {name for _, names in asked for name in names} | select.companions(stored)
+        return found | {"companions": search_companions(companions)}
+
+    here, error = Listing(), ""
+    try:
+        here = finder.in_memory()
+    except (FastckptError, OSError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    found = ranks.decide([finder.needs.own, sorted(select.companions(here.candidates))], search)
+    errors = [found["error"]] if "error" in found else []
+    if not errors:
+        select.know(found["companions"])
+        own = finder.find(here, found)
         held = [each.to_json() for each in finder.holdings(own, select)]
-        reports = ranks.gather([select(own.candidates), client.place.group_rank, held, error, own.published])
-        if not any(published for *_, published in reports):
-            break
-    if errors := [f"rank {rank}: {error}" for rank, (*_, error, _) in enumerate(reports) if error]:
+        reports = ranks.gather([select(own.candidates), client.place.group_rank, held, error])
+        errors = [f"rank {rank}: {error}" for rank, (*_, error) in enumerate(reports) if error]
+    if errors:
         text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
         in_memory = near(finder, client, ranks, select)
         if choose(in_memory.has, ()) is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,7 +55,8 @@ class Candidate:
 
     Attributes:
         tier: The tier that holds it.
-        files: Paths of its files; a file to download exists once it was checked.
+        files: Paths of its files, which those on storage have once they are opened; a file to download exists once it
+            was checked.
         details: The details saved with it.
         world_size: The number of ranks that saved it.
         record: The tier's own record of it.
@@ -91,13 +92,11 @@ class Listing:
     """The checkpoints of a tier, or of all.
 
     Attributes:
-        published: Whether parts of nodes were published meanwhile, so that it has to be made again.
         held: All that is in memory of saves of several nodes, even if it is enough for no rank.
     """
 
     candidates: Candidates = field(default_factory=dict)
     rejected: Sequence[Rejected] = ()
-    published: bool = False
     held: Sequence[tuple[CheckpointLocation, HeldSave]] = ()
 
 
@@ -108,6 +107,10 @@ class Tier(Protocol):
 
     def list(self) -> Listing:
         """List its checkpoints, with the files of each; raises FastckptError or OSError."""
+        ...
+
+    def open(self, candidate: Candidate) -> Candidate:
+        """The candidate with all its files, once it is chosen; raises FastckptError or OSError."""
         ...
 
     def check(self, candidate: Candidate, name: str) -> None:
@@ -157,6 +160,10 @@ class MemoryTier:
             candidates[location] = Candidate(self, held.files, details, details.get("world_size", 1), held)
         return Listing(candidates, rejected, held=several)
 
+    def open(self, candidate: Candidate) -> Candidate:
+        """The same: its files are known."""
+        return candidate
+
     def check(self, candidate: Candidate, name: str) -> None:
         """Compare the size of an image, and its digest unless the saver has compared it."""
         held, root = candidate.record, candidate.record.roots[name]
@@ -201,6 +208,10 @@ class PeerTier:
         files = {**held, **{name: Path(path) for name, path in fetched.files.items()}}
         return Candidate(self, files, fetched.details, fetched.details.get("world_size", 1), fetched)
 
+    def open(self, candidate: Candidate) -> Candidate:
+        """The same: its files are known."""
+        return candidate
+
     def check(self, candidate: Candidate, name: str) -> None:
         """Compare the size of a file; the agent has compared its digest as it came."""
         size = candidate.record.sizes.get(name)
@@ -234,10 +245,15 @@ class MixedTier:
         found = Candidates()
         for location, here in self._memory.items():
             if location.attempt and (stored := of_save.get((*location[:2], location.attempt))):
-                both = {**stored.files, **here.files}
-                joined = Candidate(self, both, here.details, here.world_size, (here, stored))
+                joined = Candidate(self, here.files, here.details, here.world_size, (here, stored))
                 found[location._replace(tier=MIXED)] = joined
         return Listing(found)
+
+    def open(self, candidate: Candidate) -> Candidate:
+        """Add the files of the durable part."""
+        here, stored = candidate.record
+        stored = stored.tier.open(stored)
+        return replace(candidate, files={**stored.files, **here.files}, record=(here, stored))
 
     def check(self, candidate: Candidate, name: str) -> None:
         """Check the file in the tier that has it."""

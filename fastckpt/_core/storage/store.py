@@ -128,6 +128,12 @@ class StoreOf(Protocol[Kept, Place]):
     def known(self) -> Sequence[Kept]:
         """As `checkpoints`, but where that takes requests over a network, by what is known from earlier ones."""
 
+    def manifest(self, place: Place) -> Manifest:
+        """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""
+
+    def stored(self, manifest: Manifest, place: Place, target: Place | None) -> Kept:
+        """The checkpoint of a manifest that was read, in that place; nothing is asked."""
+
     def verify(self, stored: Kept, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
 

@@ -15,6 +15,7 @@ import torch
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.server import Saver
 from fastckpt.ddp import DdpCheckpointer
+from fastckpt.errors import FastckptError
 from tests.unit._core.memory.conftest import small_disk, small_tmpfs  # noqa: F401 (fixtures)
 
 
@@ -25,6 +26,7 @@ class Rounds:
         self._barrier = threading.Barrier(max(1, world))  # none takes part in the rounds of a launch without workers
         self._said: dict[int, Any] = {}
         self._rank = threading.local()
+        self._answer: list[Any] = []
 
     def as_rank(self, rank: int) -> "Rounds":
         self._rank.number = rank
@@ -36,6 +38,21 @@ class Rounds:
         said = [self._said[rank] for rank in sorted(self._said)]
         self._barrier.wait(60)
         return said
+
+    def decide(self, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
+        said, answer = self.gather(value), [None, None]
+        if getattr(self._rank, "number", 0) == 0:
+            try:
+                answer[0] = decide(said)
+            except FastckptError as error:
+                answer[1] = error
+            self._answer = answer
+        self._barrier.wait(60)
+        answer = self._answer
+        self._barrier.wait(60)
+        if answer[1] is not None:
+            raise type(answer[1])(str(answer[1]))
+        return json.loads(json.dumps(answer[0]))
 
 
 class Ranks:

@@ -38,11 +38,12 @@ class Nodes(Ranks):
         self.start_workers_of_nodes(*strategy)
 
     def start_workers_of_nodes(self, *strategy: Any) -> None:
-        self._rounds = Rounds(2)
+        world = len(self.savers)
+        self._rounds = Rounds(world)
         self._monkeypatch.setattr("fastckpt._core.session.agreement", lambda world_size: self._rounds)
         for rank, saver in enumerate(self.savers):
-            values = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, AGENT_VARIABLE: saver.address}
+            values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": world, AGENT_VARIABLE: saver.address}
             for name, value in values.items():
                 self._monkeypatch.setenv(name, str(value))
             self.members.append(DdpCheckpointer(self.directory, *strategy))

@@ -12,14 +12,16 @@ from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
 from tests.e2e.ddp.conftest import until
-from tests.e2e.ddp.test_nodes import Nodes
+from tests.e2e.ddp.test_nodes import Nodes, positions
 
 
 class Hosts(Nodes):
-    """Two nodes that count as hosts of their own, though they have one directory of shared memory."""
+    """Nodes that count as hosts of their own, though they have one directory of shared memory."""
+
+    count = 2
 
     def start_nodes(self) -> None:
-        self.savers = [self.make_saver(node) for node in range(2)]
+        self.savers = [self.make_saver(node) for node in range(self.count)]
         self.meet()
 
     def make_saver(self, node: int) -> Saver:
@@ -38,19 +40,21 @@ class Hosts(Nodes):
         self.start_workers_of_nodes()
 
     def wait_for_common(self, step: int) -> None:
-        """Wait until both know that both hold a step, and that what they have alike was compared."""
-        both = [peers(saver) for saver in self.savers]
-        until(lambda: all((c := each._answer.id) and c.step == step and each.alike for each in both), f"step {step}")
+        """Wait until all know that all hold a step, and that what they have alike was compared."""
+        all_of = [peers(saver) for saver in self.savers]
+        until(lambda: all((c := each._answer.id) and c.step == step and each.alike for each in all_of), f"step {step}")
 
-    def lose(self, node: int) -> None:
-        """A host is lost with its memory, and a fresh one comes in its place."""
+    def lose(self, node: int, *also: Path) -> None:
+        """A host is lost with its memory, and a fresh one comes in its place; other memory is lost ``also``."""
         for member in self.members:
             member.close()
         arena = self.members[node]._writer.link.arena
         self.members = []
-        shutil.rmtree(arena)
+        for lost in (arena, *also):
+            shutil.rmtree(lost)
         self.savers[node].close()
-        self.savers[1 - node].breakpoint()
+        for other in self.savers[:node] + self.savers[node + 1 :]:
+            other.breakpoint()
         self.savers[node] = self.make_saver(node)
         self.meet()
 
@@ -60,11 +64,7 @@ def peers(saver: Saver) -> MemoryPeers:
     return coordinator.peers
 
 
-@pytest.fixture
-def hosts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3.0)
-    monkeypatch.setenv("FASTCKPT_FLUSH", "no")
-    hosts = Hosts(directory, monkeypatch)
+def started(hosts: Hosts) -> Iterator[Hosts]:
     hosts.start_nodes()
     hosts.load()
     yield hosts
@@ -72,6 +72,24 @@ def hosts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     hosts.end()
     for arena in arenas:
         shutil.rmtree(arena, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3.0)
+    monkeypatch.setenv("FASTCKPT_FLUSH", "no")
+
+
+@pytest.fixture
+def hosts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    yield from started(Hosts(directory, monkeypatch))
+
+
+@pytest.fixture
+def three_hosts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    hosts = Hosts(directory, monkeypatch)
+    hosts.count = 3
+    yield from started(hosts)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -82,3 +100,32 @@ def test_a_fresh_host_takes_the_state_from_the_memory_of_the_other(hosts: Hosts,
     assert hosts.resume() == [(5, "peer" if node == lost else "memory") for node in (0, 1)]
     hosts.restart()
     assert hosts.resume() == [(5, "memory")] * 2  # what was fetched counts as the memory of the fresh host
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_a_save_without_the_state_of_a_lost_rank_is_resumed_only_with_the_option(
+    three_hosts: Hosts,
+    is_allowed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    said: pytest.LogCaptureFixture,
+):
+    hosts = three_hosts
+    hosts.save(4, 0, 1, 2)
+    assert hosts.wait(0, 1, 2) == [4] * 3
+    hosts.save_to_memory(5, 0, 1, 2)
+    hosts.wait_for_common(5)
+    monkeypatch.setenv("FASTCKPT_ALLOW_LOST_RANK_STATE", str(int(is_allowed)))
+    keepers = [hosts.members[node]._writer.link.arena / "kept" for node in (0, 1)]
+    hosts.lose(2, *keepers)
+    loaded = [found["step"] for found in hosts.load()]
+    if not is_allowed:
+        assert loaded == [4] * 3 and positions(hosts) == [400, 401, 402]
+        assert [member.loaded_from for member in hosts.members] == ["memory", "memory", "storage"]
+        assert "without the rank state" not in said.text
+        return
+    assert loaded == [5] * 3
+    assert [member.loaded_from for member in hosts.members] == ["memory", "memory", "peer"]
+    assert [member.rank_state.get("position") for member in hosts.members] == [500, 501, None]
+    assert "step 5 is resumed without the rank state of ranks [2]" in said.text
+    hosts.save_to_memory(6, 0, 1, 2)  # and training goes on
+    hosts.wait_for_common(6)

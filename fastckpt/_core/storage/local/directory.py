@@ -20,9 +20,9 @@ from fastckpt._core.storage.local.part_files import Contribution, PartFiles
 from fastckpt._core.storage.local.publish import Publication
 from fastckpt._core.storage.local.quarantine import quarantine
 from fastckpt._core.storage.local.scan import CheckpointReader, Scan
-from fastckpt._core.storage.local.stored import Stored, check_size, ours
+from fastckpt._core.storage.local.stored import Stored, check_size, ours, read_manifest
 from fastckpt._core.storage.share import Share, Unfinished
-from fastckpt.errors import ConfigError
+from fastckpt.errors import BadCheckpoint, ConfigError
 
 __all__ = ["CheckpointDirectory", "Scan", "Stored"]
 
@@ -119,6 +119,16 @@ class CheckpointDirectory:
     def known(self) -> list[Stored]:
         """The same: it costs little."""
         return self.checkpoints()
+
+    def manifest(self, place: Path) -> Manifest:
+        """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""
+        if (found := read_manifest(place)) is None:
+            raise BadCheckpoint(f"{place} has no manifest; the first rank has found one there")
+        return found
+
+    def stored(self, manifest: Manifest, place: Path, target: Path | None) -> Stored:
+        """The checkpoint of a manifest that was read, in that place."""
+        return Stored(manifest, place, target)
 
     def verify(self, stored: Stored, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import NAME
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.quarantine import reason
 from fastckpt._core.storage.local.stored import Stored, read_manifest
@@ -52,27 +53,34 @@ class CheckpointReader:
     def scan(self) -> Scan:
         """Read all manifests, and look at all files that they name.
 
-        Reads until twice the same is found and no name has changed meanwhile: who reads a directory while another
-        process publishes may see a checkpoint neither in the place that it left nor in the one that it came to.
+        Looks until twice the same is found and no name has changed meanwhile: who reads a directory while another
+        process publishes may see a checkpoint neither in the place that it left nor in the one that it came to. A
+        manifest that was whole, with its files, is not read again while it is the same file.
         """
-        changes, result = self._layout.changes(), self._scan_once()
+        whole = dict[Path, tuple[object, Stored]]()
+        changes, result = self._layout.changes(), self._scan_once(whole)
         for _ in range(ATTEMPTS):
             changes_before, before = changes, result
-            result, changes = self._scan_once(), self._layout.changes()
+            result, changes = self._scan_once(whole), self._layout.changes()
             if (result, changes) == (before, changes_before):
                 break
         return result
 
-    def _scan_once(self) -> Scan:
+    def _scan_once(self, whole: dict[Path, tuple[object, Stored]]) -> Scan:
         found: list[Stored] = []
         damaged: list[tuple[Path, str]] = []
         contents = self._layout.contents()
         for place in contents.places:
+            stamp = _stamp(place)  # before it is read: what comes later has another
+            if place in whole and whole[place][0] == stamp:
+                found.append(whole[place][1])
+                continue
             try:
                 stored = self.read(place)
                 if stored:
                     stored.check_sizes()
                     found.append(stored)
+                    whole[place] = stamp, stored
                 elif self._layout.looks_like_ours(place) and not self._is_being_removed(place):
                     damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
             except BadCheckpoint as error:
@@ -112,3 +120,12 @@ class CheckpointReader:
         if place.name not in own and not place.name.startswith(("retired-", "deleted-")):
             raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
         return Stored(manifest, place, self._layout.file_of(manifest))
+
+
+def _stamp(place: Path) -> object:
+    """Distinguishes the manifest in a place from any other; None if there is none."""
+    try:
+        found = (place / NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns

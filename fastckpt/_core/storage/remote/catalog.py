@@ -126,6 +126,10 @@ class Catalog:
         """This place is gone."""
         self._manifests.pop(place, None)
 
+    def manifest(self, place: str) -> Manifest:
+        """The manifest of a place; raises BadCheckpoint if there is none, or it is damaged."""
+        return self._manifests.get(place) or self._read(place, MAX_TEXT)
+
     def _list(self, folders: list[str]) -> dict[str, dict[str, int]]:
         """The objects of each place: their names, and their sizes in bytes."""
         places: defaultdict[str, dict[str, int]] = defaultdict(dict)

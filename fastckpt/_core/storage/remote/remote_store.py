@@ -171,6 +171,15 @@ class RemoteStore:
             return self.checkpoints()
         return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
 
+    def manifest(self, place: str) -> Manifest:
+        """The manifest at a URL; raises BadCheckpoint or PersistError."""
+        with ExplainedErrors(f"read {NAME}", place):
+            return self._catalog.manifest(self._objects.name(place))
+
+    def stored(self, manifest: Manifest, place: str, target: str | None) -> RemoteCheckpoint:
+        """The checkpoint of a manifest that was read, at that URL."""
+        return RemoteCheckpoint(manifest, self._objects.name(place), place, target)
+
     def verify(self, stored: RemoteCheckpoint, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all.
 

@@ -1,6 +1,7 @@
 """Messages, errors and departures of agreements, whose ranks are threads with a client each of a real store."""
 
 import gc
+import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -248,3 +249,14 @@ def test_a_single_rank_decides_as_if_its_value_was_sent() -> None:
 
 def _refuse(values: list[Any]) -> Any:
     raise ConfigError("no")
+
+
+def test_equal_values_are_sent_to_all_once_and_those_that_only_compare_equal_are_kept_apart(ranks: Ranks) -> None:
+    said = [{"a": 1}, {"a": 1}, {"a": True}, 1, True, 1.0, 1.0, "1"]
+    heard = ranks.start(len(said), lambda agreement: repr(agreement.gather(said[rank_of(agreement)])))
+    assert heard == [repr(said)] * len(said)
+    lengths = {
+        len(json.dumps(collective._runs([{"value": "x" * 1000}] * world)))  # what each rank receives
+        for world in (100, 999)
+    }
+    assert len(lengths) == 1

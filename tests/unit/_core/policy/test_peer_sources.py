@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
-from fastckpt._core.policy.resume import MEMORY, PEER, STORAGE, CheckpointLocation, choose
+from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation, choose
 
 MAIN = "model.pt"
 
@@ -73,32 +73,53 @@ def test_a_holding_survives_its_way():
     assert NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 
-def test_in_no_case_is_a_file_chosen_that_nobody_holds_or_that_storage_would_not_have():
-    """Exhaustive: three nodes of a rank each, what each holds of two saves, and what is on storage.
+Kind = tuple[bool, tuple[int, ...]] | None
+"""Whether a node has its model of a save, and the ranks of which it has the files; None if it has nothing."""
 
-    Whatever is chosen: all ranks resume one save; each file of it has a source; no model is taken from a node that is
-    not known to have that of the first.
+
+@pytest.mark.parametrize("allow_lost", [False, True])
+def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool):
+    """Exhaustive: three nodes of a rank each, what each holds of two saves, and which of them is on storage.
+
+    All ranks resume the newest save that each could load, by what is there. Each file of it has a source; no model is
+    taken from a node that is not known to have that of the first.
     """
-    kinds = [None, (True, ()), (True, (0,)), (False, (1,)), (True, (0, 1, 2)), (False, (0, 2))]
-    checked = 0
-    for of_new in itertools.product(kinds, repeat=3):
-        for alike, stored in itertools.product((False, True), repeat=2):
-            held = [_held(node, kind, 6, alike=alike) for node, kind in enumerate(of_new) if kind is not None]
-            reports = [
-                _has(node, of_new[node], found, stored=stored)
-                for node, found in enumerate(reachable(held, [0, 1, 2], MAIN))
-            ]
-            choices = choose(reports, ())
-            if choices is None:
-                continue
-            assert len({each.id for each in choices}) == 1
-            for rank, choice in enumerate(choices):
+    new: list[Kind] = [None, (True, ()), (True, (0,)), (False, (1,)), (True, (0, 1, 2)), (False, (0, 2))]
+    old: list[Kind] = [None, (True, (0, 1)), (True, (2,))]
+    fetched = lost = 0
+    for of_new, of_old in itertools.product(itertools.product(new, repeat=3), itertools.product(old, repeat=3)):
+        for alike, stored in itertools.product((False, True), (0, 5, 6)):
+            kinds = {5: of_old, 6: of_new}
+            held = [_held(n, kind, step, alike=alike) for step in kinds for n, kind in enumerate(kinds[step]) if kind]
+            found = reachable(held, [0, 1, 2], MAIN, allow_lost=allow_lost)
+            choices = choose([_has(n, kinds, found[n], stored=stored) for n in range(3)], ())
+            able = [step for step in kinds if _is_loadable(kinds[step], alike, allow_lost) or stored == step]
+            assert (choices[0].step if choices else None) == max(able, default=None)
+            for rank, choice in enumerate(choices or ()):
+                of = kinds[choice.step]
+                assert choice.step == max(able)
+                given = sources(held, [0, 1, 2], choice)
                 if choice.tier == PEER:
-                    _check(sources(held, [0, 1, 2], choice), rank, held, of_new[rank])
-                    checked += 1
-            if stored:
-                assert choices[0].id >= (1, 5)
-    assert checked > 100
+                    _check(given, rank, [each for each in held if each.step == choice.step], of[rank])
+                    fetched += 1
+                elif choice.tier == STATELESS:
+                    assert allow_lost and stored != choice.step and not any(kind and rank in kind[1] for kind in of)
+                    assert MAIN in given or _has_main(of[rank])
+                    lost += 1
+                else:
+                    assert choice.tier == STORAGE or (of[rank] == (True, of[rank][1]) and rank in of[rank][1])  # type: ignore[index]
+    assert fetched > 100 and (lost > 100) == allow_lost
+
+
+def _has_main(kind: Kind) -> bool:
+    return kind is not None and kind[0]
+
+
+def _is_loadable(of: Sequence[Kind], alike: bool, allow_lost: bool) -> bool:
+    """Whether each rank finds in some memory the model, of its own node or as the first one has it, and its file."""
+    anywhere = _has_main(of[0]) or (alike and any(map(_has_main, of)))
+    has_main = all(anywhere or _has_main(kind) for kind in of)
+    return has_main and (allow_lost or all(any(kind and rank in kind[1] for kind in of) for rank in range(3)))
 
 
 def _held(node: int, kind: tuple[bool, tuple[int, ...]], step: int, *, alike: bool) -> NodeHolding:
@@ -107,10 +128,11 @@ def _held(node: int, kind: tuple[bool, tuple[int, ...]], step: int, *, alike: bo
 
 
 def _has(
-    node: int, kind: tuple[bool, tuple[int, ...]] | None, found: set[CheckpointLocation], *, stored: bool
+    node: int, kinds: Mapping[int, Sequence[Kind]], found: set[CheckpointLocation], *, stored: int
 ) -> set[CheckpointLocation]:
-    whole = {CheckpointLocation(1, 6, MEMORY, node, "a")} if kind and kind[0] and node in kind[1] else set()
-    return found | whole | ({CheckpointLocation(1, 5, STORAGE, 0, "b")} if stored else set())
+    here = {step for step, of in kinds.items() if (kind := of[node]) and kind[0] and node in kind[1]}
+    durable = {CheckpointLocation(1, stored, STORAGE, 0, "a")} if stored else set()
+    return found | {CheckpointLocation(1, step, MEMORY, node, "a") for step in here} | durable
 
 
 def _check(
