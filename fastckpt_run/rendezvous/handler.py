@@ -141,6 +141,42 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Report nodes of the round as gone: the round ends for all, and the next one does not wait for them."""
         self._alive.lost(ids)
 
+    def leave_round(self) -> None:
+        """End the round for this node, as if others waited for a place in it."""
+        self._alive.leave_round()
+
+    def reach(self, agent: Process) -> bool:
+        """Join the store in which an agent has its round, if one is reached; the next rendezvous is there.
+
+        Until then this node is in no round, and its last one goes on without it; it holds no store.
+        """
+        self._part()
+
+        def rounds_of_agent(connection: StoreConnection) -> int:
+            last = self._records_at(connection).last_round()
+            if all(Process.from_record(dict(node.process)) != agent for node in last.nodes):
+                raise StoreLost("it is not the one that is looked for", ended=False)
+            return last.number
+
+        with suppress(StoreLost):
+            if connection := self._endpoints.best(rounds_of_agent):
+                self._records = self._records_at(connection)
+                self.round = BEFORE_THE_FIRST  # what this half has decided since is over
+                self._alive.begin(self._records)
+                return True
+        return False
+
+    def _part(self) -> None:
+        """Leave the last round, and the store that its nodes have met in."""
+        if (records := self._alive.pause()) is None:
+            return
+        with suppress(StoreLost):
+            records.report_gone(self.round, [self.id])
+            records.end(self.round)
+        self._alive.give_up()
+        records.leave()
+        self._master = self._endpoints.server = None  # who is in there finds another one
+
     def shutdown(self) -> bool:
         """End the job, and all connections; False if the store is gone."""
         self.set_closed()
@@ -172,23 +208,24 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if current is not None:
             self._records = current
             return current
-        offer = self._records.secret if self._records else None
         if self._records is not None:
             self._endpoints.lost(self._records.connection)
             self._records.leave()
 
-        def records_at(connection: StoreConnection) -> RoundStore:
-            return RoundStore(connection, self._job, self._given, self.id, offer)
-
-        def rounds_at(connection: StoreConnection) -> int:
-            return records_at(connection).last_round().number
-
-        connection = self._endpoints.connect(rounds_at, self._timing.connect)
-        self._records = records_at(connection)
+        connection = self._endpoints.connect(self._rounds_at, self._timing.connect)
+        self._records = self._records_at(connection)
         if self._endpoints.holds(connection):
             self._records.hold()
         self._alive.begin(self._records)
         return self._records
+
+    def _records_at(self, connection: StoreConnection) -> RoundStore:
+        """The records of the job in a store."""
+        offer = self._records.secret if self._records else None
+        return RoundStore(connection, self._job, self._given, self.id, offer)
+
+    def _rounds_at(self, connection: StoreConnection) -> int:
+        return self._records_at(connection).last_round().number
 
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""

@@ -9,7 +9,8 @@ from fastckpt._core.format.completeness import RANKS, lacks, missing_files
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, OF_EACH_NODE, OF_NODE, Manifest
 from fastckpt._core.memory import slots
-from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.persistence.opening import Opening
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.image_source import BadSource, ImageSource, PublishRequest
 from fastckpt._core.storage.share import Share
@@ -48,7 +49,8 @@ class PersistJob:
 
     def hand_over(self, storage: Store, tenure: Tenure) -> Manifest | Pending:
         """Publish what is in the slot, if no other job has come in the place of this one, then or meanwhile."""
-        if (opening := Opening.of_slot(self.slot.path)) is not None:  # else it is told what is wrong with it
+        opening = Opening.of_slot(self.slot.path)
+        if opening is not None:  # else it is told what is wrong with it
             tenure.hold(opening)
         try:
             result = hand_over(storage, self.slot.path, self.id, self.target)
@@ -56,8 +58,26 @@ class PersistJob:
             tenure.check()  # it knows whose the newer one is
             raise
         if isinstance(result, Manifest):
-            tenure.check()
-        return result
+            tenure.check(opening)
+            return result
+        return GuardedPart(result, tenure, opening)
+
+
+class GuardedPart:
+    """This node's part of a save: it counts, with those of others, only while this job may publish."""
+
+    def __init__(self, part: Pending, tenure: Tenure, opening: Opening | None) -> None:
+        self.id = part.id
+        self.missing = part.missing
+        self._part, self._tenure, self._opening = part, tenure, opening
+
+    def complete(self) -> Manifest | None:
+        """As that of the part; raises Superseded once others have come in the place of this job."""
+        self._tenure.demand()
+        manifest = self._part.complete()
+        if manifest is not None:
+            self._tenure.check(self._opening)
+        return manifest
 
 
 def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
