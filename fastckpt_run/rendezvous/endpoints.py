@@ -119,9 +119,13 @@ class Endpoints:
 
     def holds(self, connection: StoreConnection) -> bool:
         """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
-        if self.server is not None and (connection.host, connection.port) != self._held:
+        if self.server is not None and not self.is_own(connection):
             self.server = None  # who still uses it, sees that it has ended, and finds the other one
         return self.server is not None
+
+    def is_own(self, connection: StoreConnection) -> bool:
+        """Whether a connection leads to the store that this process has held last."""
+        return (connection.host, connection.port) == self._held
 
     def lost(self, connection: StoreConnection) -> None:
         """Note that a store is gone: its host has no turn any more."""

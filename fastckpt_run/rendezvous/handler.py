@@ -33,6 +33,8 @@ logger = logging.getLogger("fastckpt.launcher")
 BACKEND = "c10d"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _PATIENCE = 60.0
+_LOOK_ELSEWHERE = 2.0
+"""Seconds between two looks of a node that waits in its own store for the others."""
 _FAREWELL = 1.0
 """Seconds that the store's holder stays for others which have not read that the job has ended."""
 
@@ -79,6 +81,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
         self._has_closed = False
+        self._next_look = 0.0
 
     @property
     def secret(self) -> bytes:
@@ -104,6 +107,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         Raises RendezvousClosedError if the job was ended, RendezvousGracefulExitError if it was while this node waited
         for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached.
         """
+        self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
         deadline = time.monotonic() + self._timing.join
         while True:
@@ -219,6 +223,22 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._alive.begin(self._records)
         return self._records
 
+    def _give_way(self) -> None:
+        """Close the store that this node holds, if others have met in another one; raises StoreLost then.
+
+        Two halves of a job that do not reach each other have a store each, and one may be too small to go on.
+        """
+        if self._endpoints.server is None or len(self._endpoints) == 1 or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_ELSEWHERE
+        best = self._endpoints.best(self._rounds_at)
+        if best is not None and not self._endpoints.is_own(best):
+            logger.warning("the other nodes meet at %s:%d: going there", best.host, best.port)
+            self._endpoints.server = None
+            raise StoreLost("others meet elsewhere", ended=True)
+        if best is not None:
+            best.close()
+
     def _records_at(self, connection: StoreConnection) -> RoundStore:
         """The records of the job in a store."""
         offer = self._records.secret if self._records else None
@@ -229,7 +249,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""
-        meeting = Meeting(records, self._me, self._limits, self._timing, self._alive)
+        meeting = Meeting(records, self._me, self._limits, self._timing, self._alive, self._give_way)
         self.round = meeting.hold(self.round, deadline)
         rank = self.round.ranks[self.id]
         if rank == 0:

@@ -11,19 +11,24 @@ from fastckpt._core.memory import slots
 
 @dataclass(frozen=True)
 class Opening:
-    """The facts about its history that a save has; the arguments are as in `Record`."""
+    """The facts about its history that a save has; the arguments are as in `Record`.
+
+    Attributes:
+        is_rollback: Whether its job was told to go on from an older save than the newest.
+    """
 
     id: SaveId
     token: str
     members: tuple[str, ...] = ()
     parent: SaveId | None = None
+    is_rollback: bool = False
 
     @classmethod
     def of(cls, id: SaveId, details: Any) -> "Opening":
         """By the details of a save; what earlier versions saved has no token."""
         parent = details.get("parent")
         members = tuple(map(str, details.get(MEMBERS, ())))
-        return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None)
+        return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None, "rollback" in details)
 
     @classmethod
     def of_slot(cls, slot: Path) -> "Opening | None":

@@ -54,13 +54,14 @@ class PersistJob:
             tenure.hold(opening)
         try:
             result = hand_over(storage, self.slot.path, self.id, self.target)
+            if not isinstance(result, Manifest):
+                part = GuardedPart(result, tenure, opening)
+                return part.complete() or part
         except Superseded:
             tenure.check()  # it knows whose the newer one is
             raise
-        if isinstance(result, Manifest):
-            tenure.check(opening)
-            return result
-        return GuardedPart(result, tenure, opening)
+        tenure.check(opening)
+        return result
 
 
 class GuardedPart:
@@ -70,14 +71,16 @@ class GuardedPart:
         self.id = part.id
         self.missing = part.missing
         self._part, self._tenure, self._opening = part, tenure, opening
+        self._is_left_out = False
 
     def complete(self) -> Manifest | None:
-        """As that of the part; raises Superseded once others have come in the place of this job."""
+        """As that of the part; raises Superseded if others have come in the place of this job, or it has gone on."""
         self._tenure.demand()
+        if self._is_left_out:
+            raise Superseded(f"{self.id} is not reported: the nodes have gone on from an older save")
         manifest = self._part.complete()
-        if manifest is not None:
-            self._tenure.check(self._opening)
-        return manifest
+        self._is_left_out = manifest is not None and not self._tenure.check(self._opening)
+        return None if self._is_left_out else manifest
 
 
 def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
@@ -112,8 +115,7 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
             raise BadSource(f"{slot} is {lacks(missing, world_size)}")
         return storage.publish(PublishRequest(id, sources, target, since, world_size, details))
     share = Share(node, nodes, details.get("attempt", ""), target)
-    part = storage.contribute(PublishRequest(id, sources, "", since, world_size, details), share)
-    return part.complete() or part
+    return storage.contribute(PublishRequest(id, sources, "", since, world_size, details), share)
 
 
 def _written(records: slots.Records, persisted: Collection[str]) -> dict[str, list[str]]:

@@ -248,6 +248,7 @@ class Persister:
 
     async def _persisted(self, job: PersistJob, start: float, manifest: Manifest) -> None:
         seconds = time.perf_counter() - start
+        self.tenure.reported(job.id)
         self._done.append((job.id, job.target))
         self.stats.asked.discard((job.id, job.target))
         self.news.append(job.id)

@@ -4,9 +4,10 @@ A round that has lost nodes, or a half of one, knows who its agents are, and fin
 follows whether it may open the next history at once, and whether what it saves still counts.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.history import Record
 
 MINORITY_WAIT = 10.0
@@ -72,15 +73,29 @@ def pause_before(round: Collection[str], record: Record | None) -> float:
     return MINORITY_WAIT if 0 < 2 * len(last & {*round}) < len(last) else 0.0
 
 
-def may_report(party: Party, history: int, token: str, newest: Record) -> bool:
-    """Whether what was published in a history still counts, by the newest record that was found after its rename.
+def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> bool:
+    """Whether nobody else has opened a newer history, by a look at the records after a save was published.
 
     Args:
         party: The round that has published it.
-        history: The one in which it was saved.
-        token: Of what it saves there.
-        newest: The record.
+        id: What was saved.
+        token: Of what this round saves in that history.
+        newest: The newest record; None if there is none.
     """
-    if newest.history < history:
-        return True  # what earlier versions saved, or a place without records
-    return party.has_opened(newest, token if newest.history == history else "")
+    return newest is None or party.has_opened(newest, token if newest.history == id.history else "")
+
+
+def is_continued(id: SaveId, newest: Record | None, read: Callable[[int], Record | None]) -> bool:
+    """Whether the newest history goes on from a save, or from a later one of that line: else it is not resumed.
+
+    Args:
+        id: The save.
+        newest: The newest record.
+        read: Gives the record of a history.
+    """
+    record = newest
+    while record is not None and record.history > id.history:
+        if record.parent is None or record.parent.history <= id.history:
+            return record.parent is not None and id <= record.parent
+        record = read(record.parent.history)
+    return True

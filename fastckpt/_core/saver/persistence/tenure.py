@@ -19,7 +19,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.predecessor import Job, Vigil, describe, has_died, wait_for_predecessor
-from fastckpt._core.saver.persistence.succession import may_report, members, pause_before
+from fastckpt._core.saver.persistence.succession import is_continued, may_report, members, pause_before
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.store import Store
 from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
@@ -142,6 +142,10 @@ class Tenure:
         """What was the newest that is durable there, before the workers chose what to resume."""
         self._seen = newest or SaveId(-1, -1)
 
+    def reported(self, id: SaveId) -> None:
+        """What this agent has reported durable: workers knew of it, or it was saved under their eyes."""
+        self._seen = max(self._seen, id) if self._seen else id
+
     def _accept(self) -> None:
         """Go on without records; raises ConfigError if that was not asked for."""
         if self._job.exclusive:
@@ -238,7 +242,7 @@ class Tenure:
         newer = {stored.id for stored in self._store.checkpoints() if known < stored.id and stored.id.history < history}
         for id in sorted(newer, reverse=True):
             whose = self._histories.read(id.history)
-            if whose is None or not self._party.is_of_job(whose):
+            if whose is None or not (opening.is_rollback and self._party.is_of_job(whose)):
                 self.found = id
                 self._lose(f"{id} became durable in {self._store.path} while this job began: it has to resume that one")
 
@@ -247,26 +251,29 @@ class Tenure:
         if self.lost:
             raise Superseded(self.lost)
 
-    def check(self, opening: Opening | None = None) -> None:
-        """See, after a save was published, that nobody else has opened a newer history; raises as `hold`."""
+    def check(self, opening: Opening | None = None) -> bool:
+        """See, after a save was published, that nobody else has opened a newer history; raises as `hold`.
+
+        Returns whether the newest goes on from that save: what a node published after others have resumed an older one
+        is not reported.
+        """
         with self._lock:
             self.demand()
-            if self._enabled and self._passed is not None:
+            if self._enabled and self._passed is not None and (opening is None or not opening.members):
                 self._look()
-            elif opening is not None and not self._enabled and self._histories.excludes:
-                # What the agents of other nodes save in is no history of theirs alone: this one reports it, too.
-                self._witness(opening)
+            elif opening is not None and opening.members and self._histories.excludes:
+                return self._witness(opening)  # also where another node's agent opens histories
+            return True
 
-    def _witness(self, opening: Opening) -> None:
+    def _witness(self, opening: Opening) -> bool:
         """See that the newest record is of the agent that opens histories for this round, or older."""
-        record = self._newest_record(self._histories.newest())
-        if record is not None and not may_report(self._party, opening.id.history, opening.token, record):
-            self._lose_to(record)
-        self._passed = max(opening.id.history, record.history if record else 0)
-
-    def _newest_record(self, newest: int) -> Record | None:
+        number = self._histories.newest()
         self._looked = time.monotonic()
-        return (self._histories.read(newest) or Record(newest)) if newest else None
+        newest = (self._histories.read(number) or Record(number)) if number else None
+        if newest is not None and not may_report(self._party, opening.id, opening.token, newest):
+            self._lose_to(newest)
+        self._passed = max(self._passed or 0, number)
+        return is_continued(opening.id, newest, self._histories.read)
 
     def _look(self, *, fresh: bool = True) -> int:
         """The newest history, if nobody else has opened one since; raises Superseded."""
