@@ -12,6 +12,8 @@ from fastckpt._core.storage.history import Record
 
 MINORITY_WAIT = 10.0
 """Seconds that fewer than half of the last members wait before they open the next history."""
+LOOKS = 64
+"""Records that are read at most for a save of an earlier history."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,21 @@ def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> b
     return newest is None or party.has_opened(newest, token if newest.history == id.history else "")
 
 
-def is_continued(id: SaveId, newest: Record | None, read: Callable[[int], Record | None]) -> bool:
-    """Whether the newest history goes on from a save, or from a later one of that line: else it is not resumed.
+def is_continued(id: SaveId, newest: int, read: Callable[[int], Record | None]) -> bool:
+    """Whether all newer histories go on from a save, or from a later one of that line: else it may not be resumed.
+
+    Not only the newest one: of a history between, a node that stands still may yet publish something.
 
     Args:
         id: The save.
-        newest: The newest record.
+        newest: The number of the newest history.
         read: Gives the record of a history.
     """
-    record = newest
+    newer = range(id.history + 1, newest + 1)
+    return len(newer) <= LOOKS and all(_goes_on_from(id, read(history), read) for history in newer)
+
+
+def _goes_on_from(id: SaveId, record: Record | None, read: Callable[[int], Record | None]) -> bool:
     while record is not None and record.history > id.history:
         if record.parent is None or record.parent.history <= id.history:
             return record.parent is not None and id <= record.parent

@@ -273,7 +273,7 @@ class Tenure:
         if newest is not None and not may_report(self._party, opening.id, opening.token, newest):
             self._lose_to(newest)
         self._passed = max(self._passed or 0, number)
-        return is_continued(opening.id, newest, self._histories.read)
+        return is_continued(opening.id, number, self._histories.read)
 
     def _look(self, *, fresh: bool = True) -> int:
         """The newest history, if nobody else has opened one since; raises Superseded."""
