@@ -172,6 +172,7 @@ class Tenure:
                 self._open(opening)
             elif self._passed is not None and time.monotonic() - self._looked > RENEWAL:
                 self._look()  # this process may not have been let run
+            self._is_ours = True  # who saves has waited for strangers: from now on others are other nodes
         # Outside the lock: a look through all checkpoints may take long, and the record must be renewed meanwhile.
         if self._is_new:
             self._look_behind(opening)
