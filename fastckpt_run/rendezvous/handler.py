@@ -232,12 +232,14 @@ class FastckptRendezvousHandler(RendezvousHandler):
             return
         self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         best = self._endpoints.best(self._rounds_at)
-        if best is not None and not self._endpoints.is_own(best):
+        if best is None:
+            return
+        best.close()
+        if not self._endpoints.is_own(best) and self._records is not None:
             logger.warning("the other nodes meet at %s:%d: going there", best.host, best.port)
+            self._records.leave()
             self._endpoints.server = None
             raise StoreLost("others meet elsewhere", ended=True)
-        if best is not None:
-            best.close()
 
     def _records_at(self, connection: StoreConnection) -> RoundStore:
         """The records of the job in a store."""

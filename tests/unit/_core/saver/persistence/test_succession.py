@@ -58,7 +58,6 @@ def test_of_two_halves_one_opens_the_next_history_and_the_other_says_who_has_it(
     for half in ("ab", "c"):
         assert nodes.meet(half) == 1, "both are members of the last history: neither waits for the other"
     nodes.hold("ab", 2)
-    began = time.monotonic()
     with pytest.raises(
         Superseded, match=r"taken by other nodes of this job, which opened history 2: process .*launch a,"
     ):
