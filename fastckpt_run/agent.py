@@ -133,6 +133,7 @@ class FastckptAgent(HookedAgent):
         handler = group.spec.rdzv_handler
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
             forget_last_round(handler)
+            self._peers.rejoin()
             proceed()
             self._peers.meet(group)
 
@@ -178,6 +179,11 @@ class FastckptAgent(HookedAgent):
         result = proceed()
         if result.state == WorkerState.SUCCEEDED:
             metrics.event("workers_finished")
+            return result
+        return self._leave_round(result) if self._peers.may_rejoin else self._judge(result, deaths)
+
+    def _judge(self, result: RunResult, deaths: Sequence[Death]) -> RunResult:
+        """Decide what follows from workers that failed, or must be stopped."""
         if result.state == WorkerState.UNHEALTHY or (result.state == WorkerState.HEALTHY and self._saver.lost):
             return self._stop_at_once()
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
@@ -187,6 +193,14 @@ class FastckptAgent(HookedAgent):
             self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
             self._end_if_lost()
             self._report_failures(result)
+        return result
+
+    def _leave_round(self, result: RunResult) -> RunResult:
+        """Have the workers stopped, whether they failed or not: other nodes of the job go on; no restart is counted."""
+        logger.error("stopping the workers: %s", self._saver.lost)
+        self._peers.leave_round()
+        if result.state != WorkerState.HEALTHY:
+            self._allow(1)
         return result
 
     def _report_failures(self, result: RunResult) -> None:

@@ -31,6 +31,7 @@ class Member:
         slot: Which of these it is, from 0 on; it keeps it from round to round.
         address: Where it serves files to the others, HOST:PORT; empty if it does not.
         watch: Where it answers that it lives, HOST:PORT; empty if it does not.
+        launch: The name by which histories know it.
         version: The version of fastckpt that it runs.
     """
 
@@ -40,6 +41,7 @@ class Member:
     slot: int = UNASSIGNED
     address: str = ""
     watch: str = ""
+    launch: str = ""
     version: str = VERSION
 
 

@@ -4,6 +4,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
@@ -22,6 +24,9 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.signing import secret_of
 
 logger = logging.getLogger("fastckpt.launcher")
+
+_LOOK = 0.5
+"""Seconds between two looks for the nodes that go on."""
 
 
 class PeerAgents:
@@ -36,7 +41,9 @@ class PeerAgents:
     def __init__(self, settings: Settings, handler: RendezvousHandler, saver: Saver) -> None:
         self._settings, self._handler, self._saver = settings, handler, saver
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
-        self._own = Member(ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings))
+        self._own = Member(
+            ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings), launch=saver.address
+        )
         self._secret = b""
         self._watch: NeighborWatch | None = None
         self._members: Sequence[Member] = ()
@@ -55,9 +62,37 @@ class PeerAgents:
         self._own = self._members[rank]
         self._saver.slot = self._own.slot
         if self._watch is not None:  # also in a round of one that comes after one of several
-            peers = [Peer(member.id, member.memory, member.address) for member in self._members]
+            peers = [Peer(member.id, member.memory, member.address, member.launch) for member in self._members]
             self._saver.meet(PeerRound(peers, rank, self._secret))
             self._watch.watch([(member.id, member.watch) for member in self._members])
+
+    @property
+    def may_rejoin(self) -> bool:
+        """Whether this agent was in a round with others, which have the checkpoint directory, and can look for them."""
+        has_met = isinstance(self._handler, FastckptRendezvousHandler) and self._watch is not None
+        return has_met and self._saver.taken_by is not None
+
+    def leave_round(self) -> None:
+        """Have this node leave its round, since others have the checkpoint directory."""
+        assert isinstance(self._handler, FastckptRendezvousHandler)
+        self._handler.leave_round()
+
+    def rejoin(self) -> None:
+        """Wait, without workers, until the nodes that have the checkpoint directory are reached, or have left it."""
+        is_told = False
+        while self.may_rejoin and (record := self._saver.taken_by) is not None:
+            assert isinstance(self._handler, FastckptRendezvousHandler)
+            holder = Process.from_record(dict(record.holder))
+            if holder is not None and self._handler.reach(holder):
+                logger.warning("joining the nodes that go on: reached %s", holder)
+                return
+            if self._saver.may_return():
+                logger.warning("going on: %s has left the checkpoint directory, or is lost", holder)
+                return
+            if not is_told:
+                logger.warning("waiting without workers for %s: this node joins it when it is reached", holder)
+                is_told = True
+            time.sleep(_LOOK)
 
     def close(self) -> None:
         """Watch nobody any more; the others learn that this agent leaves."""

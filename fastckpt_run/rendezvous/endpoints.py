@@ -27,6 +27,31 @@ _LATER_TURN = 0.3
 """Seconds that a host leaves to each of those before it in the list, before it holds the store itself."""
 
 
+class _Looks:
+    """Answers of endpoints: rounds, number of the endpoint, and a connection. Those that come too late are closed."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[tuple[int, int, StoreConnection | None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def put(self, look: tuple[int, int, StoreConnection | None]) -> None:
+        with self._lock:
+            if not self._is_over:
+                self.queue.put(look)
+                return
+        if look[2] is not None:
+            look[2].close()
+
+    def end(self) -> None:
+        with self._lock:
+            self._is_over = True
+        with suppress(queue.Empty):
+            while True:
+                if (connection := self.queue.get_nowait()[2]) is not None:
+                    connection.close()
+
+
 class Endpoints:
     """Hosts that may hold the store of a job.
 
@@ -102,16 +127,17 @@ class Endpoints:
 
     def best(self, rounds_in: Callable[[StoreConnection], int]) -> StoreConnection | None:
         """A connection to the living store with the most rounds, the first of several; None if none lives."""
-        looks: queue.SimpleQueue[tuple[int, int, StoreConnection | None]] = queue.SimpleQueue()
+        looks = _Looks()
         for number, place in enumerate(self._list):
             look = partial(self._look, number, place, rounds_in, looks)
             threading.Thread(target=look, name="fastckpt-endpoint", daemon=True).start()
         found = dict[tuple[int, int], StoreConnection]()
         with suppress(queue.Empty):
             for _ in self._list:  # one that accepts and does not answer delays those that do only for a moment
-                rounds, number, connection = looks.get(timeout=_HEARD if found else None)
+                rounds, number, connection = looks.queue.get(timeout=_HEARD if found else None)
                 if connection is not None:
                     found[-rounds, number] = connection
+        looks.end()
         best = found.pop(min(found)) if found else None
         for other in found.values():
             other.close()
@@ -119,9 +145,13 @@ class Endpoints:
 
     def holds(self, connection: StoreConnection) -> bool:
         """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
-        if self.server is not None and (connection.host, connection.port) != self._held:
+        if self.server is not None and not self.is_own(connection):
             self.server = None  # who still uses it, sees that it has ended, and finds the other one
         return self.server is not None
+
+    def is_own(self, connection: StoreConnection) -> bool:
+        """Whether a connection leads to the store that this process has held last."""
+        return (connection.host, connection.port) == self._held
 
     def lost(self, connection: StoreConnection) -> None:
         """Note that a store is gone: its host has no turn any more."""
@@ -132,15 +162,20 @@ class Endpoints:
         number: int,
         place: tuple[str, int],
         rounds_in: Callable[[StoreConnection], int],
-        looks: "queue.SimpleQueue[tuple[int, int, StoreConnection | None]]",
+        looks: "_Looks",
     ) -> None:
         try:
             # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
             with closing(socket.create_connection(place, timeout=_PROBE)):
                 pass
             connection = StoreConnection(*place, calls=self._calls)
-            looks.put((rounds_in(connection), number, connection))
         except (OSError, StoreLost):
+            looks.put((0, number, None))
+            return
+        try:
+            looks.put((rounds_in(connection), number, connection))
+        except StoreLost:
+            connection.close()
             looks.put((0, number, None))
 
     def _hold(self) -> bool:

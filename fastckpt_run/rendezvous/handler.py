@@ -33,6 +33,8 @@ logger = logging.getLogger("fastckpt.launcher")
 BACKEND = "c10d"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _PATIENCE = 60.0
+_LOOK_ELSEWHERE = 2.0
+"""Seconds between two looks of a node that waits in its own store for the others."""
 _FAREWELL = 1.0
 """Seconds that the store's holder stays for others which have not read that the job has ended."""
 
@@ -79,6 +81,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
         self._has_closed = False
+        self._next_look = 0.0
         self.before_joining: Callable[[], None] = lambda: None
         """Called before this node ends a round of others; while it lasts they train on."""
 
@@ -106,6 +109,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         Raises RendezvousClosedError if the job was ended, RendezvousGracefulExitError if it was while this node waited
         for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached.
         """
+        self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
         deadline = time.monotonic() + self._timing.join
         while True:
@@ -143,6 +147,42 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Report nodes of the round as gone: the round ends for all, and the next one does not wait for them."""
         self._alive.lost(ids)
 
+    def leave_round(self) -> None:
+        """End the round for this node, as if others waited for a place in it."""
+        self._alive.leave_round()
+
+    def reach(self, agent: Process) -> bool:
+        """Join the store in which an agent has its round, if one is reached; the next rendezvous is there.
+
+        Until then this node is in no round, and its last one goes on without it; it holds no store.
+        """
+        self._part()
+
+        def rounds_of_agent(connection: StoreConnection) -> int:
+            last = self._records_at(connection).last_round()
+            if all(Process.from_record(dict(node.process)) != agent for node in last.nodes):
+                raise StoreLost("it is not the one that is looked for", ended=False)
+            return last.number
+
+        with suppress(StoreLost):
+            if connection := self._endpoints.best(rounds_of_agent):
+                self._records = self._records_at(connection)
+                self.round = BEFORE_THE_FIRST  # what this half has decided since is over
+                self._alive.begin(self._records)
+                return True
+        return False
+
+    def _part(self) -> None:
+        """Leave the last round, and the store that its nodes have met in."""
+        if (records := self._alive.pause()) is None:
+            return
+        with suppress(StoreLost):
+            records.report_gone(self.round, [self.id])
+            records.end(self.round)
+        self._alive.give_up()
+        records.leave()
+        self._master = self._endpoints.server = None  # who is in there finds another one
+
     def shutdown(self) -> bool:
         """End the job, and all connections; False if the store is gone."""
         self.set_closed()
@@ -174,30 +214,49 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if current is not None:
             self._records = current
             return current
-        offer = self._records.secret if self._records else None
         if self._records is not None:
             self._endpoints.lost(self._records.connection)
             self._records.leave()
 
-        def records_at(connection: StoreConnection) -> RoundStore:
-            return RoundStore(connection, self._job, self._given, self.id, offer)
-
-        def rounds_at(connection: StoreConnection) -> int:
-            return records_at(connection).last_round().number
-
-        connection = self._endpoints.connect(rounds_at, self._timing.connect)
-        self._records = records_at(connection)
+        connection = self._endpoints.connect(self._rounds_at, self._timing.connect)
+        self._records = self._records_at(connection)
         if self._endpoints.holds(connection):
             self._records.hold()
         self._alive.begin(self._records)
         return self._records
+
+    def _give_way(self) -> None:
+        """Close the store that this node holds, if others have met in another one; raises StoreLost then.
+
+        Two halves of a job that do not reach each other have a store each, and one may be too small to go on.
+        """
+        if self._endpoints.server is None or len(self._endpoints) == 1 or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_ELSEWHERE
+        best = self._endpoints.best(self._rounds_at)
+        if best is None:
+            return
+        best.close()
+        if not self._endpoints.is_own(best) and self._records is not None:
+            logger.warning("the other nodes meet at %s:%d: going there", best.host, best.port)
+            self._records.leave()
+            self._endpoints.server = None
+            raise StoreLost("others meet elsewhere", ended=True)
+
+    def _records_at(self, connection: StoreConnection) -> RoundStore:
+        """The records of the job in a store."""
+        offer = self._records.secret if self._records else None
+        return RoundStore(connection, self._job, self._given, self.id, offer)
+
+    def _rounds_at(self, connection: StoreConnection) -> int:
+        return self._records_at(connection).last_round().number
 
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""
         running = records.last_round()
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one
-        meeting = Meeting(records, self._me, self._limits, self._timing, self._alive)
+        meeting = Meeting(records, self._me, self._limits, self._timing, self._alive, self._give_way)
         self.round = meeting.hold(self.round, deadline)
         rank = self.round.ranks[self.id]
         if rank == 0:

@@ -112,6 +112,11 @@ class KeepAlive:
             self._holder, self._ended = holder, False
             self._gone.clear()
 
+    def leave_round(self) -> None:
+        """Have the round end for this agent."""
+        with self._lock:
+            self._ended = True
+
     def pause(self) -> RoundStore | None:
         """Watch no round until `watch`; returns the store, if there is one that answers."""
         with self._lock:

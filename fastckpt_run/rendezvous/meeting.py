@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch.distributed.elastic.rendezvous import (
@@ -47,13 +48,21 @@ class Meeting:
     """
 
     def __init__(
-        self, records: RoundStore, node: Node, limits: NodeLimits, timing: Timing, keep_alive: KeepAlive
+        self,
+        records: RoundStore,
+        node: Node,
+        limits: NodeLimits,
+        timing: Timing,
+        keep_alive: KeepAlive,
+        stay: Callable[[], None],
     ) -> None:
+        """``stay`` is called while the meeting lasts; it raises StoreLost if another store takes precedence."""
         self._records = records
         self._me = node
         self._limits = limits
         self._timing = timing
         self._alive = keep_alive
+        self._stay = stay
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
         self._gone = frozenset[str]()
@@ -100,6 +109,7 @@ class Meeting:
                 raise RendezvousTimeoutError(
                     f"{len(self._nodes)} of at least {self._limits.fewest} nodes came to the rendezvous of this job"
                 )
+            self._stay()
             rung = self._rung_within(self._pause(begin) if decides else self._timing.interval)
             if decides and not rung and time.monotonic() - self._looked < self._timing.interval:
                 continue

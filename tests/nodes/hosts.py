@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -92,6 +93,19 @@ class Switch:
         self.run("ip", "link", "set", port, "master", "switch", "up")
         return port
 
+    def split(self, ports: Iterable[str]) -> None:
+        """Lead these ports to a switch of their own, without a cable to this one."""
+        self.run("ip", "link", "add", "apart", "type", "bridge")
+        self.run("ip", "link", "set", "apart", "up")
+        for port in ports:
+            self.run("ip", "link", "set", port, "master", "apart")
+
+    def join(self, ports: Iterable[str]) -> None:
+        """Undo `split`."""
+        for port in ports:
+            self.run("ip", "link", "set", port, "master", "switch")
+        self.run("ip", "link", "delete", "apart")
+
     def run(self, *command: str) -> str:
         return _run("nsenter", "--target", str(self._process.pid), "--net", *command)
 
@@ -105,6 +119,7 @@ class Host:
     Attributes:
         number: Its name and address follow from it. One that replaces it has the same number.
         pid: Of its first process, as seen from outside.
+        port: Of the switch, where it is plugged in.
     """
 
     def __init__(self, number: int, folder: Path, switch: Switch, own_storage: Path | None) -> None:
@@ -121,7 +136,7 @@ class Host:
         self._process = _held("unshare", *namespaces, *boot)
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         self.pid = int(children.read_text())
-        self._port = switch.connect(self.pid)
+        self.port = switch.connect(self.pid)
         self.run("ip", "address", "add", f"{address_of(number)}/24", "dev", "eth0")
         self.run("ip", "link", "set", "eth0", "up")
         self.run("ip", "link", "set", "lo", "up")
@@ -175,16 +190,16 @@ class Host:
 
     def unplug(self) -> None:
         """Take the cable out: the host's interface has no carrier."""
-        self._switch.run("ip", "link", "set", self._port, "down")
+        self._switch.run("ip", "link", "set", self.port, "down")
 
     def mute(self) -> None:
         """Have the switch drop all that comes and goes; the host's interface stays up."""
-        self._switch.run("bridge", "link", "set", "dev", self._port, "state", "0")
+        self._switch.run("bridge", "link", "set", "dev", self.port, "state", "0")
 
     def plug(self) -> None:
         """Undo `unplug` and `mute`."""
-        self._switch.run("ip", "link", "set", self._port, "up")
-        self._switch.run("bridge", "link", "set", "dev", self._port, "state", "3")
+        self._switch.run("ip", "link", "set", self.port, "up")
+        self._switch.run("bridge", "link", "set", "dev", self.port, "state", "3")
 
     def lose(self) -> None:
         """End it as a power failure does: no packet leaves, and its processes and memory are gone."""
@@ -230,6 +245,14 @@ class Cluster:
 
     def lose(self, number: int) -> None:
         self.hosts.pop(number).lose()
+
+    def split(self, *numbers: int) -> None:
+        """Cut these hosts off from the others; they reach each other, and their storage."""
+        self._switch.split(self.hosts[number].port for number in numbers)
+
+    def join(self, *numbers: int) -> None:
+        """Undo `split`."""
+        self._switch.join(self.hosts[number].port for number in numbers)
 
     def close(self) -> None:
         while self.hosts:

@@ -30,12 +30,13 @@ from fastckpt._core.saver.arena_location import left_elsewhere, place
 from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
+from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.persistence.directory_mark import DirectoryMark
 from fastckpt._core.saver.persistence.durable_tiers import DurableTiers
+from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.pending_persist import urgency_of
 from fastckpt._core.saver.persistence.persist_job import PIN
 from fastckpt._core.saver.persistence.predecessor import Job
-from fastckpt._core.saver.persistence.tenure import Opening
 from fastckpt._core.saver.readers import Readers
 from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.skipped_saves import SkippedSaves
@@ -87,7 +88,7 @@ class Coordinator:
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipped = SkippedSaves()
         self._borrowed_from: set[int] = set()
-        self._ended = False
+        self._ended = self._is_back = False
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -96,7 +97,7 @@ class Coordinator:
         # look for what was left elsewhere
         loop = asyncio.get_running_loop()
         if self._among.round is not None:
-            self.peers.assume(self._among.round)
+            await self.begin_round(self._among.round)
         with metrics.phase("arena.adopt"):
             alone = await loop.run_in_executor(None, self.arena.evict_writers, ORPHANS_DEADLINE)
         if not alone:
@@ -116,10 +117,19 @@ class Coordinator:
         where = self.arena.path, self._directory
         self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)
 
+    async def begin_round(self, round: PeerRound) -> None:
+        """Take part in a new round of agents, before there are workers."""
+        self.peers.assume(round)
+        self._is_back = self._is_back or self.tiers.lost_to is not None
+        await asyncio.to_thread(self.tiers.begin_round, round.launches, round.launches[0])
+
     async def assume(self, hello: Hello) -> None:
         """Take this node's part in a new round, of which this is a first hello; raises as `open`."""
         if not self.writers.is_new:
             return
+        if self._is_back:
+            self._is_back = False
+            await asyncio.to_thread(self._forget_others)
         history = await self.tiers.assume(hello)
         self.writers.newest_history = max(self.writers.newest_history, history)
         self._marking.assume(first=hello.group_rank == 0)

@@ -26,6 +26,7 @@ from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
+from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.modes import choose
 from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
@@ -102,7 +103,7 @@ class Saver:
 
         async def assume() -> None:
             for coordinator in self._coordinators.values():
-                coordinator.peers.assume(round)
+                await coordinator.begin_round(round)
                 if lost:
                     coordinator.persister.nodes_lost()
 
@@ -163,6 +164,19 @@ class Saver:
         return not self._shut_out and all(
             coordinator.tiers.may_start_over for coordinator in [*self._coordinators.values()]
         )
+
+    @property
+    def taken_by(self) -> Record | None:
+        """The record of those who have come in the place of this job, or of this half of it; None if nobody has."""
+        return next(filter(None, (coordinator.tiers.lost_to for coordinator in [*self._coordinators.values()])), None)
+
+    def may_return(self) -> bool:
+        """Whether these have left; blocks, and is to be asked once a second or so."""
+        try:
+            return all(coordinator.tiers.may_return() for coordinator in [*self._coordinators.values()])
+        except FastckptError as error:
+            logger.debug("%s", error)
+            return False
 
     def telemetry(self) -> dict[str, list[Telemetry]]:
         """The last telemetry of each local rank, by checkpoint directory; at any time, also when all have ended."""

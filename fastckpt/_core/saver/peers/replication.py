@@ -49,11 +49,13 @@ class Peer:
         id: What no other agent process is called.
         memory: What agents have in common whose memory is lost together.
         address: Where it serves files, HOST:PORT.
+        launch: The name by which histories know it.
     """
 
     id: str
     memory: str
     address: str
+    launch: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class PeerRound:
     peers: Sequence[Peer]
     own: int
     secret: bytes
+
+    @property
+    def launches(self) -> list[str]:
+        """The names by which histories know these agents, that of the first one first."""
+        return [peer.launch for peer in self.peers]
 
     @property
     def keepers(self) -> list[Peer]:

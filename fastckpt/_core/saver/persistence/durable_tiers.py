@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from fastckpt._core.format.ids import SaveId
@@ -12,12 +12,14 @@ from fastckpt._core.ipc.messages import Hello
 from fastckpt._core.policy.retention import KeepAll, Policy, from_json
 from fastckpt._core.policy.verify import verify_mode
 from fastckpt._core.retention import retire
+from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.persister import Persister
 from fastckpt._core.saver.persistence.predecessor import Job
-from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.saver.persistence.uploader import Uploader
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
+from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.store import Store, open_store
 from fastckpt.errors import FastckptError, PersistError
@@ -47,6 +49,7 @@ class DurableTiers:
         self.upload = self._uploader(hello)
         self._policy: Policy = KeepAll()
         self._claimed = 0
+        self._is_back = False
         self._claiming: asyncio.Task[None] | None = None
 
     def _uploader(self, hello: Hello) -> Uploader:
@@ -61,14 +64,32 @@ class DurableTiers:
     def _tenures(self) -> list[Tenure]:
         return [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
 
+    def begin_round(self, launches: Collection[str], first: str) -> None:
+        """Take part in a round of these agents, after one that may have lost its places; blocks."""
+        self._is_back = self._is_back or any(tenure.lost_to for tenure in self._tenures)
+        for tenure in self._tenures if self._is_back else ():
+            tenure.step_down()  # who has lost one place gives up those that it holds: else both halves would wait
+        for tenure in self._tenures:
+            tenure.begin_round(launches, first)
+
+    @property
+    def lost_to(self) -> Record | None:
+        """The record of those who have taken a place from this job; None if nobody has."""
+        return next((tenure.lost_to for tenure in self._tenures if tenure.lost_to), None)
+
+    def may_return(self) -> bool:
+        """Whether those have left all places; blocks. Raises PersistError if one does not answer."""
+        return all(tenure.may_return() for tenure in self._tenures)
+
     async def assume(self, hello: Hello) -> int:
         """Take this node's part in a new round, in which another may be the first; returns the newest history.
 
         What is being persisted goes on. Raises as `open`.
         """
+        was_lost, self._is_back = self._is_back, False
         first = _is_first(hello)
         self.persister.assume(first=first, alone=_is_alone(hello))
-        if first is self._first:
+        if first is self._first and not was_lost:
             return self.persister.newest_history
         # 1. the right to publish   2. what became durable under the node that was first   3. the remote store
         tenure = self.persister.tenure

@@ -11,6 +11,7 @@ from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.storage.store import Pending
+from fastckpt.errors import Superseded
 
 logger = logging.getLogger("fastckpt")
 
@@ -112,6 +113,8 @@ class NodeParts:
                 return
             metrics.event("persist_overtaken", step=pending.id.step)
             logger.info("%s is overtaken: the parts of other nodes did not come", pending.id)
+        except Superseded as error:
+            logger.warning("%s is not waited for any more: %s", pending.id, error)
         finally:
             del self._tasks[key]
             self._asked.discard(key)
@@ -131,6 +134,8 @@ class NodeParts:
         error = result.exception()
         if error is None:
             return result.result(), ""
+        if isinstance(error, Superseded):
+            raise error
         if str(error) != before:
             logger.warning("%s", error)
         return None, str(error)

@@ -9,7 +9,8 @@ from fastckpt._core.format.completeness import RANKS, lacks, missing_files
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, OF_EACH_NODE, OF_NODE, Manifest
 from fastckpt._core.memory import slots
-from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.persistence.opening import Opening
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.image_source import BadSource, ImageSource, PublishRequest
 from fastckpt._core.storage.share import Share
@@ -48,16 +49,38 @@ class PersistJob:
 
     def hand_over(self, storage: Store, tenure: Tenure) -> Manifest | Pending:
         """Publish what is in the slot, if no other job has come in the place of this one, then or meanwhile."""
-        if (opening := Opening.of_slot(self.slot.path)) is not None:  # else it is told what is wrong with it
+        opening = Opening.of_slot(self.slot.path)
+        if opening is not None:  # else it is told what is wrong with it
             tenure.hold(opening)
         try:
             result = hand_over(storage, self.slot.path, self.id, self.target)
+            if not isinstance(result, Manifest):
+                part = GuardedPart(result, tenure, opening)
+                return part.complete() or part
         except Superseded:
             tenure.check()  # it knows whose the newer one is
             raise
-        if isinstance(result, Manifest):
-            tenure.check()
+        tenure.check(opening)
         return result
+
+
+class GuardedPart:
+    """This node's part of a save: it counts, with those of others, only while this job may publish."""
+
+    def __init__(self, part: Pending, tenure: Tenure, opening: Opening | None) -> None:
+        self.id = part.id
+        self.missing = part.missing
+        self._part, self._tenure, self._opening = part, tenure, opening
+        self._is_left_out = False
+
+    def complete(self) -> Manifest | None:
+        """As that of the part; raises Superseded if others have come in the place of this job, or it has gone on."""
+        self._tenure.demand()
+        if self._is_left_out:
+            raise Superseded(f"{self.id} is not reported: the nodes have gone on from an older save")
+        manifest = self._part.complete()
+        self._is_left_out = manifest is not None and not self._tenure.check(self._opening)
+        return None if self._is_left_out else manifest
 
 
 def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
@@ -92,8 +115,7 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
             raise BadSource(f"{slot} is {lacks(missing, world_size)}")
         return storage.publish(PublishRequest(id, sources, target, since, world_size, details))
     share = Share(node, nodes, details.get("attempt", ""), target)
-    part = storage.contribute(PublishRequest(id, sources, "", since, world_size, details), share)
-    return part.complete() or part
+    return storage.contribute(PublishRequest(id, sources, "", since, world_size, details), share)
 
 
 def _written(records: slots.Records, persisted: Collection[str]) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.image_source import BadSource
 from fastckpt._core.storage.store import Store
-from fastckpt.errors import PersistError, Superseded
+from fastckpt.errors import Superseded
 
 logger = logging.getLogger("fastckpt")
 
@@ -87,9 +87,9 @@ class Persister:
         self._first, self.owed.alone = first, alone
 
     async def open(self) -> SaveId | None:
-        """Remove what interrupted persists left; returns the newest durable id, if there is one."""
+        """Look for what is durable; returns the newest id, if there is one."""
         # The first node sweeps later, when it holds the history's record: another job may be publishing until then.
-        look = partial(_look, self.storage, sweep=not self._first)
+        look = partial(_look, self.storage)
         # Not in the thread that persists: the workers of a new round do not wait for the last flush.
         self.stats.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(None, look)
         self.tenure.saw(self.durable)
@@ -248,6 +248,7 @@ class Persister:
 
     async def _persisted(self, job: PersistJob, start: float, manifest: Manifest) -> None:
         seconds = time.perf_counter() - start
+        self.tenure.reported(job.id)
         self._done.append((job.id, job.target))
         self.stats.asked.discard((job.id, job.target))
         self.news.append(job.id)
@@ -319,13 +320,8 @@ class Persister:
         self._jobs.remove(job)
 
 
-def _look(storage: Store, *, sweep: bool) -> tuple[SaveId | None, int]:
+def _look(storage: Store) -> tuple[SaveId | None, int]:
     """The newest durable id, and the newest history that was opened, or of which nodes have written a part."""
-    try:
-        if sweep:
-            storage.sweep()
-    except PersistError as error:
-        logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
     scan = storage.scan()
     durable = max((stored.id for stored in scan.whole), default=None)
     return durable, max([id.history for id in scan.gathered] + [storage.histories.newest()])

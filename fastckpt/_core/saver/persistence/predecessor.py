@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from fastckpt._core.memory.processes import Process
+from fastckpt._core.saver.persistence.succession import Party, may_follow
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.store import Store
 from fastckpt.errors import PersistError, PlaceInUse
@@ -38,57 +39,72 @@ class Job:
     take_over: bool = False
     exclusive: bool = True
 
-    def owns(self, record: Record) -> bool:
-        """Whether a history was opened by an agent of this job."""
-        same = self.launch == record.launch or self.launch in record.members
-        return same and record.location == self.location
+    @property
+    def party(self) -> Party:
+        """This agent alone."""
+        return Party(self.launch, self.location)
 
 
-def wait_for_predecessor(store: Store, job: Job, end: threading.Event) -> int:
-    """Wait until a history may be opened after those that are there; the number of the newest, 0 for none.
+class Vigil:
+    """Looks, again and again, at the holder of the newest history: others may follow when it has left, or is dead."""
+
+    def __init__(self, store: Store, job: Job, party: Party) -> None:
+        self.record: Record | None = None
+        self.number, self.path = 0, store.path
+        self._store, self._job, self._party = store, job, party
+        self._since = self._answered = 0.0
+
+    def look(self) -> bool:
+        """Whether the history after the newest may be opened; blocks, and raises PersistError."""
+        # `fresh` creates and removes a name there, so that no cached listing answers the first look.
+        asked = time.monotonic()
+        self.number = self._store.histories.newest(fresh=self.record is None)
+        looked = time.monotonic()
+        newest = self._store.histories.read(self.number) if self.number else None
+        now = time.monotonic()
+        if newest is None or self._may_follow(newest):
+            self.record = newest
+            return True
+        # A look that took long proves nothing: the holder could not write to a silent place, either.
+        silent = max(now - looked, looked - (self._answered or asked)) > LONGEST_LOOK
+        if newest != self.record or silent:
+            self._since = looked
+        self.record, self._answered = newest, now
+        # Compared on this host's own clock: clocks of several hosts differ, and the record's time is never used.
+        if looked - self._since >= STALE:
+            why = "going on after %s: it has not renewed its record for %.0f s"
+            logger.warning(why, describe(newest), now - self._since)
+            return True
+        return False
+
+    def _may_follow(self, record: Record) -> bool:
+        if may_follow(self._party, record, has_died=has_died(record)):
+            return True
+        if self._job.take_over:
+            logger.warning("taking over %s from %s", self._store.path, describe(record))
+        return self._job.take_over
+
+
+def wait_for_predecessor(vigil: Vigil, end: threading.Event) -> None:
+    """Wait until a history may be opened after those that are there.
 
     Raises PlaceInUse if another job goes on to save there, PersistError if ``end`` is set meanwhile.
     """
-    start = since = answered = time.monotonic()
-    last: Record | None = None
-    while True:
-        # `fresh` creates and removes a name there, so that no cached listing answers the first look.
-        number, asked = store.histories.newest(fresh=last is None), time.monotonic()
-        newest = store.histories.read(number) if number else None
-        now = time.monotonic()
-        if newest is None or _may_follow(store, job, newest):
-            return number
-        if last is None:
-            logger.warning(
-                "waiting, for up to %.0f s, for %s: it saves to %s, or has died",
-                PATIENCE,
-                describe(newest),
-                store.path,
-            )
-        # A look that took long proves nothing: the holder could not write to a silent place, either.
-        if newest != last or max(now - asked, asked - answered) > LONGEST_LOOK:
-            last, since = newest, asked
-        answered = now
-        # Compared on this host's own clock: clocks of several hosts differ, and the record's time is never used.
-        if asked - since >= STALE:
-            logger.warning("going on after %s: it has not renewed its record for %.0f s", describe(newest), now - since)
-            return number
-        if now - start > PATIENCE:
+    start, place, is_told = time.monotonic(), vigil.path, False
+    while not vigil.look():
+        assert vigil.record is not None
+        whom = describe(vigil.record)
+        if not is_told:
+            text = "waiting, for up to %.0f s, for %s: it saves to %s, or has died"
+            logger.warning(text, PATIENCE, whom, place)
+            is_told = True
+        if time.monotonic() - start > PATIENCE:
             raise PlaceInUse(
-                f"{store.path} is in use by another job, which lives: {describe(newest)}. End that job, or give "
+                f"{place} is in use by another job, which lives: {whom}. End that job, or give "
                 "this one another place; to take this one away from it, start with --fast-take-over."
             )
         if end.wait(PAUSE):
-            raise PersistError(f"the job ended while it waited for {describe(newest)}")
-
-
-def _may_follow(store: Store, job: Job, record: Record) -> bool:
-    """Whether the history after this one may be opened at once."""
-    if record.closed or job.owns(record) or has_died(record):
-        return True
-    if job.take_over:
-        logger.warning("taking over %s from %s", store.path, describe(record))
-    return job.take_over
+            raise PersistError(f"the job ended while it waited for {whom}")
 
 
 def has_died(record: Record) -> bool:

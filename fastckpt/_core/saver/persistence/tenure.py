@@ -1,24 +1,25 @@
 """The right of this job to publish in one place: it holds the record of the newest history there.
 
 Whoever wants to save waits until the job before has closed its record, or is dead, opens the next history with the
-first save, and renews its record as long as it lives. Whoever finds that another job has opened a newer one publishes
-no more.
+first save, and renews its record as long as it lives. Of several nodes the first does so; all look, before they report
+what they saved. Whoever finds that others have opened a newer one publishes no more: another job, or other nodes of
+this one that have lost sight of it.
 """
 
 import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import MEMBERS, ROUND
-from fastckpt._core.memory import slots
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.saver.persistence.predecessor import Job, describe, has_died, wait_for_predecessor
+from fastckpt._core.saver.persistence.opening import Opening
+from fastckpt._core.saver.persistence.predecessor import Job, Vigil, describe, has_died, wait_for_predecessor
+from fastckpt._core.saver.persistence.succession import is_continued, may_report, members, pause_before
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.store import Store
 from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
@@ -27,31 +28,10 @@ logger = logging.getLogger("fastckpt")
 
 RENEWAL = 5.0
 """Seconds after which a record is renewed."""
+UNCHANGED = 2
+"""Looks at a record that nobody renews, after which another member than its holder does."""
 LAST = 5.0
 """Seconds that the end of a job waits for what is under way."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """The facts about its history that a save has; the arguments are as in `Record`."""
-
-    id: SaveId
-    token: str
-    members: tuple[str, ...] = ()
-    parent: SaveId | None = None
-
-    @classmethod
-    def of(cls, id: SaveId, details: Any) -> "Opening":
-        """By the details of a save; what earlier versions saved has no token."""
-        parent = details.get("parent")
-        members = tuple(map(str, details.get(MEMBERS, ())))
-        return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None)
-
-    @classmethod
-    def of_slot(cls, slot: Path) -> "Opening | None":
-        """By what is whole in a slot; None for nothing."""
-        records = slots.read(slot)
-        return cls.of(records.committed, records.details) if records.committed else None
 
 
 class Tenure:
@@ -59,16 +39,25 @@ class Tenure:
 
     Attributes:
         lost: Why this job may publish nothing more here; empty while it may.
+        lost_to: By whose record, if that is why.
         found: What became durable here between the look of this job and its first save: it has to start over from that.
     """
 
     def __init__(self, store: Store, job: Job, *, enabled: bool = True) -> None:
+        """Take part in a place; ``enabled`` if histories are opened by this agent, not by that of another node."""
         self.lost = ""
+        self.lost_to: Record | None = None
         self.found: SaveId | None = None
         self._store = store
         self._histories = store.histories
         self._job = job
+        self._party = job.party
         self._enabled = enabled
+        self._is_ours = False
+        self._last: Record | None = None
+        self._began = time.monotonic()
+        self._vigil: Vigil | None = None
+        self._unchanged = 0
         self._held: Record | None = None
         self._is_new = False
         self._looked = 0.0
@@ -87,14 +76,40 @@ class Tenure:
             PersistError: The place does not answer.
             ConfigError: It cannot distinguish two jobs.
         """
+        if not self._histories.excludes:
+            self._accept() if self._enabled else None
+            return 0
+        self._watch()
         if not self._enabled:
             return 0
-        if not self._histories.excludes:
-            self._accept()
-            return 0
-        self._passed = wait_for_predecessor(self._store, self._job, self._end)
-        self._watch()
+        vigil = Vigil(self._store, self._job, self._party)
+        if not self._is_ours:
+            wait_for_predecessor(vigil, self._end)
+        elif not vigil.look():  # other nodes of this job go on: no wait would end before they do
+            assert vigil.record is not None
+            self._lose_to(vigil.record)
+        self._passed, self._last = vigil.number, vigil.record
         return self._passed
+
+    def begin_round(self, launches: Collection[str], first: str) -> None:
+        """Take part in a new round of these agents, of which ``first`` opens histories; what was lost may be regained.
+
+        It is only regained if `enter`, `hold` or `check` find that this round goes on after those who have the place.
+        """
+        # Without the lock: a place that does not answer holds it, and a round need not wait for that.
+        self._is_ours = self._is_ours or self._passed is not None
+        self._party = replace(self._party, round=frozenset(launches), first=first)
+        self._began = time.monotonic()
+        if self.lost_to is not None:
+            self._vigil = self._held = self._passed = None
+            self.lost, self.lost_to = "", None
+
+    def may_return(self) -> bool:
+        """Whether those to whom the place was lost have left it, or are dead, by one more look, which blocks."""
+        if self.lost_to is None:
+            return not self.lost
+        self._vigil = self._vigil or Vigil(self._store, self._job, self._party)
+        return self._vigil.look()
 
     def enable(self) -> int:
         """Hold histories from now on, in place of the node that was first before; as `enter`."""
@@ -127,6 +142,10 @@ class Tenure:
         """What was the newest that is durable there, before the workers chose what to resume."""
         self._seen = newest or SaveId(-1, -1)
 
+    def reported(self, id: SaveId) -> None:
+        """What this agent has reported durable: workers knew of it, or it was saved under their eyes."""
+        self._seen = max(self._seen, id) if self._seen else id
+
     def _accept(self) -> None:
         """Go on without records; raises ConfigError if that was not asked for."""
         if self._job.exclusive:
@@ -145,12 +164,15 @@ class Tenure:
             Superseded: This job may publish nothing more here.
             PersistError: The place does not answer.
         """
+        if self._enabled and self._histories.excludes:
+            self._let_larger_halves_go_first(opening)
         with self._lock:
-            self._demand()
+            self.demand()
             if self._enabled and (self._held is None or self._held.history < opening.id.history):
                 self._open(opening)
-            elif self._enabled and time.monotonic() - self._looked > RENEWAL:
+            elif self._passed is not None and time.monotonic() - self._looked > RENEWAL:
                 self._look()  # this process may not have been let run
+            self._is_ours = True  # who saves has waited for strangers: from now on others are other nodes
         # Outside the lock: a look through all checkpoints may take long, and the record must be renewed meanwhile.
         if self._is_new:
             self._look_behind(opening)
@@ -160,6 +182,14 @@ class Tenure:
                 self._store.sweep()
             except PersistError as error:
                 logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
+
+    def _let_larger_halves_go_first(self, opening: Opening) -> None:
+        """Wait if this round is the smaller half of the last one: no save waits, and the record has not been made."""
+        last = self._held or self._last
+        if last is not None and last.history < opening.id.history:
+            seconds = pause_before({*opening.members, self._job.launch}, last)
+            if (left := self._began + seconds - time.monotonic()) > 0:
+                self._end.wait(left)
 
     def _open(self, opening: Opening) -> None:
         # 1. wait for the predecessor, unless that was done   2. look for newer histories   3. create the record, or
@@ -176,10 +206,10 @@ class Tenure:
         if not self._make(record):
             # The creation is exclusive: whoever lost it reads who has won.
             there = self._histories.read(history) or Record(history)
-            if not self._job.owns(there):
+            if not self._party.has_opened(there, opening.token):
                 self._lose_to(there)
             record = there
-        self._passed = history
+        self._passed, self._last = history, record
         if record.launch != self._job.launch:
             return  # the agent of another node was first
         self._held, self._is_new = record, True
@@ -213,38 +243,65 @@ class Tenure:
         newer = {stored.id for stored in self._store.checkpoints() if known < stored.id and stored.id.history < history}
         for id in sorted(newer, reverse=True):
             whose = self._histories.read(id.history)
-            if whose is None or not self._job.owns(whose):
+            if whose is None or not (opening.is_rollback and self._party.is_of_job(whose)):
                 self.found = id
                 self._lose(f"{id} became durable in {self._store.path} while this job began: it has to resume that one")
 
-    def check(self) -> None:
-        """See, after something was published, that no other job has opened a newer history; raises as `hold`."""
-        with self._lock:
-            self._demand()
-            if self._enabled and self._passed is not None:
-                self._look()
-
-    def _look(self, *, fresh: bool = True) -> int:
-        """The newest history, if no other job has opened one since; raises Superseded."""
-        newest = self._histories.newest(fresh=fresh)
-        self._looked = time.monotonic()
-        if newest > (self._passed or 0):
-            record = self._histories.read(newest)
-            if record is None or not self._job.owns(record):
-                self._lose_to(record or Record(newest))
-            self._held, self._passed = None, newest  # an agent of this job has it, and renews it
-        return newest
-
-    def _demand(self) -> None:
+    def demand(self) -> None:
+        """Raise Superseded if this job may publish nothing more, as far as it is known here."""
         if self.lost:
             raise Superseded(self.lost)
 
+    def check(self, opening: Opening | None = None) -> bool:
+        """See, after a save was published, that nobody else has opened a newer history; raises as `hold`.
+
+        Returns whether the newest goes on from that save: what a node published after others have resumed an older one
+        is not reported.
+        """
+        with self._lock:
+            self.demand()
+            if self._enabled and self._passed is not None and (opening is None or not opening.members):
+                self._look()
+            elif opening is not None and opening.members and self._histories.excludes:
+                return self._witness(opening)  # also where another node's agent opens histories
+            return True
+
+    def _witness(self, opening: Opening) -> bool:
+        """See that the newest record is of the agent that opens histories for this round, or older."""
+        number = self._histories.newest()
+        self._looked = time.monotonic()
+        newest = (self._histories.read(number) or Record(number)) if number else None
+        if newest is not None and not may_report(self._party, opening.id, opening.token, newest):
+            self._lose_to(newest)
+        self._passed = max(self._passed or 0, number)
+        return is_continued(opening.id, number, self._histories.read)
+
+    def _look(self, *, fresh: bool = True) -> int:
+        """The newest history, if nobody else has opened one since; raises Superseded."""
+        newest = self._histories.newest(fresh=fresh)
+        self._looked = time.monotonic()
+        if newest > (self._passed or 0):
+            record = self._histories.read(newest) or Record(newest)
+            # A node that opens none may not have seen the last one of a round that it was in.
+            is_ours = self._party.has_opened(record) or (not self._enabled and self._party.is_of_job(record))
+            if not is_ours:
+                self._lose_to(record)
+            self._held, self._passed = None, newest  # an agent of this job has it, and renews it
+        return newest
+
     def _lose_to(self, record: Record) -> NoReturn:
+        self.lost_to = record
         metrics.event("superseded", place=str(self._store.path), history=record.history, holder=describe(record))
+        others = "other nodes of this job" if self._knows(record) else "another job"
         self._lose(
-            f"{self._store.path} has been taken by another job, which opened history {record.history}: "
+            f"{self._store.path} has been taken by {others}, which opened history {record.history}: "
             f"{describe(record)}. This job publishes nothing more there; what it holds in memory stays"
         )
+
+    def _knows(self, record: Record) -> bool:
+        """Whether it was opened by an agent that was in a round with this one."""
+        last = self._held or self._last
+        return last is not None and last.location == record.location and record.launch in members(last)
 
     def _lose(self, why: str) -> NoReturn:
         self.lost = why
@@ -267,8 +324,10 @@ class Tenure:
     def _renew(self) -> None:
         if self._passed is None or (self.lost and not self.found):
             return
-        self._look(fresh=False)
-        if self._held is not None:
+        newest = self._look(fresh=False)
+        if self._held is None:
+            self._stand_in(newest)
+        else:
             self._held = self._held.renewed()
             try:
                 # Every 5 s, so that a successor that looks for 20 s sees the record of a live job change.
@@ -277,6 +336,14 @@ class Tenure:
                 if self._histories.read(self._held.history) is None:
                     self._held = None  # somebody has removed it: the next persist makes it again
                 raise
+
+    def _stand_in(self, newest: int) -> None:
+        """Renew the record of this round if its holder has not for long: that may be lost, and the others go on."""
+        record = self._histories.read(newest) if newest and newest == self._passed else None
+        is_same = record is not None and self._last == record
+        self._last, self._unchanged = record or self._last, self._unchanged + 1 if is_same else 0
+        if record and self._unchanged >= UNCHANGED and not record.closed and self._party.is_of_job(record):
+            self._histories.write(record.renewed())
 
     def stop(self) -> None:
         """Wait for nobody any more."""

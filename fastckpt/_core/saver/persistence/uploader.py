@@ -15,7 +15,8 @@ from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.retention import KeepAll, Policy
 from fastckpt._core.retention import retire
-from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.persistence.opening import Opening
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.saver.stats import Copies
 from fastckpt._core.storage.image_source import ImageSource, PublishRequest
 from fastckpt._core.storage.store import Store, StoredCheckpoint

@@ -15,8 +15,9 @@ from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence import predecessor
 from fastckpt._core.saver.persistence import tenure as tenure_module
+from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.predecessor import Job
-from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import commit as commit_module

@@ -1,0 +1,37 @@
+"""The facts about its history that each save carries, by which its record is made and recognized."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import MEMBERS, ROUND
+from fastckpt._core.memory import slots
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The facts about its history that a save has; the arguments are as in `Record`.
+
+    Attributes:
+        is_rollback: Whether its job was told to go on from an older save than the newest.
+    """
+
+    id: SaveId
+    token: str
+    members: tuple[str, ...] = ()
+    parent: SaveId | None = None
+    is_rollback: bool = False
+
+    @classmethod
+    def of(cls, id: SaveId, details: Any) -> "Opening":
+        """By the details of a save; what earlier versions saved has no token."""
+        parent = details.get("parent")
+        members = tuple(map(str, details.get(MEMBERS, ())))
+        return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None, "rollback" in details)
+
+    @classmethod
+    def of_slot(cls, slot: Path) -> "Opening | None":
+        """By what is whole in a slot; None for nothing."""
+        records = slots.read(slot)
+        return cls.of(records.committed, records.details) if records.committed else None

@@ -1,0 +1,109 @@
+"""The rules by which rounds of agents follow each other in one place. Pure functions: a model checks them exhaustively.
+
+A round that has lost nodes, or a half of one, knows who its agents are, and finds records there. From these alone it
+follows whether it may open the next history at once, and whether what it saves still counts.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.history import Record
+
+MINORITY_WAIT = 10.0
+"""Seconds that fewer than half of the last members wait before they open the next history."""
+LOOKS = 64
+"""Records that are read at most for a save of an earlier history."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """The agents of one round, as one of them sees it.
+
+    Attributes:
+        launch: Of this agent.
+        location: The checkpoint directory of the job.
+        round: Launches of all agents of the round; only this one where they do not know each other.
+        first: The one that opens histories for all; empty if that is not known.
+    """
+
+    launch: str
+    location: str
+    round: frozenset[str] = frozenset()
+    first: str = ""
+
+    def is_of_job(self, record: Record) -> bool:
+        """Whether agents of this round were members of that history."""
+        return record.location == self.location and bool(members(record) & (self.round | {self.launch}))
+
+    def has_opened(self, record: Record, token: str = "") -> bool:
+        """Whether a history was opened by this round.
+
+        Args:
+            record: Its record.
+            token: What this round has given to what it saves in that very history; empty if it saves in another one.
+        """
+        if token and record.token:
+            return token == record.token
+        if record.location != self.location:
+            return False
+        # A half has members of the round before, and so has the other one: of this round is only who opens for it.
+        return record.launch == self.launch or (
+            record.launch == self.first if self.first else self.launch in record.members
+        )
+
+
+def members(record: Record) -> frozenset[str]:
+    """The launches of all agents of the round that has opened a history."""
+    return frozenset({record.launch, *record.members} - {""})
+
+
+def may_follow(party: Party, record: Record, *, has_died: bool) -> bool:
+    """Whether a round may open the next history at once, without a wait for the holder of the newest one.
+
+    Args:
+        party: The round.
+        record: The newest history's.
+        has_died: Whether its holder is known to be dead.
+    """
+    return record.closed or has_died or party.is_of_job(record)
+
+
+def pause_before(round: Collection[str], record: Record | None) -> float:
+    """Seconds that a round waits before it opens the history after this one: the larger half comes first."""
+    last = members(record) if record and not record.closed else frozenset()
+    return MINORITY_WAIT if 0 < 2 * len(last & {*round}) < len(last) else 0.0
+
+
+def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> bool:
+    """Whether nobody else has opened a newer history, by a look at the records after a save was published.
+
+    Args:
+        party: The round that has published it.
+        id: What was saved.
+        token: Of what this round saves in that history.
+        newest: The newest record; None if there is none.
+    """
+    return newest is None or party.has_opened(newest, token if newest.history == id.history else "")
+
+
+def is_continued(id: SaveId, newest: int, read: Callable[[int], Record | None]) -> bool:
+    """Whether all newer histories go on from a save, or from a later one of that line: else it may not be resumed.
+
+    Not only the newest one: of a history between, a node that stands still may yet publish something.
+
+    Args:
+        id: The save.
+        newest: The number of the newest history.
+        read: Gives the record of a history.
+    """
+    newer = range(id.history + 1, newest + 1)
+    return len(newer) <= LOOKS and all(_goes_on_from(id, read(history), read) for history in newer)
+
+
+def _goes_on_from(id: SaveId, record: Record | None, read: Callable[[int], Record | None]) -> bool:
+    while record is not None and record.history > id.history:
+        if record.parent is None or record.parent.history <= id.history:
+            return record.parent is not None and id <= record.parent
+        record = read(record.parent.history)
+    return True

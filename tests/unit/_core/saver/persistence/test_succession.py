@@ -1,0 +1,143 @@
+"""Rules by which rounds of agents follow each other, on one directory, with real records."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.saver.persistence import predecessor, succession
+from fastckpt._core.saver.persistence import tenure as tenure_module
+from fastckpt._core.saver.persistence.opening import Opening
+from fastckpt._core.saver.persistence.predecessor import Job
+from fastckpt._core.saver.persistence.succession import Party, is_continued, may_follow, pause_before
+from fastckpt._core.saver.persistence.tenure import Tenure
+from fastckpt._core.storage.history import Record
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import Superseded
+
+
+class Nodes:
+    """Agents of one job with one directory, each by its name."""
+
+    def __init__(self, root: Path, names: str) -> None:
+        self.store, self.members = CheckpointDirectory(root / "run"), tuple(names)
+        self.tenures = {name: Tenure(self.store, Job(name, "/run"), enabled=name == names[0]) for name in names}
+        self.meet(names)
+
+    def meet(self, names: str) -> int:
+        """Have these form a round; the newest history that its first one finds."""
+        for name in names:
+            self.tenures[name].begin_round(names, names[0])
+        return self.tenures[names[0]].enable()
+
+    def opening(self, names: str, history: int, step: int, parent: SaveId | None = None) -> Opening:
+        members = tuple(names) if len(names) > 1 else ()
+        return Opening(SaveId(history, step), f"round of {names}", members, parent)
+
+    def hold(self, names: str, history: int, parent: SaveId | None = None) -> None:
+        self.tenures[names[0]].hold(self.opening(names, history, 5, parent))
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """Three that have opened the first history; all is as long as it is, but a tenth of it."""
+    monkeypatch.setattr(tenure_module, "RENEWAL", tenure_module.RENEWAL / 10)
+    monkeypatch.setattr(succession, "MINORITY_WAIT", 1.0)
+    monkeypatch.setattr(predecessor, "STALE", predecessor.STALE / 10)
+    made = Nodes(tmp_path, "abc")
+    for tenure in made.tenures.values():
+        tenure.hold(made.opening("abc", 1, 5))  # as each agent does with its first save
+    yield made
+    for tenure in made.tenures.values():
+        tenure.close()
+
+
+def test_of_two_halves_one_opens_the_next_history_and_the_other_says_who_has_it(nodes: Nodes) -> None:
+    for half in ("ab", "c"):
+        assert nodes.meet(half) == 1, "both are members of the last history: neither waits for the other"
+    nodes.hold("ab", 2)
+    with pytest.raises(
+        Superseded, match=r"taken by other nodes of this job, which opened history 2: process .*launch a,"
+    ):
+        nodes.hold("c", 2)
+    lost = nodes.tenures["c"].lost_to
+    assert lost is not None and lost.launch == "a" and not nodes.tenures["c"].may_return()
+
+
+def test_a_smaller_half_leaves_time_to_the_larger_one(nodes: Nodes) -> None:
+    began = time.monotonic()
+    nodes.meet("c")
+    nodes.hold("c", 2)
+    assert time.monotonic() - began >= 1.0
+    with pytest.raises(Superseded):
+        nodes.meet("ab")
+
+
+def test_a_half_that_lost_its_place_returns_with_those_who_have_it(nodes: Nodes) -> None:
+    nodes.meet("ab")
+    nodes.hold("ab", 2)
+    with pytest.raises(Superseded):
+        nodes.meet("c")
+    assert nodes.meet("cab") == 2, "also as the first of a round with them"
+    nodes.hold("cab", 3)
+    assert nodes.tenures["a"].check(nodes.opening("cab", 3, 7)) and not nodes.tenures["c"].lost
+
+
+def test_a_half_that_lost_its_place_goes_on_when_the_others_have_closed_it(nodes: Nodes) -> None:
+    nodes.meet("ab")
+    nodes.hold("ab", 2)
+    with pytest.raises(Superseded):
+        nodes.meet("c")
+    nodes.tenures["a"].close()
+    assert nodes.tenures["c"].may_return() and nodes.meet("c") == 2
+
+
+def test_a_node_that_opens_no_history_reports_nothing_once_others_have_opened_one(nodes: Nodes) -> None:
+    before = nodes.opening("abc", 1, 5)
+    assert nodes.tenures["b"].check(before)
+    nodes.meet("bc")
+    nodes.meet("a")
+    nodes.hold("bc", 2, SaveId(1, 5))
+    with pytest.raises(Superseded, match=r"opened history 2: process .*launch b,"):
+        nodes.tenures["a"].check(before)
+    assert nodes.tenures["c"].check(before), "the history of its own round goes on from that save"
+    assert not nodes.tenures["c"].check(nodes.opening("abc", 1, 6)), "and not from a later one"
+
+
+def test_another_member_renews_a_record_whose_holder_does_not(nodes: Nodes) -> None:
+    """Else a second launch would take a job for dead whose other nodes begin anew for longer than that."""
+    nodes.tenures["a"].stop()
+    assert nodes.tenures["b"].check(nodes.opening("abc", 1, 5))
+    nodes.tenures["b"].enter()
+    time.sleep(tenure_module.RENEWAL)
+    count = nodes.store.histories.read(1).count  # type: ignore[union-attr]
+    end = time.monotonic() + 60
+    while nodes.store.histories.read(1).count == count:  # type: ignore[union-attr]
+        assert time.monotonic() < end, "nobody has renewed it"
+        time.sleep(0.05)
+
+
+def test_a_record_with_another_token_is_not_that_of_this_round() -> None:
+    """Both halves have members of the last round: only one of them has made the record."""
+    party = Party("a", "/run", frozenset("ab"), "a")
+    assert party.has_opened(Record(2, "mine", "c", "/run", members=("a", "c")), "mine")
+    assert not party.has_opened(Record(2, "other", "c", "/run", members=("a", "c")), "mine")
+    assert not party.has_opened(Record(3, "", "c", "/run", members=("a", "c")))
+    assert not party.has_opened(Record(3, "", "a", "/elsewhere"))
+    assert may_follow(party, Record(2, "other", "c", "/run", members=("b", "c")), has_died=False)
+    assert not may_follow(party, Record(2, "other", "c", "/run"), has_died=False)
+
+
+def test_only_fewer_than_half_of_the_last_members_wait() -> None:
+    last = Record(1, launch="a", members=("a", "b", "c", "d"))
+    assert [pause_before(half, last) > 0 for half in ("a", "ab", "abc", "x")] == [True, False, False, False]
+    assert pause_before("a", None) == pause_before("a", Record(1, launch="a", members=tuple("abcd"), closed=True)) == 0
+
+
+def test_a_save_is_continued_only_if_all_newer_histories_go_on_from_it() -> None:
+    records = {2: Record(2, parent=SaveId(1, 5)), 3: Record(3, parent=SaveId(1, 9)), 4: Record(4, parent=SaveId(3, 2))}
+    assert is_continued(SaveId(1, 5), 4, records.get) and not is_continued(SaveId(1, 6), 4, records.get)
+    assert is_continued(SaveId(3, 2), 4, records.get) and not is_continued(SaveId(2, 1), 4, records.get)
+    assert not is_continued(SaveId(1, 5), 1000, records.get)

@@ -1,0 +1,28 @@
+"""Nodes that have met in two stores, since they did not reach each other: how one comes to the others."""
+
+from dataclasses import replace
+
+from fastckpt._core.memory.processes import Process
+from tests.ports import free_port
+from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, meet, until
+
+
+def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one() -> None:
+    own, others = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    sought = replace(Process.current(), pid=1)
+    with agents(1, 2) as job:
+        job.endpoint = f"{own},{others}"
+        node = job.new()
+        assert node._endpoints.server is not None and len(meet([node])) == 1
+        meet([node])  # it has had more rounds than the others, which count for nothing
+        assert not node.reach(sought), "nobody is there"
+        job.endpoint = others
+        other = job.new()
+        other._me = replace(other._me, process=sought.to_record())
+        meet([other])
+        until(lambda: node.reach(sought), "it reaches the agent")
+        assert node._endpoints.server is None
+        joining = in_thread(node.next_rendezvous)
+        until(other.num_nodes_waiting, "the other one sees that it has come")
+        infos = [in_thread(other.next_rendezvous).result(PATIENCE), joining.result(PATIENCE)]
+        assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]  # type: ignore[attr-defined]
