@@ -16,7 +16,8 @@ from fastckpt._core.config import Settings
 from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
-from fastckpt_run.detection.neighbor_watch import ISOLATED, NeighborWatch
+from fastckpt_run.detection.neighbor_watch import ISOLATED
+from fastckpt_run.detection.watch_process import WatchProcess
 from fastckpt_run.members import Member, drawn_secret, exchange, host_for
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -38,7 +39,7 @@ class PeerAgents:
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
         self._own = Member(ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings))
         self._secret = b""
-        self._watch: NeighborWatch | None = None
+        self._watch: WatchProcess | None = None
         self._members: Sequence[Member] = ()
 
     def meet(self, group: WorkerGroup) -> None:
@@ -58,6 +59,8 @@ class PeerAgents:
             peers = [Peer(member.id, member.memory, member.address) for member in self._members]
             self._saver.meet(PeerRound(peers, rank, self._secret))
             self._watch.watch([(member.id, member.watch) for member in self._members])
+            if isinstance(self._handler, FastckptRendezvousHandler):
+                self._handler.ask_before_a_verdict(self._watch.answering)
 
     def close(self) -> None:
         """Watch nobody any more; the others learn that this agent leaves."""
@@ -70,9 +73,9 @@ class PeerAgents:
             return self._handler.secret
         return secret_of(self._settings) or self._secret
 
-    def _listen(self, secret: bytes) -> NeighborWatch:
+    def _listen(self, secret: bytes) -> WatchProcess:
         if self._watch is None:
-            self._watch = NeighborWatch(secret, self._own.id, self._lost, self._settings.node_timeout)
+            self._watch = WatchProcess(secret, self._own.id, self._lost, self._settings.node_timeout)
         return self._watch
 
     def _lost(self, ids: Sequence[str], reason: str) -> None:

@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -140,6 +140,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
     def lost(self, ids: Iterable[str]) -> None:
         """Report nodes of the round as gone: the round ends for all, and the next one does not wait for them."""
         self._alive.lost(ids)
+
+    def ask_before_a_verdict(self, answering: Callable[[Collection[str]], frozenset[str]]) -> None:
+        """Have nodes whose signs of life are late asked for one: those that ``answering`` returns are there."""
+        self._alive.answering = answering
 
     def shutdown(self) -> bool:
         """End the job, and all connections; False if the store is gone."""

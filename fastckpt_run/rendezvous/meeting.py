@@ -159,7 +159,7 @@ class Meeting:
         if now - self._looked > self._timing.interval:
             self._looked = now
             ids = {*came, *last.ranks} - {self._me.id}
-            silent = self._alive.signs.observe(ids, self._records.beats(ids))
+            silent = self._alive.silent(ids, self._records.beats(ids))
             # A node that is there is not gone, whoever said so; but it may have died since it came.
             self._gone = (self._records.gone(last) | self._alive.gone) - came.keys() | silent
         present = [node for node in came.values() if node.id not in self._gone]
@@ -191,7 +191,7 @@ class Meeting:
         return time.monotonic() - self._holes[slot] > _HOLE
 
     def _is_silent(self, node: Node) -> bool:
-        return bool(self._alive.signs.observe([node.id], self._records.beats([node.id])))
+        return bool(self._alive.silent([node.id], self._records.beats([node.id])))
 
 
 def _check_open(last: Round, *, waits: bool) -> None:
