@@ -4,6 +4,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.detection.neighbor_watch import ISOLATED
-from fastckpt_run.detection.watch_process import WatchProcess
+from fastckpt_run.detection.watch_process import SENT, WatchProcess
 from fastckpt_run.members import Member, drawn_secret, exchange, host_for
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -40,6 +41,7 @@ class PeerAgents:
         self._own = Member(ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings))
         self._secret = b""
         self._watch: WatchProcess | None = None
+        self._began = time.monotonic()
         self._members: Sequence[Member] = ()
 
     def meet(self, group: WorkerGroup) -> None:
@@ -64,8 +66,18 @@ class PeerAgents:
 
     def close(self) -> None:
         """Watch nobody any more; the others learn that this agent leaves."""
-        if self._watch is not None:
-            self._watch.stop()
+        if self._watch is None:
+            return
+        self._watch.stop()
+        metrics.event(
+            "node_messages",
+            seconds=time.monotonic() - self._began,
+            nodes=len(self._members),
+            rendezvous=self._handler.calls.total() if isinstance(self._handler, FastckptRendezvousHandler) else 0,
+            watch=metrics.counts[SENT],
+            reports=metrics.counts["peers.reports"],
+            copies=metrics.counts["peers.copies"],
+        )
 
     def _given_secret(self) -> bytes:
         """The secret that this agent shares with the others from the start; empty if the first has to draw one."""
