@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from fastckpt._core import metrics
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.membership import Master, Node, NodeLimits, Round, assign_ranks, is_complete
 from fastckpt_run.rendezvous.round_store import RoundStore
@@ -92,7 +93,12 @@ class Meeting:
         mine, begin = records.join(last, self._me), time.monotonic()
         if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
             records.ring([first.id])  # before that, the round would hardly be complete
-        decides = mine == 0
+        with metrics.phase("rendezvous.wait"):
+            return self._wait_for_round(last, mine, begin, deadline, waits=waits)
+
+    def _wait_for_round(self, last: Round, mine: int, begin: float, deadline: float, *, waits: bool) -> Round:
+        """Wait for the round after ``last``, in which this node has taken a place."""
+        records, decides = self._records, mine == 0
         while True:
             if decides and (now := self._decide(last)):
                 return now
