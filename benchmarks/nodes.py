@@ -1,16 +1,20 @@
 """What the loss of a worker, a host or a link costs a job of several nodes, beside torchrun where it can do the case.
 
     python benchmarks/nodes.py [CASE ...] [--repeats 3] [--launchers torchrun fastckpt] [--keep FOLDER]
+    python benchmarks/nodes.py --messages 2 4 16 [--seconds 60]
 
 Nodes are namespaces of this machine, which needs root (tests/nodes/hosts.py). The job is tests/nodes/train.py: a tiny
 model on one worker a node. Seconds are those from the fault, or from the start of an agent where the case says so, to
 the first step of the resumed job on all its nodes. Launchers take turns. The losses of
 every step of fastckpt-run's jobs are compared, bit by bit, with those of a run that nothing befell.
+
+With --messages jobs of so many nodes train for a while, and the messages that their agents have counted are printed.
 """
 
 import argparse
 import contextlib
 import itertools
+import json
 import signal
 import statistics
 import sys
@@ -213,6 +217,26 @@ class Bench:
         ]
 
 
+def messages_of(count: int, seconds: float, folder: Path) -> None:
+    """Print what each agent of a job of so many nodes sends while nothing happens, but saves every second."""
+    with Cluster(folder / f"messages-{count}", *range(count)) as cluster:
+        job = NodesJob(cluster, "--steps", "1000000", "--pace", "0.1", "--memory", "8", nodes=str(count))
+        for number in range(count):
+            job.launch(number, flags=("--fast-events", str(cluster.folder / f"events.{number}")))
+        job.do_steps(5, 600)
+        time.sleep(seconds)
+        job.end()
+        saves = sum(line["what"] == "saved" for line in job.lines(0))
+        paths = cluster.folder.glob("events.*")
+        events = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    ends = [event for event in events if event["event"] == "node_messages"]
+    assert len(ends) == count
+    for kind in ("rendezvous", "watch", "reports", "copies"):
+        rates = sorted(end[kind] / end["seconds"] for end in ends)
+        total = sum(end[kind] for end in ends)
+        print(f"| {count} | {kind} | {total} | {statistics.mean(rates):.2f} | {rates[-1]:.2f} | {total / saves:.1f} |")
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -253,6 +277,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--launchers", nargs="+", default=[*LAUNCHERS], choices=[*LAUNCHERS])
     parser.add_argument("--keep", type=Path, help="new folder for what the jobs write; default: one that is removed")
+    parser.add_argument("--messages", nargs="+", type=int, default=[], help="numbers of nodes whose messages to count")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for which they train then")
     options = parser.parse_args()
     keys = options.cases or [*CASES]
     if unknown := set(keys) - set(CASES):
@@ -262,6 +288,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # hosts end with this process
     results: dict[tuple[str, str], list[Outcome]] = {}
     with working_folder(options.keep) as folder:
+        if options.messages:
+            print("| nodes | messages | all | a second and agent, mean | most of an agent | all, a save |")
+            print("| --- " * 6 + "|")
+            for count in options.messages:
+                messages_of(count, options.seconds, folder)
+            return 0
         bench = Bench(folder)
         for turn, key, launcher in itertools.product(range(options.repeats), keys, options.launchers):
             if launcher == "torchrun" and not CASES[key].torchrun:

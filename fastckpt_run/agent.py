@@ -132,10 +132,23 @@ class FastckptAgent(HookedAgent):
         group = self.get_worker_group()
         handler = group.spec.rdzv_handler
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
-            forget_last_round(handler)
-            self._peers.rejoin()
+            while not self._met(proceed):
+                logger.warning("a round ended before all its agents had met; another one begins")
+
+    def _met(self, proceed: Callable[[], None]) -> bool:
+        """Meet once; False if the round ended meanwhile, because a node is gone that was to take part."""
+        group = self.get_worker_group()
+        handler = group.spec.rdzv_handler
+        forget_last_round(handler)
+        self._peers.rejoin()
+        try:
             proceed()
             self._peers.meet(group)
+        except RuntimeError:  # the base of what torch raises about stores
+            if not isinstance(handler, FastckptRendezvousHandler) or not handler.ends_soon():
+                raise
+            return False
+        return True
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""

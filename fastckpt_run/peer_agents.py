@@ -18,7 +18,8 @@ from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
-from fastckpt_run.detection.neighbor_watch import ISOLATED, NeighborWatch
+from fastckpt_run.detection.neighbor_watch import ISOLATED
+from fastckpt_run.detection.watch_process import SENT, WatchProcess
 from fastckpt_run.members import Member, drawn_secret, exchange, host_for
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -45,7 +46,8 @@ class PeerAgents:
             ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings), launch=saver.address
         )
         self._secret = b""
-        self._watch: NeighborWatch | None = None
+        self._watch: WatchProcess | None = None
+        self._began = time.monotonic()
         self._members: Sequence[Member] = ()
 
     def meet(self, group: WorkerGroup) -> None:
@@ -65,6 +67,8 @@ class PeerAgents:
             peers = [Peer(member.id, member.memory, member.address, member.launch) for member in self._members]
             self._saver.meet(PeerRound(peers, rank, self._secret))
             self._watch.watch([(member.id, member.watch) for member in self._members])
+            if isinstance(self._handler, FastckptRendezvousHandler):
+                self._handler.ask_before_a_verdict(self._watch.answering)
 
     @property
     def may_rejoin(self) -> bool:
@@ -96,8 +100,18 @@ class PeerAgents:
 
     def close(self) -> None:
         """Watch nobody any more; the others learn that this agent leaves."""
-        if self._watch is not None:
-            self._watch.stop()
+        if self._watch is None:
+            return
+        self._watch.stop()
+        metrics.event(
+            "node_messages",
+            seconds=time.monotonic() - self._began,
+            nodes=len(self._members),
+            rendezvous=self._handler.calls.total() if isinstance(self._handler, FastckptRendezvousHandler) else 0,
+            watch=metrics.counts[SENT],
+            reports=metrics.counts["peers.reports"],
+            copies=metrics.counts["peers.copies"],
+        )
 
     def _given_secret(self) -> bytes:
         """The secret that this agent shares with the others from the start; empty if the first has to draw one."""
@@ -105,9 +119,9 @@ class PeerAgents:
             return self._handler.secret
         return secret_of(self._settings) or self._secret
 
-    def _listen(self, secret: bytes) -> NeighborWatch:
+    def _listen(self, secret: bytes) -> WatchProcess:
         if self._watch is None:
-            self._watch = NeighborWatch(secret, self._own.id, self._lost, self._settings.node_timeout)
+            self._watch = WatchProcess(secret, self._own.id, self._lost, self._settings.node_timeout)
         return self._watch
 
     def _lost(self, ids: Sequence[str], reason: str) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import math
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastckpt_run.detection.authenticated_link import AuthenticatedLink, ForgedMessage, Purpose
-from fastckpt_run.detection.probes import PAUSE, State, state_of
+from fastckpt_run.detection.probes import ASK, MEMBER, PAUSE, PROBE, STATE, State, state_by, state_of
 from fastckpt_run.detection.reception import Reception
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -24,14 +25,18 @@ SILENCE = 0.75
 """Part of the timeout for which a member is silent before it is suspected; in the rest it may refute that."""
 HEARSAY = 0.6
 """Part of the time to refute a suspicion in which another member probes the one that is suspected."""
+CERTAIN = (State.FROZEN, State.GONE, State.STARVED)
+"""What one probe may find of a member that others do not reach, in the order in which it counts."""
+PATIENCE = 4.0
+"""Times the timeout that a member may be silent while its host's kernel accepts connections: it may lack a core."""
 TICK = 0.1
 """Seconds between two looks at who is silent."""
 STALL = 0.2
 """Seconds by which a look may be late; beyond that this process did not run, and others were not silent."""
 ISOLATED = "isolated: most neighbours of this node do not answer, so its own link is down"
 
-WATCH, ASK = "watch", "ask"
-_KIND, _MEMBER, _REASON, _STATE = "kind", "member", "reason", "state"
+WATCH = "watch"
+_KIND, _REASON = "kind", "reason"
 _BEAT, _LOST, _LEAVES = "beat", "lost", "leaves"
 OnLost = Callable[[Sequence[str], str], None]
 
@@ -50,7 +55,8 @@ class NeighborWatch:
             not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason the members are
             those that this node does not reach, and no other member is told.
         timeout: Seconds from a member's last sign of life to the report.
-        host: The local address to listen at; empty for all.
+        listener: A socket that listens; see `reception.listener_at`.
+        is_stopped: Whether the agent that this member stands for is stopped by a signal, and so no member now.
 
     Attributes:
         address: Where this member is watched, as ``host:port``.
@@ -59,9 +65,17 @@ class NeighborWatch:
 
     # All that follows runs in the loop of the thread, but for `watch` and `stop`.
 
-    def __init__(self, secret: bytes, own_id: str, on_lost: OnLost, timeout: float = 2.0, host: str = "") -> None:
-        self._secret, self._own, self._on_lost = secret, own_id, on_lost
-        self._silence, self._refute = SILENCE * timeout, (1 - SILENCE) * timeout
+    def __init__(
+        self,
+        secret: bytes,
+        own_id: str,
+        on_lost: OnLost,
+        timeout: float,
+        listener: socket.socket,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._secret, self._own, self._on_lost, self._is_stopped = secret, own_id, on_lost, is_stopped
+        self._silence, self._refute, self._patience = SILENCE * timeout, (1 - SILENCE) * timeout, PATIENCE * timeout
         self._members: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -71,7 +85,7 @@ class NeighborWatch:
         self._links: set[AuthenticatedLink] = set()
         self._stalls = self.sent = 0
         self._is_isolated = False
-        self._reception = Reception(secret, own_id, self._serve, host)
+        self._reception = Reception(secret, own_id, self._serve, listener)
         self.address = self._reception.address
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
@@ -81,6 +95,13 @@ class NeighborWatch:
     def watch(self, members: Sequence[tuple[str, str]]) -> None:
         """Watch these members from now on, each an id and ``host:port``; all are given the same, in the same order."""
         self._loop.call_soon_threadsafe(self._begin, dict(members))
+
+    def answers(self, member: str) -> bool:
+        """Probe a member that is watched; return whether it answers, or at least its host's kernel does."""
+        if not (address := self._members.get(member)):
+            return False
+        probe = state_of(address, self._secret, self._own, member, self._refute)
+        return asyncio.run_coroutine_threadsafe(probe, self._loop).result() in (State.ALIVE, State.STARVED)
 
     def stop(self) -> None:
         """Leave, so that nobody suspects this member, and end the thread."""
@@ -97,7 +118,7 @@ class NeighborWatch:
         ticks = asyncio.create_task(self._tick())
         await self._ended.wait()
         ticks.cancel()
-        await self._send_all({_KIND: _LEAVES, _MEMBER: self._own})
+        await self._send_all({_KIND: _LEAVES, MEMBER: self._own})
         await asyncio.gather(*self._end_round(), return_exceptions=True)
         await self._reception.close()
         await asyncio.sleep(PAUSE)  # sockets are closed in later turns
@@ -162,7 +183,7 @@ class NeighborWatch:
             self._links.discard(link)
 
     def _handle(self, body: dict[str, Any], sender: str) -> None:
-        kind, member = body.get(_KIND), body.get(_MEMBER)
+        kind, member = body.get(_KIND), body.get(MEMBER)
         if kind == _LOST and isinstance(member, str):
             self._report(member, str(body.get(_REASON)))
         elif kind == _LEAVES and member == sender:
@@ -170,8 +191,10 @@ class NeighborWatch:
             self._follow_next()
 
     async def _serve(self, link: AuthenticatedLink, purpose: Purpose) -> None:
-        """Answer a member that has connected; a probe is answered by then."""
-        if purpose.kind == WATCH:
+        """Answer a member that has connected."""
+        if purpose.kind == PROBE:
+            await self._send(link, {STATE: State.FROZEN if self._is_stopped() else State.ALIVE})
+        elif purpose.kind == WATCH:
             beats = asyncio.create_task(self._beat(link))
             try:
                 await self._receive(link, purpose.sender)
@@ -179,14 +202,15 @@ class NeighborWatch:
                 beats.cancel()
         elif purpose.kind == ASK:
             async with asyncio.timeout(2 * self._refute):
-                member = (await link.receive()).get(_MEMBER)
+                member = (await link.receive()).get(MEMBER)
                 if address := self._members.get(str(member)):
                     state = await state_of(address, self._secret, self._own, str(member), HEARSAY * self._refute)
-                    await self._send(link, {_STATE: state})
+                    await self._send(link, {STATE: state})
 
     async def _beat(self, link: AuthenticatedLink) -> None:
         while True:
-            await self._send(link, {_KIND: _BEAT})
+            if not self._is_stopped():
+                await self._send(link, {_KIND: _BEAT})
             await asyncio.sleep(BEAT)
 
     async def _send(self, link: AuthenticatedLink, body: dict[str, Any]) -> None:
@@ -214,17 +238,17 @@ class NeighborWatch:
                     self._suspect(member, f"has been silent for {silent:.1f} s")
 
     def _suspect(self, member: str, why: str) -> None:
-        if member in self._following and member not in self._judging and not self._is_isolated:
+        if member not in self._following or member in self._judging or self._is_isolated:
+            return
+        if member not in self._reached:  # behind a firewall silence means nothing
+            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
+            self._heard[member] = math.inf
+        else:
             judging = self._judging  # of this round
             judging[member] = task = asyncio.create_task(self._judge(member, why))
             task.add_done_callback(lambda _: judging.pop(member, None))
 
     async def _judge(self, member: str, why: str) -> None:
-        if member not in self._reached:
-            # Between hosts that do not let each other through, say by a firewall, silence means nothing.
-            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
-            self._heard[member] = math.inf
-            return
         # 1. probe it, and have others probe it   2. one answer refutes the suspicion   3. is it this node's own link?
         # 4. report it
         stalls, others = self._stalls, [each for each in self._others() if each not in self._judging]
@@ -249,13 +273,20 @@ class NeighborWatch:
             return
         results = [task.result() for task in tasks]
         silent_helpers = {helper for helper, state in zip(helpers, results[1:], strict=True) if state is None}
-        state = next((each for each in (State.FROZEN, State.GONE) if each in results), State.UNREACHABLE)
+        state = next((each for each in CERTAIN if each in results), State.UNREACHABLE)
+        if state is State.STARVED and time.monotonic() - self._heard[member] < self._patience:
+            await asyncio.sleep(self._silence)  # probes fill the queue of the socket, which then accepts no more
+            return
         if state is State.UNREACHABLE and (unreached := self._cut_off(member, helpers, silent_helpers)):
             self._is_isolated = True
             logger.error("%s; it does not reach %s", ISOLATED, ", ".join(unreached))
             self._on_lost(unreached, ISOLATED)
             return
         self._report(member, f"it {why}; {state}")
+
+    def _ask(self, helper: str, member: str) -> Coroutine[None, None, State | None]:
+        self.sent += 1
+        return state_by(self._members[helper], helper, self._secret, self._own, member, self._refute)
 
     def _cut_off(self, member: str, helpers: Sequence[str], silent: set[str]) -> list[str]:
         """The members that this node does not reach, if that are most of those that it has tried; else none."""
@@ -264,21 +295,6 @@ class NeighborWatch:
         tried, unreached = {*self._following, *helpers}, {member} | late | silent
         return sorted(unreached) if len(tried) > 1 and 2 * len(unreached) > len(tried) else []
 
-    async def _ask(self, helper: str, member: str) -> State | None:
-        """What another member finds when it probes this one; None if that does not answer either."""
-        try:
-            async with asyncio.timeout(self._refute):
-                link = await AuthenticatedLink.open(
-                    self._members[helper], self._secret, Purpose(ASK, self._own, helper)
-                )
-                try:
-                    await self._send(link, {_MEMBER: member})
-                    return State(str((await link.receive()).get(_STATE)))
-                finally:
-                    link.close()
-        except (OSError, ForgedMessage, ValueError):
-            return None
-
     def _report(self, member: str, reason: str) -> None:
         """Report a loss, and pass it on."""
         if member not in self._members or member in self._gone:
@@ -286,5 +302,5 @@ class NeighborWatch:
         self._gone.add(member)
         logger.warning("node %s is lost: %s", member, reason)
         self._on_lost([member], reason)
-        self._telling = asyncio.create_task(self._send_all({_KIND: _LOST, _MEMBER: member, _REASON: reason}))
+        self._telling = asyncio.create_task(self._send_all({_KIND: _LOST, MEMBER: member, _REASON: reason}))
         self._follow_next()

@@ -16,6 +16,20 @@ HANDSHAKE = 1.0
 """Seconds in which a connection has to prove itself."""
 MOST_LOGGED = 16
 """Hosts whose refused messages are logged, once each."""
+BACKLOG = 1024
+"""Connections that the kernel accepts while the process does not run: those that probe whether it does."""
+
+
+def listener_at(host: str) -> socket.socket:
+    """A socket that listens at a local address, empty for all, and a port that the kernel chooses."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=BACKLOG)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where others reach a socket that listens, as ``host:port``."""
+    host, port = listener.getsockname()[:2]
+    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
 
 
 class Reception:
@@ -25,26 +39,29 @@ class Reception:
         secret: Of the job.
         own_id: The id of this member.
         serve: Called with each connection and what it is for; the connection is closed at the end.
-        host: The local address to listen at; empty for all.
+        listener: A socket that listens; see `listener_at`.
 
     Attributes:
         address: Where others reach this member, as ``host:port``.
     """
 
     def __init__(
-        self, secret: bytes, own_id: str, serve: Callable[[AuthenticatedLink, Purpose], Awaitable[None]], host: str
+        self,
+        secret: bytes,
+        own_id: str,
+        serve: Callable[[AuthenticatedLink, Purpose], Awaitable[None]],
+        listener: socket.socket,
     ) -> None:
         self._secret, self._own, self._serve = secret, own_id, serve
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=2 * MOST_STRANGERS)
-        self.address = f"{host or socket.gethostname()}:{self._socket.getsockname()[1]}"
+        self._socket = listener
+        self.address = address_of(listener)
         self._strangers: deque[asyncio.StreamWriter] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: set[str] = set()
 
     async def open(self) -> None:
         """Begin to accept connections."""
-        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=LONGEST)
+        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=LONGEST, backlog=BACKLOG)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -5,11 +5,12 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
+from typing import cast
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousHandler,
@@ -25,6 +26,7 @@ from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.meeting import Meeting, Timing
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits
 from fastckpt_run.rendezvous.round_store import RoundStore
+from fastckpt_run.rendezvous.round_waits import RoundWaits
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
 from fastckpt_run.shutdown import given_up
 
@@ -32,9 +34,10 @@ logger = logging.getLogger("fastckpt.launcher")
 
 BACKEND = "c10d"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-_PATIENCE = 60.0
 _LOOK_ELSEWHERE = 2.0
 """Seconds between two looks of a node that waits in its own store for the others."""
+_WAIT = timedelta(seconds=60)
+"""For which the agents of a round wait for each other in its store."""
 _FAREWELL = 1.0
 """Seconds that the store's holder stays for others which have not read that the job has ended."""
 
@@ -183,6 +186,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
         records.leave()
         self._master = self._endpoints.server = None  # who is in there finds another one
 
+    def ask_before_a_verdict(self, answering: Callable[[Collection[str]], frozenset[str]]) -> None:
+        """Have nodes whose signs of life are late asked for one: those that ``answering`` returns are there."""
+        self._alive.answering = answering
+
     def shutdown(self) -> bool:
         """End the job, and all connections; False if the store is gone."""
         self.set_closed()
@@ -205,6 +212,16 @@ class FastckptRendezvousHandler(RendezvousHandler):
             given_up.set()
             return False
         return True
+
+    def ends_soon(self, seconds: float = 10.0) -> bool:
+        """Whether the round ends within so many seconds: what failed may be the first sign of it."""
+        end = time.monotonic() + seconds
+        while not self._has_ended() and time.monotonic() < end:
+            time.sleep(0.05)
+        return self._alive.is_ended
+
+    def _has_ended(self) -> bool:
+        return self._alive.is_ended or self._alive.is_closed
 
     # --- the store of the rendezvous
 
@@ -272,7 +289,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
             self._master = _round_store(master.address, master.port)
         self._alive.watch(self.round, master.holder)
         bootstrap = RendezvousStoreInfo(master.address, master.workers_port)
-        return RendezvousInfo(PrefixStore("agents", self._master), rank, len(self.round.nodes), bootstrap)
+        store = cast(Store, RoundWaits(PrefixStore("agents", self._master), _WAIT, self._has_ended))
+        return RendezvousInfo(store, rank, len(self.round.nodes), bootstrap)
 
 
 def create_handler(
@@ -330,7 +348,7 @@ def _round_store(address: str, port: int | None = None) -> TCPStore:
             port or 0,
             is_master=port is None,
             wait_for_workers=False,
-            timeout=timedelta(seconds=_PATIENCE),
+            timeout=_WAIT,
         )
     except RuntimeError as error:
         raise StoreLost(f"the store of the round at {address}: {str(error).splitlines()[0]}", ended=False) from error

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -17,6 +17,8 @@ logger = logging.getLogger("fastckpt.launcher")
 
 _TELLING = 1.0
 """Seconds that the store of a host which is said to be dead has to answer."""
+_LONGEST = 30.0
+"""Seconds without a sign of life in the store, after which it is of no use that a node answers elsewhere."""
 _SELDOM = 8
 """Looks without a bell: one in so many turns, should a bell have been lost."""
 
@@ -28,6 +30,7 @@ class SignsOfLife:
         """Count nodes as silent after ``timeout`` seconds."""
         self._timeout = timeout
         self._seen: dict[str, tuple[int, float, float]] = {}
+        self._spared: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def observe(self, ids: Iterable[str], beats: Mapping[str, int]) -> frozenset[str]:
@@ -41,9 +44,16 @@ class SignsOfLife:
                 if beats.get(id, 0) > number or now - looked > self._timeout:
                     number, since = max(number, beats.get(id, 0)), now
                 self._seen[id] = number, since, now
-                if now - since > self._timeout:
+                if now - since > self._timeout and now > self._spared.get(id, 0.0):
                     silent.add(id)
         return frozenset(silent)
+
+    def spare(self, ids: Iterable[str]) -> None:
+        """Give nodes that have answered otherwise as long again; but not for ever, for one may be in a deadlock."""
+        with self._lock:
+            for id in ids:
+                _, since, looked = self._seen[id]
+                self._spared[id] = min(looked, since + _LONGEST) + self._timeout
 
 
 class KeepAlive:
@@ -55,6 +65,8 @@ class KeepAlive:
     Attributes:
         signs: What was seen of other nodes.
         rung: Set when there is something to read in the store.
+        answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
+            thread that is kept from running gives none.
     """
 
     def __init__(self, id: str, interval: float, timeout: float, endpoints: Endpoints) -> None:
@@ -63,6 +75,7 @@ class KeepAlive:
         self._endpoints = endpoints
         self.signs = SignsOfLife(timeout)
         self.rung = threading.Event()
+        self.answering: Callable[[Collection[str]], frozenset[str]] = lambda ids: frozenset()
         self._lock = threading.RLock()
         self._store: RoundStore | None = None
         self._round: Round | None = None
@@ -95,6 +108,14 @@ class KeepAlive:
     def gone(self) -> frozenset[str]:
         """Ids of nodes of the last round that were found to be gone."""
         return frozenset(self._gone)
+
+    def silent(self, ids: Collection[str], beats: Mapping[str, int]) -> frozenset[str]:
+        """Those of some nodes that give no sign of life, by the newest that each gave in the store."""
+        late = self.signs.observe(ids, beats)
+        if late and (alive := self.answering(late)):
+            self.signs.spare(alive)
+            late = self.signs.observe(late, beats)
+        return late
 
     def begin(self, store: RoundStore) -> None:
         """Give signs of life in a store from now on."""
@@ -191,7 +212,7 @@ class KeepAlive:
         if beats and not self._ended:
             others = [node.id for node in round.nodes if node.id != self._id]
             watched = others if round.ranks.get(self._id) == 0 else [round.nodes[0].id]
-            if silent := self.signs.observe(watched, store.beats(watched)) if others else None:
+            if silent := self.silent(watched, store.beats(watched)) if others else None:
                 names = ", ".join(node.host for node in round.nodes if node.id in silent)
                 logger.warning("no sign of life from %s: the round ends", names)
                 self.lost(silent)

@@ -12,6 +12,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from fastckpt._core import metrics
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.membership import Master, Node, NodeLimits, Round, assign_ranks, is_complete
 from fastckpt_run.rendezvous.round_store import RoundStore
@@ -101,7 +102,12 @@ class Meeting:
         mine, begin = records.join(last, self._me), time.monotonic()
         if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
             records.ring([first.id])  # before that, the round would hardly be complete
-        decides = mine == 0
+        with metrics.phase("rendezvous.wait"):
+            return self._wait_for_round(last, mine, begin, deadline, waits=waits)
+
+    def _wait_for_round(self, last: Round, mine: int, begin: float, deadline: float, *, waits: bool) -> Round:
+        """Wait for the round after ``last``, in which this node has taken a place."""
+        records, decides = self._records, mine == 0
         while True:
             if decides and (now := self._decide(last)):
                 return now
@@ -169,7 +175,7 @@ class Meeting:
         if now - self._looked > self._timing.interval:
             self._looked = now
             ids = {*came, *last.ranks} - {self._me.id}
-            silent = self._alive.signs.observe(ids, self._records.beats(ids))
+            silent = self._alive.silent(ids, self._records.beats(ids))
             # A node that is there is not gone, whoever said so; but it may have died since it came.
             self._gone = (self._records.gone(last) | self._alive.gone) - came.keys() | silent
         present = [node for node in came.values() if node.id not in self._gone]
@@ -201,7 +207,7 @@ class Meeting:
         return time.monotonic() - self._holes[slot] > _HOLE
 
     def _is_silent(self, node: Node) -> bool:
-        return bool(self._alive.signs.observe([node.id], self._records.beats([node.id])))
+        return bool(self._alive.silent([node.id], self._records.beats([node.id])))
 
 
 def _check_open(last: Round, *, waits: bool) -> None:

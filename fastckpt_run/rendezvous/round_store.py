@@ -53,6 +53,7 @@ class RoundStore:
         self._refused = set[str]()
         self._seen = set[str]()
         self._bell: StoreConnection | None = None
+        self._nodes: tuple[str, tuple[Node, ...]] = ("", ())
 
     def at(self, connection: StoreConnection) -> "RoundStore":
         """The records of the same job, for the same agent, in another store."""
@@ -73,9 +74,11 @@ class RoundStore:
         found, last = self._last()
         if last.name != before.name or last.is_closed:
             return False
-        key = self._key("last")
-        record = self._signer.seal(key, now.to_record())
-        return self.connection.replace(key, found, record) == record
+        if now.nodes:
+            self._put({"nodes": [node.to_record() for node in now.nodes]}, now.name, "nodes")
+            self._nodes = now.name, now.nodes
+        record = self._summary(now)
+        return self.connection.replace(self._key("last"), found, record) == record
 
     def carry_over(self, mine: Round) -> Round:
         """Bring the last round that this agent knows to a store that has none, or an older one; returns the last."""
@@ -129,7 +132,7 @@ class RoundStore:
         """End the job: no round follows."""
         while True:
             record, last = self._last()
-            closed = self._signer.seal(self._key("last"), replace(last, is_closed=True).to_record())
+            closed = self._summary(replace(last, is_closed=True))
             if last.is_closed or self.connection.replace(self._key("last"), record, closed) == closed:
                 break
         waiting = [self.joined(last, slot) for slot in range(self.slots(last))]
@@ -251,11 +254,28 @@ class RoundStore:
         if record is None:
             return None, BEFORE_THE_FIRST
         try:
-            return record, Round.from_record(self._signer.open(key, record))
+            last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
+            return record, replace(last, nodes=self._nodes_of(last))
         except (Refused, ValueError) as error:
             self._refuse(key, error)
             self.connection.delete(key)  # it is nobody's: an agent with another secret uses other keys
             return None, BEFORE_THE_FIRST
+
+    def _summary(self, round: Round) -> bytes:
+        """The record of the last round. Its nodes have one of their own: agents read them once, and this often."""
+        return self._signer.seal(self._key("last"), replace(round, nodes=()).to_record())
+
+    def _nodes_of(self, round: Round) -> tuple[Node, ...]:
+        """The nodes of a round, by its name; raises ValueError if they are not there, or refused."""
+        if not round.number:
+            return ()
+        name, nodes = self._nodes  # several threads read
+        if name != round.name:
+            read = self._read(lambda record: tuple(map(Node.from_record, record["nodes"])), round.name, "nodes")
+            if read is None:
+                raise ValueError("its nodes are not there")
+            nodes, self._nodes = read, (round.name, read)
+        return nodes
 
     def _refuse(self, key: str, why: Exception) -> None:
         text = f"the record {key.removeprefix(self._job)} in the store of the rendezvous was refused: {why}"

@@ -156,7 +156,9 @@ class Host:
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
         """Start Python there with these arguments; its output is appended to a file."""
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(
+            filter(None, (environment.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH")))
+        )
         own = {"TMPDIR": str(self._folder / "tmp"), "FASTCKPT_SHM_DIR": "/dev/shm", "PYTHONPATH": path}
         own |= {"OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "auto"}
         with output.open("ab") as file:

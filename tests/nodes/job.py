@@ -61,13 +61,13 @@ class NodesJob:
 
     # --- what is done to it: each returns when, by the clock of the logs
 
-    def launch(self, *numbers: int, flags: Collection[str] = ()) -> float:
-        """Start the agents of these hosts, with flags that are not those of others."""
+    def launch(self, *numbers: int, flags: Collection[str] = (), **environment: str) -> float:
+        """Start the agents of these hosts, with flags and an environment that are not those of others."""
         started = time.monotonic()
         for number in numbers:
             command = (*self._launcher, *flags, *self._script)
             output = self.out / f"output.{name_of(number)}"
-            self.agents[number] = self.cluster.hosts[number].start(*command, output=output)
+            self.agents[number] = self.cluster.hosts[number].start(*command, output=output, **environment)
         return started
 
     def kill_worker(self, number: int) -> float:
@@ -171,4 +171,4 @@ class NodesJob:
         return max((line["step"] for line in self.lines(number) if line["what"] == "step"), default=0)
 
     def _newest_pid(self, number: int) -> int:
-        return int(next(line["pid"] for line in reversed(self.lines(number)) if line["what"] == "step"))
+        return int(self.lines(number)[-1]["pid"])

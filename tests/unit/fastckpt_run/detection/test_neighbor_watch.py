@@ -39,7 +39,7 @@ class Member(NeighborWatch):
 
     def __init__(self, name: str, timeout: float = 2.0) -> None:
         self.lost: list[tuple[list[str], str]] = []
-        super().__init__(SECRET, name, self._note, timeout, LOOPBACK)
+        super().__init__(SECRET, name, self._note, timeout, reception.listener_at(LOOPBACK))
 
     def _note(self, members: Sequence[str], reason: str) -> None:
         self.lost.append(([*members], reason))
@@ -130,7 +130,7 @@ def test_a_killed_member_and_a_frozen_one_are_reported_to_all_with_the_cause(pro
     for each in rest:
         (first, why), (second, why_second) = each.lost
         assert (first, second) == ([killed.name], [frozen.name])
-        assert State.GONE in why and State.FROZEN in why_second
+        assert State.GONE in why and State.STARVED in why_second
 
 
 def test_a_member_that_leaves_is_not_lost(members: Callable[[int], list[Member]]) -> None:

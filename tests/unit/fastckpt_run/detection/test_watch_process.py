@@ -1,0 +1,130 @@
+"""The process that watches for an agent: it answers while the agent's interpreter does not, and follows the agent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt_run.detection.neighbor_watch import BEAT
+from fastckpt_run.detection.probes import State
+from fastckpt_run.detection.watch_process import SENT, WatchProcess
+from tests.unit.detection.test_neighbor_watch import LOOPBACK, SECRET, until
+
+_AGENT = """
+import sys, time
+from tests.unit.detection.test_watch_process import Agent
+agent = Agent(sys.argv[1])
+print(agent.address, agent.pid, flush=True)
+agent.watch([tuple(each.split("=")) for each in input().split()])
+while True:
+    eval(input())
+    print("done", flush=True)
+"""
+HOLD = "sum(range({}))"
+"""An expression that holds the interpreter's lock for long: it is one call of C."""
+
+
+class Agent(WatchProcess):
+    """A member, as its agent sees it, which notes the losses that it learns of."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lost: list[tuple[str, str]] = []
+        super().__init__(SECRET, name, self._note, 2.0, LOOPBACK)
+
+    def _note(self, members: Sequence[str], reason: str) -> None:
+        self.lost += [(member, reason) for member in members]
+
+
+class RemoteAgent:
+    """A member whose agent is another process."""
+
+    def __init__(self, name: str) -> None:
+        root = str(Path(__file__).parents[3])
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _AGENT, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": root},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.address, pid = self.process.stdout.readline().split()
+        self.watch_pid = int(pid)
+
+    def watch(self, members: Sequence[tuple[str, str]]) -> None:
+        self._say(" ".join("=".join(each) for each in members))
+
+    def run(self, expression: str) -> None:
+        """Evaluate an expression there, to its end."""
+        self._say(expression)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "done\n"
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def trio() -> Iterator[tuple[Agent, Agent, RemoteAgent]]:
+    """Three members that have heard each other: two of this process, and one of another."""
+    one, other, remote = Agent("one"), Agent("other"), RemoteAgent("remote")
+    ring = [(each.name, each.address) for each in (one, other, remote)]
+    for each in (one, other, remote):
+        each.watch(ring)
+    everybody = {"one", "other", "remote"}
+    until(lambda: one.answering(everybody) == other.answering(everybody) == everybody)
+    time.sleep(3 * BEAT)
+    yield one, other, remote
+    remote.close()
+    for each in (one, other):
+        each.stop()
+
+
+def test_an_agent_whose_interpreter_does_not_run_is_not_lost_and_its_process_is_started_again(
+    trio: tuple[Agent, Agent, RemoteAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other, remote = trio
+    count, seconds = 10**7, 0.0
+    while seconds < 4.0:
+        count, began = 4 * count, time.monotonic()
+        remote.run(HOLD.format(count))
+        seconds = time.monotonic() - began
+    assert one.answering(["remote", "a stranger"]) == {"remote"}
+    os.kill(other.pid, signal.SIGKILL)
+    until(lambda: "another one is started" in caplog.text)
+    until(lambda: one.answering(["other"]) and other.answering(["one"]))
+    time.sleep(2.5)
+    assert one.lost == other.lost == []
+
+
+def test_an_agent_that_is_stopped_or_killed_is_lost_with_its_process_and_told_apart(
+    trio: tuple[Agent, Agent, RemoteAgent],
+) -> None:
+    one, other, remote = trio
+    os.kill(remote.process.pid, signal.SIGSTOP)
+    until(lambda: one.lost and other.lost)
+    assert {name for name, _ in one.lost + other.lost} == {"remote"}
+    assert all(State.FROZEN in reason for _, reason in one.lost + other.lost)
+    remote.process.kill()
+    until(lambda: not Path(f"/proc/{remote.watch_pid}").exists())
+
+
+def test_messages_are_counted_by_the_agent(trio: tuple[Agent, Agent, RemoteAgent]) -> None:
+    one, *_ = trio
+    before = metrics.counts[SENT]
+    one.stop()
+    assert metrics.counts[SENT] - before >= 3 * 2
