@@ -57,6 +57,8 @@ def test_each_setting_has_an_option() -> None:
         "--fast-no-exclusive",
         "--fast-preload",
         "--fast-hang-timeout",
+        "--fast-allow-lost-rank-state",
+        "--fast-no-allow-lost-rank-state",
         "--fast-node-timeout",
         "--fast-event-log",
         "--fast-no-event-log",
