@@ -99,6 +99,10 @@ class PartFiles:
 
     def _assemble(self) -> Manifest | None:
         """Write the manifest of all parts, if they are there."""
+        # Each node looks many times: until all are there, it reads none.
+        names = {path.name for path in self._place.glob("part-*.json")}
+        if any(name_of(node) not in names for node in range(self._share.nodes)):
+            return None
         parts = [part for part in map(self._part, range(self._share.nodes)) if part]
         if len(parts) < self._share.nodes:
             return None

@@ -51,6 +51,8 @@ class PartObjects:
         sizes = self._sizes()
         if NAME in sizes:
             return self._read(NAME, sizes), False
+        if any(name_of(node) not in sizes for node in range(self._share.nodes)):
+            return None, False  # each node looks many times: until all are there, it reads none
         parts = [part for node in range(self._share.nodes) if (part := self._part(node, sizes))]
         if len(parts) < self._share.nodes:
             return None, False
