@@ -14,11 +14,11 @@ from fastckpt._core import metrics
 from fastckpt_run.detection.neighbor_watch import BEAT
 from fastckpt_run.detection.probes import State
 from fastckpt_run.detection.watch_process import SENT, WatchProcess
-from tests.unit.detection.test_neighbor_watch import LOOPBACK, SECRET, until
+from tests.unit.fastckpt_run.detection.test_neighbor_watch import LOOPBACK, SECRET, until
 
 _AGENT = """
 import sys, time
-from tests.unit.detection.test_watch_process import Agent
+from tests.unit.fastckpt_run.detection.test_watch_process import Agent
 agent = Agent(sys.argv[1])
 print(agent.address, agent.pid, flush=True)
 agent.watch([tuple(each.split("=")) for each in input().split()])
