@@ -55,7 +55,7 @@ class NeighborWatch:
             not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason the members are
             those that this node does not reach, and no other member is told.
         timeout: Seconds from a member's last sign of life to the report.
-        listener: A socket that listens; see `reception.listener_at`.
+        listener: A socket that listens; see `listener.listen`.
         is_stopped: Whether the agent that this member stands for is stopped by a signal, and so no member now.
 
     Attributes:

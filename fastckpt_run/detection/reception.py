@@ -6,6 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from fastckpt._core.ipc.listener import BACKLOG, without_prefix
 from fastckpt_run.detection.authenticated_link import LONGEST, AuthenticatedLink, ForgedMessage, Purpose
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -16,14 +17,6 @@ HANDSHAKE = 1.0
 """Seconds in which a connection has to prove itself."""
 MOST_LOGGED = 16
 """Hosts whose refused messages are logged, once each."""
-BACKLOG = 1024
-"""Connections that the kernel accepts while the process does not run: those that probe whether it does."""
-
-
-def listener_at(host: str) -> socket.socket:
-    """A socket that listens at a local address, empty for all, and a port that the kernel chooses."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=BACKLOG)
 
 
 def address_of(listener: socket.socket) -> str:
@@ -39,7 +32,7 @@ class Reception:
         secret: Of the job.
         own_id: The id of this member.
         serve: Called with each connection and what it is for; the connection is closed at the end.
-        listener: A socket that listens; see `listener_at`.
+        listener: A socket that listens; see `listener.listen`.
 
     Attributes:
         address: Where others reach this member, as ``host:port``.
@@ -82,7 +75,7 @@ class Reception:
         task.add_done_callback(self._tasks.discard)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host = (writer.get_extra_info("peername") or ("?",))[0]
+        host = without_prefix((writer.get_extra_info("peername") or ("?",))[0])
         try:
             link, purpose = await self._introduced(reader, writer)
             await self._serve(link, purpose)

@@ -14,8 +14,9 @@ from subprocess import DEVNULL, Popen
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.ipc.listener import listen
 from fastckpt_run.detection.neighbor_watch import OnLost
-from fastckpt_run.detection.reception import address_of, listener_at
+from fastckpt_run.detection.reception import address_of
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -44,7 +45,7 @@ class WatchProcess:
     def __init__(self, secret: bytes, own_id: str, on_lost: OnLost, timeout: float = 2.0, host: str = "") -> None:
         self._first = {"secret": secret.hex(), "id": own_id, "timeout": timeout, "level": logger.getEffectiveLevel()}
         self._on_lost = on_lost
-        self._listener = listener_at(host)
+        self._listener = listen(host)
         self.address = address_of(self._listener)
         self._lock = threading.Lock()
         self._answered = threading.Condition()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.ipc.listener import listen, without_prefix
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt.errors import FastckptError, ProtocolError
 
@@ -37,7 +38,7 @@ class PeerServer:
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers
         self._secret = b""
-        self._listener = socket.create_server(("", 0), backlog=1024)
+        self._listener = listen()
         self.port: int = self._listener.getsockname()[1]
         self._turns = threading.BoundedSemaphore(STRANGERS)
         self._open: set[socket.socket] = set()
@@ -81,7 +82,7 @@ class PeerServer:
                 connected, (host, *_) = self._listener.accept()
             except OSError:
                 return
-            self._start(self._talk, connected, host)
+            self._start(self._talk, connected, without_prefix(host))
 
     def _talk(self, connected: socket.socket, host: str) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fastckpt._core.config import Settings
+from fastckpt._core.ipc.listener import listen
 from fastckpt.errors import ConfigError
 from fastckpt_run.detection import reception
 from fastckpt_run.detection.authenticated_link import LONGEST, AuthenticatedLink, Purpose, connection, signature
@@ -39,7 +40,7 @@ class Member(NeighborWatch):
 
     def __init__(self, name: str, timeout: float = 2.0) -> None:
         self.lost: list[tuple[list[str], str]] = []
-        super().__init__(SECRET, name, self._note, timeout, reception.listener_at(LOOPBACK))
+        super().__init__(SECRET, name, self._note, timeout, listen(LOOPBACK))
 
     def _note(self, members: Sequence[str], reason: str) -> None:
         self.lost.append(([*members], reason))
