@@ -45,7 +45,7 @@ class PeerAgents:
         self._own = Member(
             ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings), launch=saver.address
         )
-        self._secret = b""
+        self._secret = self._watched_by = b""
         self._watch: WatchProcess | None = None
         self._began = time.monotonic()
         self._members: Sequence[Member] = ()
@@ -120,7 +120,11 @@ class PeerAgents:
         return secret_of(self._settings) or self._secret
 
     def _listen(self, secret: bytes) -> WatchProcess:
+        if self._watch is not None and self._watched_by != secret:
+            self._watch.stop()  # a store that began anew has handed out another secret
+            self._watch = None
         if self._watch is None:
+            self._watched_by = secret
             self._watch = WatchProcess(secret, self._own.id, self._lost, self._settings.node_timeout)
         return self._watch
 

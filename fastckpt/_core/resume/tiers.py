@@ -167,6 +167,8 @@ class MemoryTier:
     def check(self, candidate: Candidate, name: str) -> None:
         """Compare the size of an image, and its digest unless the saver has compared it."""
         held, root = candidate.record, candidate.record.roots[name]
+        if root == held.slot and slots.read(root).committed != held.id:
+            raise BadCheckpoint(f"{root} does not hold {held.id} any more")  # files of other nodes have its place
         if damage := slots.damage(root, {name: held.sizes[name]}):
             raise BadCheckpoint(damage)
         if not self._digests or root in self._client.verified or name not in held.digests:

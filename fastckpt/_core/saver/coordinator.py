@@ -320,8 +320,9 @@ class Coordinator:
             choice = self._choice()
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
 
-    def _choice(self) -> int | Skip:
-        return choose_slot([slot.view() for slot in self.slots], self.writers.latest, self.peers.common)
+    def _choice(self, *, pinned_by_readers: bool = True) -> int | Skip:
+        views = [slot.view(pinned_by_readers=pinned_by_readers) for slot in self.slots]
+        return choose_slot(views, self.writers.latest, self.peers.common)
 
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         lacking = slot.writers - slot.done
@@ -391,7 +392,8 @@ class Coordinator:
         """Bring files of a save from other nodes' memory; raises as `MemoryPeers.fetch`."""
 
         def choose() -> Slot:
-            choice = self._choice()
+            # The ranks of this node have chosen what it lacks: of older saves they need none but the newest.
+            choice = self._choice(pinned_by_readers=False)
             if isinstance(choice, Skip):
                 raise FastckptError(f"there is no room for it: {choice.reason}")
             return self.slots[choice]

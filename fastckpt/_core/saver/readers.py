@@ -6,7 +6,7 @@ from pathlib import Path
 from fastckpt._core.ipc.messages import Resumed
 from fastckpt._core.saver.persistence.persist_job import PIN
 from fastckpt._core.saver.persistence.persister import Persister
-from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.slot import READER, Slot
 from fastckpt._core.storage.download_dir import remove_staging
 
 logger = logging.getLogger("fastckpt")
@@ -32,7 +32,7 @@ class Readers:
         whole = sorted((slot for slot in self._slots if slot.committed), key=lambda s: s.id or (), reverse=True)
         # All of them: while ranks vote, an older checkpoint may become the one to load.
         for slot in whole:
-            slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
+            slot.pins[f"{READER}{pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
         return [str(slot.path) for slot in whole]
 
     def verified(self) -> list[str]:
@@ -42,7 +42,7 @@ class Readers:
     def release(self, pid: int) -> None:
         """The process reads no more."""
         for slot in self._slots:
-            slot.pins.pop(f"reader {pid}", None)
+            slot.pins.pop(f"{READER}{pid}", None)
 
     def give_up(self, bad: list[list[int]]) -> None:
         """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""

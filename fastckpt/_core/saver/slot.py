@@ -17,6 +17,10 @@ from fastckpt._core.saver.persistence.pending_persist import Urgency
 logger = logging.getLogger("fastckpt")
 
 
+READER = "reader "
+"""What the names of processes begin with that read slots."""
+
+
 @dataclass(eq=False)
 class Slot:
     """What the saver knows of one slot; `read` takes it from the directory, which has the last word.
@@ -156,7 +160,8 @@ class Slot:
         wanted, self.wanted = (self.wanted, {}) if self.committed else ({}, self.wanted)
         return wanted
 
-    def view(self) -> SlotView:
-        """What the choice of a slot depends on."""
-        pinned = next(iter(self.pins.values()), "")
+    def view(self, *, pinned_by_readers: bool = True) -> SlotView:
+        """What the choice of a slot depends on; processes that look for what to load may count, or not."""
+        pins = (why for who, why in self.pins.items() if pinned_by_readers or not who.startswith(READER))
+        pinned = next(pins, "")
         return SlotView(self.id, self.committed, pinned, self.writers, frozenset(self.done))

@@ -44,8 +44,11 @@ class Hosts(Nodes):
         all_of = [peers(saver) for saver in self.savers]
         until(lambda: all((c := each._answer.id) and c.step == step and each.alike for each in all_of), f"step {step}")
 
-    def lose(self, node: int, *also: Path) -> None:
-        """A host is lost with its memory, and a fresh one comes in its place; other memory is lost ``also``."""
+    def lose(self, node: int, *also: Path, left: Path | None = None) -> None:
+        """A host is lost with its memory, and a fresh one comes in its place; other memory is lost ``also``.
+
+        What was ``left`` is there then.
+        """
         for member in self.members:
             member.close()
         arena = self.members[node]._writer.link.arena
@@ -53,6 +56,8 @@ class Hosts(Nodes):
         for lost in (arena, *also):
             shutil.rmtree(lost)
         self.savers[node].close()
+        if left is not None:
+            shutil.copytree(left, arena)
         for other in self.savers[:node] + self.savers[node + 1 :]:
             other.breakpoint()
         self.savers[node] = self.make_saver(node)
@@ -100,6 +105,22 @@ def test_a_fresh_host_takes_the_state_from_the_memory_of_the_other(hosts: Hosts,
     assert hosts.resume() == [(5, "peer" if node == lost else "memory") for node in (0, 1)]
     hosts.restart()
     assert hosts.resume() == [(5, "memory")] * 2  # what was fetched counts as the memory of the fresh host
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts: Hosts, tmp_path: Path, host: int):
+    """Its slots are full, and its worker looks at all of them."""
+    for step in (1, 2, 3):
+        hosts.save_to_memory(step, 0, 1)
+        hosts.wait_for_common(step)
+    shutil.copytree(hosts.members[host]._writer.link.arena, tmp_path / "old")
+    for step in (4, 5, 6, 7):
+        hosts.save_to_memory(step, 0, 1)
+        hosts.wait_for_common(step)
+    hosts.lose(host, left=tmp_path / "old")
+    assert hosts.resume() == [(7, "peer" if node == host else "memory") for node in (0, 1)]
+    hosts.restart()
+    assert hosts.resume() == [(7, "memory")] * 2
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])

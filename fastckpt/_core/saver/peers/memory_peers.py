@@ -14,7 +14,7 @@ from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.replication import PeerRound, Replication
-from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.slot import READER, Slot
 from fastckpt.errors import FastckptError
 
 NOTED = 10.0
@@ -102,7 +102,7 @@ class MemoryPeers:
             self._fetches[key] = asyncio.create_task(self._fetch(save, message.sources, choose, ranks))
         slot, fetched = await asyncio.shield(self._fetches[key])
         if slot is not None:
-            slot.pins[f"reader {pid}"] = f"step {save.id.step} is being loaded by process {pid}"
+            slot.pins[f"{READER}{pid}"] = f"step {save.id.step} is being loaded by process {pid}"
         return fetched
 
     async def _fetch(
