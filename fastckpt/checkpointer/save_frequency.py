@@ -85,8 +85,10 @@ class SaveFrequency:
         length = profiling.length(length_hint(data, 0) or None)
         given = {"every": str(self._every), "overhead": str(self._overhead), **options, **self._parts.shared}
         ranks = self._ranks = agreement(place.world_size, self._name)
-        gathered = ranks.gather([given, launch_of(place), length, size_of(self._model)])
-        all_given, (launch, *_), lengths, sizes = zip(*gathered, strict=True)
+        # Of failures what the first rank knows: agents count their own restarts, and each node has its own memory.
+        life = [launch_of(place), place.restart_count, saved.get("life", ())]
+        gathered = ranks.gather([given, life, length, size_of(self._model)])
+        all_given, (life, *_), lengths, sizes = zip(*gathered, strict=True)
         check_alike(all_given)
         self.profile_key = circumstances(
             self._model,
@@ -98,8 +100,8 @@ class SaveFrequency:
         )
         begun = profile_cache.from_numbers(saved.get("profile"), self.profile_key)
         known = self._remembered(step, saved.get("tempo", ""), begun) if adaptive else None
-        knows, begins = zip(*ranks.gather([known is not None, begun.iterations if begun else None]), strict=True)
-        self._life = FailureHistory(launch, place.restart_count, saved.get("life", ()))
+        knows, begins = zip(*ranks.gather([saved["tempo"] if known else "", begun and saved["profile"]]), strict=True)
+        self._life = FailureHistory(*life)
         memory, storage = self._every.memory, self._every.storage
         if isinstance(memory, int) and isinstance(storage, int):
             self.schedule = FixedSchedule(memory, storage, step)
@@ -107,8 +109,8 @@ class SaveFrequency:
         self.schedule = self._adaptive(
             ranks,
             step,
-            known if all(knows) else None,
-            begun if len(set(begins)) == 1 else None,
+            known if _are_one(knows) else None,
+            begun if _are_one(begins) else None,
             range(step + 1, step + 1 + min(lengths)),
         )
 
@@ -187,3 +189,8 @@ class SaveFrequency:
         """Let the other ranks agree without this one."""
         if self._ranks is not None:
             self._ranks.leave()
+
+
+def _are_one(values: Sequence[Any]) -> bool:
+    """Whether all ranks have the same: what they decide by must be equal, or one would wait for the others in vain."""
+    return all(value == values[0] for value in values)
