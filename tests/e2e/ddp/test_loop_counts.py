@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from fastckpt import Checkpointer
+from fastckpt._core.client.collective import SingleRank
 from fastckpt._core.policy.frequency import profiling, provisional_intervals
+from fastckpt._core.policy.frequency.failures import mean_time_between
 from fastckpt._core.policy.frequency.profile_cache import ProfileKey
 from fastckpt._core.schedule.failure_history import FailureHistory
+from fastckpt.checkpointer import save_frequency
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, FastckptError, StepError
 from tests.e2e.ddp.test_loop import Training, on_storage
@@ -225,3 +228,22 @@ def test_a_job_that_ends_before_memory_is_ready_logs_no_warning_of_it(directory:
             checkpointer.resume()
         gc.collect()
     assert "never retrieved" not in said.text
+
+
+class SecondRank(SingleRank):
+    """An agreement with a first rank, whose agent has made other restarts."""
+
+    life = ("launch", 3, [100.0, 2, "launch", 1])
+
+    def gather(self, value: Any) -> list[Any]:
+        given, _, *more = value if len(value) == 4 else (None, None)
+        return [[given, self.life, *more], value] if more else [value, value]
+
+
+def test_all_ranks_go_by_the_failures_that_the_first_one_knows_of(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Agents count their own restarts: ranks that went by these decided unlike, and waited for each other for ever."""
+    monkeypatch.setattr(save_frequency, "agreement", lambda world, name: SecondRank())
+    with Training(directory).checkpointer as checkpointer:
+        checkpointer.resume()
+        assert checkpointer._frequency._life.failures == 4
+        assert checkpointer._frequency._life.mean_time_between_failures == mean_time_between(4, 100.0)
