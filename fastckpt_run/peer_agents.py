@@ -121,7 +121,7 @@ class PeerAgents:
 
     def _listen(self, secret: bytes) -> WatchProcess:
         if self._watch is not None and self._watched_by != secret:
-            self._watch.stop()  # a store that began anew has handed out another secret
+            self._watch.stop()  # a store that began again has handed out another secret
             self._watch = None
         if self._watch is None:
             self._watched_by = secret
