@@ -149,9 +149,9 @@ class Host:
         return _run(*self._command(*command))
 
     def reaches(self, number: int) -> bool:
-        """Whether another host answers within a second."""
+        """Whether another host answers within three seconds."""
         # A port at which nobody listens refuses, which is an answer.
-        probe = f"timeout 1 bash -c ': > /dev/tcp/{name_of(number)}/1' 2>&1; true"
+        probe = f"timeout 3 bash -c ': > /dev/tcp/{name_of(number)}/1' 2>&1; true"
         return "refused" in self.run("bash", "-c", probe)
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.predecessor import Job, Vigil, describe, has_died, wait_for_predecessor
-from fastckpt._core.saver.persistence.succession import is_continued, may_report, members, pause_before
+from fastckpt._core.saver.persistence.succession import is_continued, may_report, pause_before
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.store import Store
 from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
@@ -58,6 +58,7 @@ class Tenure:
         self._began = time.monotonic()
         self._vigil: Vigil | None = None
         self._unchanged = 0
+        self._met = frozenset[str]()
         self._held: Record | None = None
         self._is_new = False
         self._looked = 0.0
@@ -99,6 +100,7 @@ class Tenure:
         # Without the lock: a place that does not answer holds it, and a round need not wait for that.
         self._is_ours = self._is_ours or self._passed is not None
         self._party = replace(self._party, round=frozenset(launches), first=first)
+        self._met |= self._party.round
         self._began = time.monotonic()
         if self.lost_to is not None:
             self._vigil = self._held = self._passed = None
@@ -300,8 +302,7 @@ class Tenure:
 
     def _knows(self, record: Record) -> bool:
         """Whether it was opened by an agent that was in a round with this one."""
-        last = self._held or self._last
-        return last is not None and last.location == record.location and record.launch in members(last)
+        return record.location == self._party.location and record.launch in self._met
 
     def _lose(self, why: str) -> NoReturn:
         self.lost = why
