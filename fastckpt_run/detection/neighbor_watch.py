@@ -33,7 +33,7 @@ TICK = 0.1
 """Seconds between two looks at who is silent."""
 STALL = 0.2
 """Seconds by which a look may be late; beyond that this process did not run, and others were not silent."""
-ISOLATED = "isolated: most neighbours of this node do not answer, so its own link is down"
+ISOLATED = "isolated: most neighbours of this node do not answer; they are lost, or its own link is down"
 
 WATCH = "watch"
 _KIND, _REASON = "kind", "reason"

@@ -167,7 +167,7 @@ class Resume:
             if resumed is not None:
                 break
         else:
-            tried = obstacles(survey, self._finder.directory, self._client, ranks) + tried
+            tried = obstacles(survey, self._finder, self._client, ranks) + tried
         self._unfinished = survey.unfinished
         damaged = [each for each in survey.own.rejected if each.kind is RejectionKind.DAMAGED]
         self._bad += map(str, damaged)

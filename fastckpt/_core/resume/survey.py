@@ -14,7 +14,7 @@ from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
-from fastckpt._core.policy.resume import CheckpointLocation, choose
+from fastckpt._core.policy.resume import STATELESS, CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Selection, search_companions
 from fastckpt._core.resume.tiers import Listing, Rejected, RejectionKind
@@ -125,17 +125,33 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
     return _survey(finder, own, reports, unfinished=unfinished)
 
 
-def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreement) -> list[str]:
+def obstacles(survey: Survey, finder: CandidateFinder, client: SaverClient, ranks: Agreement) -> list[str]:
     """Checkpoints that exist and are no candidates for all ranks, in words; all ranks call it when none was resumed."""
     own = [str(each) for each in survey.own.rejected if each.kind is not RejectionKind.UNFINISHED] + client.lost
     if client.place.local_rank == 0:
-        own += held_elsewhere(client.arena, directory)
+        own += held_elsewhere(client.arena, finder.directory)
     found = [survey.unsearched] if survey.unsearched else []
+    found += _without_rank_states(survey, finder.needs.main)
     for each in sorted({location for report in survey.has for location in report}):
         lacking = [rank for rank, report in enumerate(survey.has) if each not in report]
         if lacking:
             found.append(f"step {each.step} in {each.where} (not there for ranks {lacking})")
     return found + sorted({text for report in ranks.gather(own) for text in report})
+
+
+def _without_rank_states(survey: Survey, main: str) -> list[str]:
+    """The newest save in memory that lacks the states of some ranks alone, in words; [] if there is none."""
+    fetched = reachable(survey.holdings, survey.nodes, main, allow_lost=True)
+    # By save: in which tier each rank would have it.
+    tiers = [{each.save: each.tier for each in (*more, *has)} for has, more in zip(survey.has, fetched, strict=True)]
+    if not (saves := set.intersection(*({*each} for each in tiers))):
+        return []
+    save = max(saves)
+    lost = [rank for rank, each in enumerate(tiers) if each[save] == STATELESS]
+    remedy = "--fast-allow-lost-rank-state resumes it without"
+    return [f"step {save[1]} in memory lacks only the states of ranks {lost}, which no node holds: {remedy}"] * bool(
+        lost
+    )
 
 
 def held_elsewhere(arena: Path, directory: str) -> list[str]:

@@ -11,6 +11,7 @@ from fastckpt._core.saver.peers.memory_peers import MemoryPeers
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
+from fastckpt.errors import NoLoadableCheckpoint
 from tests.e2e.ddp.conftest import until
 from tests.e2e.ddp.test_nodes import Nodes, positions
 
@@ -121,6 +122,17 @@ def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts:
     assert hosts.resume() == [(7, "peer" if node == host else "memory") for node in (0, 1)]
     hosts.restart()
     assert hosts.resume() == [(7, "memory")] * 2
+
+
+def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(three_hosts: Hosts):
+    hosts = three_hosts
+    hosts.save_to_memory(5, 0, 1, 2)
+    hosts.wait_for_common(5)
+    hosts.lose(2, *[hosts.members[node]._writer.link.arena / "kept" for node in (0, 1)])
+    with pytest.raises(NoLoadableCheckpoint) as error:
+        hosts.load()
+    text = "step 5 in memory lacks only the states of ranks [2], which no node holds: --fast-allow-lost-rank-state"
+    assert text in str(error.value)
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])

@@ -224,7 +224,7 @@ class DurableTiers:
         for pause in itertools.chain(NOTICES, itertools.repeat(NOTICE_INTERVAL)):
             await asyncio.sleep(pause)
             left = max(0.0, end - time.monotonic())
-            what = self.persister.awaited or self.upload.awaited
+            what = self.persister.awaited or self.upload.awaited or "a persist comes to its end"
             logger.warning("the end of the job waits: %s. %.0f s are left (--fast-flush-timeout)", what, left)
 
     def close(self, *, wait: bool) -> None:
