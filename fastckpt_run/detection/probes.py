@@ -9,6 +9,9 @@ from fastckpt_run.detection.authenticated_link import AuthenticatedLink, ForgedM
 PROBE, ASK = "probe", "ask"
 PAUSE = 0.1
 """Seconds between two attempts to reach a member."""
+CONNECT = 0.15
+"""Seconds in which its kernel has to accept a connection; after that there is another attempt, for what is sent while a
+link is down is lost, and the kernel sends it again only after a second."""
 
 
 class State(StrEnum):
@@ -56,7 +59,8 @@ async def _attempt(address: str, secret: bytes, purpose: Purpose, seconds: float
     found = State.UNREACHABLE
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await connection(address)
+            async with asyncio.timeout(CONNECT):
+                reader, writer = await connection(address)
             found = State.STARVED  # unless it answers: so far the kernel has
             link = await AuthenticatedLink.initiate(reader, writer, secret, purpose)
             try:
