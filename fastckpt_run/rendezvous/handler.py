@@ -184,7 +184,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             records.end(self.round)
         self._alive.give_up()
         records.leave()
-        self._master = self._endpoints.server = None  # who is in there finds another one
+        self._release()  # who is in there finds another one
 
     def ask_before_a_verdict(self, answering: Callable[[Collection[str]], frozenset[str]]) -> None:
         """Have nodes whose signs of life are late asked for one: those that ``answering`` returns are there."""
@@ -207,11 +207,17 @@ class FastckptRendezvousHandler(RendezvousHandler):
                     records.report_gone(self.round, [self.id])
                     records.end(self.round)
             records.leave()
-        self._master = self._endpoints.server = None
+        self._release()
         if not threads_end(1.0):
             given_up.set()
             return False
         return True
+
+    def _release(self) -> None:
+        """Let go of the stores that this node holds, after its own calls: torch prints those that are cut off."""
+        if self._endpoints.server is not None:
+            threads_end(0.5)
+        self._master = self._endpoints.server = None
 
     def ends_soon(self, seconds: float = 10.0) -> bool:
         """Whether the round ends within so many seconds: what failed may be the first sign of it."""
@@ -257,7 +263,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if not self._endpoints.is_own(best) and self._records is not None:
             logger.warning("the other nodes meet at %s:%d: going there", best.host, best.port)
             self._records.leave()
-            self._endpoints.server = None
+            self._release()
             raise StoreLost("others meet elsewhere", ended=True)
 
     def _records_at(self, connection: StoreConnection) -> RoundStore:

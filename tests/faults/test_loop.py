@@ -1,8 +1,9 @@
 """`fastckpt.Checkpointer` in real jobs: the very same results after kills, and each sample once in any world."""
 
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +23,13 @@ STEPS = EPOCHS * SAMPLES // (2 * BATCH)
 @pytest.fixture
 def reference(uninterrupted: Callable[..., Job]) -> Job:
     return uninterrupted(program="loop.py")
+
+
+@pytest.fixture
+def short_path() -> Iterator[str]:
+    """A temporary directory whose name leaves room for those of sockets, which the loader's workers make in it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
+        yield path
 
 
 def steps_of(job: Job) -> list[int]:
@@ -71,9 +79,9 @@ def committed(job: Job) -> dict[int, list[list[int]]]:
 @pytest.mark.parametrize(
     "every", [pytest.param(("--every", "2", "6"), marks=pytest.mark.campaign), ()], ids=["fixed", "auto"]
 )
-def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(new_job, reference, every):
-    """The name is short: loader workers make sockets in the folder of the job, whose names have an end."""
-    job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3, FASTCKPT_PRELOAD="auto")
+def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(short_path, new_job, reference, every):
+    options = {"program": "loop.py", "restarts": 3, "FASTCKPT_PRELOAD": "auto", "TMPDIR": short_path}
+    job = new_job().start(*every, "--loader-workers", "1", **options)
     job.wait_for("step", 9)
     job.kill_processes(1)
     job.until(lambda: len(steps_of(job)) == 2, "a second start")
@@ -150,8 +158,9 @@ def test_each_sample_counts_once_when_the_world_size_changes(new_job):
 
 
 @pytest.mark.campaign
-def test_kills_leave_a_loop_over_torchdata_unchanged(new_job):
-    job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", program="loop.py", restarts=2)
+def test_kills_leave_a_loop_over_torchdata_unchanged(short_path, new_job):
+    options = {"program": "loop.py", "restarts": 2, "TMPDIR": short_path}
+    job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", **options)
     job.wait_for("step", 9)
     job.kill_processes(1)
     assert job.wait() == 0, job.text()

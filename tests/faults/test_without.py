@@ -20,7 +20,8 @@ def test_two_nodes_train_and_resume_when_one_agent_has_no_memory(new_job, uninte
         job.start("--wait", launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
     assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
     assert first.injected() == 1
-    assert first.resumes(0)[1] == first.resumes(1)[1] == (44, "memory")
+    # Where node 1 had not learnt yet that node 0 has 44, its save of step 46 was written over its own 44.
+    assert first.resumes(0)[1] == first.resumes(1)[1] and first.resumes(0)[1] in [(42, "memory"), (44, "memory")]
     assert_as_if_nothing_had_happened(first, uninterrupted())
     storage = CheckpointDirectory(first.checkpoint_dir)
     assert all({"model.pt", "rank_0.pt", "rank_1.pt"} <= names(stored) for stored in storage.checkpoints())
