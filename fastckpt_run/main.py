@@ -16,6 +16,7 @@ from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher import api as launcher_api
 
 from fastckpt._core.config import Settings
@@ -35,7 +36,7 @@ from fastckpt_run.torchrun_patches import (
 )
 
 # What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
-_READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args)
+_READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args, create_handler)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,7 +66,7 @@ def _main(argv: Sequence[str] | None) -> None:
     except NotDurable as error:
         # A code of its own (75): launched again, the job resumes from memory and persists.
         _exit(os.EX_TEMPFAIL, f"fastckpt-run: error: {error}")
-    except FastckptError as error:
+    except (FastckptError, RendezvousError) as error:
         _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")
     except ChildFailedError as error:
         _exit(1, str(error))

@@ -300,7 +300,7 @@ class NeighborWatch:
         if member not in self._members or member in self._gone:
             return
         self._gone.add(member)
-        logger.warning("node %s is lost: %s", member, reason)
+        logger.warning("node %s (%s) is lost: %s", member, self._members[member], reason)
         self._on_lost([member], reason)
         self._telling = asyncio.create_task(self._send_all({_KIND: _LOST, MEMBER: member, _REASON: reason}))
         self._follow_next()

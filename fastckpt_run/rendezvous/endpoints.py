@@ -75,7 +75,10 @@ class Endpoints:
             is_host: Whether this process may hold the store; None to go by `is_here`.
             calls: Where calls of the stores are counted.
         """
-        self._list = [parse_rendezvous_endpoint(each, DEFAULT_PORT) for each in (text or "").split(",")]
+        texts = (text or "").split(",")
+        if len(texts) > 1 and not all(each.strip() for each in texts):
+            raise ValueError(f"the list of endpoints {text!r} has an empty one; write it as a:29400,b:29400")
+        self._list = [parse_rendezvous_endpoint(each.strip(), DEFAULT_PORT) for each in texts]
         alone = len(self._list) == 1
         self._own = [
             number
@@ -120,8 +123,9 @@ class Endpoints:
                 continue
             if waited >= timeout:
                 raise RendezvousConnectionError(
-                    f"no store of the rendezvous answers at {self} after {timeout:g} s, and this host can hold none. "
-                    "Name an endpoint on which an agent runs, or several with commas in between (--rdzv-endpoint)"
+                    f"no store of the rendezvous answers at {self} after {timeout:g} s{self._unknown()}, and this host "
+                    "can hold none. Name an endpoint on which an agent runs, or several with commas in between "
+                    "(--rdzv-endpoint)"
                 )
             time.sleep(_LOOK)
 
@@ -177,6 +181,16 @@ class Endpoints:
         except StoreLost:
             connection.close()
             looks.put((0, number, None))
+
+    def _unknown(self) -> str:
+        """In words: hosts that have no address here; empty if there are none."""
+        unknown = []
+        for host, port in self._list:
+            try:
+                socket.getaddrinfo(host, port)
+            except OSError:
+                unknown.append(host)
+        return f" ({', '.join(unknown)}: no such name on this host)" if unknown else ""
 
     def _hold(self) -> bool:
         """Hold a store at the first own endpoint that is free; returns whether that was possible."""

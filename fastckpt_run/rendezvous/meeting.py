@@ -20,6 +20,9 @@ from fastckpt_run.rendezvous.round_store import RoundStore
 logger = logging.getLogger("fastckpt.launcher")
 
 _POLL = 0.05
+_FIRST_REPORT = 5.0
+_NEXT_REPORT = 60.0
+"""Seconds between two lines that say which nodes are waited for."""
 _HOLE = 1.0
 """Seconds that a place may be taken without a record; its node has died in between."""
 
@@ -108,13 +111,19 @@ class Meeting:
     def _wait_for_round(self, last: Round, mine: int, begin: float, deadline: float, *, waits: bool) -> Round:
         """Wait for the round after ``last``, in which this node has taken a place."""
         records, decides = self._records, mine == 0
+        report_at = begin + _FIRST_REPORT
         while True:
             if decides and (now := self._decide(last)):
                 return now
             if time.monotonic() > deadline and not waits:
                 raise RendezvousTimeoutError(
-                    f"{len(self._nodes)} of at least {self._limits.fewest} nodes came to the rendezvous of this job"
+                    f"{len(self._nodes)} of at least {self._limits.fewest} nodes came to {self._place} in "
+                    f"{self._timing.join:g} s. Start the others with the same --nnodes, --rdzv-id and --rdzv-endpoint, "
+                    "or give them more time (--rdzv-conf join_timeout=SECONDS)"
                 )
+            if not waits and time.monotonic() > report_at:
+                report_at += _NEXT_REPORT
+                self._report_wait(last, deadline)
             self._stay()
             rung = self._rung_within(self._pause(begin) if decides else self._timing.interval)
             if decides and not rung and time.monotonic() - self._looked < self._timing.interval:
@@ -124,6 +133,18 @@ class Meeting:
             if now.name != last.name:
                 return now
             decides = decides or (not rung and self._must_decide(last, mine))
+
+    def _report_wait(self, last: Round, deadline: float) -> None:
+        """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
+        came, fewest = self._records.slots(last), self._limits.fewest
+        if came < fewest:
+            text = "%d of at least %d nodes have come to %s; waiting for the others, for %.0f s at most"
+            logger.warning(text, came, fewest, self._place, deadline - time.monotonic())
+        elif last.nodes:
+            logger.warning("%d nodes have come to %s; waiting for others of the last round", came, self._place)
+        else:
+            text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
+            logger.warning(text, came, self._place, self._limits.most, self._limits.last_call)
 
     def _pause(self, begin: float) -> float:
         """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""
@@ -140,7 +161,7 @@ class Meeting:
         predecessors = [node.id for node in last.nodes if node.is_dead_here()]
         is_full = self._me.id not in last.ranks and not predecessors and len(last.nodes) >= self._limits.most
         if is_full and not records.is_ended(last):
-            logger.info("the job has all its %d nodes: this one waits for a place", len(last.nodes))
+            logger.warning("the job has all its %d nodes: this one waits for a place", len(last.nodes))
             return False
         records.report_gone(last, predecessors)
         records.end(last)
@@ -150,6 +171,10 @@ class Meeting:
         rung = self._alive.rung.wait(seconds)
         self._alive.rung.clear()
         return rung
+
+    @property
+    def _place(self) -> str:
+        return f"{self._records.connection.host}:{self._records.connection.port}"
 
     # --- who decides, and what
 

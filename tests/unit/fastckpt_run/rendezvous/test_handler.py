@@ -16,6 +16,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from fastckpt_run.rendezvous import meeting
+from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.store_connection import StoreLost
 from tests.ports import free_port
@@ -210,9 +212,12 @@ def test_a_first_round_goes_by_address_and_waits_for_the_last_call() -> None:
         assert ranks(nodes) == [1, 0]
 
 
-def test_too_few_nodes_end_with_a_timeout() -> None:
-    with agents(2, 2, join=0.5) as job, pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
-        job.new().next_rendezvous()
+def test_too_few_nodes_end_with_a_timeout(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(meeting, "_FIRST_REPORT", 0.1)
+    with agents(2, 2, join=0.5) as job:
+        with pytest.raises(RendezvousTimeoutError, match=rf"1 of at least 2 nodes came to {job.endpoint} in 0\.5 s"):
+            job.new().next_rendezvous()
+        assert f"1 of at least 2 nodes have come to {job.endpoint}; waiting" in caplog.text
 
 
 def test_jobs_share_a_store_without_meeting() -> None:
@@ -270,8 +275,17 @@ def test_members_train_on_when_a_store_is_lost_that_none_of_them_held() -> None:
 
 
 def test_no_store_at_all_is_an_error_that_names_the_endpoints() -> None:
-    with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=job.endpoint):
+    with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=rf"{job.endpoint} after 0\.3 s, "):
         job.new(host=False)
+    unknown = pytest.raises(RendezvousConnectionError, match=r"\(no\.such\.invalid: no such name on this host\)")
+    with agents(connect=0.3, endpoint="no.such.invalid:1") as job, unknown:
+        job.new(host=False)
+
+
+@pytest.mark.parametrize("text", ["a:1,,b:1", "a:1,", ",a:1"])
+def test_a_list_with_an_empty_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="has an empty one"):
+        Endpoints(text, is_here=lambda _: False)
 
 
 def test_agents_of_one_secret_meet_and_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
