@@ -79,7 +79,7 @@ def count_beats() -> None:
 def process(numbers: range, world: int, port: int, watched: float, gate: Any, results: Any) -> None:
     """Agents of one process."""
     count_beats()
-    sys.setswitchinterval(0.0005)  # agents of a job have a process each: they do not wait for an interpreter
+    sys.setswitchinterval(0.05)  # each thread that waits for the interpreter wakes up that often
     agents = Agents(numbers, world, port, b"a secret of thirty-two characters")
 
     def phase(act: Callable[[], object]) -> tuple[int, int]:
