@@ -53,7 +53,7 @@ def main() -> int:
         train_uninterrupted(reference, 1, *script, *ENOUGH)
         right = losses_in(reference)
         wrong = [key for key, values in losses_in(folder).items() if values != right[key]]
-    print(f"host lost: {survived.seconds:.2f} s until the other goes on, {survived.lost} steps repeated, from {survived.tiers}")
+    print(f"host lost: {survived.seconds:.2f} s until the other one goes on, {survived.lost} steps repeated")
     print(f"fresh host: {joined.seconds:.2f} s from its start, {joined.lost} steps repeated, from {joined.tiers}")
     still = max(joined.still[number] for number in HOSTS if number != LOST)
     print(f"the survivor stood still {still:.2f} s for it; {len(wrong)} losses are wrong")

@@ -132,8 +132,9 @@ class PeerAgents:
         """Have the round end without agents that are lost; called in the thread of the watch, which must not wait."""
         hosts = [member.host for member in self._members if member.id in ids]
         metrics.event("node_lost", nodes=hosts, reason=reason)
-        if reason != ISOLATED and isinstance(self._handler, FastckptRendezvousHandler):
-            threading.Thread(target=self._handler.lost, args=(ids,), name="fastckpt-lost", daemon=True).start()
+        if isinstance(self._handler, FastckptRendezvousHandler):
+            report = self._handler.isolated if reason == ISOLATED else self._handler.lost
+            threading.Thread(target=report, args=(ids,), name="fastckpt-lost", daemon=True).start()
 
 
 def _port(address: str) -> str:

@@ -150,6 +150,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Report nodes of the round as gone: the round ends for all, and the next one does not wait for them."""
         self._alive.lost(ids)
 
+    def isolated(self, ids: Iterable[str]) -> None:
+        """Report that this node does not reach these. Its round ends if the store is silent, too."""
+        self._alive.isolated(ids)
+
     def leave_round(self) -> None:
         """End the round for this node, as if others waited for a place in it."""
         self._alive.leave_round()

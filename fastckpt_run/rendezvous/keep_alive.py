@@ -83,6 +83,7 @@ class KeepAlive:
         self._holder = ""
         self._ended = self._closed = self._silent = self._replaced = False
         self._gone = set[str]()
+        self._unreached = set[str]()
         self._beat = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastckpt-keep-alive", daemon=True)
@@ -132,6 +133,7 @@ class KeepAlive:
             self._round = self._last = round
             self._holder, self._ended = holder, False
             self._gone.clear()
+            self._unreached.clear()
 
     def leave_round(self) -> None:
         """Have the round end for this agent."""
@@ -162,6 +164,17 @@ class KeepAlive:
             teller.join(_TELLING)
             if teller.is_alive() and self._holder in found:
                 store.connection.give_up("its host is dead")
+
+    def isolated(self, ids: Iterable[str]) -> None:
+        """Note that this node does not reach most others. If it does not reach the store either, its round ends.
+
+        Otherwise the store tells who is there; a link that is down for a moment ends no round.
+        """
+        with self._lock:
+            self._unreached |= {id for id in ids if id in self._last.ranks and id != self._id}
+            is_silent = self._silent and self._round is not None
+        if is_silent:
+            self._end_cut_off("")
 
     def stop(self) -> None:
         """End the thread."""
@@ -230,8 +243,16 @@ class KeepAlive:
         if lost.ended and self._holder in round.ranks.keys() - {self._id}:
             logger.warning("the node that held the rendezvous' store has ended (%s): the round ends", lost)
             self.lost([self._holder])
+        elif self._unreached:
+            self._end_cut_off(f" ({lost})")
         else:
             logger.warning("the store of the rendezvous is lost (%s); training goes on while nothing fails", lost)
+
+    def _end_cut_off(self, why: str) -> None:
+        logger.warning(
+            "this node reaches neither most other nodes nor the store of the rendezvous%s: its round ends", why
+        )
+        self.lost([*self._unreached])
 
     def _find_again(self, store: RoundStore, round: Round) -> None:
         if self._ended:

@@ -3,8 +3,12 @@
 import base64
 import logging
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -273,6 +277,36 @@ def test_members_train_on_when_a_store_is_lost_that_none_of_them_held() -> None:
         before = ranks(nodes)
         meet(nodes)
         assert ranks(nodes) == before
+
+
+@pytest.fixture
+def store_process() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A process with a store, and where that is."""
+    endpoint = f"127.0.0.1:{(port := free_port())}"
+    code = f"from torch.distributed import TCPStore; store = TCPStore('127.0.0.1', {port}, is_master=True, "
+    code += "wait_for_workers=False); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process, endpoint
+        process.kill()
+
+
+def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(store_process) -> None:  # type: ignore[no-untyped-def]
+    process, endpoint = store_process
+    with agents(2, 2, silence=600.0, endpoint=endpoint) as job:
+        nodes = [job.new(host=False) for _ in range(2)]
+        meet(nodes)
+        nodes[0].isolated([nodes[1].id])
+        time.sleep(0.5)
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0], "the store is there, and tells who is"
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: nodes[0].num_nodes_waiting() == 1, "the store has been silent for long")
+        until(lambda: nodes[1]._alive.store is None, "the other node has found that, too")
+        assert nodes[1].num_nodes_waiting() == 0, "it trains on"
+        nodes[1].isolated([nodes[0].id])
+        assert nodes[1].num_nodes_waiting() == 1
+        process.send_signal(signal.SIGCONT)
 
 
 def test_no_store_at_all_is_an_error_that_names_the_endpoints() -> None:
