@@ -2,13 +2,22 @@
 
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 
 def launch() -> None:
     """The command fastckpt-run."""
-    _start("fastckpt-run", "fastckpt_run.main")
+    with _readable("fastckpt-run"):
+        # Before torch is imported here, so that a template imports it at the same time.
+        head_start = import_module("fastckpt_run.preload.head_start")
+    head_start.begin(sys.argv[1:])
+    try:
+        _start("fastckpt-run", "fastckpt_run.main")
+    finally:
+        head_start.end()
 
 
 def tools() -> None:
@@ -28,13 +37,20 @@ def version_line(command: str) -> str:
 
 
 def _start(command: str, module: str) -> None:
-    try:
+    with _readable(command):
         import_module("fastckpt")
         main = import_module(module).main
+    main()
+
+
+@contextmanager
+def _readable(command: str) -> Iterator[None]:
+    """Imports in here that fail for lack of torch end the command with one line."""
+    try:
+        yield
     except ImportError as error:
         # Another module that is missing is a broken installation: its traceback counts.
         if error.name != "torch":
             raise
         print(f"{command}: error: {error}", file=sys.stderr)
         sys.exit(2)
-    main()

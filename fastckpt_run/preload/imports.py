@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder, all_suffixes
@@ -55,8 +55,8 @@ class ImportOutcome:
     late: list[str] = field(default_factory=list)
 
 
-def preload(plan: ImportPlan) -> ImportOutcome:
-    """Import the base and the modules of ``plan``; the first fault ends it."""
+def preload(receive: Callable[[], ImportPlan]) -> ImportOutcome:
+    """Import the base, and the modules of the plan that is received then; the first fault ends it."""
     # 1. import the base, recording which variables are read   2. refuse if that left traces that no fork may inherit
     # 3. the script's modules one by one, so that a fault has a name   4. modules that the script's folder would shadow
     start = Traces()
@@ -69,6 +69,8 @@ def preload(plan: ImportPlan) -> ImportOutcome:
         late = set(read) - at_once
         if fault := next(iter((*_reads_of_rank(read), *Traces().base_faults(start))), ""):
             return ImportOutcome("", f"importing torch {fault}")
+        plan = receive()
+        sys.argv = plan.argv
         with _in_script_folder(plan.folder):
             now = Traces()
             for name, attributes in [*plan.asked, *_installed(plan)]:

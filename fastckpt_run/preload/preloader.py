@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from fastckpt._core import metrics
+from fastckpt_run.preload import head_start
 from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.fork_request import ForkReport, ForkRequest, ignored_signals
 from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
@@ -148,7 +149,8 @@ class Preloader:
 
     def _start(self) -> None:
         try:
-            self._template = Template(self._plan)
+            self._template = head_start.take() or Template()
+            self._template.follow(self._plan)
         except OSError as error:
             self._give_up(f"no template could be started: {error.strerror}")
 

@@ -30,11 +30,9 @@ def main(ours: str, descriptor: int, agent: int) -> tuple[Callable[[], int], Cal
 
 
 def serve(agent: socket.socket, ours: str) -> ForkedProcess:
-    """Import the modules of the first message, and fork for each later one; returns in each fork."""
-    plan = ImportPlan(**json.loads(agent.recv(_MESSAGE)))
-    sys.argv = plan.argv
+    """Import the base and the modules of the first message, and fork for each later one; returns in each fork."""
     with _collecting_nothing():
-        outcome = preload(plan)
+        outcome = preload(lambda: _plan(agent))
     sys.path[:] = [entry for entry in sys.path if entry is not ours]
     # Moves all objects to a generation that is never collected: a collection in a fork would write to each object's
     # head and so copy the pages that are shared with the template.
@@ -56,6 +54,14 @@ def serve(agent: socket.socket, ours: str) -> ForkedProcess:
         worker = fork(agent, descriptors, printed)
         if worker is not None:
             return worker
+
+
+def _plan(agent: socket.socket) -> ImportPlan:
+    """The plan that the agent sends; ends this process if it needs none."""
+    message = agent.recv(_MESSAGE)
+    if not message:
+        os._exit(0)
+    return ImportPlan(**json.loads(message))
 
 
 @contextmanager

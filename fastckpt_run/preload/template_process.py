@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -38,12 +38,20 @@ class TemplateError(FastckptError):
 
 
 class Template:
-    """A process that imports the modules of a plan and then forks workers; it ends with this process at the latest."""
+    """A process that imports what workers import and then forks them; it ends with this process at the latest.
 
-    def __init__(self, plan: ImportPlan) -> None:
+    Attributes:
+        started: When, on the monotonic clock.
+        inherited: What it has inherited from this process.
+        environment: Its environment.
+        pid: Its pid.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start it; what all workers import it imports at once. ``environment`` is this process's by default."""
         self.started = time.monotonic()
         self.inherited = inheritance()
-        self.environment = current()
+        self.environment = dict(current() if environment is None else environment)
         # Memory files, not pipes: imports may print any amount, and nobody reads meanwhile.
         self._output = [os.memfd_create("fastckpt-template", os.MFD_CLOEXEC) for _ in range(2)]
         # SEQPACKET keeps the boundaries of messages, and reports the template's death as end of file.
@@ -55,12 +63,16 @@ class Template:
                 stdin=DEVNULL,
                 stdout=self._output[0],
                 stderr=self._output[1],
+                env=self.environment,
                 pass_fds=[theirs.fileno()],
                 # Ctrl-C must reach the agent alone, which ends the template.
                 start_new_session=True,
             )
         self.pid = self._process.pid
         self._outcome: ImportOutcome | None = None
+
+    def follow(self, plan: ImportPlan) -> None:
+        """Have it import the modules of a plan, too."""
         with suppress(OSError):  # it has died already, which the first wait will find
             self._socket.send(json.dumps(asdict(plan)).encode())
 

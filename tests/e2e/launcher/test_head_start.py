@@ -1,0 +1,151 @@
+"""The head start of a template: begun before the launcher imports torch, and used only if it is as a later one."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt_run.preload import head_start
+from tests.e2e.launcher.conftest import Jobs, alive, program, until
+
+ROOT = Path(__file__).parents[3]
+WATCHING = """
+import os, sys
+from pathlib import Path
+
+class Watch:
+    def find_spec(name, *_):
+        if name == "torch":
+            here = Path("/proc/self/task") / str(os.getpid())
+            (Path(os.environ["JOB_FOLDER"]) / f"children.{os.getpid()}").write_text((here / "children").read_text())
+
+sys.meta_path.insert(0, Watch)
+"""
+"""A sitecustomize: each process that imports torch notes which children it has at that moment."""
+SCRIPT = """
+import os
+from pathlib import Path
+agent = os.getppid()
+children = Path(f"/proc/{agent}/task/{agent}/children").read_text()
+(Path(os.environ["JOB_FOLDER"]) / f"pid.{os.getpid()}").write_text(f"{agent} {children}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Templates that import little, and are ended."""
+    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    for name in ("FASTCKPT_PRELOAD", "PET_NPROC_PER_NODE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    head_start.end()
+
+
+def test_a_template_is_begun_once_and_taken_once():
+    head_start.begin(["train.py"])
+    template = head_start.take()
+    assert template is not None and alive(template.pid)
+    assert head_start.take() is None
+    template.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--help"],
+        ["--version"],
+        ["--fast-no-preload", "train.py"],
+        ["--fast-preload", "math", "train.py"],
+        ["--fast-preload=off", "train.py"],
+        ["--no-python", "program"],
+        ["--run_path", "train.py"],
+    ],
+)
+def test_no_template_is_begun_where_none_or_another_may_be_needed(arguments: list[str]):
+    head_start.begin(arguments)
+    assert head_start.take() is None
+
+
+def test_no_template_is_begun_where_a_variable_names_what_to_preload(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_PRELOAD", "math")
+    head_start.begin(["train.py"])
+    assert head_start.take() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "threads"),
+    [
+        (["train.py"], None),
+        (["--nproc-per-node", "1", "train.py"], None),
+        (["--nproc_per_node=2", "train.py"], "1"),
+        (["--nproc-per-node", "gpu", "train.py"], "1"),
+        (["--nproc-per-node=2", "--nproc-per-node=1", "train.py"], None),
+        (["train.py", "--nproc-per-node"], "1"),  # the script's own: a guess, which is compared later
+    ],
+)
+def test_a_template_has_as_many_threads_as_torchrun_gives_the_workers(arguments: list[str], threads: str | None):
+    head_start.begin(arguments)
+    (template,) = head_start._begun
+    assert template.environment.get("OMP_NUM_THREADS") == threads
+    given = Path(f"/proc/{template.pid}/environ").read_bytes().split(b"\0")
+    assert [value for value in given if value.startswith(b"OMP_NUM_THREADS=")] == (
+        [b"OMP_NUM_THREADS=1"] if threads else []
+    )
+
+
+def test_a_template_that_a_later_one_would_differ_from_is_ended(monkeypatch: pytest.MonkeyPatch):
+    def change_a_variable() -> None:
+        monkeypatch.setenv("SOMETHING", "else")
+
+    def change_a_limit() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else hard and 1, hard))
+
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        for change in (change_a_variable, change_a_limit):
+            head_start.begin(["train.py"])
+            (template,) = head_start._begun
+            change()
+            assert head_start.take() is None
+            until(lambda pid=template.pid: not alive(pid), "the end of the template")
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limits)
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_the_template_of_a_launch_is_begun_before_the_launcher_imports_torch(
+    jobs: Jobs, tmp_path: Path, count: str
+) -> None:
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early/sitecustomize.py").write_text(WATCHING)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    jobs.environment.pop("OMP_NUM_THREADS")
+    ended = jobs.run("--nproc-per-node", count, str(tmp_path / "train.py"), PYTHONPATH=f"{tmp_path / 'early'}:{ROOT}")
+    assert ended.returncode == 0, ended.stderr
+    notes = [path.read_text().split() for path in tmp_path.glob("pid.*")]
+    assert len(notes) == int(count)
+    for agent, *children in notes:
+        (template,) = (tmp_path / f"children.{agent}").read_text().split()
+        assert template in children
+
+
+@pytest.mark.parametrize("arguments", [["--nnodes", "none", "train.py"], ["--fast-unknown", "train.py"]])
+def test_a_launch_that_is_refused_leaves_no_template(tmp_path: Path, arguments: list[str]) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JOB_FOLDER": str(tmp_path)}
+    (tmp_path / "sitecustomize.py").write_text(WATCHING)
+    ended = subprocess.run(
+        [sys.executable, "-m", "fastckpt_run", *arguments],
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode
+    templates = {int(pid) for path in tmp_path.glob("children.*") for pid in path.read_text().split()}
+    assert templates and not any(map(alive, templates))
