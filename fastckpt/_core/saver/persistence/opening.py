@@ -1,5 +1,6 @@
 """The facts about its history that each save carries, by which its record is made and recognized."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ class Opening:
         parent = details.get("parent")
         members = tuple(map(str, details.get(MEMBERS, ())))
         return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None, "rollback" in details)
+
+    def is_of_line(self, details: Mapping[str, Any]) -> bool:
+        """Whether the save with these details was made by the same workers, since they last loaded."""
+        return bool(self.token) and self.token == details.get(ROUND)
 
     @classmethod
     def of_slot(cls, slot: Path) -> "Opening | None":

@@ -242,7 +242,12 @@ class Tenure:
         if self._seen is None:
             return
         known, history = max(self._seen, opening.parent or self._seen), opening.id.history
-        newer = {stored.id for stored in self._store.checkpoints() if known < stored.id and stored.id.history < history}
+        # What these very workers saved before, in a history of the same line, may be on its way while this one opens.
+        newer = {
+            stored.id
+            for stored in self._store.checkpoints()
+            if known < stored.id and stored.id.history < history and not opening.is_of_line(stored.manifest.details)
+        }
         for id in sorted(newer, reverse=True):
             whose = self._histories.read(id.history)
             if whose is None or not (opening.is_rollback and self._party.is_of_job(whose)):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import ROUND
 from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence import predecessor
@@ -167,6 +168,26 @@ def test_a_step_reported_durable_before_a_history_opens_is_resumed_first(fast_pa
     assert new.begin() == (1, 2)
     assert new.history == 3 and new.save(3) == (3, 3) and ids(new) == [(3, 3), (1, 2)]
     new.tenure.close()
+
+
+@pytest.mark.parametrize("token", ["of these workers", "of workers before"])
+def test_a_history_opens_while_a_save_of_the_one_before_becomes_durable(fast_path, token: str) -> None:  # noqa: F811
+    """A step that is saved twice opens a history; only of other workers must what is published then be resumed."""
+    job = Saver(fast_path, "one")
+    job.begin()
+    earlier, later = SaveId(1, 1), SaveId(2, 1)
+    details = {ROUND: token}
+    job.tenure.hold(Opening.of(earlier, details))
+    job.store.publish(PublishRequest(earlier, images(fast_path / "image", earlier), details=details))
+    # The agent's thread that publishes has not reported it yet, and another one opens the next history.
+    opening = Opening.of(later, {ROUND: "of these workers"})
+    if token == opening.token:
+        job.tenure.hold(opening)
+        assert not job.tenure.lost
+    else:
+        with pytest.raises(Superseded, match="step 1 of history 1 became durable"):
+            job.tenure.hold(opening)
+    job.tenure.close()
 
 
 def test_an_older_job_does_not_replace_a_newer_checkpoint(fast_path, old) -> None:  # noqa: F811
