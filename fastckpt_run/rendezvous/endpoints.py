@@ -18,7 +18,8 @@ from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
 
 DEFAULT_PORT = 29400
 """torch's own."""
-_PROBE = 0.7
+_PROBE, _PROBE_OF_LOST = 0.7, 0.2
+"""Seconds that a host has to accept a connection, and one that was found dead: another may have come in its place."""
 _LOOK = 0.1
 _HEARD = 0.5
 """Seconds that a store has to answer after another one did."""
@@ -170,7 +171,8 @@ class Endpoints:
     ) -> None:
         try:
             # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
-            with closing(socket.create_connection(place, timeout=_PROBE)):
+            patience = _PROBE_OF_LOST if number == self._lost else _PROBE
+            with closing(socket.create_connection(place, timeout=patience)):
                 pass
             connection = StoreConnection(*place, calls=self._calls)
         except (OSError, StoreLost):

@@ -15,7 +15,7 @@ from fastckpt_run.rendezvous.store_connection import StoreLost
 
 logger = logging.getLogger("fastckpt.launcher")
 
-_TELLING = 1.0
+_TELLING = 0.4
 """Seconds that the store of a host which is said to be dead has to answer."""
 _LONGEST = 30.0
 """Seconds without a sign of life in the store, after which it is of no use that a node answers elsewhere."""
