@@ -50,6 +50,8 @@ class Agents:
             )
             for number in numbers
         ]  # fmt: skip
+        for number, handler in zip(numbers, self.handlers, strict=True):
+            handler._me = handler._me._replace(host=f"host-{number}")  # as if each were alone on a host
 
     def each(self, act: Callable[[FastckptRendezvousHandler], object]) -> None:
         """Have all agents do something at once."""

@@ -158,7 +158,7 @@ class Meeting:
         records = self._records
         if not last.nodes:
             return True
-        predecessors = [node.id for node in last.nodes if node.is_dead_here()]
+        predecessors = [node.id for node in last.nodes if node.host == self._me.host and node.is_dead_here()]
         is_full = self._me.id not in last.ranks and not predecessors and len(last.nodes) >= self._limits.most
         if is_full and not records.is_ended(last):
             logger.warning("the job has all its %d nodes: this one waits for a place", len(last.nodes))

@@ -18,7 +18,7 @@ def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round
         assert not node.reach(sought), "nobody is there"
         job.endpoint = others
         other = job.new()
-        other._me = replace(other._me, process=sought.to_record())
+        other._me = other._me._replace(process=sought.to_record())
         meet([other])
         until(lambda: node.reach(sought), "it reaches the agent")
         assert node._endpoints.server is None
