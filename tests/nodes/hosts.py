@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 NETWORK = "10.0.0"
 HOSTS = 16
 """How many can be in a cluster: their names and addresses are known to each of them from the start."""
+_CARRIER = 10.0
+"""Seconds until the kernel has seen that a port is up."""
 MEMORY = "512m"
 """Size of the tmpfs on a host's /dev/shm."""
 WAIT = "echo ready; set +e; while read -r _; do :; done"
@@ -201,7 +204,15 @@ class Host:
     def plug(self) -> None:
         """Undo `unplug` and `mute`."""
         self._switch.run("ip", "link", "set", self.port, "up")
-        self._switch.run("bridge", "link", "set", "dev", self.port, "state", "3")
+        end = time.monotonic() + _CARRIER
+        while True:
+            try:
+                self._switch.run("bridge", "link", "set", "dev", self.port, "state", "3")
+                return
+            except HostError:  # the kernel sees a carrier a moment after a port is up
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
 
     def lose(self) -> None:
         """End it as a power failure does: no packet leaves, and its processes and memory are gone."""
