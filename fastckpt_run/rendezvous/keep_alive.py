@@ -223,9 +223,10 @@ class KeepAlive:
             self._closed = self._closed or last.is_closed
             self._ended = last.name != round.name
         if beats and not self._ended:
-            others = [node.id for node in round.nodes if node.id != self._id]
-            watched = others if round.ranks.get(self._id) == 0 else [round.nodes[0].id]
-            if silent := self.silent(watched, store.beats(watched)) if others else None:
+            # The first watches all others, and these watch the first: what they look at does not grow with the round.
+            first = round.ranks.get(self._id) == 0
+            watched = [id for id in round.ranks if id != self._id] if first else [round.nodes[0].id]
+            if silent := self.silent(watched, store.beats(watched)) if watched else None:
                 names = ", ".join(node.host for node in round.nodes if node.id in silent)
                 logger.warning("no sign of life from %s: the round ends", names)
                 self.lost(silent)

@@ -192,8 +192,9 @@ class Meeting:
 
     def _decide(self, last: Round) -> Round | None:
         """Read who came; complete the round, and return it, if it need not wait any longer."""
-        for slot in range(self._records.slots(last)):
-            self._node_at(last, slot)
+        unread = [slot for slot in range(self._records.slots(last)) if slot not in self._nodes]
+        for slot, node in zip(unread, self._records.all_joined(last, unread), strict=True):
+            self._found(slot, node)
         pending = [slot for slot in self._holes if not self._is_hole(slot)]
         came = {node.id: node for _, node in sorted(self._nodes.items())}
         now = time.monotonic()
@@ -220,13 +221,15 @@ class Meeting:
 
     def _node_at(self, last: Round, slot: int) -> Node | None:
         if slot not in self._nodes:
-            node = self._records.joined(last, slot)
-            if node is None:
-                self._holes.setdefault(slot, time.monotonic())
-                return None
+            self._found(slot, self._records.joined(last, slot))
+        return self._nodes.get(slot)
+
+    def _found(self, slot: int, node: Node | None) -> None:
+        if node is None:
+            self._holes.setdefault(slot, time.monotonic())
+        else:
             self._holes.pop(slot, None)
             self._nodes[slot] = node
-        return self._nodes[slot]
 
     def _is_hole(self, slot: int) -> bool:
         return time.monotonic() - self._holes[slot] > _HOLE

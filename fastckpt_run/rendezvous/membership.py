@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from fastckpt._core.memory.processes import Process
@@ -60,8 +61,8 @@ class Round:
     nodes: tuple[Node, ...] = ()
     is_closed: bool = False
 
-    @property
-    def ranks(self) -> dict[str, int]:
+    @cached_property
+    def ranks(self) -> Mapping[str, int]:
         """Group ranks by the ids of nodes."""
         return {node.id: rank for rank, node in enumerate(self.nodes)}
 

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -101,6 +101,14 @@ class RoundStore:
     def joined(self, last: Round, slot: int) -> Node | None:
         """The node that has taken a place; None if its record is not there, or refused."""
         return self._read(Node.from_record, last.name, "slot", slot)
+
+    def all_joined(self, last: Round, slots: Sequence[int]) -> list[Node | None]:
+        """The nodes that have taken some places, in two messages if all their records are there; as `joined`."""
+        keys = [self._key(last.name, "slot", slot) for slot in slots]
+        if not self.connection.has_all(keys):
+            return [self.joined(last, slot) for slot in slots]
+        records = zip(keys, self.connection.get_all(keys), strict=True)
+        return [self._opened(key, record, Node.from_record) for key, record in records]
 
     def announce(self, round: Round, master: Master) -> None:
         """Announce where a round meets."""
@@ -240,8 +248,9 @@ class RoundStore:
     def _read(self, read: Callable[[dict[str, Any]], T], *parts: object) -> T | None:
         key = self._key(*parts)
         record = self.connection.peek(key)
-        if record is None:
-            return None
+        return None if record is None else self._opened(key, record, read)
+
+    def _opened(self, key: str, record: bytes, read: Callable[[dict[str, Any]], T]) -> T | None:
         try:
             return read(self._signer.open(key, record))
         except (Refused, ValueError, KeyError, TypeError) as error:

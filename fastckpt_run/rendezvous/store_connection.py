@@ -103,6 +103,10 @@ class StoreConnection:
         """Delete a value, if there is one."""
         self._call("delete_key", key)
 
+    def has_all(self, keys: list[str]) -> bool:
+        """Whether all keys have a value."""
+        return bool(self._call("check", keys)) if keys else True
+
     def get_all(self, keys: list[str]) -> list[bytes]:
         """The values of keys that all have one."""
         return [bytes(value) for value in self._call("multi_get", keys)] if keys else []
