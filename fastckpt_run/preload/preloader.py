@@ -67,6 +67,7 @@ class Preloader:
         if self._off:
             return
         if why := _unfit(spec):
+            head_start.end()  # whether it would be needed was guessed
             self._give_up(why)
             return
         self._arguments = [str(argument) for argument in spec.args[1:]]

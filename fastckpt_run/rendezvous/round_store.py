@@ -53,6 +53,7 @@ class RoundStore:
         self._refused = set[str]()
         self._seen = set[str]()
         self._bell: StoreConnection | None = None
+        self._has_left = False
         self._nodes: tuple[str, tuple[Node, ...]] = ("", ())
 
     def at(self, connection: StoreConnection) -> "RoundStore":
@@ -212,7 +213,7 @@ class RoundStore:
     def _listen(self, bell: StoreConnection, rung: Callable[[], None]) -> None:
         key = self._key("bell", self._id)
         with suppress(StoreLost):
-            while True:
+            while not self._has_left:
                 bell.wait(key)
                 # Deleted before anybody reads what it rang for: who rings later, rings again.
                 bell.delete(key)
@@ -221,6 +222,7 @@ class RoundStore:
 
     def leave(self) -> None:
         """Close the connections."""
+        self._has_left = True
         with suppress(StoreLost):
             self.ring([self._id])  # so that the thread which listens comes back, and no call is left behind
         for connection in (self._bell, self.connection):

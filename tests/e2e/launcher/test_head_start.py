@@ -92,7 +92,13 @@ def test_a_template_has_as_many_threads_as_torchrun_gives_the_workers(arguments:
     head_start.begin(arguments)
     (template,) = head_start._begun
     assert template.environment.get("OMP_NUM_THREADS") == threads
-    given = Path(f"/proc/{template.pid}/environ").read_bytes().split(b"\0")
+    given: list[bytes] = []
+
+    def is_shown() -> bool:  # the kernel shows it a moment after Popen has seen the execve
+        given[:] = Path(f"/proc/{template.pid}/environ").read_bytes().split(b"\0")
+        return len(given) > 1
+
+    until(is_shown, "the environment of the template")
     assert [value for value in given if value.startswith(b"OMP_NUM_THREADS=")] == (
         [b"OMP_NUM_THREADS=1"] if threads else []
     )
@@ -149,3 +155,15 @@ def test_a_launch_that_is_refused_leaves_no_template(tmp_path: Path, arguments: 
     assert ended.returncode
     templates = {int(pid) for path in tmp_path.glob("children.*") for pid in path.read_text().split()}
     assert templates and not any(map(alive, templates))
+
+
+@pytest.mark.parametrize("spelled", ["--no-py", "PET_NO_PYTHON"])
+def test_no_template_stays_where_workers_are_not_forked(jobs: Jobs, tmp_path: Path, spelled: str) -> None:
+    """The guess knows no abbreviations, and no variables of torchrun's."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    given = (spelled,) if spelled.startswith("-") else ()
+    variables = {"PYTHONPATH": str(ROOT)} | ({} if given else {spelled: "1"})
+    ended = jobs.run(*given, sys.executable, str(tmp_path / "train.py"), **variables)
+    assert ended.returncode == 0, ended.stderr
+    (note,) = tmp_path.glob("pid.*")
+    assert note.read_text().split()[1:] == [note.suffix[1:]]  # the worker is the agent's only child
