@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -70,8 +71,8 @@ def _main(argv: Sequence[str] | None) -> None:
         _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")
     except ChildFailedError as error:
         _exit(1, str(error))
-    except SignalException as error:
-        _exit(1, f"fastckpt-run: stopped by {error.sigval.name}")
+    except (SignalException, KeyboardInterrupt) as error:  # torch handles signals once workers have started
+        _exit(1, f"fastckpt-run: stopped by {getattr(error, 'sigval', signal.SIGINT).name}")
     # torch raises these for wrong arguments, too: only when they come from its readers are they the user's mistake.
     except (ValueError, RuntimeError, AssertionError) as error:
         if not _raised_in(error, *_READERS):

@@ -10,6 +10,8 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,7 +78,8 @@ def main(agent: int, channel: int, listener: int) -> None:
     )  # fmt: skip
 
     def probe(member: str) -> None:
-        own.send(probed=member, answers=watch.answers(member))
+        with suppress(CancelledError, RuntimeError):  # the watch ends meanwhile, and its loop: nobody waits for this
+            own.send(probed=member, answers=watch.answers(member))
 
     while True:
         match own.receive():

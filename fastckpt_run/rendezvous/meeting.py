@@ -23,6 +23,8 @@ _POLL = 0.05
 _FIRST_REPORT = 5.0
 _NEXT_REPORT = 60.0
 """Seconds between two lines that say which nodes are waited for."""
+_ALIKE = "--nnodes, --rdzv-id, --rdzv-endpoint and secret"
+"""What agents that do not find each other may have given differently."""
 _HOLE = 1.0
 """Seconds that a place may be taken without a record; its node has died in between."""
 
@@ -117,9 +119,9 @@ class Meeting:
                 return now
             if time.monotonic() > deadline and not waits:
                 raise RendezvousTimeoutError(
-                    f"{len(self._nodes)} of at least {self._limits.fewest} nodes came to {self._place} in "
-                    f"{self._timing.join:g} s. Start the others with the same --nnodes, --rdzv-id and --rdzv-endpoint, "
-                    "or give them more time (--rdzv-conf join_timeout=SECONDS)"
+                    f"{len(self._nodes)} of {self._needed} nodes came to {self._place} in {self._timing.join:g} s. "
+                    f"Start the others with the same {_ALIKE}, or give them more time "
+                    "(--rdzv-conf join_timeout=SECONDS)"
                 )
             if not waits and time.monotonic() > report_at:
                 report_at += _NEXT_REPORT
@@ -138,13 +140,18 @@ class Meeting:
         """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
         came, fewest = self._records.slots(last), self._limits.fewest
         if came < fewest:
-            text = "%d of at least %d nodes have come to %s; waiting for the others, for %.0f s at most"
-            logger.warning(text, came, fewest, self._place, deadline - time.monotonic())
+            text = "%d of %s nodes have come to %s; waiting for the others, for %.0f s at most. They need the same %s"
+            logger.warning(text, came, self._needed, self._place, deadline - time.monotonic(), _ALIKE)
         elif last.nodes:
             logger.warning("%d nodes have come to %s; waiting for others of the last round", came, self._place)
         else:
             text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
             logger.warning(text, came, self._place, self._limits.most, self._limits.last_call)
+
+    @property
+    def _needed(self) -> str:
+        fewest = self._limits.fewest
+        return str(fewest) if fewest == self._limits.most else f"at least {fewest}"
 
     def _pause(self, begin: float) -> float:
         """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""

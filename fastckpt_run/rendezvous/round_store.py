@@ -203,9 +203,10 @@ class RoundStore:
         """Call ``rung`` in a thread of its own, each time that somebody rings, until the store is closed or lost."""
         if self._disagrees:
             logger.error(
-                "other agents of this job use %s at %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
-                "no secret, or another one," if self._given else "a secret",
+                "the agents of this job at %s:%d use %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
                 self.connection.host,
+                self.connection.port,
+                "another secret, or none" if self._given else "a secret, and this one has none",
             )
         self._bell = StoreConnection(self.connection.host, self.connection.port, self.connection.calls)
         threading.Thread(target=self._listen, args=(self._bell, rung), name="fastckpt-bell", daemon=True).start()

@@ -297,7 +297,7 @@ class Resume:
         for each in self._unfinished:
             if isinstance(each.place, SaveId) and (save is None or each.place > save):
                 instead = f"{save} is resumed" if save else "nothing older is there"
-                hint = "If that is not so, they wrote elsewhere: see that all nodes share the directory."
+                hint = "A node that did write its part wrote it elsewhere: see that all nodes share the directory."
                 logger.warning("%s on storage is not resumed: %s; %s. %s", each.place, each.why, instead, hint)
                 self._bad.append(str(each))
 

@@ -76,6 +76,22 @@ def test_a_node_that_is_killed_is_lost_and_comes_back_while_the_other_one_keeps_
         assert "Traceback" not in text
 
 
+def test_an_agent_that_waits_for_others_says_what_they_need_and_ends_by_ctrl_c_without_a_traceback(jobs: Jobs) -> None:
+    port = free_port()
+    (jobs.folder / "train.py").write_text(SCRIPT)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # one that is ignored would be inherited
+    try:
+        agent = jobs.start("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    waits = agent.stderr.readline()
+    assert waits.startswith(f"fastckpt-run: 1 of 2 nodes have come to 127.0.0.1:{port}; waiting for the others")
+    assert waits.endswith("They need the same --nnodes, --rdzv-id, --rdzv-endpoint and secret\n")
+    agent.send_signal(signal.SIGINT)
+    assert agent.wait(60) == 1
+    assert agent.stderr.read() == "fastckpt-run: stopped by SIGINT\n"
+
+
 def listens(port: int) -> bool:
     """Whether somebody listens at a port of this host."""
     try:
