@@ -8,7 +8,7 @@ import mmap
 import os
 from pathlib import Path
 
-from fastckpt._core.storage.io.modes import open_file
+from fastckpt._core.io.modes import open_file
 
 SECTOR = max(4096, mmap.PAGESIZE)
 """Every file system that has O_DIRECT takes it in this unit, and a file can be mapped from any multiple of it."""
