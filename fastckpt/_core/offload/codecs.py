@@ -14,6 +14,9 @@ ROW = 128
 SAMPLE_RUNS, SAMPLE_RUN = 64, 1024
 """A sample is so many runs of so many elements, spread evenly: zeros of activations come in patches."""
 
+PIECE = 1024 * ROW
+"""So many elements at a time on a CPU: what one operation has made is in the cache for the next. Twice as fast."""
+
 DENSE, POSITIONS, BITS = "dense", "positions", "bits"
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -52,7 +55,7 @@ class Encoded:
 
     Attributes:
         description: What `decode` must know beside the bytes.
-        parts: Contiguous tensors of one dimension. The only part of a dense form shares the memory of a contiguous tensor.
+        parts: Contiguous tensors of one dimension. That of a dense form shares the memory of a contiguous tensor.
     """
 
     description: EncodedForm
@@ -84,7 +87,7 @@ def encode(tensor: torch.Tensor, *, half: bool = False) -> Encoded:
 
 
 def decode(description: EncodedForm, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a contiguous tensor with the bits of the one that was encoded; a dense one shares the memory of its part."""
+    """Return a contiguous tensor with the bits of the one that was encoded; a dense one shares its part's memory."""
     found = tuple((part.dtype, part.numel()) for part in parts)
     if found != description.parts:
         raise ValueError(f"parts of a {description.form} tensor are {found}; expected {description.parts}")
@@ -94,7 +97,7 @@ def decode(description: EncodedForm, parts: Sequence[torch.Tensor]) -> torch.Ten
     elif description.stored == torch.bool:
         values = _bools(parts, description.form, count)
     else:
-        words = _from_bits(*parts, count) if description.form == BITS else _from_positions(*parts, count)
+        words = _from_bits(parts, count) if description.form == BITS else _from_positions(parts, count)
         values = words.view(description.stored)
     return values.to(description.dtype).reshape(description.shape)
 
@@ -131,8 +134,9 @@ def _least(values: torch.Tensor) -> tuple[str, tuple[torch.Tensor, ...]]:
     form = min(sizes, key=lambda each: sizes[each])
     if sizes[form] >= values.numel() * values.element_size():
         return DENSE, (values,)
-    parts = _bits(words) if form == BITS else _positions(words)
-    return form, parts if of_value else parts[:-1]
+    encoder = _bits if form == BITS else _positions
+    pieces = [encoder(piece, with_values=bool(of_value)) for piece in _pieces(words)]
+    return form, tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True))
 
 
 def _sizes(count: int, nonzero: int, of_value: int) -> dict[str, int]:
@@ -155,12 +159,15 @@ def _rows(values: torch.Tensor) -> torch.Tensor:
     return torch.cat((values, values.new_zeros(lacking))) if lacking else values
 
 
-def _bits(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    return torch.split(values, PIECE) if values.device.type == "cpu" else (values,)
+
+
+def _bits(words: torch.Tensor, *, with_values: bool) -> tuple[torch.Tensor, ...]:
     """A bit for each element, the first ones lowest, and the nonzero elements."""
     mask = words.ne(0)
-    eights = _rows(mask).view(torch.int64)
-    bits = (eights * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
-    return bits, words.masked_select(mask)
+    bits = (_rows(mask).view(torch.int64) * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
+    return (bits, words.masked_select(mask)) if with_values else (bits,)
 
 
 def _mask(bits: torch.Tensor, count: int) -> torch.Tensor:
@@ -169,16 +176,25 @@ def _mask(bits: torch.Tensor, count: int) -> torch.Tensor:
     return table.index_select(0, bits.to(torch.int32)).view(torch.bool)[:count]
 
 
-def _from_bits(bits: torch.Tensor, nonzero: torch.Tensor, count: int) -> torch.Tensor:
-    return nonzero.new_zeros(count).masked_scatter_(_mask(bits, count), nonzero)
+def _from_bits(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+    bits, nonzero = parts
+    words, used = nonzero.new_zeros(count), 0
+    pieces = _pieces(words)
+    for piece, of_piece in zip(pieces, torch.split(bits, PIECE // 8) if len(pieces) > 1 else (bits,), strict=True):
+        mask = _mask(of_piece, piece.numel())
+        piece.masked_scatter_(mask, nonzero[used:])
+        # A device has one piece only, and does not wait for this number.
+        used += int(torch.count_nonzero(mask)) if len(pieces) > 1 else 0
+    return words
 
 
-def _positions(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _positions(words: torch.Tensor, *, with_values: bool) -> tuple[torch.Tensor, ...]:
     """The number of nonzero elements in each row, the column of each, and these elements."""
     where = words.nonzero().reshape(-1)
     rows = -(-words.numel() // ROW)
     counts = torch.bincount(where.bitwise_right_shift(7), minlength=rows).to(torch.uint8)
-    return counts, (where & (ROW - 1)).to(torch.uint8), words.index_select(0, where)
+    columns = (where & (ROW - 1)).to(torch.uint8)
+    return (counts, columns, words.index_select(0, where)) if with_values else (counts, columns)
 
 
 def _where(counts: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -186,7 +202,8 @@ def _where(counts: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return starts.repeat_interleave(counts.to(torch.int64), output_size=columns.numel()) + columns
 
 
-def _from_positions(counts: torch.Tensor, columns: torch.Tensor, nonzero: torch.Tensor, count: int) -> torch.Tensor:
+def _from_positions(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+    counts, columns, nonzero = parts
     return nonzero.new_zeros(count).index_copy_(0, _where(counts, columns), nonzero)
 
 
@@ -204,5 +221,6 @@ def _halved(values: torch.Tensor) -> torch.Tensor:
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """All elements as one dimension, in any order; without a copy if they lie in memory without gaps."""
-    order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
     return tensor.permute(order).contiguous().reshape(-1)
