@@ -154,7 +154,7 @@ def test_a_dense_form_shares_the_memory_of_a_contiguous_tensor() -> None:
 
 def test_parts_of_another_length_are_refused() -> None:
     encoded = encode(torch.eye(64))
-    with pytest.raises(ValueError, match="parts of a positions tensor are .*; expected"):
+    with pytest.raises(ValueError, match=r"parts of a positions tensor are .*; expected"):
         decode(encoded.description, [part[:-1] for part in encoded.parts])
 
 

@@ -25,7 +25,7 @@ FOUR = layers(10, 10, 10, 10)
         (FOUR, 40, (0,), 0.0, 30),
         # The last one is handed back from memory: it is needed when the backward begins.
         (FOUR, 40, (3,), 0.0, 40),
-        # Both are written by the end of the forward, which holds two. The reads end at 5 and 6, and the second one begins
+        # Both are written by the end of the forward, which holds two. The reads end at 5 and 6. The second one begins
         # while the third tensor, needed at 6, and the one that was read before are held.
         (FOUR, 40, (0, 1), 0.0, 30),
         # Each write takes two seconds. The limit in flight is 10, so the second tensor waits one second for the first
@@ -34,8 +34,8 @@ FOUR = layers(10, 10, 10, 10)
         # A read takes five seconds. The backward begins at 4; the second tensor, needed at 8, is there at 9, and the
         # first one, needed at 11 then, at 14.
         (layers(10, 10, 10, 10, read_rate=2.0), 40, (0, 1), 4.0, 20),
-        # Nothing may be in flight: each of three tensors waits a second for the one before it. The last one's write ends
-        # two seconds after the forward, so the first read is one second late.
+        # Nothing may be in flight: three tensors wait a second each for the one before. The last one's write ends two
+        # seconds after the forward, so the first read is one second late.
         (layers(10, 10, 10, 10, write_rate=5.0), 0, (0, 1, 2, 3), 4.0, 20),
     ],
 )
@@ -61,8 +61,8 @@ def test_a_read_waits_until_memory_is_free_for_it() -> None:
         (SavedTensor(30, 1, 6), SavedTensor(30, 2, 4), SavedTensor(20, 3, 2), SavedTensor(10, 4, 0)), 4, 8, 30, 12
     )
     assert simulate(four, 60, (0, 1), ()) == Outcome(0.0, 60)
-    # With half of that, the first one begins when the third tensor has been used, at 6, and is there half a second late;
-    # the second one, needed at 10.5 then, begins at 8.5 and is there at 11.
+    # With half of that, the first one begins when the third tensor has been used, at 6, and is half a second late; the
+    # second one, needed at 10.5 then, begins at 8.5 and is there at 11.
     assert simulate(four, 30, (0, 1), ()).wait == pytest.approx(1.0)
 
 
@@ -97,5 +97,5 @@ def test_a_tensor_that_cannot_be_is_refused(tensor: tuple[int, float, float, flo
 
 
 def test_a_rate_of_zero_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match="must be above 0. Profile a step again"):
+    with pytest.raises(ConfigError, match=r"must be above 0\. Profile a step again"):
         layers(10, write_rate=0.0)
