@@ -52,7 +52,7 @@ def test_a_plan_writes_the_first_tensors_and_no_more_than_it_must(
 
 
 LAYERS = 32
-"""Of one byte each; with a budget of 16 at most 12 stay, at most 4 are in flight, and 20 must be written in 31 seconds."""
+"""Of one byte each. With a budget of 16 at most 12 stay, at most 4 are in flight, and 20 are written in 31 seconds."""
 
 
 @pytest.mark.parametrize(
