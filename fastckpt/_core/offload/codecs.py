@@ -79,7 +79,7 @@ def encode(tensor: torch.Tensor, *, half: bool = False) -> Encoded:
         tensor: Any tensor with strides.
         half: Store 32-bit floats as 16-bit ones, unless a finite one would become infinite. Not lossless.
     """
-    dense = tensor.detach().contiguous().reshape(-1)
+    dense = _resolved(tensor).contiguous().reshape(-1)
     values = _halved(dense) if half and dense.dtype == torch.float32 else dense
     form, parts = _least(values)
     lengths = tuple((part.dtype, part.numel()) for part in parts)
@@ -104,7 +104,7 @@ def decode(description: EncodedForm, parts: Sequence[torch.Tensor]) -> torch.Ten
 
 def sample_ratio(tensor: torch.Tensor) -> float:
     """Estimate the bytes of the encoded form per byte of the tensor from a sample of it; 1.0 if nothing is gained."""
-    values = _in_memory_order(tensor.detach())
+    values = _in_memory_order(_resolved(tensor))
     count = values.numel()
     if not count:
         return 1.0
@@ -143,6 +143,11 @@ def _sizes(count: int, nonzero: int, of_value: int) -> dict[str, int]:
     """Bytes of each form that is not dense."""
     rows = -(-count // ROW)
     return {BITS: rows * ROW // 8 + nonzero * of_value, POSITIONS: rows + nonzero * (1 + of_value)}
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    # A conjugate or a negative may be a view that other operations take into account: its memory has other bits.
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _has_words(values: torch.Tensor) -> bool:

@@ -118,6 +118,7 @@ class _Step:
         for index, tensor in enumerate(tensors):
             now = tensor.packed + self.late
             flight -= self._written(now)
+            self._hold(tensor.size)
             if index in self.offloaded:
                 while self.writing and flight + tensor.size > limit:
                     self.late += max(0.0, self.writing[0][0] - now)
@@ -126,7 +127,6 @@ class _Step:
                 self.disk = max(self.disk, now) + self._seconds(index, writes=True)
                 self.writing.append((self.disk, index))
                 flight += tensor.size
-            self._hold(tensor.size)
         self._written(self.profile.forward + self.late)
 
     def go_backward(self) -> None:
