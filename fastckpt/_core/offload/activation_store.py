@@ -48,8 +48,7 @@ class ActivationStore:
         self.file = file
         self.budget = budget
         self.transfers = Transfers(file)
-        self.resident = 0
-        """Bytes in memory that are kept, on the way out, or fetched."""
+        self._resident = 0
         self.peak = 0
         """The most that were resident since this was last set to 0."""
         self.in_flight = 0
@@ -63,6 +62,13 @@ class ActivationStore:
         # Their threads end when this object does: executors hold none of their own methods.
         self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write")
         self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read")
+
+    @property
+    def resident(self) -> int:
+        """Bytes in memory that are kept, on the way out, or fetched."""
+        with self._moved:
+            self._bury()
+            return self._resident
 
     # --- the way out
 
@@ -137,7 +143,7 @@ class ActivationStore:
             if saved.place is not Place.WAITING:
                 return False
             # Its backward has begun and will need it soon: then it need not go.
-            near = forward.was_needed and self.resident <= self.budget
+            near = forward.was_needed and self._resident <= self.budget
             if self.failure or near or not saved.is_whole:
                 saved.place = Place.RESIDENT
                 return False
@@ -180,7 +186,7 @@ class ActivationStore:
             if not stored:
                 saved.place = Place.RESIDENT
                 return None
-            if needed and self.resident <= self.budget:
+            if needed and self._resident <= self.budget:
                 saved.place = Place.FETCHED  # it is needed soon
                 return None
             return self._drop(saved)
@@ -320,25 +326,25 @@ class ActivationStore:
 
     def _evict(self, size: int) -> bool:
         """Drop fetched storages that were used already, for another one; returns whether the budget has room."""
-        while self._handed and self.resident + size > self.budget:
+        while self._handed and self._resident + size > self.budget:
             _, ref = self._handed.popitem()
             used = ref()
             if used is not None and used.place is Place.FETCHED:
                 self._drop(used)
-        return self.resident + size <= self.budget
+        return self._resident + size <= self.budget
 
     def _count(self, saved: SavedStorage) -> None:
         saved.counted = saved.size
-        self.resident += saved.size
-        self.peak = max(self.peak, self.resident)
+        self._resident += saved.size
+        self.peak = max(self.peak, self._resident)
 
     def _discount(self, saved: SavedStorage) -> None:
-        self.resident -= saved.counted
+        self._resident -= saved.counted
         saved.counted = 0
 
     def _bury(self) -> None:
         while self._dead:
-            self.resident -= self._dead.popleft()
+            self._resident -= self._dead.popleft()
 
     def _end(self, error: Exception) -> None:
         """Write nothing any more: training goes on with what is in memory."""
