@@ -178,7 +178,8 @@ def of_offloading(way: str, runs: list[Found], without: list[Found], bare: list[
         f"\n{way}: {'; '.join(rates)}; {moved:.2f} GB moved a step, {extra / moved if moved else 0:.2f} s of processor "
         f"per GB\n  wrote {last['wrote_measured'] / 1e6:.0f} MB, planned {(last['wrote_planned'] or 0) / 1e6:.0f}; "
         f"waited {last['wait_measured']:.3f} s, planned {last['wait_planned'] or 0:.3f}; a step is {longer:.3f} s "
-        f"longer, {came:.2f} s where {planned:.2f} were planned ({came / planned:.2f}); at most {last['peak'] / 1e6:.0f} MB of saved tensors of a budget of {last['budget'] / 1e6:.0f}"
+        f"longer, {came:.2f} s where {planned:.2f} were planned ({came / planned:.2f});\n"
+        f"  at most {last['peak'] / 1e6:.0f} MB of saved tensors of a budget of {last['budget'] / 1e6:.0f}"
     )
 
 
