@@ -58,7 +58,9 @@ class ActivationStore:
         self._half = half
         self._moved = threading.Condition()
         self._dead: deque[int] = deque()
-        self._handed: dict[int, weakref.ref[SavedStorage]] = {}
+        # What may be dropped for something that is needed now: what was used already, and what was not yet.
+        self._used: dict[int, weakref.ref[SavedStorage]] = {}
+        self._ahead: dict[int, weakref.ref[SavedStorage]] = {}
         # Their threads end when this object does: executors hold none of their own methods.
         self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write")
         self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read")
@@ -72,11 +74,17 @@ class ActivationStore:
 
     # --- the way out
 
-    def keep(self, saved: SavedStorage) -> None:
-        """Count a storage that stays in memory until the graph drops it."""
+    def keep(self, saved: SavedStorage) -> bool:
+        """Have a storage stay in memory until the graph drops it; returns whether there is room.
+
+        There is, unless other forwards than the planned one have left their activations, too.
+        """
         with self._moved:
             self._bury()
+            if not self._fits(saved.size):
+                return False
             self._count(saved)
+            return True
 
     def write(self, saved: SavedStorage, at: Occurrence, *, compressed: bool, sampled: bool) -> None:
         """Begin to write a storage, once there is room on the way out; it stays in memory if that fails.
@@ -89,8 +97,9 @@ class ActivationStore:
         """
         with self._moved:
             self._bury()
-            self._count(saved)
+            self._evict(saved.size, ahead=True)
             self._wait_for_room(saved.size, at.forward)
+            self._count(saved)
             if self.failure or not self._place(saved, compressed):
                 return
             saved.place = Place.WAITING
@@ -122,7 +131,12 @@ class ActivationStore:
         forward.pack_wait += time.perf_counter() - start
 
     def _is_crowded(self, size: int) -> bool:
-        return not self.failure and self.in_flight > 0 and self.in_flight + size > self.budget // 4
+        if self.failure or not self.in_flight:
+            return False
+        return self.in_flight + size > self.budget // 4 or not self._fits(size)
+
+    def _fits(self, size: int) -> bool:
+        return self._resident + size <= self.budget
 
     def _write(self, ref: "weakref.ref[SavedStorage]", size: int, at: Occurrence, how: tuple[bool, bool]) -> None:
         saved = ref()
@@ -188,6 +202,7 @@ class ActivationStore:
                 return None
             if needed and self._resident <= self.budget:
                 saved.place = Place.FETCHED  # it is needed soon
+                self._ahead[id(saved)] = weakref.ref(saved)
                 return None
             return self._drop(saved)
 
@@ -207,6 +222,8 @@ class ActivationStore:
             with self._moved:
                 self._bury()
                 claimed = self._claim(saved, Place.STORED, Place.REQUESTED)
+                if claimed and not saved.counted:
+                    self._make_room(saved, forward)
                 self._fetch_ahead(forward)
                 if not claimed and self._waited_for(saved, forward):
                     return self._hand(packed)
@@ -218,10 +235,16 @@ class ActivationStore:
         if saved.place not in places:
             return False
         saved.place = Place.READING
-        if not saved.counted:
-            self._evict(saved.size)
-            self._count(saved)
         return True
+
+    def _make_room(self, saved: SavedStorage, forward: ForwardPass) -> None:
+        """Count what is needed now; it is read even if there is no room, once nothing is on the way out any more."""
+        if not self._evict(saved.size, ahead=True) and self.in_flight:
+            start = time.perf_counter()
+            with metrics.phase("offload.wait_for_writes"):
+                self._moved.wait_for(lambda: not self.in_flight or self._fits(saved.size), STALLED)
+            forward.fetch_wait += time.perf_counter() - start
+        self._count(saved)
 
     def _fetch_ahead(self, forward: ForwardPass) -> None:
         """Ask for what is needed next, in that order, as far as the budget has room."""
@@ -231,6 +254,7 @@ class ActivationStore:
                 if not self._evict(saved.size):
                     return
                 saved.place = Place.REQUESTED
+                self._ahead[id(saved)] = weakref.ref(saved)
                 self._count(saved)
                 if not _submit(self._readers, self._read_ahead, weakref.ref(saved)):
                     saved.place = Place.STORED
@@ -308,7 +332,8 @@ class ActivationStore:
         elif saved.place is Place.FETCHED:
             self.transfers.use(tensor)
             saved.handed += 1
-            self._handed[id(saved)] = weakref.ref(saved)
+            self._ahead.pop(id(saved), None)
+            self._used[id(saved)] = weakref.ref(saved)
             if saved.handed >= saved.packs:
                 self._drop(saved)
         return tensor
@@ -320,18 +345,22 @@ class ActivationStore:
         memory, saved.memory = saved.memory, None
         saved.place = Place.STORED
         saved.handed = 0
-        self._handed.pop(id(saved), None)
+        self._used.pop(id(saved), None)
+        self._ahead.pop(id(saved), None)
         self._discount(saved)
         return memory
 
-    def _evict(self, size: int) -> bool:
-        """Drop fetched storages that were used already, for another one; returns whether the budget has room."""
-        while self._handed and self._resident + size > self.budget:
-            _, ref = self._handed.popitem()
-            used = ref()
-            if used is not None and used.place is Place.FETCHED:
-                self._drop(used)
-        return self._resident + size <= self.budget
+    def _evict(self, size: int, *, ahead: bool = False) -> bool:
+        """Drop fetched storages that were used already, for another one; returns whether the budget has room.
+
+        With ``ahead`` also those that were to be used later, and that may be read once more: the last ones first.
+        """
+        for refs in (self._used, self._ahead) if ahead else (self._used,):
+            while refs and not self._fits(size):
+                found = refs.popitem()[1]()
+                if found is not None and found.place in (Place.FETCHED, Place.REQUESTED):
+                    self._drop(found)
+        return self._fits(size)
 
     def _count(self, saved: SavedStorage) -> None:
         saved.counted = saved.size

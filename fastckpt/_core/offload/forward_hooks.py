@@ -75,8 +75,7 @@ class ForwardHooks:
 
     def _admit(self, saved: SavedStorage, at: Occurrence) -> None:
         away, compressed = self._match.takes_away(saved.size)
-        if not away:
-            self._store.keep(saved)
+        if not away and self._store.keep(saved):
             return
         if saved.device.type == "cuda":
             saved.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """The offloading of one training run: its forwards one after another, what is learned from each, and how it went."""
 
+import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from fastckpt._core.policy.offload_budget import least_budget
 from fastckpt._core.policy.offload_plan import plan
 from fastckpt._core.torch_private.tensors import untraced
 
+logger = logging.getLogger("fastckpt")
+
 FIRST_BUDGET = 1 << 30
 """Bytes of the budget "auto" until a step was profiled."""
 UNMEASURED = 1e9
@@ -39,7 +42,12 @@ class Offloader:
 
     def __init__(self, directory: Path, budget: int | None, *, copies: bool, half: bool, unmap: bool) -> None:
         self._auto = budget is None
-        self._store = ActivationStore(ScratchFile(directory), budget or FIRST_BUDGET, half=half)
+        file = ScratchFile(directory)
+        if file.in_memory:
+            logger.warning(
+                "%s is in memory (a tmpfs): to offload activations to it frees none; choose an SSD", directory
+            )
+        self._store = ActivationStore(file, budget or FIRST_BUDGET, half=half)
         self._identities: Identities = weakref.WeakValueDictionary()
         self._known = KnownSteps()
         self._passes: list[ForwardPass] = []

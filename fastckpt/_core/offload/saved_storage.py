@@ -117,7 +117,8 @@ class SavedStorage:
     @property
     def is_whole(self) -> bool:
         """Whether the memory that it was made of is still as large as it was."""
-        return self.memory is not None and self.memory.untyped_storage().nbytes() >= self.span.end
+        memory = self.memory
+        return memory is not None and memory.untyped_storage().nbytes() >= memory.storage_offset() + memory.numel()
 
     def view(self, dtype: torch.dtype, layout: "ViewLayout") -> torch.Tensor:
         """A tensor in these bytes; they must be in memory."""

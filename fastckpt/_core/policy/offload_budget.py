@@ -6,6 +6,8 @@ TOLERATED = 0.02
 """The share of a step that waits may take and still count as hidden: what was profiled varies by more."""
 PRECISION = 1 / 64
 """The share of all that is saved to which the budget is found."""
+WORK = 4_000
+"""Tensors in all plans that are tried for one budget: a few hundredths of a second."""
 
 
 def least_budget(profile: StepProfile) -> int:
@@ -17,8 +19,8 @@ def least_budget(profile: StepProfile) -> int:
     high = total
     while high - low > max(1, total * PRECISION):
         middle = (low + high) // 2
-        if plan(profile, middle).predicted_wait <= most:
+        if plan(profile, middle, work=WORK).predicted_wait <= most:
             high = middle
         else:
             low = middle
-    return high if plan(profile, low).predicted_wait > most else low
+    return high if plan(profile, low, work=WORK).predicted_wait > most else low

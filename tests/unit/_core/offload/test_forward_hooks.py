@@ -11,6 +11,7 @@ from torch import nn
 from fastckpt._core import metrics
 from fastckpt._core.offload import activation_store
 from fastckpt._core.offload.packed_tensor import LeftTensor, PackedTensor
+from fastckpt._core.offload.transfers import RateMeter
 from fastckpt.offload import ActivationOffload
 from tests.unit._core.offload.conftest import held, phases, settle, store_of
 
@@ -145,6 +146,8 @@ def test_memory_that_is_freed_before_it_is_written_and_filled_again_stays(offloa
     found = gradients(loss, leaf)[0]
     plain = gradients(leaf.exp().sum() + leaf.tanh().sum() + leaf.sigmoid().sum(), leaf)[0]
     assert torch.equal(found, plain)
+    report = offload.report()
+    assert report.written == 2 * MIB and not report.failure
 
 
 # --- rule 2: what is left alone
@@ -383,6 +386,12 @@ def test_a_graph_that_is_dropped_is_freed_although_its_nodes_saved_their_own_res
 # --- rule 5: how much is on the way
 
 
+@pytest.fixture
+def fast_disk(monkeypatch):
+    """Plans count on transfers that take no time, so they choose in the order of the forward on any machine."""
+    monkeypatch.setattr(RateMeter, "rate", 1e18)
+
+
 def test_a_forward_waits_while_a_quarter_of_the_budget_is_on_the_way(tmp_path):
     offload = ActivationOffload(tmp_path, budget="16MiB")
     store, leaf, most = store_of(offload), square(requires_grad=True), []
@@ -422,7 +431,7 @@ def test_what_is_needed_while_it_is_on_the_way_is_handed_back_from_memory(offloa
     assert report.read == 0 and report.written <= activation_store.THREADS * MIB
 
 
-def test_what_the_last_layers_save_is_not_written(tmp_path):
+def test_what_the_last_layers_save_is_not_written(tmp_path, fast_disk):
     offload = ActivationOffload(tmp_path, budget="8MiB")
     leaf = square(requires_grad=True)
     plain = gradients(some_loss(leaf), leaf)[0]
@@ -496,23 +505,23 @@ def test_what_is_needed_next_is_read_ahead_node_by_node_from_the_last_one_on(tmp
     assert offload.report().peak <= 8 * MIB + 2 * MIB
 
 
-def test_later_steps_read_ahead_in_the_order_of_the_first_one(tmp_path):
+def test_later_steps_read_ahead_in_the_order_of_the_first_one(tmp_path, fast_disk):
     """Here the first of two graphs goes backward first, which the order of nodes would not tell."""
-    offload = ActivationOffload(tmp_path, budget="12MiB")
+    offload = ActivationOffload(tmp_path, budget="16MiB")
     leaf = torch.ones(1, requires_grad=True)
     for _ in range(2):
         with offload:
-            first, second = chain(leaf, range(12), each=2).sum(), chain(leaf, range(12, 24), each=2).sum()
+            first, second = chain(leaf, range(16), each=2).sum(), chain(leaf, range(16, 32), each=2).sum()
         settle(offload)
         with phases() as seen:
             first.backward()
             assert used(offload)
         second.backward()
     numbers = {number_of(fields["bytes"]) for name, fields in seen if name == "offload.read"}
-    assert 14 in numbers, "needed by the second graph, after what stays of it"
+    assert max(numbers) >= 16, "what the second graph needs is read while the first one goes backward"
 
 
-def test_steps_that_differ_are_profiled_once_each_and_each_has_its_plan(tmp_path):
+def test_steps_that_differ_are_profiled_once_each_and_each_has_its_plan(tmp_path, fast_disk):
     offload = ActivationOffload(tmp_path, budget="8MiB")
     planned = []
     listener = planned.append
@@ -533,7 +542,7 @@ def test_steps_that_differ_are_profiled_once_each_and_each_has_its_plan(tmp_path
     assert written == [12, 6, 24, 18, 6, 18]
 
 
-def test_a_step_that_differs_in_its_middle_offloads_the_rest(tmp_path):
+def test_a_step_that_differs_in_its_middle_offloads_the_rest(tmp_path, fast_disk):
     offload = ActivationOffload(tmp_path, budget="8MiB")
     leaf = torch.randn(SIDE, SIDE, requires_grad=True)
 
