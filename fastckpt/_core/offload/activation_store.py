@@ -333,6 +333,8 @@ class ActivationStore:
             self.transfers.use(tensor)
             saved.handed += 1
             self._ahead.pop(id(saved), None)
+            # Those used last are at the end.
+            self._used.pop(id(saved), None)
             self._used[id(saved)] = weakref.ref(saved)
             if saved.handed >= saved.packs:
                 self._drop(saved)
@@ -353,14 +355,19 @@ class ActivationStore:
     def _evict(self, size: int, *, ahead: bool = False) -> bool:
         """Drop fetched storages that were used already, for another one; returns whether the budget has room.
 
-        With ``ahead`` also those that were to be used later, and that may be read once more: the last ones first.
+        Those used first go first, and the one used last stays: a node unpacks several views of one storage one after
+        another. With ``ahead`` that one may go, too, and those that were read ahead, the last ones first.
         """
-        for refs in (self._used, self._ahead) if ahead else (self._used,):
-            while refs and not self._fits(size):
-                found = refs.popitem()[1]()
-                if found is not None and found.place in (Place.FETCHED, Place.REQUESTED):
-                    self._drop(found)
+        while len(self._used) > (not ahead) and not self._fits(size):
+            self._drop_if_fetched(self._used.pop(next(iter(self._used))))
+        while ahead and self._ahead and not self._fits(size):
+            self._drop_if_fetched(self._ahead.popitem()[1])
         return self._fits(size)
+
+    def _drop_if_fetched(self, ref: "weakref.ref[SavedStorage]") -> None:
+        saved = ref()
+        if saved is not None and saved.place in (Place.FETCHED, Place.REQUESTED):
+            self._drop(saved)
 
     def _count(self, saved: SavedStorage) -> None:
         saved.counted = saved.size

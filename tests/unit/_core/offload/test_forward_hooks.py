@@ -218,6 +218,27 @@ def test_a_storage_is_written_once_however_many_views_of_it_are_saved(offload):
     assert torch.equal(gradients(loss, leaf)[0], gradients(run(), leaf)[0])
 
 
+def test_a_storage_with_several_views_is_read_once_although_memory_is_short(tmp_path):
+    """What is read ahead in the middle of a node must not take the place of what that node still needs."""
+    offload = ActivationOffload(tmp_path, budget="8MiB")
+    leaf = torch.randn(SIDE, SIDE, requires_grad=True)
+
+    def run():
+        x = leaf
+        for _ in range(6):
+            q, k, v = torch.cat((x, x * 0.5, x * 0.25), 1).tanh().split(SIDE, 1)
+            x = torch.lerp(q, k, v)
+        return x.sum()
+
+    with offload:
+        loss = run()
+    settle(offload)
+    found = gradients(loss, leaf)[0]
+    report = offload.report()
+    assert 0 < report.read <= report.written
+    assert torch.equal(found, gradients(run(), leaf)[0])
+
+
 def test_a_view_that_reaches_over_less_than_half_of_its_storage_is_written_alone(offload):
     leaf = torch.randn(8, SIDE, SIDE)
     leaf = nn.Parameter(leaf)
