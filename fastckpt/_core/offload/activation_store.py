@@ -13,7 +13,7 @@ import torch
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
-from fastckpt._core.offload.codecs import decode, encode, sample_ratio
+from fastckpt._core.offload.codecs import codec_rates, decode, encode, sample_ratio
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.packed_tensor import PackedTensor
 from fastckpt._core.offload.saved_storage import Place, SavedStorage
@@ -172,7 +172,7 @@ class ActivationStore:
             if (compressed or sampled or self._half) and saved.size % saved.as_dtype.itemsize == 0:
                 values = saved.memory.view(saved.as_dtype)
                 if sampled:
-                    at.forward.entries[at.index].ratio = sample_ratio(values) / (2 if self._halves(values) else 1)
+                    self._sample(values, at)
                 if compressed or self._halves(values):
                     encoded = encode(values, half=self._half)
                     saved.form, parts = encoded.description, list(encoded.parts)
@@ -184,6 +184,15 @@ class ActivationStore:
             at.forward.moved += saved.size
             at.forward.written += taken
         return True
+
+    def _sample(self, values: torch.Tensor, at: Occurrence) -> None:
+        ratio, forward = sample_ratio(values), at.forward
+        forward.entries[at.index].ratio = ratio / (2 if self._halves(values) else 1)
+        if ratio < 1:
+            rates = codec_rates(values)
+            with self._moved:
+                encoding, decoding = (min(pair) for pair in zip(rates, forward.codec_rates, strict=True))
+                forward.codec_rates = encoding, decoding
 
     def _halves(self, values: torch.Tensor) -> bool:
         return self._half and values.dtype == torch.float32

@@ -578,3 +578,19 @@ def test_a_step_that_differs_in_its_middle_offloads_the_rest(tmp_path, fast_disk
         assert torch.equal(gradients(loss, leaf)[0], gradients(run(wider), leaf)[0])
         written = (offload.report().written - before) // MIB
     assert written == 36 - 6
+
+
+def test_the_first_step_measures_what_compression_takes_where_it_would_gain(offload):
+    """Else a plan would compress on a processor that is slower than the disk."""
+    measured = {}
+    for name, function, rows in (("dense", torch.sigmoid, SIDE), ("sparse", torch.relu, 2 * SIDE)):
+        leaf = torch.randn(rows, SIDE, requires_grad=True)  # of another size: another step
+        with offload:
+            loss = function(leaf).sum()
+        settle(offload)
+        measured[name] = offload._offloader._passes[-1].profile(1e9, 1e9)
+        loss.backward()
+    assert measured["dense"].encode_rate == measured["dense"].decode_rate == float("inf")
+    sparse = measured["sparse"]
+    assert 0 < sparse.encode_rate < float("inf") and 0 < sparse.decode_rate < float("inf")
+    assert min(tensor.ratio for tensor in sparse.tensors) < 0.6
