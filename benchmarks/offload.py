@@ -172,23 +172,26 @@ def of_offloading(way: str, runs: list[Found], without: list[Found], bare: list[
     longer = statistics.median(
         statistics.median(a["steps"]) - statistics.median(b["steps"]) for a, b in zip(runs, without, strict=True)
     )
+    planned = statistics.median(statistics.median(run["steps"]) for run in without) + (last["wait_planned"] or 0)
+    came = statistics.median(statistics.median(run["steps"]) for run in runs)
     return (
         f"\n{way}: {'; '.join(rates)}; {moved:.2f} GB moved a step, {extra / moved if moved else 0:.2f} s of processor "
         f"per GB\n  wrote {last['wrote_measured'] / 1e6:.0f} MB, planned {(last['wrote_planned'] or 0) / 1e6:.0f}; "
         f"waited {last['wait_measured']:.3f} s, planned {last['wait_planned'] or 0:.3f}; a step is {longer:.3f} s "
-        f"longer; at most {last['peak'] / 1e6:.0f} MB of saved tensors of a budget of {last['budget'] / 1e6:.0f}"
+        f"longer, {came:.2f} s where {planned:.2f} were planned ({came / planned:.2f});\n"
+        f"  at most {last['peak'] / 1e6:.0f} MB of saved tensors of a budget of {last['budget'] / 1e6:.0f}"
     )
 
 
 def batches(options: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
     """The largest batch of each way under a limit, and samples per second at some."""
-    few = ["--warmup", 2, "--steps", 1]
+    few = ["--warmup", 1, "--steps", 1]
     resident = needed(train("none", options, "--batch", 1, *few))["resident"]
     limit = int(resident + options.limit * 1e6)
     print(f"\nlimit {limit / 1e6:.0f} MB, {options.limit} above the resident state\n")
     print("| way | largest batch | : none | samples/s |\n| --- | --- | --- | --- |")
     rates: dict[str, list[tuple[int, float]]] = {}
-    for way in BATCHED:
+    for way in [way for way in BATCHED if way in options.ways]:
         tried: dict[int, float] = {}
 
         def fits(batch: int, way: str = way, tried: dict[int, float] = tried) -> bool:
@@ -200,7 +203,7 @@ def batches(options: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
 
         best = largest(fits)
         rates[way] = sorted(tried.items())
-        first = rates["none"][-1][0]
+        first = next(iter(rates.values()))[-1][0]
         print(f"| {way} | {best} | {best / first:.1f} | {tried.get(best, 0):.2f} |", flush=True)
     return rates
 

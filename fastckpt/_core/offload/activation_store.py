@@ -13,7 +13,7 @@ import torch
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
-from fastckpt._core.offload.codecs import decode, encode, sample_ratio
+from fastckpt._core.offload.codecs import codec_rates, decode, encode, sample_ratio
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.packed_tensor import PackedTensor
 from fastckpt._core.offload.saved_storage import Place, SavedStorage
@@ -172,7 +172,7 @@ class ActivationStore:
             if (compressed or sampled or self._half) and saved.size % saved.as_dtype.itemsize == 0:
                 values = saved.memory.view(saved.as_dtype)
                 if sampled:
-                    at.forward.entries[at.index].ratio = sample_ratio(values) / (2 if self._halves(values) else 1)
+                    self._sample(values, at)
                 if compressed or self._halves(values):
                     encoded = encode(values, half=self._half)
                     saved.form, parts = encoded.description, list(encoded.parts)
@@ -184,6 +184,15 @@ class ActivationStore:
             at.forward.moved += saved.size
             at.forward.written += sum(part.size for part in saved.written)
         return True
+
+    def _sample(self, values: torch.Tensor, at: Occurrence) -> None:
+        ratio, forward = sample_ratio(values), at.forward
+        forward.entries[at.index].ratio = ratio / (2 if self._halves(values) else 1)
+        if ratio < 1:
+            rates = codec_rates(values)
+            with self._moved:
+                encoding, decoding = (min(pair) for pair in zip(rates, forward.codec_rates, strict=True))
+                forward.codec_rates = encoding, decoding
 
     def _halves(self, values: torch.Tensor) -> bool:
         return self._half and values.dtype == torch.float32
@@ -330,6 +339,8 @@ class ActivationStore:
             self.transfers.use(tensor)
             saved.handed += 1
             self._ahead.pop(id(saved), None)
+            # Those used last are at the end.
+            self._used.pop(id(saved), None)
             self._used[id(saved)] = weakref.ref(saved)
             if saved.handed >= saved.packs:
                 self._drop(saved)
@@ -350,14 +361,19 @@ class ActivationStore:
     def _evict(self, size: int, *, ahead: bool = False) -> bool:
         """Drop fetched storages that were used already, for another one; returns whether the budget has room.
 
-        With ``ahead`` also those that were to be used later, and that may be read once more: the last ones first.
+        Those used first go first, and the one used last stays: a node unpacks several views of one storage one after
+        another. With ``ahead`` that one may go, too, and those that were read ahead, the last ones first.
         """
-        for refs in (self._used, self._ahead) if ahead else (self._used,):
-            while refs and not self._fits(size):
-                found = refs.popitem()[1]()
-                if found is not None and found.place in (Place.FETCHED, Place.REQUESTED):
-                    self._drop(found)
+        while len(self._used) > (not ahead) and not self._fits(size):
+            self._drop_if_fetched(self._used.pop(next(iter(self._used))))
+        while ahead and self._ahead and not self._fits(size):
+            self._drop_if_fetched(self._ahead.popitem()[1])
         return self._fits(size)
+
+    def _drop_if_fetched(self, ref: "weakref.ref[SavedStorage]") -> None:
+        saved = ref()
+        if saved is not None and saved.place in (Place.FETCHED, Place.REQUESTED):
+            self._drop(saved)
 
     def _count(self, saved: SavedStorage) -> None:
         saved.counted = saved.size

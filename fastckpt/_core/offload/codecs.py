@@ -4,6 +4,7 @@ Elements are compared as words of bits, so that -0.0, NaNs with a payload and de
 Each operation releases the GIL: threads encode and decode while the training thread goes on in Python.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ ROW = 128
 SAMPLE_RUNS, SAMPLE_RUN = 64, 1024
 """A sample is so many runs of so many elements, spread evenly: zeros of activations come in patches."""
 
+TIMED = 1 << 20
+"""Elements that are encoded to see how long that takes."""
 PIECE = 1024 * ROW
 """So many elements at a time on a CPU: what one operation has made is in the cache for the next. Twice as fast."""
 
@@ -117,6 +120,18 @@ def sample_ratio(tensor: torch.Tensor) -> float:
     nonzero = int(torch.count_nonzero(_words(values)))
     sizes = _sizes(values.numel(), nonzero, 0 if values.dtype == torch.bool else values.element_size())
     return min(1.0, *(size / (values.numel() * values.element_size()) for size in sizes.values()))
+
+
+def codec_rates(tensor: torch.Tensor) -> tuple[float, float]:
+    """Bytes of the tensor per second that a thread encodes, and decodes: a part of it is, on the processor of now."""
+    part = _in_memory_order(_resolved(tensor))[:TIMED]
+    start = time.perf_counter()
+    encoded = encode(part)
+    middle = time.perf_counter()
+    # A device has decoded when an element has come to the host.
+    decode(encoded.description, encoded.parts)[-1:].cpu()
+    size, end = part.numel() * part.element_size(), time.perf_counter()
+    return size / (middle - start), size / (end - middle)
 
 
 def _least(values: torch.Tensor) -> tuple[str, tuple[torch.Tensor, ...]]:

@@ -4,6 +4,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from fastckpt._core.offload.saved_storage import SavedStorage
 from fastckpt._core.policy.offload_plan import SavedTensor, StepProfile
@@ -50,6 +51,8 @@ class ForwardPass:
         """Bytes that were taken to the file."""
         self.written = 0
         """Bytes that this took in the file."""
+        self.codec_rates = inf, inf
+        """Bytes per second that a thread encodes and decodes, of the tensors that take longest."""
         self._ended = False
         self._began = time.perf_counter()
         self._backward_began = 0.0
@@ -108,7 +111,7 @@ class ForwardPass:
             SavedTensor(each.size, each.packed, backward if each.needed is None else each.needed, each.ratio)
             for each in self.entries
         )
-        return StepProfile(tensors, self.forward, backward, write_rate, read_rate)
+        return StepProfile(tensors, self.forward, backward, write_rate, read_rate, *self.codec_rates)
 
     def order_of_needs(self) -> tuple[int, ...]:
         """The entries in the order in which the backward needed them first."""

@@ -135,24 +135,28 @@ class _Step:
         taken = {index for _, index in self.writing}
         reads = self.offloaded - taken
         order = sorted(range(len(tensors)), key=lambda index: (tensors[index].needed, index))
-        users: deque[tuple[float, int]] = deque()
+        freed: deque[tuple[float, int]] = deque()
+        in_use, since = 0, 0.0
         for index in order:
             tensor = tensors[index]
             when = self.profile.forward + tensor.needed + self.late
+            if tensor.needed > since:
+                # A node has done with its tensors when the next one asks for its own.
+                freed.append((when, in_use))
+                in_use, since = 0, tensor.needed
             if index in reads:
-                arrival = self._read(index, max(begin, self.disk), users)
+                arrival = self._read(index, max(begin, self.disk), freed)
                 self.late += max(0.0, arrival - when)
-                when = max(when, arrival)
-            users.append((when, tensor.size))
+            in_use += tensor.size
 
-    def _read(self, index: int, start: float, users: deque[tuple[float, int]]) -> float:
+    def _read(self, index: int, start: float, freed: deque[tuple[float, int]]) -> float:
         """The time at which a tensor is there, if its read may start at this one."""
         size = self.profile.tensors[index].size
-        # Tensors are used and freed in this order, so the next ones to be freed are known.
-        while users and (users[0][0] <= start or self.held + size > self.budget):
-            freed, freed_size = users.popleft()
-            start = max(start, freed)
-            self.held -= freed_size
+        # Memory is freed in the order of use, so what is freed next is known.
+        while freed and (freed[0][0] <= start or self.held + size > self.budget):
+            at, bytes_freed = freed.popleft()
+            start = max(start, at)
+            self.held -= bytes_freed
         self._hold(size)
         self.disk = start + self._seconds(index, writes=False)
         return self.disk

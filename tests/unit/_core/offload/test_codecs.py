@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastckpt._core.offload.codecs import PIECE, ROW, Encoded, decode, encode, sample_ratio
+from fastckpt._core.offload.codecs import PIECE, ROW, Encoded, codec_rates, decode, encode, sample_ratio
 
 DTYPES = (
     torch.float32,
@@ -197,3 +197,8 @@ def test_half_precision_makes_no_finite_number_infinite(value: float) -> None:
     encoded = encode(tensor, half=True)
     assert encoded.description.stored == (torch.float32 if math.isfinite(value) else torch.float16)
     assert torch.equal(decode(encoded.description, encoded.parts).isfinite(), tensor.isfinite())
+
+
+def test_rates_of_the_codec_are_measured_on_the_tensor_itself() -> None:
+    zeros, half = torch.zeros(4_000_000), torch.randn(4_000_000).relu()
+    assert all(0 < rate < 1e12 for tensor in (zeros, half, zeros[:1]) for rate in codec_rates(tensor))

@@ -223,6 +223,27 @@ def test_a_storage_is_written_once_however_many_views_of_it_are_saved(offload):
     assert torch.equal(gradients(loss, leaf)[0], gradients(run(), leaf)[0])
 
 
+def test_a_storage_with_several_views_is_read_once_although_memory_is_short(tmp_path):
+    """What is read ahead in the middle of a node must not take the place of what that node still needs."""
+    offload = ActivationOffload(tmp_path, budget="8MiB")
+    leaf = torch.randn(SIDE, SIDE, requires_grad=True)
+
+    def run():
+        x = leaf
+        for _ in range(6):
+            q, k, v = torch.cat((x, x * 0.5, x * 0.25), 1).tanh().split(SIDE, 1)
+            x = torch.lerp(q, k, v)
+        return x.sum()
+
+    with offload:
+        loss = run()
+    settle(offload)
+    found = gradients(loss, leaf)[0]
+    report = offload.report()
+    assert 0 < report.read <= report.written
+    assert torch.equal(found, gradients(run(), leaf)[0])
+
+
 def test_a_view_that_reaches_over_less_than_half_of_its_storage_is_written_alone(offload):
     leaf = torch.randn(8, SIDE, SIDE)
     leaf = nn.Parameter(leaf)
@@ -562,3 +583,19 @@ def test_a_step_that_differs_in_its_middle_offloads_the_rest(tmp_path, fast_disk
         assert torch.equal(gradients(loss, leaf)[0], gradients(run(wider), leaf)[0])
         written = (offload.report().written - before) // MIB
     assert written == 36 - 6
+
+
+def test_the_first_step_measures_what_compression_takes_where_it_would_gain(offload):
+    """Else a plan would compress on a processor that is slower than the disk."""
+    measured = {}
+    for name, function, rows in (("dense", torch.sigmoid, SIDE), ("sparse", torch.relu, 2 * SIDE)):
+        leaf = torch.randn(rows, SIDE, requires_grad=True)  # of another size: another step
+        with offload:
+            loss = function(leaf).sum()
+        settle(offload)
+        measured[name] = offload._offloader._passes[-1].profile(1e9, 1e9)
+        loss.backward()
+    assert measured["dense"].encode_rate == measured["dense"].decode_rate == float("inf")
+    sparse = measured["sparse"]
+    assert 0 < sparse.encode_rate < float("inf") and 0 < sparse.decode_rate < float("inf")
+    assert min(tensor.ratio for tensor in sparse.tensors) < 0.6

@@ -1,6 +1,7 @@
 """The plan of what is offloaded: tables, properties of any plan, and comparison with all plans that there are."""
 
 import random
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -129,7 +130,11 @@ def test_what_a_plan_says_of_itself_is_so(profile: StepProfile, share: float) ->
     assert found.compressed <= found.offloaded <= set(range(len(sizes)))
     assert found.resident == sum(size for index, size in enumerate(sizes) if index not in found.offloaded)
     assert found.resident <= (room(budget) if found.offloaded else budget)
-    assert found.peak <= max(budget, room(budget) + max(sizes)) + max(sizes) * bool(found.predicted_wait)
+    # More than the budget is in memory only for a tensor that waits to be written, or for what one node reads.
+    nodes = Counter[float]()
+    for tensor in profile.tensors:
+        nodes[tensor.needed] += tensor.size
+    assert found.peak <= max(budget, room(budget) + max(sizes)) + max(nodes.values()) * bool(found.predicted_wait)
     assert all(profile.pays(index) for index in found.compressed)
     outcome = simulate(profile, budget, found.offloaded, found.compressed)
     assert found.peak == outcome.peak
@@ -164,7 +169,7 @@ def test_changes_of_one_tensor_find_nearly_all_plans_that_cost_nothing() -> None
     """Where not all plans can be tried: 83 of 94."""
     generator = random.Random(5)
     fit, found = 0, 0
-    for _ in range(150):
+    for _ in range(250):
         count = generator.randint(4, 6)
         packed = sorted(generator.uniform(0, 2) for _ in range(count))
         tensors = tuple(

@@ -21,22 +21,22 @@ FOUR = layers(10, 10, 10, 10)
     ("profile", "budget", "offloaded", "wait", "peak"),
     [
         (FOUR, 40, (), 0.0, 40),
-        # Written within the second after it is saved; read in the four seconds before it is needed.
-        (FOUR, 40, (0,), 0.0, 30),
+        # Written within the second after it is saved, read in the six seconds before it is needed.
+        (FOUR, 40, (0,), 0.0, 40),
         # The last one is handed back from memory: it is needed when the backward begins.
         (FOUR, 40, (3,), 0.0, 40),
-        # Both are written by the end of the forward, which holds two. The reads end at 5 and 6. The second one begins
-        # while the third tensor, needed at 6, and the one that was read before are held.
-        (FOUR, 40, (0, 1), 0.0, 30),
+        # Both are written by the end of the forward, which holds two. Both are read before the second node begins
+        # at 6, which frees the last tensor.
+        (FOUR, 40, (0, 1), 0.0, 40),
         # Each write takes two seconds. The limit in flight is 10, so the second tensor waits one second for the first
         # one, and the third, which is one second later then, one for the second one.
-        (layers(10, 10, 10, 10, write_rate=5.0), 40, (0, 1, 2), 2.0, 20),
+        (layers(10, 10, 10, 10, write_rate=5.0), 40, (0, 1, 2), 2.0, 30),
         # A read takes five seconds. The backward begins at 4; the second tensor, needed at 8, is there at 9, and the
         # first one, needed at 11 then, at 14.
-        (layers(10, 10, 10, 10, read_rate=2.0), 40, (0, 1), 4.0, 20),
-        # Nothing may be in flight: three tensors wait a second each for the one before. The last one's write ends two
-        # seconds after the forward, so the first read is one second late.
-        (layers(10, 10, 10, 10, write_rate=5.0), 0, (0, 1, 2, 3), 4.0, 20),
+        (layers(10, 10, 10, 10, read_rate=2.0), 40, (0, 1), 4.0, 30),
+        # Nothing may be in flight: three tensors wait a second each for the one before. Each read begins when it
+        # is needed, since only then the memory of the one before is free, and takes a second.
+        (layers(10, 10, 10, 10, write_rate=5.0), 0, (0, 1, 2, 3), 6.0, 20),
     ],
 )
 def test_a_step_waits_for_writes_in_flight_and_for_reads_that_come_late(
@@ -55,15 +55,16 @@ def test_a_compressed_tensor_takes_a_part_of_the_disk_and_the_time_of_the_codec(
 
 
 def test_a_read_waits_until_memory_is_free_for_it() -> None:
-    # The backward begins at 4 with 30 bytes in memory. Reads take 2.5 s. With 60 bytes the first one begins at once, in
-    # time for 8, and the second one at 6.5, when there is room for it, in time for 10.
+    # The backward begins at 4 with 30 bytes in memory. Reads take 2.5 s. With 80 bytes the first one begins at once, in
+    # time for 8, and the second one at 6.5, in time for 10.
     four = StepProfile(
         (SavedTensor(30, 1, 6), SavedTensor(30, 2, 4), SavedTensor(20, 3, 2), SavedTensor(10, 4, 0)), 4, 8, 30, 12
     )
-    assert simulate(four, 60, (0, 1), ()) == Outcome(0.0, 60)
-    # With half of that, the first one begins when the third tensor has been used, at 6, and is half a second late; the
-    # second one, needed at 10.5 then, begins at 8.5 and is there at 11.
-    assert simulate(four, 30, (0, 1), ()).wait == pytest.approx(1.0)
+    assert simulate(four, 80, (0, 1), ()) == Outcome(0.0, 80)
+    # With 60, the second one begins when the third tensor is freed, which is when the second is needed, at 8.
+    assert simulate(four, 60, (0, 1), ()) == Outcome(0.5, 60)
+    # With 30, both begin when they are needed: at 8, and at 12.5 then.
+    assert simulate(four, 30, (0, 1), ()).wait == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
