@@ -80,3 +80,7 @@ class PlaceInUse(FastckptError):
 
 class NotDurable(PersistError):
     """A job that had to end with its newest checkpoint durable has ended without."""
+
+
+class OffloadError(FastckptError):
+    """Activations that were offloaded cannot be read back, so the backward that needs them cannot be completed."""

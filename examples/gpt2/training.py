@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from examples.gpt2.model import GPT, GPTConfig
 from examples.gpt2.options import learning_rate
 from examples.gpt2.progress import Progress
 from fastckpt import metrics, phase
+from fastckpt.offload import ActivationOffload
 
 
 def start_process_group(kind: str) -> torch.device:
@@ -54,6 +56,7 @@ class Training:
         self.step, self.steps = 0, args.max_steps or args.epochs * self.batches.steps_per_epoch
         self._held_out = validation_batch(held_out, args.block_size, args.eval_blocks, rank, world_size)
         self._args, self._device, self._rank = args, device, rank
+        self._offload = ActivationOffload(args.offload, budget=args.offload_budget) if args.offload else None
         self._progress = Progress(rank, self.steps, args.log_interval, args.losses)
 
         torch.manual_seed(args.seed)
@@ -90,7 +93,8 @@ class Training:
         lr = learning_rate(self.step, self.steps, args.warmup, args.lr)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss = self.loss(self.batches.take())
+        with self._offload or nullcontext():
+            loss = self.loss(self.batches.take())
         self.learn(loss)
         evaluates = self.step % args.eval_interval == 0 or self.step == self.steps
         validation = self._evaluate() if evaluates else None
@@ -123,6 +127,8 @@ class Training:
         weights = self.weights()
         if self._rank:
             return
+        if self._offload:
+            self.say(f"\n{self._offload.report()}")
         if self._args.weights:
             torch.save(weights, self._args.weights)
         if self._args.sample:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.huge_pages import is_in_memory
-from fastckpt._core.storage.io.modes import make_directory
+from fastckpt._core.io.modes import make_directory
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")

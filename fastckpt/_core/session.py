@@ -26,6 +26,7 @@ from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.in_process_saver import leave_own_saver, saver_address
+from fastckpt._core.io.modes import choose
 from fastckpt._core.ipc.messages import Goodbye, Status
 from fastckpt._core.memory.stacks import offer
 from fastckpt._core.metrics import counts, write_events_to
@@ -40,7 +41,6 @@ from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.session_history import SessionHistory
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
 from fastckpt._core.snapshot.snapshotter import Snapshotter
-from fastckpt._core.storage.io.modes import choose
 from fastckpt._core.storage.store import is_url, normalised, target_in
 from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import idle_cores

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastckpt._core import metrics
+from fastckpt._core.io.modes import make_directory, open_file
 from fastckpt._core.report.events import FOLDER, Name, in_folder
-from fastckpt._core.storage.io.modes import make_directory, open_file
 
 logger = logging.getLogger("fastckpt.launcher")
 

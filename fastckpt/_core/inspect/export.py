@@ -16,7 +16,7 @@ import torch
 
 from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.values import StateFile, load
-from fastckpt._core.storage.io.durable import explained, sync_directory
+from fastckpt._core.io.durable import explained, sync_directory
 from fastckpt._core.storage.reading import digest_of, open_file
 from fastckpt._core.torch_private.tensors import storage_key
 from fastckpt.errors import BadCheckpoint, ConfigError

@@ -9,6 +9,7 @@ from threading import Event
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.copier import Copier
 from fastckpt._core.ipc.messages import (
     Bad,
     BeginSave,
@@ -44,7 +45,6 @@ from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.worker_progress import WorkerProgress
 from fastckpt._core.saver.writers import CLOSED, Loan, Writers
 from fastckpt._core.storage.download_dir import staging_path
-from fastckpt._core.storage.io.copier import Copier
 from fastckpt.errors import ArenaInUse, FastckptError
 
 logger = logging.getLogger("fastckpt")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.direct import digest_file
 from fastckpt._core.memory import slots
 from fastckpt._core.saver.persistence.persist_job import PIN
 from fastckpt._core.saver.slot import Slot
-from fastckpt._core.storage.io.direct import digest_file
 
 logger = logging.getLogger("fastckpt")
 

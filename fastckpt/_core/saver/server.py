@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.io.copier import Copier
+from fastckpt._core.io.modes import choose
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import bind, peer
 from fastckpt._core.memory.census import sweep
@@ -27,8 +29,6 @@ from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.history import Record
-from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.io.modes import choose
 from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
 
 logger = logging.getLogger("fastckpt")

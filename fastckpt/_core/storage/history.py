@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt._core.storage.io.durable import explained, sync_directory, write_text
-from fastckpt._core.storage.io.modes import open_file
+from fastckpt._core.io.durable import explained, sync_directory, write_text
+from fastckpt._core.io.modes import open_file
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt.errors import ProtocolError
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
+from fastckpt._core.io.copier import Copier
 from fastckpt._core.storage.history import Histories
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.identity import DirectoryIdentity
 from fastckpt._core.storage.local.layout import Layout

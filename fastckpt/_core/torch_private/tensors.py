@@ -21,6 +21,10 @@ version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 """The version counter of a tensor: each operation that writes to it raises the counter, once it has written."""
 share_memory_lock, share_memory_map = _share_memory_lock, _share_memory_map
 """The lock that a thread takes to move a storage to shared memory, and the map of locks of storages being moved."""
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
+"""The tensor that a tensor is a view of, for autograd; None for others."""
+next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""The number that autograd gives to the next node that this thread makes: equal for all that one node saves."""
 copy_each = torch._foreach_copy_
 """Copies many tensors on a device with few kernels."""
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fastckpt._core import byte_sizes
 from fastckpt._core.byte_sizes import binary, decimal
 
 
@@ -19,3 +20,17 @@ def test_decimal_sizes_are_printed_in_fitting_units(count: int, text: str):
 )
 def test_binary_sizes_are_printed_in_fitting_units(count: int, text: str):
     assert binary(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4GiB", 4 << 30), ("1.5 GB", 1_500_000_000), ("4096", 4096), ("12 B", 12), (" 3kB ", 3000), ("0.5KiB", 512)],
+)
+def test_a_text_names_bytes(text, count):
+    assert byte_sizes.parsed(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "4 pounds", "GiB", "-1", "1e9", "4Gi", "1.GiB", "auto"])
+def test_another_text_names_none(text):
+    with pytest.raises(ValueError):
+        byte_sizes.parsed(text)

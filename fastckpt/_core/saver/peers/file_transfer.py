@@ -15,12 +15,12 @@ from typing import Any
 import xxhash
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.direct import digest_file
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
 from fastckpt._core.memory.records import remove_any
 from fastckpt._core.memory.slots import SlotDone
-from fastckpt._core.storage.io.direct import digest_file
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
 LIST, GET, KEEP = "list", "get", "keep"

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.direct import digest_file
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import SMALL, TIMEOUT, SaveName, give
-from fastckpt._core.storage.io.direct import digest_file
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.copier import Copier
 from fastckpt._core.ipc.messages import Hello
 from fastckpt._core.policy.retention import KeepAll, Policy, from_json
 from fastckpt._core.policy.verify import verify_mode
@@ -20,7 +21,6 @@ from fastckpt._core.saver.persistence.uploader import Uploader
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.history import Record
-from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.store import Store, open_store
 from fastckpt.errors import FastckptError, PersistError
 

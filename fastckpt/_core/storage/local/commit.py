@@ -9,7 +9,7 @@ from pathlib import Path
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import LATEST, MODEL, Manifest, file_named, is_plain
-from fastckpt._core.storage.io.durable import move, remove, sync_directory, write_text
+from fastckpt._core.io.durable import move, remove, sync_directory, write_text
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.named_file import NamedFile, link_within, named_file
 from fastckpt._core.storage.local.places import clear_remains, drop, relocate

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
+from fastckpt._core.io.copier import UNLIMITED, Copier
+from fastckpt._core.io.durable import explained
 from fastckpt._core.storage.history import DirectoryHistories
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io.copier import UNLIMITED, Copier
-from fastckpt._core.storage.io.durable import explained
 from fastckpt._core.storage.local import part_files, removal
 from fastckpt._core.storage.local.identity import DirectoryIdentity, identity, inode, mark
 from fastckpt._core.storage.local.layout import Layout

@@ -9,8 +9,8 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt._core.storage.io.durable import sync_directory, write_text
-from fastckpt._core.storage.io.modes import make_directory, open_file
+from fastckpt._core.io.durable import sync_directory, write_text
+from fastckpt._core.io.modes import make_directory, open_file
 
 _NAME = ".fastckpt/identity"
 _MARK = re.compile("[0-9a-f]{32}")

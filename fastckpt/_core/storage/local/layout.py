@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest
-from fastckpt._core.storage.io.durable import make_directories
-from fastckpt._core.storage.io.modes import open_file
+from fastckpt._core.io.durable import make_directories
+from fastckpt._core.io.modes import open_file
 from fastckpt._core.storage.local.stored import read_manifest, with_manifests
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MODEL, NAME, file_named
-from fastckpt._core.storage.io.direct import copy_file
-from fastckpt._core.storage.io.durable import make_directories, move, remove, sync_directory
+from fastckpt._core.io.direct import copy_file
+from fastckpt._core.io.durable import make_directories, move, remove, sync_directory
 from fastckpt._core.storage.local.layout import FILES, Layout
 from fastckpt._core.storage.local.stored import ours
 from fastckpt.errors import ConfigError

@@ -10,10 +10,10 @@ from pathlib import Path
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME, Manifest
+from fastckpt._core.io.copier import Copier
+from fastckpt._core.io.durable import explained, remove, sync_directory, sync_tree, write_text
+from fastckpt._core.io.modes import make_directory
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.io.durable import explained, remove, sync_directory, sync_tree, write_text
-from fastckpt._core.storage.io.modes import make_directory
 from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import FILES, Layout
 from fastckpt._core.storage.local.named_file import named_file

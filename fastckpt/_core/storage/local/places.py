@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 from fastckpt._core.format.manifest import NAME
-from fastckpt._core.storage.io.direct import copy_file
-from fastckpt._core.storage.io.durable import move, remove, sync_directory, sync_tree, write_text
-from fastckpt._core.storage.io.modes import make_directory
+from fastckpt._core.io.direct import copy_file
+from fastckpt._core.io.durable import move, remove, sync_directory, sync_tree, write_text
+from fastckpt._core.io.modes import make_directory
 from fastckpt._core.storage.local.layout import REMAINS, Layout
 from fastckpt._core.storage.local.named_file import remove_with_draft
 

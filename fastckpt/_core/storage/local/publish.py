@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.manifest import NAME, FileEntry, Manifest
+from fastckpt._core.io.copier import Copier, Copy
+from fastckpt._core.io.direct import digest_file
+from fastckpt._core.io.durable import sync_tree, write_text
+from fastckpt._core.io.modes import make_directory
 from fastckpt._core.storage.image_source import ImageSource, PublishRequest
-from fastckpt._core.storage.io.copier import Copier, Copy
-from fastckpt._core.storage.io.direct import digest_file
-from fastckpt._core.storage.io.durable import sync_tree, write_text
-from fastckpt._core.storage.io.modes import make_directory
 from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.named_file import remove_with_draft

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fastckpt._core.format.manifest import NAME, Manifest
-from fastckpt._core.storage.io.durable import sync_directory, write_text
+from fastckpt._core.io.durable import sync_directory, write_text
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.places import relocate
 from fastckpt._core.storage.local.stored import Stored, ours, read_manifest

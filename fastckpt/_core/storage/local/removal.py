@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fastckpt._core.storage.io.durable import move, remove, sync_directory
+from fastckpt._core.io.durable import move, remove, sync_directory
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.named_file import NamedFile, finish_of_earlier_versions, named_file, remove_with_draft
 from fastckpt._core.storage.local.places import (

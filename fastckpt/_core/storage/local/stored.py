@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
-from fastckpt._core.storage.io.direct import digest_file
+from fastckpt._core.io.direct import digest_file
 from fastckpt.errors import BadCheckpoint
 
 

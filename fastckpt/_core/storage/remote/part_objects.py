@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, Manifest
+from fastckpt._core.io.copier import Copier
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.catalog import Catalog, id_of, is_shared, shared_place
 from fastckpt._core.storage.remote.client_errors import ExplainedErrors, LoggedErrors

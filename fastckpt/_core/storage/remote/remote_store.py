@@ -13,8 +13,8 @@ from pathlib import Path
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest
+from fastckpt._core.io.copier import Copier
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.identity import DirectoryIdentity, parsed
 from fastckpt._core.storage.local.layout import PRIVATE, TRACKER
 from fastckpt._core.storage.local.quarantine import WHY

@@ -8,9 +8,9 @@ import xxhash
 
 from fastckpt._core import metrics
 from fastckpt._core.format.manifest import FileEntry, Manifest
+from fastckpt._core.io.copier import Copier, Copy
+from fastckpt._core.io.direct import CopyPacing
 from fastckpt._core.storage.image_source import ImageSource, PublishRequest
-from fastckpt._core.storage.io.copier import Copier, Copy
-from fastckpt._core.storage.io.direct import CopyPacing
 from fastckpt._core.storage.remote.download import download
 from fastckpt._core.storage.remote.objects import Objects, part_size
 from fastckpt.errors import BadCheckpoint, PersistError

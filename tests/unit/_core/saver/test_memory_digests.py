@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.direct import digest_file
 from fastckpt._core.memory import slots
 from fastckpt._core.resume import tiers
 from fastckpt._core.saver import memory_digests
-from fastckpt._core.storage.io.direct import digest_file
 from fastckpt.ddp import StorageType
 from tests.e2e.ddp.conftest import Ranks, state, until
 

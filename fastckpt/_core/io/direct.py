@@ -13,7 +13,7 @@ from typing import Protocol
 import xxhash
 
 from fastckpt._core.huge_pages import is_in_memory, window
-from fastckpt._core.storage.io.unbuffered import SECTOR, UnbufferedWriter, create, pass_page_cache, read_some
+from fastckpt._core.io.unbuffered import SECTOR, UnbufferedWriter, create, pass_page_cache, read_some
 
 BLOCK = 32 * 2**20
 """Bytes that are mapped, digested and written at once."""

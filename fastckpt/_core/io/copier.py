@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from fastckpt._core.storage.io.direct import copy_file
-from fastckpt._core.storage.io.rate import RateLimit
+from fastckpt._core.io.direct import copy_file
+from fastckpt._core.io.rate import RateLimit
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

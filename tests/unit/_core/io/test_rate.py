@@ -8,8 +8,8 @@ import time
 import pytest
 
 from fastckpt._core.config import Settings
-from fastckpt._core.storage.io.copier import Copier, CopyStopped
-from fastckpt._core.storage.io.rate import LeakyBucket, RateLimit
+from fastckpt._core.io.copier import Copier, CopyStopped
+from fastckpt._core.io.rate import LeakyBucket, RateLimit
 from fastckpt.errors import ConfigError
 
 MiB = 2**20

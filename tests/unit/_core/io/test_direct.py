@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from fastckpt._core.storage.io import direct, unbuffered
-from fastckpt._core.storage.io.direct import BLOCK, copy_file, digest_file
+from fastckpt._core.io import direct, unbuffered
+from fastckpt._core.io.direct import BLOCK, copy_file, digest_file
 
 MiB = 2**20
 

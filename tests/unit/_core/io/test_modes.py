@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io import modes
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io import modes
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
 from fastckpt.ddp import DdpCheckpointer, StorageType

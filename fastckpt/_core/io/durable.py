@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastckpt._core.byte_sizes import binary
-from fastckpt._core.storage.io.modes import make_directory, open_file
+from fastckpt._core.io.modes import make_directory, open_file
 from fastckpt.errors import PersistError
 
 REMEDIES = {

@@ -6,15 +6,20 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 from pathlib import Path
 
-from fastckpt._core.storage.io.modes import open_file
+from fastckpt._core.io.modes import open_file
 
 SECTOR = max(4096, mmap.PAGESIZE)
 """Every file system that has O_DIRECT takes it in this unit, and a file can be mapped from any multiple of it."""
 
 WAIT_BEFORE, WRITE, WAIT_AFTER = 1, 2, 4
 """Flags of sync_file_range(2)."""
+
+AT_EMPTY_PATH, STATX_DIOALIGN = 0x1000, 0x2000
+"""Of statx(2), with the places of both alignments in its answer; Python has no name for them before 3.15."""
+_MASK, _MEMORY, _OFFSET = 0x00, 0x98, 0x9C
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -123,6 +128,16 @@ def read_some(reader: int, buffer: memoryview, offset: int) -> int:
         if error.errno != errno.EINVAL or not use_page_cache(reader):
             raise
     return os.preadv(reader, [buffer], offset)
+
+
+def direct_alignment(descriptor: int) -> tuple[int, int]:
+    """What O_DIRECT wants addresses, offsets and lengths to be multiples of: as statx says, or else whole sectors."""
+    answer = ctypes.create_string_buffer(256)
+    statx = getattr(_libc, "statx", None)  # glibc 2.28; Linux 6.1 answers
+    if statx is None or statx(descriptor, b"", AT_EMPTY_PATH, STATX_DIOALIGN, answer):
+        return SECTOR, SECTOR
+    mask, memory, offset = (int.from_bytes(answer.raw[at : at + 4], sys.byteorder) for at in (_MASK, _MEMORY, _OFFSET))
+    return (memory, offset) if mask & STATX_DIOALIGN and memory and offset else (SECTOR, SECTOR)
 
 
 def pass_page_cache(descriptor: int) -> None:

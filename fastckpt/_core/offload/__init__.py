@@ -1,0 +1,1 @@
+"""Runs in: worker. Activations on storage: hooks, scratch file, transfers, codecs."""

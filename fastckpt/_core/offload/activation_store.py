@@ -1,0 +1,416 @@
+"""The memory that saved activations may take, and their moves to the scratch file and back, by threads."""
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from fastckpt._core import metrics
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.offload.codecs import codec_rates, decode, encode, sample_ratio
+from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
+from fastckpt._core.offload.packed_tensor import PackedTensor
+from fastckpt._core.offload.saved_storage import Place, SavedStorage
+from fastckpt._core.offload.scratch_file import ScratchFile
+from fastckpt._core.offload.staging import as_bytes
+from fastckpt._core.offload.transfers import Transfers
+from fastckpt.errors import OffloadError
+
+logger = logging.getLogger("fastckpt")
+
+THREADS = 2
+"""Threads that write, and as many that read: each has one transfer under way."""
+PARTS = 3
+"""Parts of an encoded tensor, at most."""
+STALLED = 300.0
+"""Seconds without an answer after which a disk counts as failed."""
+
+
+class ActivationStore:
+    """Saved activations within a budget of memory, and those that are in a file instead.
+
+    All that changes where something is, or what is counted, happens under one lock, and no transfer does. Storages die
+    in any thread, also within the lock: their death is noted, and counted later.
+
+    Args:
+        file: Where to.
+        budget: Bytes that may be in memory; a quarter of it may be on the way out.
+        half: Whether floats of 32 bits are stored in 16.
+    """
+
+    def __init__(self, file: ScratchFile, budget: int, *, half: bool = False) -> None:
+        self.file = file
+        self.budget = budget
+        self.transfers = Transfers(file)
+        self._resident = 0
+        self.peak = 0
+        """The most that were resident since this was last set to 0."""
+        self.in_flight = 0
+        """Bytes in memory that are on the way out."""
+        self.failure = ""
+        """Why nothing is written any more."""
+        self._half = half
+        self._moved = threading.Condition()
+        self._dead: deque[int] = deque()
+        # What may be dropped for something that is needed now: what was used already, and what was not yet.
+        self._used: dict[int, weakref.ref[SavedStorage]] = {}
+        self._ahead: dict[int, weakref.ref[SavedStorage]] = {}
+        # Their threads end when this object does: executors hold none of their own methods.
+        self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write")
+        self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read")
+
+    @property
+    def resident(self) -> int:
+        """Bytes in memory that are kept, on the way out, or fetched."""
+        with self._moved:
+            self._bury()
+            return self._resident
+
+    # --- the way out
+
+    def keep(self, saved: SavedStorage) -> bool:
+        """Have a storage stay in memory until the graph drops it; returns whether there is room.
+
+        There is, unless other forwards than the planned one have left their activations, too.
+        """
+        with self._moved:
+            self._bury()
+            if not self._fits(saved.size):
+                return False
+            self._count(saved)
+            return True
+
+    def write(self, saved: SavedStorage, at: Occurrence, *, compressed: bool, sampled: bool) -> None:
+        """Begin to write a storage, once there is room on the way out; it stays in memory if that fails.
+
+        Args:
+            saved: What to write.
+            at: Where it is in its forward.
+            compressed: Whether to encode it.
+            sampled: Whether to measure what encoding it would gain.
+        """
+        with self._moved:
+            self._bury()
+            self._evict(saved.size, ahead=True)
+            self._wait_for_room(saved.size, at.forward)
+            self._count(saved)
+            if self.failure or not self._place(saved, compressed):
+                return
+            saved.place = Place.WAITING
+            self.in_flight += saved.size
+        # The queue must not keep alive what a dropped graph has given up.
+        if not _submit(self._writers, self._write, weakref.ref(saved), saved.size, at, (compressed, sampled)):
+            self._arrive(saved, saved.size)
+
+    def on_death(self, saved: SavedStorage) -> None:
+        """Free what a storage had, in whichever thread it dies."""
+        self._dead.append(saved.counted)
+        if saved.region is not None:
+            self.file.give_back(saved.region)
+
+    def _place(self, saved: SavedStorage, compressed: bool) -> bool:
+        try:
+            saved.region = self.file.take(self.transfers.room(saved.size, PARTS if compressed or self._half else 1))
+        except OSError as error:
+            self._end(error)
+        return saved.region is not None
+
+    def _wait_for_room(self, size: int, forward: ForwardPass) -> None:
+        if not self._is_crowded(size):
+            return
+        start = time.perf_counter()
+        with metrics.phase("offload.wait_for_writes"):
+            if not self._moved.wait_for(lambda: not self._is_crowded(size), STALLED):
+                self._end(TimeoutError(f"no write was completed in {STALLED:.0f} s"))
+        forward.pack_wait += time.perf_counter() - start
+
+    def _is_crowded(self, size: int) -> bool:
+        if self.failure or not self.in_flight:
+            return False
+        return self.in_flight + size > self.budget // 4 or not self._fits(size)
+
+    def _fits(self, size: int) -> bool:
+        return self._resident + size <= self.budget
+
+    def _write(self, ref: "weakref.ref[SavedStorage]", size: int, at: Occurrence, how: tuple[bool, bool]) -> None:
+        saved = ref()
+        stored = False
+        try:
+            if saved is not None and self._begin(saved, at.forward):
+                with metrics.phase("offload.write", bytes=size):
+                    stored = self._write_out(saved, at, *how)
+        except (OSError, RuntimeError) as error:
+            with self._moved:
+                self._end(error)
+        finally:
+            memory = self._arrive(saved, size, stored=stored, needed=at.forward.was_needed)
+        del memory  # outside of the lock: unmapping it takes a while
+
+    def _begin(self, saved: SavedStorage, forward: ForwardPass) -> bool:
+        with self._moved:
+            if saved.place is not Place.WAITING:
+                return False
+            # Its backward has begun and will need it soon: then it need not go.
+            near = forward.was_needed and self._resident <= self.budget
+            if self.failure or near or not saved.is_whole:
+                saved.place = Place.RESIDENT
+                return False
+            saved.place = Place.WRITING
+            return True
+
+    def _write_out(self, saved: SavedStorage, at: Occurrence, compressed: bool, sampled: bool) -> bool:
+        """Returns whether the file has what the memory had; memory that became smaller meanwhile is another's again."""
+        assert saved.memory is not None and saved.region is not None
+        with self.transfers.beside_training(saved.device, saved.ready):
+            parts = [saved.memory]
+            if (compressed or sampled or self._half) and saved.size % saved.as_dtype.itemsize == 0:
+                values = saved.memory.view(saved.as_dtype)
+                if sampled:
+                    self._sample(values, at)
+                if compressed or self._halves(values):
+                    encoded = encode(values, half=self._half)
+                    saved.form, parts = encoded.description, list(encoded.parts)
+            saved.written = self.transfers.write(parts, saved.region)
+        saved.ready = None
+        if not saved.is_whole:
+            return False
+        with self._moved:
+            at.forward.moved += saved.size
+            at.forward.written += sum(part.size for part in saved.written)
+        return True
+
+    def _sample(self, values: torch.Tensor, at: Occurrence) -> None:
+        ratio, forward = sample_ratio(values), at.forward
+        forward.entries[at.index].ratio = ratio / (2 if self._halves(values) else 1)
+        if ratio < 1:
+            rates = codec_rates(values)
+            with self._moved:
+                encoding, decoding = (min(pair) for pair in zip(rates, forward.codec_rates, strict=True))
+                forward.codec_rates = encoding, decoding
+
+    def _halves(self, values: torch.Tensor) -> bool:
+        return self._half and values.dtype == torch.float32
+
+    def _arrive(
+        self, saved: SavedStorage | None, size: int, *, stored: bool = False, needed: bool = False
+    ) -> torch.Tensor | None:
+        """Take a storage off the way out; returns memory that is not needed any more."""
+        with self._moved:
+            self.in_flight -= size
+            self._moved.notify_all()
+            if saved is None:
+                return None
+            if not stored:
+                saved.place = Place.RESIDENT
+                return None
+            if needed and self._resident <= self.budget:
+                saved.place = Place.FETCHED  # it is needed soon
+                self._ahead[id(saved)] = weakref.ref(saved)
+                return None
+            return self._drop(saved)
+
+    # --- the way back
+
+    def unpack(self, packed: PackedTensor) -> torch.Tensor:
+        """The tensor, from memory or the file.
+
+        Raises:
+            RuntimeError: It was changed in place since it was packed.
+            OffloadError: It cannot be read.
+        """
+        packed.check()
+        saved, forward = packed.saved, packed.at.forward
+        forward.needs(packed.at.index)
+        while True:
+            with self._moved:
+                self._bury()
+                claimed = self._claim(saved, Place.STORED, Place.REQUESTED)
+                if claimed and not saved.counted:
+                    self._make_room(saved, forward)
+                self._fetch_ahead(forward)
+                if not claimed and self._waited_for(saved, forward):
+                    return self._hand(packed)
+            if claimed:
+                self._read_now(saved, forward)
+
+    def _claim(self, saved: SavedStorage, *places: Place) -> bool:
+        """Make it this thread's to read a storage that is in one of these places."""
+        if saved.place not in places:
+            return False
+        saved.place = Place.READING
+        return True
+
+    def _make_room(self, saved: SavedStorage, forward: ForwardPass) -> None:
+        """Count what is needed now; it is read even if there is no room, once nothing is on the way out any more."""
+        if not self._evict(saved.size, ahead=True) and self.in_flight:
+            start = time.perf_counter()
+            with metrics.phase("offload.wait_for_writes"):
+                self._moved.wait_for(lambda: not self.in_flight or self._fits(saved.size), STALLED)
+            forward.fetch_wait += time.perf_counter() - start
+        self._count(saved)
+
+    def _fetch_ahead(self, forward: ForwardPass) -> None:
+        """Ask for what is needed next, in that order, as far as the budget has room."""
+        while (entry := forward.peek()) is not None:
+            saved = entry.saved()
+            if saved is not None and saved.place is Place.STORED:
+                if not self._evict(saved.size):
+                    return
+                saved.place = Place.REQUESTED
+                self._ahead[id(saved)] = weakref.ref(saved)
+                self._count(saved)
+                if not _submit(self._readers, self._read_ahead, weakref.ref(saved)):
+                    saved.place = Place.STORED
+                    self._discount(saved)
+            forward.skip()
+
+    def _read_ahead(self, ref: "weakref.ref[SavedStorage]") -> None:
+        saved = ref()
+        if saved is None:
+            return
+        with self._moved:
+            if not self._claim(saved, Place.REQUESTED):
+                return
+        try:
+            self._read(saved)
+        except (OSError, RuntimeError) as error:
+            # Who needs it tries once more, and raises what that meets.
+            logger.debug("offloaded activations could not be read ahead: %s", error)
+
+    def _read_now(self, saved: SavedStorage, forward: ForwardPass) -> None:
+        start = time.perf_counter()
+        try:
+            self._read(saved)
+        except OSError as error:
+            raise OffloadError(
+                f"cannot read back {binary(saved.size)} of activations from {self.file.directory}: "
+                f"{error.strerror or error}; this step cannot be completed. Check the disk, or choose another "
+                "directory, and resume from the last checkpoint"
+            ) from error
+        finally:
+            forward.fetch_wait += time.perf_counter() - start
+
+    def _waited_for(self, saved: SavedStorage, forward: ForwardPass) -> bool:
+        """Wait for a thread that reads; returns whether the bytes are in memory."""
+        if saved.place is Place.READING:
+            start = time.perf_counter()
+            with metrics.phase("offload.wait_for_reads"):
+                if not self._moved.wait_for(lambda: saved.place is not Place.READING, STALLED):
+                    raise OffloadError(
+                        f"{binary(saved.size)} of activations were not read from {self.file.directory} in "
+                        f"{STALLED:.0f} s; this step cannot be completed. Check the disk, and resume from the last "
+                        "checkpoint"
+                    )
+            forward.fetch_wait += time.perf_counter() - start
+        return saved.memory is not None
+
+    def _read(self, saved: SavedStorage) -> None:
+        memory = None
+        try:
+            with metrics.phase("offload.read", bytes=saved.size):
+                memory = self._load(saved)
+        finally:
+            with self._moved:
+                saved.memory = memory
+                saved.place = Place.STORED if memory is None else Place.FETCHED
+                if memory is None:
+                    self._discount(saved)
+                self._moved.notify_all()
+
+    def _load(self, saved: SavedStorage) -> torch.Tensor:
+        with self.transfers.beside_training(saved.device):
+            parts = self.transfers.fetch(saved.written, saved.device)
+            if saved.form is None:
+                return parts[0]
+            typed = [part.view(dtype) for part, (dtype, _) in zip(parts, saved.form.parts, strict=True)]
+            return as_bytes(decode(saved.form, typed))
+
+    def _hand(self, packed: PackedTensor) -> torch.Tensor:
+        saved, tensor = packed.saved, packed.tensor()
+        if saved.place is Place.WAITING:
+            saved.place = Place.RESIDENT  # the writer passes it over
+        elif saved.place is Place.FETCHED:
+            self.transfers.use(tensor)
+            saved.handed += 1
+            self._ahead.pop(id(saved), None)
+            # Those used last are at the end.
+            self._used.pop(id(saved), None)
+            self._used[id(saved)] = weakref.ref(saved)
+            if saved.handed >= saved.packs:
+                self._drop(saved)
+        return tensor
+
+    # --- what is counted
+
+    def _drop(self, saved: SavedStorage) -> torch.Tensor | None:
+        """Have a storage in the file alone; returns its memory."""
+        memory, saved.memory = saved.memory, None
+        saved.place = Place.STORED
+        saved.handed = 0
+        self._used.pop(id(saved), None)
+        self._ahead.pop(id(saved), None)
+        self._discount(saved)
+        return memory
+
+    def _evict(self, size: int, *, ahead: bool = False) -> bool:
+        """Drop fetched storages that were used already, for another one; returns whether the budget has room.
+
+        Those used first go first, and the one used last stays: a node unpacks several views of one storage one after
+        another. With ``ahead`` that one may go, too, and those that were read ahead, the last ones first.
+        """
+        while len(self._used) > (not ahead) and not self._fits(size):
+            self._drop_if_fetched(self._used.pop(next(iter(self._used))))
+        while ahead and self._ahead and not self._fits(size):
+            self._drop_if_fetched(self._ahead.popitem()[1])
+        return self._fits(size)
+
+    def _drop_if_fetched(self, ref: "weakref.ref[SavedStorage]") -> None:
+        saved = ref()
+        if saved is not None and saved.place in (Place.FETCHED, Place.REQUESTED):
+            self._drop(saved)
+
+    def _count(self, saved: SavedStorage) -> None:
+        saved.counted = saved.size
+        self._resident += saved.size
+        self.peak = max(self.peak, self._resident)
+
+    def _discount(self, saved: SavedStorage) -> None:
+        self._resident -= saved.counted
+        saved.counted = 0
+
+    def _bury(self) -> None:
+        while self._dead:
+            self._resident -= self._dead.popleft()
+
+    def _end(self, error: Exception) -> None:
+        """Write nothing any more: training goes on with what is in memory."""
+        if self.failure:
+            return
+        reason = getattr(error, "strerror", None) or str(error)
+        self.failure = f"{self.file.directory}: {reason}"
+        logger.warning("%s", _explained(self.file, reason))
+        metrics.event("offload_ended", directory=str(self.file.directory), error=reason)
+        self._moved.notify_all()
+
+
+def _explained(file: ScratchFile, reason: str) -> str:
+    return (
+        f"activations are not offloaded any more: {file.directory}: {reason}, with {binary(file.used)} of them in the "
+        "file there. Training goes on with all further ones in memory. Free space there, choose another directory for "
+        "ActivationOffload, or give it a larger budget; then start again"
+    )
+
+
+def _submit(pool: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> bool:
+    """Returns False when the interpreter is about to end, and threads take no more work."""
+    try:
+        pool.submit(work, *arguments)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""Hooks that autograd calls with each tensor that one forward saves, and when the backward wants it back."""
+
+import weakref
+
+import torch
+
+from fastckpt._core.offload.activation_store import ActivationStore
+from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
+from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
+from fastckpt._core.offload.known_steps import StepMatch
+from fastckpt._core.offload.packed_tensor import LeftTensor, PackedTensor
+from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
+from fastckpt._core.torch_private.tensors import next_node_number
+
+Identities = weakref.WeakValueDictionary[Identity, SavedStorage]
+
+
+class ForwardHooks:
+    """The hooks of one forward.
+
+    Args:
+        store: Where saved storages are counted and moved.
+        identities: All saved storages that live, of this forward and others.
+        forward: The record of this forward.
+        match: What is known of its like.
+        copies: Whether tensors are copied when they are packed, so that they may be changed in place afterwards.
+    """
+
+    def __init__(
+        self, store: ActivationStore, identities: Identities, forward: ForwardPass, match: StepMatch, *, copies: bool
+    ) -> None:
+        self.forward = forward
+        self.left = 0
+        """Bytes of tensors below the least size: they stay."""
+        self._store = store
+        self._identities = identities
+        self._match = match
+        self._copies = copies
+
+    def pack(self, tensor: torch.Tensor) -> LeftTensor | PackedTensor:
+        """Put an object in the place of a tensor that autograd saves."""
+        if is_weight(tensor) or not is_plain(tensor):
+            # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
+            return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach())
+        storage = tensor.untyped_storage()
+        span = span_of(tensor, storage)
+        if span.size < SMALLEST:
+            self.left += span.size
+            return LeftTensor(tensor, _copied(tensor) if self._copies else tensor.detach())
+        identity = identity_of(tensor, storage, span)
+        saved = self._identities.get(identity)
+        if saved is None:
+            saved = SavedStorage(tensor, storage, span, self._store.on_death)
+            if self._copies:
+                assert saved.memory is not None
+                saved.memory = saved.memory.clone()
+            self._identities[identity] = saved
+            at = Occurrence(self.forward, self._add(saved))
+            self._admit(saved, at)
+        else:
+            index = self.forward.index_of(saved)
+            at = Occurrence(self.forward, self._add(saved) if index is None else index)
+        saved.packs += 1
+        return PackedTensor(tensor, saved, at, copied=self._copies)
+
+    def unpack(self, packed: LeftTensor | PackedTensor) -> torch.Tensor:
+        """The tensor that was packed; raises autograd's error if it was changed in place since."""
+        if isinstance(packed, LeftTensor):
+            packed.check()
+            return packed.tensor
+        return self._store.unpack(packed)
+
+    def _add(self, saved: SavedStorage) -> int:
+        return self.forward.add(saved, next_node_number())
+
+    def _admit(self, saved: SavedStorage, at: Occurrence) -> None:
+        away, compressed = self._match.takes_away(saved.size)
+        if not away and self._store.keep(saved):
+            return
+        if saved.device.type == "cuda":
+            saved.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            saved.ready.record(torch.cuda.current_stream(saved.device))
+        self._store.write(saved, at, compressed=compressed, sampled=self._match.step is None)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor.detach())

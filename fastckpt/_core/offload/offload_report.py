@@ -1,0 +1,90 @@
+"""The account of offloading: what was moved, what stayed, what was waited for, and what the plan had predicted."""
+
+from dataclasses import dataclass
+
+from fastckpt._core.byte_sizes import binary, decimal
+from fastckpt._core.policy.offload_plan import OffloadPlan
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One of the values that a plan predicts, and what came.
+
+    Attributes:
+        planned: As predicted; None if no forward had a plan yet.
+        measured: Of the last forward whose backward is over.
+    """
+
+    planned: float | None = None
+    measured: float = 0.0
+
+
+@dataclass(frozen=True)
+class OffloadReport:
+    """What was offloaded since the start.
+
+    Attributes:
+        directory: Where to.
+        budget: Bytes of activations that may be in memory.
+        half: Whether floats of 32 bits are stored in 16, which changes gradients.
+        forwards: Forwards so far.
+        written: Bytes written.
+        read: Bytes read.
+        kept: Bytes that the last forward saved, and that were not written.
+        left: Bytes of tensors of less than a MiB that the last forward saved; they count for no budget.
+        peak: The most bytes of activations in memory at once, from the beginning of the last forward on.
+        waited_for_writes: Seconds that forwards waited for room in the budget, all together.
+        waited_for_reads: Seconds that backwards waited for what they needed, all together.
+        wait: Seconds by which a step is longer.
+        wrote: Bytes that a step writes.
+        write_rate: Bytes per second while something was written.
+        read_rate: Bytes per second while something was read.
+        direct: Whether transfers pass the page cache.
+        failure: Why offloading has ended; empty while it goes on.
+    """
+
+    directory: str
+    budget: int
+    half: bool
+    forwards: int = 0
+    written: int = 0
+    read: int = 0
+    kept: int = 0
+    left: int = 0
+    peak: int = 0
+    waited_for_writes: float = 0.0
+    waited_for_reads: float = 0.0
+    wait: Prediction = Prediction()
+    wrote: Prediction = Prediction()
+    write_rate: float = 0.0
+    read_rate: float = 0.0
+    direct: bool = True
+    failure: str = ""
+
+    def __str__(self) -> str:
+        way = "past the page cache" if self.direct else "through the page cache"
+        lines = [
+            f"activations offloaded to {self.directory}, {way}: {self.forwards} forwards",
+            f"  written {decimal(self.written)} at {decimal(int(self.write_rate))}/s, "
+            f"read {decimal(self.read)} at {decimal(int(self.read_rate))}/s",
+            f"  in memory at most {binary(self.peak)} of a budget of {binary(self.budget)}; the last forward kept "
+            f"{binary(self.kept)}, and {binary(self.left)} in tensors below 1 MiB",
+            f"  waited {self.waited_for_writes:.3f} s for writes, {self.waited_for_reads:.3f} s for reads",
+        ]
+        if self.wait.planned is not None and self.wrote.planned is not None:
+            lines.append(
+                f"  a step: planned {decimal(int(self.wrote.planned))} written, {self.wait.planned:.3f} s longer; "
+                f"measured {decimal(int(self.wrote.measured))}, {self.wait.measured:.3f} s"
+            )
+        if self.half:
+            lines.append("  floats of 32 bits were stored in 16: gradients are not those of a run without offloading")
+        if self.failure:
+            lines.append(f"  ended: {self.failure}")
+        return "\n".join(lines)
+
+
+def outcomes(plan: OffloadPlan | None, wait: float, written: int) -> tuple[Prediction, Prediction]:
+    """What was predicted and what came: of the wait, and of the bytes written."""
+    if plan is None:
+        return Prediction(None, wait), Prediction(None, written)
+    return Prediction(plan.predicted_wait, wait), Prediction(plan.written, written)

@@ -1,0 +1,75 @@
+"""Objects that autograd keeps in place of tensors: each knows at what version its tensor was saved."""
+
+import torch
+
+from fastckpt._core.offload.forward_pass import Occurrence
+from fastckpt._core.offload.saved_storage import SavedStorage, ViewLayout
+from fastckpt._core.torch_private.tensors import version_of
+
+REMEDY = (
+    "fastckpt.offload noticed it, as autograd does without offloading. Do not change it in place before the backward, "
+    'or give ActivationOffload(..., consistency="copy").'
+)
+
+
+class LeftTensor:
+    """A tensor that stays as it is: a weight, a small one, one of an unknown class."""
+
+    __slots__ = ("origin", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, kept: torch.Tensor) -> None:
+        """Keep ``kept`` for ``tensor``: it shares memory and version with that, or is a copy."""
+        self.tensor = kept
+        self.version = version_of(kept)
+        self.origin = _origin(tensor)
+
+    def check(self) -> None:
+        """Raise autograd's error if the tensor was changed in place."""
+        if version_of(self.tensor) != self.version:
+            raise _changed(self.tensor.type(), self.tensor.shape, self.origin, self.version, version_of(self.tensor))
+
+
+class PackedTensor:
+    """A tensor whose bytes are those of a `SavedStorage`.
+
+    Its probe shares the version counter of the tensor, and no memory. So an in-place change is noticed whenever it
+    happened before the unpack, as autograd does it. A check right after the copy alone would miss an operation that
+    runs meanwhile, without the GIL: it raises the version when it has written.
+    """
+
+    __slots__ = ("at", "dtype", "layout", "origin", "probe", "saved", "version")
+
+    def __init__(self, tensor: torch.Tensor, saved: SavedStorage, at: Occurrence, *, copied: bool) -> None:
+        self.saved = saved
+        self.at = at
+        self.dtype = tensor.dtype
+        self.layout = ViewLayout(int(tensor.storage_offset()) * tensor.element_size(), tensor.shape, tensor.stride())
+        self.origin = _origin(tensor)
+        self.version = version_of(tensor)
+        self.probe: torch.Tensor | None = None
+        if not copied:
+            self.probe = tensor.detach()
+            self.probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+    def check(self) -> None:
+        """Raise autograd's error if the tensor was changed in place."""
+        if self.probe is not None and version_of(self.probe) != self.version:
+            raise _changed(self.probe.type(), self.layout.shape, self.origin, self.version, version_of(self.probe))
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor; its bytes must be in memory."""
+        return self.saved.view(self.dtype, self.layout)
+
+
+def _origin(tensor: torch.Tensor) -> tuple[str, int] | None:
+    """The operation that made a tensor, and which of its outputs it is; the node itself would keep its graph alive."""
+    node = tensor.grad_fn
+    return (node.name(), tensor.output_nr) if node is not None else None
+
+
+def _changed(kind: str, shape: torch.Size, origin: tuple[str, int] | None, saved: int, found: int) -> RuntimeError:
+    made = f", which is output {origin[1]} of {origin[0].removesuffix('Backward0')}," if origin else ""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{kind} {list(shape)}]{made} is at version {found}; expected version {saved} instead. {REMEDY}"
+    )

@@ -1,0 +1,192 @@
+"""Moves the bytes of tensors to regions of a scratch file and back, in the thread that calls."""
+
+import contextlib
+import errno
+import mmap
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fastckpt._core.huge_pages import use_huge_pages
+from fastckpt._core.io.unbuffered import UnbufferedWriter, read_some
+from fastckpt._core.offload.regions import Region
+from fastckpt._core.offload.scratch_file import ScratchFile
+from fastckpt._core.offload.staging import STAGING, StagingMemory, as_bytes, bytes_at
+from fastckpt._core.transfer.host_copy import copy_without_gil
+
+MOST_AT_ONCE = 32 << 20
+"""Bytes of one read or write that needs no staging."""
+
+
+ALIGNED = 64
+"""What addresses of torch's own memory are multiples of, and so of all elements."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Bytes in the file: ``size`` of them, ``head`` bytes after ``offset``."""
+
+    offset: int
+    head: int
+    size: int
+
+
+class RateMeter:
+    """Bytes per second while at least one thread transfers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._since = 0.0
+        self.seconds = 0.0
+        self.bytes = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._since = time.perf_counter()
+            self._active += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                self.seconds += time.perf_counter() - self._since
+
+    def count(self, size: int) -> None:
+        """Add bytes that were transferred."""
+        with self._lock:
+            self.bytes += size
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second so far; 0 before the first."""
+        with self._lock:
+            running = time.perf_counter() - self._since if self._active else 0.0
+            return self.bytes / (self.seconds + running) if self.bytes else 0.0
+
+
+class Transfers:
+    """Transfers of one scratch file, for any number of threads.
+
+    Bytes are written in whole units of the file: what else is in these is of no account.
+    """
+
+    def __init__(self, file: ScratchFile) -> None:
+        self._file = file
+        self._writer = UnbufferedWriter(file.descriptor)
+        self._staging = StagingMemory()
+        self.written = RateMeter()
+        self.read = RateMeter()
+
+    @contextlib.contextmanager
+    def beside_training(self, device: torch.device, ready: "torch.cuda.Event | None" = None) -> Iterator[None]:
+        """Use a stream of this thread's own on a device, after an event of the training's stream."""
+        if device.type == "cpu":
+            yield
+            return
+        stream = self._staging.stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            if ready is not None:
+                stream.wait_event(ready)
+            yield
+            stream.synchronize()
+
+    def use(self, tensor: torch.Tensor) -> None:
+        """Have the memory of a tensor that was fetched stay until the stream of this thread has used it."""
+        if tensor.device.type == "cuda":
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+    def room(self, size: int, parts: int) -> int:
+        """Bytes of a region that are enough for so many parts of this size in all."""
+        return size + 2 * parts * self._file.unit
+
+    def write(self, parts: Sequence[torch.Tensor], region: Region) -> "list[Written]":
+        """Write contiguous tensors, one after the other; returns where each is. Raises OSError."""
+        offset, written = region.start, []
+        with self.written:
+            for part in parts:
+                flat = as_bytes(part)
+                head = self._write_host(flat, offset) if flat.device.type == "cpu" else self._write_device(flat, offset)
+                written.append(Written(offset, head, flat.numel()))
+                taken = self._units(head + flat.numel())
+                offset += taken
+                self.written.count(taken)
+        return written
+
+    def fetch(self, parts: "Sequence[Written]", device: torch.device) -> list[torch.Tensor]:
+        """Read what `write` wrote into new memory, as bytes. Raises OSError."""
+        fetched = []
+        with self.read:
+            for part in parts:
+                read = self._read_host if device.type == "cpu" else self._read_device
+                fetched.append(read(part, device))
+                self.read.count(self._units(part.head + part.size))
+        return fetched
+
+    def _units(self, size: int) -> int:
+        return -(-size // self._file.unit) * self._file.unit
+
+    def _write_host(self, flat: torch.Tensor, offset: int) -> int:
+        """Write the pages that have these bytes; returns how far into the first one they begin."""
+        address, size = flat.data_ptr(), flat.numel()
+        head = address % self._file.unit
+        # Whole pages are ours to read, also what is in them before and after the bytes. Nothing is copied, and memory
+        # that is freed meanwhile, as a gathered weight's may be, is an error of the call and not of the process.
+        if self._file.unit == mmap.PAGESIZE and address % ALIGNED == 0:
+            total = self._units(head + size)
+            for done in range(0, total, MOST_AT_ONCE):
+                view = bytes_at(address - head + done, min(MOST_AT_ONCE, total - done))
+                self._writer.write(view, offset + done)
+            return head
+        buffer = self._staging.buffer(flat.device)
+        for done in range(0, size, STAGING):
+            count = min(STAGING, size - done)
+            copy_without_gil(buffer.data_ptr(), address + done, count)
+            self._writer.write(bytes_at(buffer.data_ptr(), self._units(count)), offset + done)
+        return 0
+
+    def _write_device(self, flat: torch.Tensor, offset: int) -> int:
+        buffer = self._staging.buffer(flat.device)
+        with self.beside_training(flat.device):
+            for done in range(0, flat.numel(), STAGING):
+                count = min(STAGING, flat.numel() - done)
+                # Synchronous: pinned memory is written to the file next.
+                buffer[:count].copy_(flat[done : done + count])
+                self._writer.write(bytes_at(buffer.data_ptr(), self._units(count)), offset + done)
+        return 0
+
+    def _read_host(self, part: "Written", device: torch.device) -> torch.Tensor:
+        """Read straight into new memory, from its first address that O_DIRECT takes."""
+        alignment = max(ALIGNED, self._file.memory_alignment)
+        memory = torch.empty(self._units(part.head + part.size) + alignment, dtype=torch.uint8, device=device)
+        start = -memory.data_ptr() % alignment
+        use_huge_pages(memory.data_ptr(), memory.numel())
+        self._read_exactly(memory.data_ptr() + start, part.head + part.size, part.offset, MOST_AT_ONCE)
+        return memory[start + part.head : start + part.head + part.size]
+
+    def _read_device(self, part: "Written", device: torch.device) -> torch.Tensor:
+        size, offset = part.size, part.offset
+        buffer = self._staging.buffer(device)
+        with self.beside_training(device):
+            # Memory of this stream; who uses it on another one says so to the allocator (`use`).
+            memory = torch.empty(size, dtype=torch.uint8, device=device)
+            for done in range(0, size, STAGING):
+                count = min(STAGING, size - done)
+                self._read_exactly(buffer.data_ptr(), count, offset + done, STAGING)
+                memory[done : done + count].copy_(buffer[:count])
+        return memory
+
+    def _read_exactly(self, address: int, size: int, offset: int, most: int) -> None:
+        """Read at least ``size`` bytes, in whole units: there is room for the last one."""
+        done = 0
+        while done < size:
+            count = min(most, self._units(size - done))
+            got = read_some(self._file.descriptor, bytes_at(address + done, count), offset + done)
+            # Whole units were written, so less than one means that the file ends; a read that was cut short goes on.
+            if got < self._file.unit:
+                raise OSError(errno.EIO, f"the scratch file ends at {offset + done + got}, within a region of it")
+            done += got // self._file.unit * self._file.unit

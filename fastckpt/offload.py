@@ -1,0 +1,100 @@
+"""Training with activations on an SSD: larger batches and longer sequences in the same memory."""
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal, Self
+
+from fastckpt._core import arguments
+from fastckpt._core.arguments import public
+from fastckpt._core.byte_sizes import binary, parsed
+from fastckpt._core.offload.offload_report import OffloadReport
+from fastckpt._core.offload.offloader import Offloader
+from fastckpt.errors import ConfigError
+
+__all__ = ["ActivationOffload", "OffloadReport"]
+
+SMALLEST_BUDGET = 4 << 20
+"""With less, what may be on the way out is less than the smallest tensor that is offloaded."""
+_SIZES = "bytes, or a text such as '4GiB', or 'auto'"
+
+
+class ActivationOffload:
+    """Writes what a forward saves for its backward to a directory on an SSD, and reads it ahead of its use.
+
+    Enter it around each forward; the backward may be anywhere, later, or several times. Gradients are bitwise those
+    without it. Of the first step all is offloaded, and it is profiled; later ones write what must go for the rest to
+    fit the budget. docs/offload.md says when it pays.
+
+    Args:
+        directory: An existing directory on a local SSD. Each process has a file without a name there: nothing is left.
+        budget: What of the activations may be in memory: bytes, or a text such as "4GiB". "auto": as little as costs
+            no time.
+        consistency: What to do about tensors that are changed in place after autograd has saved them. "check": raise
+            autograd's own error in the backward, as without offloading. "copy": copy each tensor when it is saved.
+        half: Store floats of 32 bits in 16. Gradients change.
+        return_memory: Have glibc give back each freed block of at least a MiB at once, for the whole process. Without
+            it a process on the CPU may need more memory than without offloading.
+    """
+
+    @public
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        budget: int | str = "auto",
+        consistency: Literal["check", "copy"] = "check",
+        half: bool = False,
+        return_memory: bool = True,
+    ) -> None:
+        copies = arguments.choice("consistency", consistency, ("check", "copy")) == "copy"
+        for name, value in (("half", half), ("return_memory", return_memory)):
+            arguments.instance(name, value, bool, "True or False", f"{name}=True")
+        place, size = _existing(directory), _bytes(budget)
+        try:
+            self._offloader = Offloader(place, size, copies=copies, half=half, unmap=return_memory)
+        except OSError as error:
+            raise ConfigError(
+                f"directory is {os.fspath(place)!r}, where no file can be made: {error.strerror or error}; give a "
+                "directory on a local SSD that this user may write to"
+            ) from error
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> Self:
+        forward = self._offloader.forward()
+        forward.__enter__()
+        self._entered.append(forward)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._entered.pop().__exit__(*exc)  # type: ignore[arg-type]
+
+    @public
+    def report(self) -> OffloadReport:
+        """What was written, kept and waited for, what the plan predicted and what came; prints as a few lines."""
+        return self._offloader.report()
+
+
+def _existing(directory: object) -> Path:
+    text = arguments.path("directory", directory)
+    if not Path(text).is_dir():
+        what = "is not a directory" if Path(text).exists() else "does not exist"
+        raise ConfigError(f"directory is {text!r}, which {what}; make it on a local SSD, not in memory as a tmpfs is")
+    return Path(text)
+
+
+def _bytes(budget: object) -> int | None:
+    if budget == "auto":
+        return None
+    try:
+        size = parsed(budget) if isinstance(budget, str) else budget
+    except ValueError:
+        size = None
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise ConfigError(f"budget is {arguments.shown(budget)}; give {_SIZES}")
+    if size < SMALLEST_BUDGET:
+        raise ConfigError(
+            f"budget is {size} bytes, less than {binary(SMALLEST_BUDGET)}, of which a quarter may be on the way out; "
+            f"give {_SIZES}"
+        )
+    return size

@@ -1,0 +1,311 @@
+"""Models of many kinds, each with a step that enters a context around its forwards; small, random, on the CPU."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+Around = Callable[[], AbstractContextManager[Any]]
+Step = Callable[[nn.Module, Around], None]
+WIDTH, LENGTH, BATCH = 256, 128, 8
+"""One activation of this shape has a MiB in floats of 32 bits."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and a step that leaves gradients in its parameters."""
+
+    make: Callable[[], nn.Module]
+    step: Step
+    budget: str = "8MiB"
+
+
+def tokens(count: int = 512) -> torch.Tensor:
+    return torch.randint(count, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3))
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def sequence() -> torch.Tensor:
+    return floats(BATCH, LENGTH, WIDTH)
+
+
+# --- models
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=LENGTH, n_embd=WIDTH, n_layer=3, n_head=4))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=512, num_key_value_heads=2, **sizes))
+
+
+def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return ViTForImageClassification(ViTConfig(image_size=64, patch_size=8, num_labels=10, **sizes))
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        found = F.relu(self.norm1(self.first(value)), inplace=True)
+        found = self.norm2(self.second(found))
+        found += value
+        return F.relu(found, inplace=True)
+
+
+def resnet() -> nn.Module:
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Residual(16) for _ in range(3)), *head)
+
+
+def perceptron() -> nn.Module:
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.3)) for _ in range(6)]
+    return nn.Sequential(*layers)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=0.2)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.cells(value)[0]
+
+
+class Experts(nn.Module):
+    """Each token goes to the two of four experts that a router chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        flat = value.flatten(0, 1)
+        weights, chosen = self.router(flat).softmax(-1).topk(2)
+        result = torch.zeros_like(flat)
+        for index, expert in enumerate(self.experts):
+            rows, ranks = (chosen == index).nonzero(as_tuple=True)
+            result = result.index_add(0, rows, expert(flat[rows]) * weights[rows, ranks].unsqueeze(1))
+        return value + result.view_as(value)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(6))
+        self._reentrant = reentrant
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        value = value.requires_grad_()
+        for each in self.layers:
+            value = checkpoint(each, value, use_reentrant=self._reentrant)
+        return value
+
+
+class Squared(torch.autograd.Function):
+    """A user's own function, which saves an input and a result."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        result = value * value
+        ctx.save_for_backward(value, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        value, result = ctx.saved_tensors
+        return gradient * (2 * value + 0 * result)
+
+
+class Mixed(nn.Module):
+    """Frequencies, complex numbers, masks, expanded and transposed tensors, a tied weight, views of one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.back = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(value).chunk(3, -1)
+        waves = torch.fft.fft(q, dim=1) * torch.fft.fft(k, dim=1).conj()
+        value = v * torch.fft.ifft(waves, dim=1).real
+        value = torch.where(value > 0, value, value.mean(-1, keepdim=True).expand_as(value) * 0.1)
+        value = Squared.apply(value.transpose(1, 2)).transpose(1, 2)
+        return self.back(F.linear(value.cumsum(1) / LENGTH, self.back.weight.t()))
+
+
+def layer(activation: str = "gelu") -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.1, activation, batch_first=True, norm_first=True)
+
+
+def layers(count: int = 3, activation: str = "gelu") -> nn.Module:
+    return nn.Sequential(*(layer(activation) for _ in range(count)))
+
+
+# --- steps
+
+
+def language(model: nn.Module, around: Around) -> None:
+    ids = tokens()
+    with around():
+        loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+
+
+def images(model: nn.Module, around: Around) -> None:
+    with around():
+        loss = model(pixel_values=floats(16, 3, 64, 64), labels=torch.arange(16) % 10).loss
+    loss.backward()
+
+
+def pictures(model: nn.Module, around: Around) -> None:
+    with around():
+        loss = F.cross_entropy(model(floats(8, 3, 64, 64)), torch.arange(8))
+    loss.backward()
+
+
+def channels_last(model: nn.Module, around: Around) -> None:
+    model = model.to(memory_format=torch.channels_last)
+    with around():
+        loss = F.cross_entropy(model(floats(8, 3, 64, 64).to(memory_format=torch.channels_last)), torch.arange(8))
+    loss.backward()
+
+
+def plain(model: nn.Module, around: Around) -> None:
+    with around():
+        loss = model(sequence()).square().mean()
+    loss.backward()
+
+
+def accumulated(model: nn.Module, around: Around) -> None:
+    for batch in sequence().split(BATCH // 2):
+        value = torch.cat((batch, batch * 1.5))
+        with around():
+            loss = model(value).square().mean() / 2
+        loss.backward()
+
+
+def two_forwards_before_a_backward(model: nn.Module, around: Around) -> None:
+    losses = []
+    for scale in (1.0, 1.5):
+        with around():
+            losses.append(model(sequence() * scale).square().mean())
+    losses[0].backward()
+    losses[1].backward()
+
+
+def two_forwards_of_one_loss(model: nn.Module, around: Around) -> None:
+    with around():
+        first = model(sequence())
+    with around():
+        second = model(first * 0.5)
+    (first.mean() + second.square().mean()).backward()
+
+
+def twice_through_one_graph(model: nn.Module, around: Around) -> None:
+    with around():
+        loss = model(sequence()).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def gradient_penalty(model: nn.Module, around: Around) -> None:
+    value = sequence().requires_grad_()
+    with around():
+        loss = model(value).square().mean()
+    (gradient,) = torch.autograd.grad(loss, value, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+
+
+def backward_within(model: nn.Module, around: Around) -> None:
+    with around():
+        model(sequence()).square().mean().backward()
+
+
+def autocast(model: nn.Module, around: Around) -> None:
+    with around(), torch.autocast("cpu", torch.bfloat16):
+        loss = model(sequence()).float().square().mean()
+    loss.backward()
+
+
+def functional(model: nn.Module, around: Around) -> None:
+    weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
+    with around():
+        loss = torch.func.functional_call(model, weights, (sequence(),)).square().mean()
+    loss.backward()
+    for name, weight in model.named_parameters():
+        weight.grad = weights[name].grad
+
+
+def evaluated_before(model: nn.Module, around: Around) -> None:
+    """A forward under grad whose graph is dropped, and one under no_grad, before the one that counts."""
+    with around():
+        model(sequence() * 2)
+    with around(), torch.no_grad():
+        model(sequence() * 3)
+    plain(model, around)
+
+
+def compiled(model: nn.Module, around: Around) -> None:
+    run = torch.compile(model, backend="aot_eager", dynamic=False)
+    with around():
+        loss = run(sequence()).square().mean()
+    loss.backward()
+
+
+CASES = {
+    "GPT-2": Case(gpt2, language),
+    "Llama": Case(llama, language),
+    "ViT": Case(vit, images),
+    "ResNet": Case(resnet, pictures),
+    "ResNet, channels last": Case(resnet, channels_last),
+    "dropout": Case(perceptron, plain, "4MiB"),
+    "LSTM": Case(Recurrent, plain, "4MiB"),
+    "experts": Case(lambda: nn.Sequential(Experts(), Experts()), plain),
+    "checkpointed": Case(lambda: Checkpointed(reentrant=False), plain, "4MiB"),
+    "checkpointed, reentrant": Case(lambda: Checkpointed(reentrant=True), plain, "4MiB"),
+    "checkpointed, reentrant, backward within": Case(lambda: Checkpointed(reentrant=True), backward_within, "4MiB"),
+    "accumulation": Case(layers, accumulated),
+    "two forwards before a backward": Case(layers, two_forwards_before_a_backward),
+    "two forwards of one loss": Case(layers, two_forwards_of_one_loss),
+    "retain_graph": Case(layers, twice_through_one_graph),
+    "double backward": Case(perceptron, gradient_penalty),
+    "autocast": Case(layers, autocast, "4MiB"),
+    "functional_call": Case(layers, functional),
+    "evaluation under grad": Case(layers, evaluated_before),
+    "complex, tied, expanded": Case(lambda: nn.Sequential(Mixed(), Mixed()), plain),
+    "sparse activations": Case(lambda: layers(4, "relu"), plain),
+    "compiled": Case(layers, compiled),
+}
+
+
+def gradients(case: Case, model: nn.Module, around: Around, seed: int) -> list[torch.Tensor]:
+    """The gradients of one step; buffers such as those of BatchNorm stay as they were."""
+    model = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    case.step(model, around)
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]

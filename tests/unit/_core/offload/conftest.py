@@ -1,0 +1,81 @@
+"""A place for activations, and threads of the offloading that wait in a phase until a test lets them go on."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt.offload import ActivationOffload
+
+DEADLINE = 60.0
+
+
+class Gate:
+    """Holds threads that enter a phase, but for the first ones."""
+
+    def __init__(self, phase: str, passing: int = 0) -> None:
+        self.entered = 0
+        self._phase, self._passing = phase, passing
+        self._changed, self._open = threading.Condition(), threading.Event()
+
+    def observe(self, phase: str, fields: dict[str, object]) -> None:
+        if phase != self._phase:
+            return
+        with self._changed:
+            self.entered += 1
+            holds = self.entered > self._passing
+            self._changed.notify_all()
+        if holds:
+            assert self._open.wait(DEADLINE)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until that many threads have entered."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.entered >= count, DEADLINE), f"{self.entered} of {count}"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@contextmanager
+def held(phase: str, passing: int = 0) -> Iterator[Gate]:
+    gate = Gate(phase, passing)
+    metrics.observe(gate.observe)
+    try:
+        yield gate
+    finally:
+        gate.open()
+        metrics.unobserve(gate.observe)
+
+
+@contextmanager
+def phases() -> Iterator[list[tuple[str, dict[str, object]]]]:
+    """The phases that begin in this block."""
+    seen: list[tuple[str, dict[str, object]]] = []
+
+    def observe(phase: str, fields: dict[str, object]) -> None:
+        seen.append((phase, fields))
+
+    metrics.observe(observe)
+    try:
+        yield seen
+    finally:
+        metrics.unobserve(observe)
+
+
+@pytest.fixture
+def offload(tmp_path):
+    return ActivationOffload(tmp_path, budget="64MiB")
+
+
+def store_of(offload: ActivationOffload):
+    return offload._offloader._store
+
+
+def settle(offload: ActivationOffload) -> None:
+    """Wait until nothing is on the way out."""
+    store = store_of(offload)
+    with store._moved:
+        assert store._moved.wait_for(lambda: store.in_flight == 0, DEADLINE)

@@ -1,0 +1,204 @@
+"""Encoded tensors come back bit for bit, in the form of the fewest bytes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.offload.codecs import PIECE, ROW, Encoded, codec_rates, decode, encode, sample_ratio
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+LENGTHS = (0, 1, ROW - 1, ROW, ROW + 1, 1000, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 77)
+DENSITIES = (0.0, 0.001, 0.05, 0.125, 0.3, 0.94, 0.97, 1.0)
+
+
+def sparse(count: int, density: float, dtype: torch.dtype) -> torch.Tensor:
+    """Random bits, where they are not zero: NaNs with payloads, denormal and negative numbers are among them."""
+    generator = torch.Generator().manual_seed(count)
+    if dtype == torch.bool:
+        return torch.rand(count, generator=generator) < density
+    words = torch.randint(1, 256, (count, dtype.itemsize), dtype=torch.uint8, generator=generator)
+    words[torch.rand(count, generator=generator) >= density] = 0
+    return words.reshape(-1).view(dtype)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def came_back(tensor: torch.Tensor, encoded: Encoded) -> bool:
+    """Return whether what is read from storage, in buffers of the described types and lengths, is the tensor."""
+    description = encoded.description
+    parts = [torch.empty(count, dtype=dtype) for dtype, count in description.parts]
+    for part, written in zip(parts, encoded.parts, strict=True):
+        assert written.is_contiguous() and written.dim() == 1
+        part.view(torch.uint8).copy_(written.view(torch.uint8))
+    assert encoded.nbytes == description.nbytes == sum(part.numel() * part.element_size() for part in parts)
+    back = decode(description, parts)
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape) and back.is_contiguous()
+    return torch.equal(bits(back), bits(tensor))
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_of_any_density_comes_back_bit_for_bit(dtype: torch.dtype, count: int) -> None:
+    for density in DENSITIES if count <= 1000 else (0.05, 0.3):
+        tensor = sparse(count, density, dtype)
+        assert came_back(tensor, encode(tensor)), density
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 0, 0, 1, 0x80000000, 0x7FC12345, 0x7F812345, 0x00000001, 0xFFFFFFFF]), max_size=700)
+)
+def test_words_of_any_kind_come_back(words: list[int]) -> None:
+    tensor = torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.float32)
+    assert came_back(tensor, encode(tensor))
+
+
+def test_negative_zero_nan_payloads_and_denormals_are_no_zeros() -> None:
+    words = torch.zeros(1024, dtype=torch.int32)
+    words[::64] = torch.tensor([-(2**31), 0x7FC00001, 0x7F800001, 1], dtype=torch.int32).repeat(4)
+    tensor = words.view(torch.float32)
+    encoded = encode(tensor)
+    assert encoded.form == "positions" and encoded.parts[-1].numel() == 16
+    assert came_back(tensor, encoded)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "density", "form"),
+    [
+        (torch.float32, 0.0, "positions"),
+        (torch.float32, 0.10, "positions"),
+        (torch.float32, 0.13, "bits"),
+        (torch.float32, 0.96, "bits"),
+        (torch.float32, 0.98, "dense"),
+        (torch.float16, 0.13, "bits"),
+        (torch.float16, 0.93, "bits"),
+        (torch.float16, 0.95, "dense"),
+        (torch.bfloat16, 0.95, "dense"),
+        (torch.uint8, 0.85, "bits"),
+        (torch.uint8, 0.90, "dense"),
+        (torch.bool, 0.01, "positions"),
+        (torch.bool, 0.5, "bits"),
+        (torch.bool, 1.0, "bits"),
+    ],
+)
+def test_the_form_of_the_fewest_bytes_is_chosen(dtype: torch.dtype, density: float, form: str) -> None:
+    count = 1000 * ROW
+    tensor = torch.zeros(count, dtype=dtype)
+    ones = round(density * count)
+    tensor[torch.randperm(count)[:ones]] = 1
+    encoded = encode(tensor)
+    assert encoded.form == form
+    of_value = 0 if dtype == torch.bool else dtype.itemsize
+    sizes = {
+        "dense": count * dtype.itemsize,
+        "bits": count // 8 + ones * of_value,
+        "positions": count // ROW + ones * (1 + of_value),
+    }
+    assert encoded.nbytes == sizes[form] == min(sizes.values())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(64, 96).t(),
+        torch.eye(300)[::2, ::3],
+        torch.eye(64).expand(4, 64, 64),
+        torch.tensor(0.0),
+        torch.zeros(0, 5),
+        torch.randn(8, 8, 8).relu().permute(2, 0, 1),
+        torch.randn(100).relu().requires_grad_(),
+        torch.randn(2, 3, 4, 5).relu().to(memory_format=torch.channels_last),
+        torch.eye(64, dtype=torch.complex64).conj(),
+        torch.eye(64, dtype=torch.complex64).imag,
+        (torch.randn(64, dtype=torch.complex64) * torch.eye(64)).conj().imag,
+    ],
+)
+def test_tensors_with_any_strides_come_back_contiguous(tensor: torch.Tensor) -> None:
+    encoded = encode(tensor)
+    assert came_back(tensor.detach().resolve_conj().resolve_neg(), encoded)
+    assert not any(part.requires_grad for part in encoded.parts)
+
+
+def test_bools_of_bytes_other_than_0_and_1_stay_dense() -> None:
+    tensor = torch.tensor([0, 1, 2, 255] * 100, dtype=torch.uint8).view(torch.bool)
+    encoded = encode(tensor)
+    assert encoded.form == "dense"
+    assert came_back(tensor, encoded)
+
+
+def test_a_dense_form_shares_the_memory_of_a_contiguous_tensor() -> None:
+    tensor = torch.randn(1000)
+    (part,) = encode(tensor).parts
+    assert part.data_ptr() == tensor.data_ptr()
+    assert decode(encode(tensor).description, (part,)).data_ptr() == tensor.data_ptr()
+
+
+def test_parts_of_another_length_are_refused() -> None:
+    encoded = encode(torch.eye(64))
+    with pytest.raises(ValueError, match=r"parts of a positions tensor are .*; expected"):
+        decode(encoded.description, [part[:-1] for part in encoded.parts])
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool], ids=str)
+def test_a_sample_estimates_what_encoding_gives(dtype: torch.dtype, density: float) -> None:
+    tensor = sparse(3_000_000, density, dtype)
+    ratio = encode(tensor).nbytes / (tensor.numel() * tensor.element_size())
+    assert sample_ratio(tensor) == pytest.approx(ratio, abs=0.02)
+    assert sample_ratio(tensor.reshape(300, 100, 100).permute(2, 0, 1)) == pytest.approx(ratio, abs=0.02)
+
+
+def test_a_sample_sees_zeros_that_come_in_patches() -> None:
+    tensor = torch.randn(64, 64, 32, 32)
+    tensor[:, 13:45] = 0
+    assert sample_ratio(tensor) == pytest.approx(0.53, abs=0.06)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 1000, 64 * 1024, 64 * 1024 + 1])
+def test_a_sample_of_a_small_tensor_is_all_of_it(count: int) -> None:
+    assert sample_ratio(torch.randn(count)) == 1.0
+    expected = encode(torch.zeros(count)).nbytes / (4 * count) if count else 1.0
+    assert sample_ratio(torch.zeros(count)) == pytest.approx(expected, abs=0.001)
+
+
+def test_half_precision_is_stored_only_if_it_is_asked_for() -> None:
+    tensor = torch.randn(1000)
+    assert encode(tensor).nbytes == 4000
+    encoded = encode(tensor, half=True)
+    assert (encoded.nbytes, encoded.description.stored) == (2000, torch.float16)
+    assert torch.equal(decode(encoded.description, encoded.parts), tensor.half().float())
+    sparse = tensor.relu()
+    assert encode(sparse, half=True).nbytes < 1500
+    assert encode(tensor.double(), half=True).nbytes == 8000
+
+
+@pytest.mark.parametrize("value", [1e6, -7e4, math.inf, math.nan])
+def test_half_precision_makes_no_finite_number_infinite(value: float) -> None:
+    tensor = torch.full((1000,), value)
+    encoded = encode(tensor, half=True)
+    assert encoded.description.stored == (torch.float32 if math.isfinite(value) else torch.float16)
+    assert torch.equal(decode(encoded.description, encoded.parts).isfinite(), tensor.isfinite())
+
+
+def test_rates_of_the_codec_are_measured_on_the_tensor_itself() -> None:
+    zeros, half = torch.zeros(4_000_000), torch.randn(4_000_000).relu()
+    assert all(0 < rate < 1e12 for tensor in (zeros, half, zeros[:1]) for rate in codec_rates(tensor))

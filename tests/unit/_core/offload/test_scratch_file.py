@@ -1,0 +1,142 @@
+"""The scratch file has no name, allocates its blocks ahead, and needs no O_DIRECT, O_TMPFILE or fallocate."""
+
+import errno
+import gc
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastckpt._core.io.unbuffered import SECTOR, UnbufferedWriter, direct_alignment
+from fastckpt._core.offload import scratch_file
+from fastckpt._core.offload.scratch_file import ScratchFile
+from fastckpt._core.offload.staging import STAGING, bytes_at
+from fastckpt._core.offload.transfers import Transfers, Written
+
+MIB = 1 << 20
+
+
+def mounted(path: Path, kind: str, options: str) -> Path:
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", kind, "-o", options, kind, str(path)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount {kind}: {done.stderr.strip()}")
+    return path
+
+
+@pytest.fixture(params=["disk", "tmpfs", "ramfs"])
+def place(request, tmp_path):
+    """ramfs has neither O_DIRECT nor fallocate."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    path = mounted(tmp_path / request.param, request.param, "size=256m" if request.param == "tmpfs" else "mode=700")
+    yield path
+    gc.collect()
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("size", [1, SECTOR, MIB, STAGING + 1, 2 * STAGING + SECTOR, 3 * MIB + 17])
+def test_bytes_come_back_as_they_were_written(place, size):
+    file = ScratchFile(place)
+    transfers = Transfers(file)
+    parts = [torch.randint(0, 256, (size,), dtype=torch.uint8), torch.randn(1000), torch.randn(size // 8 + 5)[2:-3]]
+    region = file.take(transfers.room(sum(part.numel() * part.element_size() for part in parts), 3))
+    other = file.take(transfers.room(MIB, 1))
+    ones = transfers.write([torch.ones(MIB, dtype=torch.uint8)], other)
+    written = transfers.write(parts, region)
+    for part, found in zip(parts, transfers.fetch(written, torch.device("cpu")), strict=True):
+        assert torch.equal(found.view(part.dtype), part)
+    assert int(transfers.fetch(ones, torch.device("cpu"))[0].sum()) == MIB
+    last = written[-1]
+    assert last.offset + last.head + last.size <= region.end
+    assert os.listdir(place) == []
+
+
+@pytest.mark.parametrize("start", [0, 4, 60, 64, 1000, 4096 - 64])
+def test_bytes_that_begin_anywhere_come_back(tmp_path, start):
+    """Those of torch's own memory are written with the pages around them, others through staging memory."""
+    file = ScratchFile(tmp_path)
+    memory = torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8)
+    part = memory[start : start + 2 * MIB + 100]
+    transfers = Transfers(file)
+    written = transfers.write([part], file.take(transfers.room(part.numel(), 1)))
+    assert (written[0].head > 0) == ((memory.data_ptr() + start) % 64 == 0 and (memory.data_ptr() + start) % 4096 > 0)
+    assert torch.equal(transfers.fetch(written, torch.device("cpu"))[0], part)
+
+
+def test_memory_that_is_freed_while_it_is_written_is_an_error_of_the_call(tmp_path):
+    file = ScratchFile(tmp_path)
+    if not file.direct:
+        pytest.skip("no O_DIRECT here")
+    with mmap.mmap(-1, MIB) as memory:
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    with pytest.raises(OSError) as error:
+        UnbufferedWriter(file.descriptor).write(bytes_at(address, MIB), 0)
+    assert error.value.errno == errno.EFAULT
+
+
+def test_blocks_are_allocated_before_they_are_written(tmp_path):
+    file = ScratchFile(tmp_path)
+    file.take(MIB)
+    assert os.fstat(file.descriptor).st_blocks * 512 >= scratch_file.GROWTH
+
+
+def test_a_file_system_with_less_room_than_one_growth_gives_what_it_has_and_then_says_that_it_is_full(tmp_path):
+    path = mounted(tmp_path / "small", "tmpfs", "size=8m")
+    try:
+        file = ScratchFile(path)
+        first = file.take(3 * MIB)
+        file.take(3 * MIB)
+        with pytest.raises(OSError) as error:
+            file.take(3 * MIB)
+        assert error.value.errno == errno.ENOSPC
+        file.give_back(first)
+        assert file.take(2 * MIB).start == 0
+        del file, error
+        gc.collect()
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_directory_without_nameless_files_has_none_with_a_name_either(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refusing(path, flags, *mode, **more):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    file = ScratchFile(tmp_path)
+    assert os.listdir(tmp_path) == [] and os.fstat(file.descriptor).st_nlink == 0
+    assert file.direct == ScratchFile(tmp_path).direct
+
+
+def test_a_directory_that_cannot_be_written_to_raises(tmp_path):
+    with pytest.raises(OSError):
+        ScratchFile(Path("/proc/self"))
+
+
+def test_a_read_beyond_the_end_of_the_file_is_an_error(tmp_path):
+    file = ScratchFile(tmp_path)
+    region = file.take(MIB)
+    os.ftruncate(file.descriptor, MIB // 2)
+    with pytest.raises(OSError, match="ends at 524288"):
+        Transfers(file).fetch([Written(region.start, 0, MIB)], torch.device("cpu"))
+
+
+def test_the_alignment_is_that_of_the_file_system(tmp_path):
+    file = ScratchFile(tmp_path)
+    memory, offset = direct_alignment(file.descriptor)
+    if not file.direct:
+        pytest.skip("no O_DIRECT here")
+    assert SECTOR % memory == 0 and file.unit % offset == 0
+    read, _ = os.pipe()
+    assert direct_alignment(read) == (SECTOR, SECTOR)
+    os.close(read), os.close(_)

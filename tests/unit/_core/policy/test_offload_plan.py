@@ -1,0 +1,223 @@
+"""The plan of what is offloaded: tables, properties of any plan, and comparison with all plans that there are."""
+
+import random
+from collections import Counter
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.offload_plan import OffloadPlan, plan
+from fastckpt._core.policy.offload_step import SavedTensor, StepProfile, room, simulate
+from fastckpt.errors import ConfigError
+
+FAST = 1e9
+
+
+def network(*sizes: int, ratios: tuple[float, ...] = (), write: float = FAST, read: float = FAST) -> StepProfile:
+    """One tensor saved at the end of each second of the forward, and needed in the reverse order, every two seconds."""
+    count = len(sizes)
+    tensors = (
+        SavedTensor(size, i + 1.0, 2.0 * (count - 1 - i), ratio)
+        for i, (size, ratio) in enumerate(zip(sizes, ratios or (1.0,) * count, strict=True))
+    )
+    return StepProfile(tuple(tensors), count + 0.001, 2.0 * count, write, read)
+
+
+def chosen(plan: OffloadPlan) -> tuple[list[int], list[int]]:
+    return sorted(plan.offloaded), sorted(plan.compressed)
+
+
+@pytest.mark.parametrize(
+    ("profile", "budget", "offloaded", "compressed"),
+    [
+        (network(), 0, [], []),
+        (network(8, 8, 8, 8), 32, [], []),  # all fits: nothing is written, and nothing is in flight
+        (network(8, 8, 8, 8), 31, [0], []),  # 24 may stay: what is not in flight
+        (network(8, 8, 8, 8), 30, [0, 1], []),  # 23 may
+        (network(8, 8, 8, 8, 8), 32, [0, 1], []),
+        (network(8, 8, 8, 8), 11, [0, 1, 2], []),
+        (network(8, 8, 8, 8), 0, [0, 1, 2, 3], []),
+        (network(1, 1, 20, 1, 1), 16, [2], []),  # the first ones need not go when the third one must
+        # Phase 1 fits with fast storage: nothing is compressed, however compressible.
+        (network(8, 8, 8, 8, 8, ratios=(0.1,) * 5), 32, [0, 1], []),
+    ],
+)
+def test_a_plan_writes_the_first_tensors_and_no_more_than_it_must(
+    profile: StepProfile, budget: int, offloaded: list[int], compressed: list[int]
+) -> None:
+    found = plan(profile, budget)
+    assert chosen(found) == (offloaded, compressed)
+    assert found.predicted_wait == 0
+
+
+LAYERS = 32
+"""Of one byte each. With a budget of 16 at most 12 stay, at most 4 are in flight, and 20 are written in 31 seconds."""
+
+
+@pytest.mark.parametrize(
+    ("ratios", "rate", "compresses", "waits"),
+    [
+        ({}, 1.0, False, False),
+        # What is chosen already is compressed first, and only as many as must be.
+        ({i: 0.5 for i in range(32)}, 0.7, True, False),
+        # Storage is too slow for 20: some that compress take the place of the last ones that do not.
+        ({i: 0.01 for i in range(20, 32)}, 0.5, True, False),
+        # Where it is a little faster, the pause between the first tensors and the last ones is enough.
+        ({i: 0.01 for i in range(20, 32)}, 0.9, False, False),
+        # Nothing compresses: the plan says what the step costs.
+        ({}, 0.5, False, True),
+    ],
+)
+def test_where_storage_is_too_slow_compressible_tensors_take_the_place_of_others(
+    ratios: dict[int, float], rate: float, *, compresses: bool, waits: bool
+) -> None:
+    profile = network(*[1] * LAYERS, ratios=tuple(ratios.get(i, 1.0) for i in range(LAYERS)), write=rate)
+    found = plan(profile, 16)
+    assert len(found.offloaded) == 20
+    assert found.compressed <= ratios.keys()
+    assert bool(found.compressed) == compresses
+    assert found.offloaded != found.compressed
+    assert (found.predicted_wait > 0) == waits
+    if not waits:
+        assert simulate(profile, 16, range(20), ()).wait > 0 or found.offloaded == set(range(20))
+
+
+def test_reads_that_are_too_slow_for_the_backward_are_predicted() -> None:
+    profile = network(8, 8, 8, 8, 8, 8, read=1.0)
+    assert plan(network(8, 8, 8, 8, 8, 8), 24).predicted_wait == 0 < plan(profile, 24).predicted_wait
+
+
+def test_a_codec_that_is_slower_than_storage_is_not_used() -> None:
+    slow = network(8, 8, 8, 8, 8, 8, ratios=(0.1,) * 6, write=2.0, read=2.0)
+    with_codec = StepProfile(slow.tensors, slow.forward, slow.backward, 2.0, 2.0, encode_rate=1.5, decode_rate=100.0)
+    assert plan(slow, 24).compressed
+    assert not plan(with_codec, 24).compressed
+
+
+def test_a_negative_budget_is_refused() -> None:
+    with pytest.raises(ConfigError, match="budget is -1 bytes; it must be at least 0"):
+        plan(network(8), -1)
+
+
+# --- whatever the step
+
+
+@st.composite
+def steps(draw: st.DrawFn, most: int = 30) -> StepProfile:
+    count = draw(st.integers(1, most))
+    forward = draw(st.floats(0.5, 5))
+    times = sorted(draw(st.lists(st.floats(0, forward), min_size=count, max_size=count)))
+    slower = draw(st.floats(1, 3))
+    sizes = draw(st.lists(st.integers(1, 100), min_size=count, max_size=count))
+    ratios = draw(st.lists(st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.1, 0.0]), min_size=count, max_size=count))
+    tensors = (
+        SavedTensor(size, packed, slower * (forward - packed), ratio)
+        for size, packed, ratio in zip(sizes, times, ratios, strict=True)
+    )
+    write, read = (draw(st.floats(0.1, 3)) * sum(sizes) / forward for _ in range(2))
+    codecs = (draw(st.sampled_from([1e9, 10.0, 1.0])) * sum(sizes) / forward for _ in range(2))
+    return StepProfile(tuple(tensors), forward, slower * forward, write, read, *codecs)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps(), st.floats(0, 1.2))
+def test_what_a_plan_says_of_itself_is_so(profile: StepProfile, share: float) -> None:
+    sizes = [tensor.size for tensor in profile.tensors]
+    budget = int(share * sum(sizes))
+    found = plan(profile, budget, work=3000)
+    assert found.compressed <= found.offloaded <= set(range(len(sizes)))
+    assert found.resident == sum(size for index, size in enumerate(sizes) if index not in found.offloaded)
+    assert found.resident <= (room(budget) if found.offloaded else budget)
+    # More than the budget is in memory only for a tensor that waits to be written, or for what one node reads.
+    nodes = Counter[float]()
+    for tensor in profile.tensors:
+        nodes[tensor.needed] += tensor.size
+    assert found.peak <= max(budget, room(budget) + max(sizes)) + max(nodes.values()) * bool(found.predicted_wait)
+    assert all(profile.pays(index) for index in found.compressed)
+    outcome = simulate(profile, budget, found.offloaded, found.compressed)
+    assert found.peak == outcome.peak
+    assert found.predicted_wait == pytest.approx(outcome.wait, abs=1e-5 * (profile.forward + profile.backward))
+    # A last layer's tensor that need not go does not.
+    last = max(found.offloaded, default=None)
+    assert last is None or found.predicted_wait or found.resident + sizes[last] > room(budget)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps(most=6), st.floats(0, 1))
+def test_no_plan_of_all_that_there_are_waits_less(profile: StepProfile, share: float) -> None:
+    budget = int(share * sum(tensor.size for tensor in profile.tensors))
+    found = plan(profile, budget)
+    assert found.predicted_wait <= least_wait(profile, budget) + 1e-5 * (profile.forward + profile.backward)
+
+
+def least_wait(profile: StepProfile, budget: int) -> float:
+    """The least of all plans whose tensors fit, each tensor kept, written or compressed."""
+    count = len(profile.tensors)
+    waits = [0.0] if sum(tensor.size for tensor in profile.tensors) <= budget else []
+    for state in product("kwc", repeat=count):
+        kept = sum(profile.tensors[index].size for index in range(count) if state[index] == "k")
+        if kept <= room(budget) and all(kind != "c" or profile.pays(index) for index, kind in enumerate(state)):
+            offloaded = [index for index in range(count) if state[index] != "k"]
+            compressed = [index for index in range(count) if state[index] == "c"]
+            waits.append(simulate(profile, budget, offloaded, compressed).wait)
+    return min(waits)
+
+
+def test_changes_of_one_tensor_find_nearly_all_plans_that_cost_nothing() -> None:
+    """Where not all plans can be tried: 83 of 94."""
+    generator = random.Random(5)
+    fit, found = 0, 0
+    for _ in range(250):
+        count = generator.randint(4, 6)
+        packed = sorted(generator.uniform(0, 2) for _ in range(count))
+        tensors = tuple(
+            SavedTensor(generator.choice([10, 20, 40]), at, 4 - 2 * at, generator.choice([1, 1, 0.5, 0.1]))
+            for at in packed
+        )
+        total = sum(tensor.size for tensor in tensors)
+        rate = generator.uniform(0.2, 2) * total / 2
+        profile, budget = StepProfile(tensors, 2.0, 4.0, rate, rate), int(total * generator.uniform(0.1, 0.9))
+        if least_wait(profile, budget) == 0:
+            fit += 1
+            # So little work that for four tensors and more the plans are not all tried.
+            found += plan(profile, budget, work=15 * count).predicted_wait == 0
+    assert fit > 60
+    assert found >= 0.85 * fit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 60),
+    st.lists(st.tuples(st.integers(1, 9), st.sampled_from([1.0, 0.5])), min_size=1, max_size=8),
+    st.floats(0.3, 0.9),
+)
+def test_whatever_can_fit_fits_in_a_network_of_equal_layers(
+    depth: int, layer: list[tuple[int, float]], share: float
+) -> None:
+    """Storage that could take, in the time of the forward, all that must go, and the largest layer beside it."""
+    count, seconds = depth * len(layer), float(depth)
+    tensors = tuple(
+        SavedTensor(1000 * size, seconds * (i + 1) / count, 2 * seconds * (count - 1 - i) / count, ratio)
+        for i, (size, ratio) in enumerate(layer * depth)
+    )
+    total, of_layer = sum(tensor.size for tensor in tensors), 1000 * sum(size for size, _ in layer)
+    budget = int(share * total) + 8 * of_layer
+    rate = (total / seconds) * 1.1
+    assert plan(StepProfile(tensors, seconds, 2 * seconds, rate, rate), budget).predicted_wait == 0
+
+
+def test_the_plan_of_a_large_network_takes_a_second_or_two_of_work_at_most() -> None:
+    profile = network(*[100] * 400, ratios=tuple(1.0 if i % 3 else 0.5 for i in range(400)), write=60.0, read=60.0)
+    calls = 0
+
+    class Counting(StepProfile):
+        def pays(self, index: int) -> bool:
+            nonlocal calls
+            calls += 1
+            return super().pays(index)
+
+    counted = Counting(profile.tensors, profile.forward, profile.backward, profile.write_rate, profile.read_rate)
+    assert plan(counted, 10_000).predicted_wait > 0
+    assert calls == 400

@@ -1,0 +1,102 @@
+"""The model of a step under an offload plan: as a table, by hand."""
+
+import pytest
+
+from fastckpt._core.policy.offload_step import Outcome, SavedTensor, StepProfile, in_flight_limit, room, simulate
+from fastckpt.errors import ConfigError
+
+
+def layers(*sizes: int, ratio: float = 1.0, **rates: float) -> StepProfile:
+    """One tensor saved at the end of each second of the forward, and needed in the reverse order, every two seconds."""
+    count = len(sizes)
+    tensors = (SavedTensor(size, i + 1.0, 2.0 * (count - 1 - i), ratio) for i, size in enumerate(sizes))
+    rates = {"write_rate": 10.0, "read_rate": 10.0} | rates
+    return StepProfile(tuple(tensors), float(count), 2.0 * count, **rates)
+
+
+FOUR = layers(10, 10, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("profile", "budget", "offloaded", "wait", "peak"),
+    [
+        (FOUR, 40, (), 0.0, 40),
+        # Written within the second after it is saved, read in the six seconds before it is needed.
+        (FOUR, 40, (0,), 0.0, 40),
+        # The last one is handed back from memory: it is needed when the backward begins.
+        (FOUR, 40, (3,), 0.0, 40),
+        # Both are written by the end of the forward, which holds two. Both are read before the second node begins
+        # at 6, which frees the last tensor.
+        (FOUR, 40, (0, 1), 0.0, 40),
+        # Each write takes two seconds. The limit in flight is 10, so the second tensor waits one second for the first
+        # one, and the third, which is one second later then, one for the second one.
+        (layers(10, 10, 10, 10, write_rate=5.0), 40, (0, 1, 2), 2.0, 30),
+        # A read takes five seconds. The backward begins at 4; the second tensor, needed at 8, is there at 9, and the
+        # first one, needed at 11 then, at 14.
+        (layers(10, 10, 10, 10, read_rate=2.0), 40, (0, 1), 4.0, 30),
+        # Nothing may be in flight: three tensors wait a second each for the one before. Each read begins when it
+        # is needed, since only then the memory of the one before is free, and takes a second.
+        (layers(10, 10, 10, 10, write_rate=5.0), 0, (0, 1, 2, 3), 6.0, 20),
+    ],
+)
+def test_a_step_waits_for_writes_in_flight_and_for_reads_that_come_late(
+    profile: StepProfile, budget: int, offloaded: tuple[int, ...], wait: float, peak: int
+) -> None:
+    outcome = simulate(profile, budget, offloaded, ())
+    assert (outcome.wait, outcome.peak) == (pytest.approx(wait), peak)
+
+
+def test_a_compressed_tensor_takes_a_part_of_the_disk_and_the_time_of_the_codec() -> None:
+    slow = {"write_rate": 5.0, "read_rate": 1000.0}
+    assert simulate(layers(10, 10, 10, 10, ratio=0.5, **slow), 40, (0, 1, 2), (0, 1, 2)).wait == 0
+    # One second for each on the disk, and one in the codec: as long as without compression.
+    with_codec = layers(10, 10, 10, 10, ratio=0.5, encode_rate=10.0, **slow)
+    assert simulate(with_codec, 40, (0, 1, 2), (0, 1, 2)).wait == simulate(with_codec, 40, (0, 1, 2), ()).wait > 0
+
+
+def test_a_read_waits_until_memory_is_free_for_it() -> None:
+    # The backward begins at 4 with 30 bytes in memory. Reads take 2.5 s. With 80 bytes the first one begins at once, in
+    # time for 8, and the second one at 6.5, in time for 10.
+    four = StepProfile(
+        (SavedTensor(30, 1, 6), SavedTensor(30, 2, 4), SavedTensor(20, 3, 2), SavedTensor(10, 4, 0)), 4, 8, 30, 12
+    )
+    assert simulate(four, 80, (0, 1), ()) == Outcome(0.0, 80)
+    # With 60, the second one begins when the third tensor is freed, which is when the second is needed, at 8.
+    assert simulate(four, 60, (0, 1), ()) == Outcome(0.5, 60)
+    # With 30, both begin when they are needed: at 8, and at 12.5 then.
+    assert simulate(four, 30, (0, 1), ()).wait == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "encode_rate", "decode_rate", "pays"),
+    [
+        (1.0, float("inf"), float("inf"), False),
+        (0.9, float("inf"), float("inf"), True),
+        (0.5, 100.0, 100.0, True),
+        (0.5, 15.0, 100.0, False),  # a tensor of 10 is written in 1.0 s, or compressed in 0.67 s and written in 0.5 s
+        (0.5, 100.0, 15.0, False),
+    ],
+)
+def test_compression_pays_if_it_saves_more_of_the_disk_than_it_takes_of_the_codec(
+    ratio: float, encode_rate: float, decode_rate: float, pays: bool
+) -> None:
+    profile = layers(10, ratio=ratio, encode_rate=encode_rate, decode_rate=decode_rate)
+    assert profile.pays(0) == pays
+
+
+def test_what_stays_and_what_is_in_flight_are_the_budget() -> None:
+    assert all(in_flight_limit(budget) + room(budget) == budget for budget in range(100))
+    assert in_flight_limit(400) == 100
+
+
+@pytest.mark.parametrize(
+    "tensor", [(-1, 0.0, 0.0, 1.0), (1, float("nan"), 0.0, 1.0), (1, 0.0, float("inf"), 1.0), (1, 0.0, 0.0, 1.5)]
+)
+def test_a_tensor_that_cannot_be_is_refused(tensor: tuple[int, float, float, float]) -> None:
+    with pytest.raises(ConfigError, match="must have a size of at least 0, finite times"):
+        SavedTensor(*tensor)
+
+
+def test_a_rate_of_zero_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"must be above 0\. Profile a step again"):
+        layers(10, write_rate=0.0)

@@ -1,0 +1,113 @@
+"""Arguments of ActivationOffload are checked: errors name value, limit and remedy; its report reads as lines."""
+
+import os
+
+import pytest
+import torch
+
+from fastckpt.errors import ConfigError
+from fastckpt.offload import ActivationOffload
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"budget": "4 pounds"}, "budget is '4 pounds'; give bytes, or a text such as '4GiB', or 'auto'"),
+        ({"budget": "Auto"}, "budget is 'Auto'; give bytes"),
+        ({"budget": 2.5}, "budget is 2.5; give bytes"),
+        ({"budget": True}, "budget is True; give bytes"),
+        ({"budget": 4}, "budget is 4 bytes, less than 4.0 MiB, of which a quarter may be on the way out; give bytes"),
+        ({"budget": -1}, "budget is -1 bytes, less than 4.0 MiB"),
+        ({"consistency": "none"}, "consistency is 'none'; give 'check' or 'copy'"),
+        ({"half": "fp16"}, "half is 'fp16'; it is to be True or False: half=True"),
+        ({"return_memory": 1}, "return_memory is 1; it is to be True or False"),
+        ({"buget": "1GiB"}, "budget"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_that_names_it(tmp_path, arguments, text):
+    with pytest.raises(ConfigError) as error:
+        ActivationOffload(tmp_path, **arguments)
+    assert text in str(error.value)
+
+
+def test_a_directory_that_cannot_be_used_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    for place, text in (("file", "is not a directory"), ("none", "does not exist")):
+        with pytest.raises(ConfigError, match=f"{text}; make it on a local SSD"):
+            ActivationOffload(tmp_path / place)
+    with pytest.raises(ConfigError, match="directory is 7"):
+        ActivationOffload(7)
+    with pytest.raises(ConfigError, match="where no file can be made"):
+        ActivationOffload("/proc")
+
+
+@pytest.mark.parametrize("budget", [64 << 20, "64MiB", "0.0625 GiB", "67.2MB", "auto"])
+def test_budgets_are_bytes_or_texts(tmp_path, budget):
+    found = ActivationOffload(tmp_path, budget=budget).report().budget
+    assert found == {"auto": 1 << 30, "67.2MB": 67_200_000}.get(budget, 64 << 20)
+
+
+def step(offload, value):
+    with offload:
+        loss = value.relu().square().sum()
+    store = offload._offloader._store
+    with store._moved:
+        assert store._moved.wait_for(lambda: store.in_flight == 0, 60)
+    loss.backward()
+
+
+def test_a_report_has_what_was_planned_and_what_came(tmp_path):
+    offload = ActivationOffload(os.fspath(tmp_path), budget="4MiB")
+    for turn in range(2):
+        step(offload, torch.randn(6, 512, 512, requires_grad=True))
+        report = offload.report()
+        assert (report.wrote.planned is None) == (turn == 0)
+    assert report.forwards == 2 and report.written >= report.wrote.measured > 0
+    assert report.wrote.planned == pytest.approx(report.wrote.measured, rel=0.2)
+    text = str(report)
+    assert text.startswith(f"activations offloaded to {tmp_path}, ") and "a step: planned" in text
+    assert "16" not in text.splitlines()[-1] and "ended" not in text
+
+
+def test_floats_are_halved_only_on_demand_and_the_report_says_so(tmp_path):
+    plain, mine = (torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    (plain.requires_grad_() ** 2).sum().backward()
+    offload = ActivationOffload(tmp_path, budget="4MiB", half=True)
+    with offload:
+        value = mine.requires_grad_() * 1
+        loss = (value**2).sum()
+    step(offload, torch.randn(512, 512, requires_grad=True))  # until all is written
+    loss.backward()
+    assert not torch.equal(mine.grad, plain.grad)
+    assert torch.equal(mine.grad, 2 * plain.detach().half().float())
+    assert "stored in 16" in str(offload.report())
+    assert offload.report().written <= 2 * 512 * 512 * 2 + 512 * 512 * 2 * 2
+
+
+def test_contexts_can_be_entered_within_each_other(tmp_path):
+    offload = ActivationOffload(tmp_path, budget="4MiB")
+    value = torch.randn(512, 512, requires_grad=True)
+    with offload:
+        first = value.exp()
+        with offload:
+            second = first.tanh()
+        loss = second.exp().sum()
+    loss.backward()
+    other = value.detach().clone().requires_grad_()
+    other.exp().tanh().exp().sum().backward()
+    assert torch.equal(value.grad, other.grad)
+
+
+def test_automatic_budgets_come_from_the_profile_of_the_first_step(tmp_path):
+    offload = ActivationOffload(tmp_path)
+    for _ in range(3):
+        value = torch.randn(512, 512, requires_grad=True)
+        total = value
+        with offload:
+            for _ in range(24):
+                total = total.exp().tanh()
+            loss = total.sum()
+        loss.backward()
+    report = offload.report()
+    assert 4 << 20 <= report.budget <= 48 << 20, "at least four times the largest tensor, at most all"
+    assert report.wait.planned is not None
