@@ -72,6 +72,13 @@ def _keep_from_children(address: int, length: int) -> None:
     _libc.madvise(address, length, mmap.MADV_DONTFORK)  # what refuses it has been mapped all the same
 
 
+def use_huge_pages(address: int, length: int) -> None:
+    """Have memory without pages get large ones, as far as they lie in it: a read into it takes half the processor."""
+    start, end = -(-address // HUGE) * HUGE, (address + length) // HUGE * HUGE
+    if start < end:
+        _libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without them it has small ones
+
+
 def is_in_memory(descriptor: int) -> bool:
     """Return whether a file is on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
     status = ctypes.create_string_buffer(256)

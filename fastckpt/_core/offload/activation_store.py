@@ -116,7 +116,7 @@ class ActivationStore:
 
     def _place(self, saved: SavedStorage, compressed: bool) -> bool:
         try:
-            saved.region = self.file.take(saved.size + compressed * PARTS * self.file.unit)
+            saved.region = self.file.take(self.transfers.room(saved.size, PARTS if compressed or self._half else 1))
         except OSError as error:
             self._end(error)
         return saved.region is not None
@@ -176,13 +176,13 @@ class ActivationStore:
                 if compressed or self._halves(values):
                     encoded = encode(values, half=self._half)
                     saved.form, parts = encoded.description, list(encoded.parts)
-            taken = self.transfers.write(parts, saved.region)
+            saved.written = self.transfers.write(parts, saved.region)
         saved.ready = None
         if not saved.is_whole:
             return False
         with self._moved:
             at.forward.moved += saved.size
-            at.forward.written += taken
+            at.forward.written += sum(part.size for part in saved.written)
         return True
 
     def _sample(self, values: torch.Tensor, at: Occurrence) -> None:
@@ -324,14 +324,11 @@ class ActivationStore:
                 self._moved.notify_all()
 
     def _load(self, saved: SavedStorage) -> torch.Tensor:
-        assert saved.region is not None
-        if saved.form is None:
-            return self.transfers.fetch([saved.size], saved.region, saved.device)[0]
-        described = saved.form.parts
-        sizes = [dtype.itemsize * count for dtype, count in described]
         with self.transfers.beside_training(saved.device):
-            parts = self.transfers.fetch(sizes, saved.region, saved.device)
-            typed = [part.view(dtype) for part, (dtype, _) in zip(parts, described, strict=True)]
+            parts = self.transfers.fetch(saved.written, saved.device)
+            if saved.form is None:
+                return parts[0]
+            typed = [part.view(dtype) for part, (dtype, _) in zip(parts, saved.form.parts, strict=True)]
             return as_bytes(decode(saved.form, typed))
 
     def _hand(self, packed: PackedTensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastckpt._core.offload.codecs import EncodedForm
 from fastckpt._core.offload.regions import Region
+from fastckpt._core.offload.transfers import Written
 from fastckpt._core.torch_private.tensors import storage_key, version_of
 
 
@@ -80,6 +81,7 @@ class SavedStorage:
         "ready",
         "region",
         "span",
+        "written",
     )
 
     def __init__(
@@ -104,6 +106,8 @@ class SavedStorage:
         self.ready: torch.cuda.Event | None = None
         self.form: EncodedForm | None = None
         """How its bytes are encoded in the file; None: as they are."""
+        self.written: list[Written] = []
+        """Where its bytes are in the file, or the parts of its encoded form."""
         self.packs = 0
         """Packed tensors that were made of it."""
         self.handed = 0
@@ -124,6 +128,7 @@ class SavedStorage:
         """A tensor in these bytes; they must be in memory."""
         assert self.memory is not None
         start = self.memory.storage_offset() + layout.offset - self.span.start
+        assert start % dtype.itemsize == 0, "a tensor begins between two elements"
         tensor = torch.empty(0, dtype=dtype, device=self.device)
         return tensor.set_(self.memory.untyped_storage(), start // dtype.itemsize, layout.shape, layout.stride)
 

@@ -2,12 +2,15 @@
 
 import contextlib
 import errno
+import mmap
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from fastckpt._core.huge_pages import use_huge_pages
 from fastckpt._core.io.unbuffered import UnbufferedWriter, read_some
 from fastckpt._core.offload.regions import Region
 from fastckpt._core.offload.scratch_file import ScratchFile
@@ -16,6 +19,19 @@ from fastckpt._core.transfer.host_copy import copy_without_gil
 
 MOST_AT_ONCE = 32 << 20
 """Bytes of one read or write that needs no staging."""
+
+
+ALIGNED = 64
+"""What addresses of torch's own memory are multiples of, and so of all elements."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Bytes in the file: ``size`` of them, ``head`` bytes after ``offset``."""
+
+    offset: int
+    head: int
+    size: int
 
 
 class RateMeter:
@@ -56,7 +72,7 @@ class RateMeter:
 class Transfers:
     """Transfers of one scratch file, for any number of threads.
 
-    Bytes are written in whole units of the file: what fills the last one is of no account.
+    Bytes are written in whole units of the file: what else is in these is of no account.
     """
 
     def __init__(self, file: ScratchFile) -> None:
@@ -84,54 +100,56 @@ class Transfers:
         if tensor.device.type == "cuda":
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
-    def write(self, parts: Sequence[torch.Tensor], region: Region) -> int:
-        """Write contiguous tensors, each from the next unit on; returns the bytes that took. Raises OSError."""
-        offset = region.start
+    def room(self, size: int, parts: int) -> int:
+        """Bytes of a region that are enough for so many parts of this size in all."""
+        return size + 2 * parts * self._file.unit
+
+    def write(self, parts: Sequence[torch.Tensor], region: Region) -> "list[Written]":
+        """Write contiguous tensors, one after the other; returns where each is. Raises OSError."""
+        offset, written = region.start, []
         with self.written:
             for part in parts:
                 flat = as_bytes(part)
-                if flat.device.type == "cpu":
-                    self._write_host(flat, offset)
-                else:
-                    self._write_device(flat, offset)
-                offset += self._units(flat.numel())
-                self.written.count(self._units(flat.numel()))
-        return offset - region.start
+                head = self._write_host(flat, offset) if flat.device.type == "cpu" else self._write_device(flat, offset)
+                written.append(Written(offset, head, flat.numel()))
+                taken = self._units(head + flat.numel())
+                offset += taken
+                self.written.count(taken)
+        return written
 
-    def fetch(self, sizes: Sequence[int], region: Region, device: torch.device) -> list[torch.Tensor]:
-        """Read what `write` wrote into new memory: bytes in tensors of these sizes. Raises OSError."""
-        offset, parts = region.start, []
+    def fetch(self, parts: "Sequence[Written]", device: torch.device) -> list[torch.Tensor]:
+        """Read what `write` wrote into new memory, as bytes. Raises OSError."""
+        fetched = []
         with self.read:
-            for size in sizes:
-                if device.type == "cpu":
-                    parts.append(self._read_host(size, offset))
-                else:
-                    parts.append(self._read_device(size, offset, device))
-                offset += self._units(size)
-                self.read.count(self._units(size))
-        return parts
+            for part in parts:
+                read = self._read_host if device.type == "cpu" else self._read_device
+                fetched.append(read(part, device))
+                self.read.count(self._units(part.head + part.size))
+        return fetched
 
     def _units(self, size: int) -> int:
         return -(-size // self._file.unit) * self._file.unit
 
-    def _write_host(self, flat: torch.Tensor, offset: int) -> None:
+    def _write_host(self, flat: torch.Tensor, offset: int) -> int:
+        """Write the pages that have these bytes; returns how far into the first one they begin."""
         address, size = flat.data_ptr(), flat.numel()
-        done = 0
-        if address % self._file.memory_alignment == 0:
-            # Its whole units need no copy; the rest of the last one is not ours to read.
-            whole = size // self._file.unit * self._file.unit
-            while done < whole:
-                count = min(MOST_AT_ONCE, whole - done)
-                self._writer.write(bytes_at(address + done, count), offset + done)
-                done += count
+        head = address % self._file.unit
+        # Whole pages are ours to read, also what is in them before and after the bytes. Nothing is copied, and memory
+        # that is freed meanwhile, as a gathered weight's may be, is an error of the call and not of the process.
+        if self._file.unit == mmap.PAGESIZE and address % ALIGNED == 0:
+            total = self._units(head + size)
+            for done in range(0, total, MOST_AT_ONCE):
+                view = bytes_at(address - head + done, min(MOST_AT_ONCE, total - done))
+                self._writer.write(view, offset + done)
+            return head
         buffer = self._staging.buffer(flat.device)
-        while done < size:
+        for done in range(0, size, STAGING):
             count = min(STAGING, size - done)
             copy_without_gil(buffer.data_ptr(), address + done, count)
             self._writer.write(bytes_at(buffer.data_ptr(), self._units(count)), offset + done)
-            done += count
+        return 0
 
-    def _write_device(self, flat: torch.Tensor, offset: int) -> None:
+    def _write_device(self, flat: torch.Tensor, offset: int) -> int:
         buffer = self._staging.buffer(flat.device)
         with self.beside_training(flat.device):
             for done in range(0, flat.numel(), STAGING):
@@ -139,16 +157,19 @@ class Transfers:
                 # Synchronous: pinned memory is written to the file next.
                 buffer[:count].copy_(flat[done : done + count])
                 self._writer.write(bytes_at(buffer.data_ptr(), self._units(count)), offset + done)
+        return 0
 
-    def _read_host(self, size: int, offset: int) -> torch.Tensor:
+    def _read_host(self, part: "Written", device: torch.device) -> torch.Tensor:
         """Read straight into new memory, from its first address that O_DIRECT takes."""
-        room, alignment = self._units(size), self._file.memory_alignment
-        memory = torch.empty(room + alignment, dtype=torch.uint8)
+        alignment = max(ALIGNED, self._file.memory_alignment)
+        memory = torch.empty(self._units(part.head + part.size) + alignment, dtype=torch.uint8, device=device)
         start = -memory.data_ptr() % alignment
-        self._read_exactly(memory.data_ptr() + start, size, offset, MOST_AT_ONCE)
-        return memory[start : start + size]
+        use_huge_pages(memory.data_ptr(), memory.numel())
+        self._read_exactly(memory.data_ptr() + start, part.head + part.size, part.offset, MOST_AT_ONCE)
+        return memory[start + part.head : start + part.head + part.size]
 
-    def _read_device(self, size: int, offset: int, device: torch.device) -> torch.Tensor:
+    def _read_device(self, part: "Written", device: torch.device) -> torch.Tensor:
+        size, offset = part.size, part.offset
         buffer = self._staging.buffer(device)
         with self.beside_training(device):
             # Memory of this stream; who uses it on another one says so to the allocator (`use`).

@@ -225,15 +225,15 @@ def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) << 10
 def loss(value):
     # sizes differ from layer to layer, so that freed blocks of a heap are split and seldom fit
-    for width in range(500, 820, 5):
+    for width in range(500, 820, 10):
         value = (value @ weights[width]).tanh()
     return value.sum()
 torch.set_num_threads(1)
-widths = [500, *range(500, 820, 5)]
+widths = [500, *range(500, 820, 10)]
 weights = {b: torch.full((a, b), 0.01).requires_grad_() for a, b in zip(widths, widths[1:])}
 inputs = torch.ones(1024, 500)
 offload = None if how == "none" else ActivationOffload(sys.argv[1], budget="8MiB", return_memory=how == "back")
-for _ in range(4):
+for _ in range(3):
     if _ == 1:
         before = resident()
         open("/proc/self/clear_refs", "w").write("5")

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import mmap
 import os
 import subprocess
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt._core.io.unbuffered import SECTOR, direct_alignment
+from fastckpt._core.io.unbuffered import SECTOR, UnbufferedWriter, direct_alignment
 from fastckpt._core.offload import scratch_file
 from fastckpt._core.offload.scratch_file import ScratchFile
-from fastckpt._core.offload.staging import STAGING
-from fastckpt._core.offload.transfers import Transfers
+from fastckpt._core.offload.staging import STAGING, bytes_at
+from fastckpt._core.offload.transfers import Transfers, Written
 
 MIB = 1 << 20
 
@@ -45,25 +46,39 @@ def test_bytes_come_back_as_they_were_written(place, size):
     file = ScratchFile(place)
     transfers = Transfers(file)
     parts = [torch.randint(0, 256, (size,), dtype=torch.uint8), torch.randn(1000), torch.randn(size // 8 + 5)[2:-3]]
-    region = file.take(sum(part.numel() * part.element_size() for part in parts) + 3 * file.unit)
-    other = file.take(MIB)
-    transfers.write([torch.ones(MIB, dtype=torch.uint8)], other)
-    transfers.write(parts, region)
-    sizes = [part.numel() * part.element_size() for part in parts]
-    for part, found in zip(parts, transfers.fetch(sizes, region, torch.device("cpu")), strict=True):
+    region = file.take(transfers.room(sum(part.numel() * part.element_size() for part in parts), 3))
+    other = file.take(transfers.room(MIB, 1))
+    ones = transfers.write([torch.ones(MIB, dtype=torch.uint8)], other)
+    written = transfers.write(parts, region)
+    for part, found in zip(parts, transfers.fetch(written, torch.device("cpu")), strict=True):
         assert torch.equal(found.view(part.dtype), part)
-    assert int(transfers.fetch([MIB], other, torch.device("cpu"))[0].sum()) == MIB
+    assert int(transfers.fetch(ones, torch.device("cpu"))[0].sum()) == MIB
+    last = written[-1]
+    assert last.offset + last.head + last.size <= region.end
     assert os.listdir(place) == []
 
 
-def test_memory_that_is_aligned_is_written_as_it_is(tmp_path):
+@pytest.mark.parametrize("start", [0, 4, 60, 64, 1000, 4096 - 64])
+def test_bytes_that_begin_anywhere_come_back(tmp_path, start):
+    """Those of torch's own memory are written with the pages around them, others through staging memory."""
     file = ScratchFile(tmp_path)
     memory = torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8)
-    start = -memory.data_ptr() % file.memory_alignment
-    aligned = memory[start : start + 2 * MIB + 100]
-    transfers, region = Transfers(file), file.take(3 * MIB)
-    transfers.write([aligned], region)
-    assert torch.equal(transfers.fetch([2 * MIB + 100], region, torch.device("cpu"))[0], aligned)
+    part = memory[start : start + 2 * MIB + 100]
+    transfers = Transfers(file)
+    written = transfers.write([part], file.take(transfers.room(part.numel(), 1)))
+    assert (written[0].head > 0) == ((memory.data_ptr() + start) % 64 == 0 and (memory.data_ptr() + start) % 4096 > 0)
+    assert torch.equal(transfers.fetch(written, torch.device("cpu"))[0], part)
+
+
+def test_memory_that_is_freed_while_it_is_written_is_an_error_of_the_call(tmp_path):
+    file = ScratchFile(tmp_path)
+    if not file.direct:
+        pytest.skip("no O_DIRECT here")
+    with mmap.mmap(-1, MIB) as memory:
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    with pytest.raises(OSError) as error:
+        UnbufferedWriter(file.descriptor).write(bytes_at(address, MIB), 0)
+    assert error.value.errno == errno.EFAULT
 
 
 def test_blocks_are_allocated_before_they_are_written(tmp_path):
@@ -113,7 +128,7 @@ def test_a_read_beyond_the_end_of_the_file_is_an_error(tmp_path):
     region = file.take(MIB)
     os.ftruncate(file.descriptor, MIB // 2)
     with pytest.raises(OSError, match="ends at 524288"):
-        Transfers(file).fetch([MIB], region, torch.device("cpu"))
+        Transfers(file).fetch([Written(region.start, 0, MIB)], torch.device("cpu"))
 
 
 def test_the_alignment_is_that_of_the_file_system(tmp_path):
