@@ -105,9 +105,12 @@ def spend(launch: Launch, steps: Steps) -> Spent:
         following = launch.rounds[i + 1].begin if i + 1 < len(launch.rounds) else launch.end
         halt = min(_halt(one, following), following)
         spent.repeats.append(_repeats(one, steps))
+        tail = _tail(one)
         if _arrive(tape, one, halt, uses_us=uses_us):
             _train(tape, one, halt, steps)
-        tape.until(halt, _tail(one))
+            if tail == UNEXPLAINED and launch.outcome == "stopped" and one is launch.rounds[-1]:
+                tail = END  # a signal ended the launch: its agent recorded the last step, and flushed
+        tape.until(halt, tail)
         if one.stopped is not None:
             tape.until(one.stopped, STOP)
     tape.until(launch.end, END if launch.outcome else UNEXPLAINED)

@@ -128,6 +128,11 @@ def test_a_report_of_a_script_that_fails_before_training_counts_no_steps():
     assert [(one.kind, one.step) for one in found.failures] == [("died", None)]
 
 
+def test_the_last_flush_of_a_job_that_a_signal_stops_is_part_of_its_end():
+    story = started().trains(20, 10, beat=20).at(25, "job_ended", outcome="stopped", seconds=25)
+    assert seconds(report([story.log])) == START | {"useful": 10, "end": 5}
+
+
 def test_a_report_of_a_script_without_a_checkpointer_is_complete():
     story = Story().at(1, "rendezvous", node=0).at(2, "workers_started", pids={"0": 1})
     found = report([story.finishes(30, 31).log])
