@@ -315,9 +315,9 @@ def draw(drawn: Found, options: argparse.Namespace) -> None:
     right.set_ylabel("samples per second", fontsize=8)
     right.set_xscale("log", base=2)
     for panel in (left, right):
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.15 * panel.dataLim.y1)
         panel.tick_params(labelsize=8)
-        panel.legend(fontsize=7)
+        panel.legend(fontsize=7, loc="upper right" if panel is left else "lower left")
     figure.tight_layout()
     figure.savefig(options.picture, dpi=90)
 
