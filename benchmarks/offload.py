@@ -1,6 +1,7 @@
 """Offloaded activations beside other ways to save memory: memory, time, rates, the largest batch, and depth.
 
-    python benchmarks/offload.py DIRECTORY [--part steps batches depth codecs] [--rounds 3] [--picture docs/offload.png]
+    python benchmarks/offload.py DIRECTORY [--part steps batches depth codecs] [--rounds 3]
+    python benchmarks/offload.py DIRECTORY --part steps batches --picture docs/offload.png
 
 DIRECTORY is on the SSD that is measured. Each figure is of a fresh process (benchmarks/offload_train.py), all ways in
 turn, with memory as the peak of a cgroup where one can be made, else of the process. Beside them, in the same run, a
@@ -36,19 +37,24 @@ Found = dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--part", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
+    parser.add_argument("--part", nargs="*", choices=tuple(PARTS), default=tuple(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", type=float, default=0.12, help="the budget, as a share of none's memory")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--training", default="--length 256", help="options of benchmarks/offload_train.py")
     parser.add_argument("--limit", type=int, default=500, help="MB of activations that fit, for the largest batch")
-    parser.add_argument("--picture", type=Path, help="what to draw, after the parts steps and batches")
+    parser.add_argument("--results", type=Path, help="a file of JSON, which each run adds to")
+    parser.add_argument("--picture", type=Path, help="what to draw of steps and batches, those in --results included")
     options = parser.parse_args()
-    drawn: Found = {}
+    results: Found = {}
+    if options.results and options.results.exists():
+        results = json.loads(options.results.read_text())
     for part in options.part:
-        drawn[part] = PARTS[part](options)
+        results.setdefault(part, {}).update(PARTS[part](options) or {})
+        if options.results:
+            options.results.write_text(json.dumps(results))
     if options.picture:
-        draw(drawn, options)
+        draw(results, options)
     return 0
 
 
@@ -272,7 +278,7 @@ def needed(found: Found | None) -> Found:
 
 
 def traced(options: argparse.Namespace) -> list[str]:
-    return ["--trace"] if options.picture else []
+    return ["--trace"] if options.picture or options.results else []
 
 
 def spread(values: Sequence[float]) -> str:
@@ -309,9 +315,9 @@ def draw(drawn: Found, options: argparse.Namespace) -> None:
     right.set_ylabel("samples per second", fontsize=8)
     right.set_xscale("log", base=2)
     for panel in (left, right):
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.15 * panel.dataLim.y1)
         panel.tick_params(labelsize=8)
-        panel.legend(fontsize=7)
+        panel.legend(fontsize=7, loc="upper right" if panel is left else "lower left")
     figure.tight_layout()
     figure.savefig(options.picture, dpi=90)
 

@@ -14,6 +14,7 @@ import torch
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
+from fastckpt._core.offload.heap import compute_alone
 from fastckpt._core.offload.packed_tensor import PackedTensor
 from fastckpt._core.offload.saved_storage import Place, SavedStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
@@ -59,8 +60,8 @@ class ActivationStore:
         self._used: dict[int, weakref.ref[SavedStorage]] = {}
         self._ahead: dict[int, weakref.ref[SavedStorage]] = {}
         # Their threads end when this object does: executors hold none of their own methods.
-        self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write")
-        self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read")
+        self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write", compute_alone)
+        self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read", compute_alone)
 
     @property
     def resident(self) -> int:

@@ -1,10 +1,23 @@
-"""The C library's heap, made to give the memory of activations back to the system when they are freed."""
+"""Settings of C libraries: threads that compute alone, and freed memory that goes back to the system at once."""
 
 import ctypes
 from functools import cache
 
+import torch
+
 M_MMAP_THRESHOLD = -3
 THRESHOLD = 1 << 20
+
+
+def compute_alone() -> None:
+    """Have operations of torch in the calling thread, and in no other one, use this thread alone.
+
+    Each thread that computes gets a team of OpenMP threads, which stays. With more threads than processors libgomp puts
+    those that wait to sleep at once, in the teams of the training, too: each of its operations then waits to wake them.
+    """
+    torch.get_num_threads()  # torch sets the number of a thread once, when it first asks
+    if limit := getattr(ctypes.CDLL(None), "omp_set_num_threads", None):
+        limit(1)
 
 
 @cache
