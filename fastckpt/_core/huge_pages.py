@@ -72,6 +72,20 @@ def _keep_from_children(address: int, length: int) -> None:
     _libc.madvise(address, length, mmap.MADV_DONTFORK)  # what refuses it has been mapped all the same
 
 
+@contextlib.contextmanager
+def not_in_children(address: int, length: int) -> Iterator[None]:
+    """Have whole pages not be in children that are forked in this block.
+
+    Before Linux 6.3 a fork during a direct read into private memory may leave the parent with a page as it was before,
+    and the data in the child: open(2) says so.
+    """
+    _keep_from_children(address, length)
+    try:
+        yield
+    finally:
+        _libc.madvise(address, length, mmap.MADV_DOFORK)
+
+
 def use_huge_pages(address: int, length: int) -> None:
     """Have memory without pages get large ones, as far as they lie in it: a read into it takes half the processor."""
     start, end = -(-address // HUGE) * HUGE, (address + length) // HUGE * HUGE

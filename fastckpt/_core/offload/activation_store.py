@@ -13,13 +13,12 @@ import torch
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
-from fastckpt._core.offload.codecs import codec_rates, decode, encode, sample_ratio
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.heap import compute_alone
 from fastckpt._core.offload.packed_tensor import PackedTensor
 from fastckpt._core.offload.saved_storage import Place, SavedStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
-from fastckpt._core.offload.staging import as_bytes
+from fastckpt._core.offload.stored_forms import StoredForms
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.errors import OffloadError
 
@@ -27,8 +26,6 @@ logger = logging.getLogger("fastckpt")
 
 THREADS = 2
 """Threads that write, and as many that read: each has one transfer under way."""
-PARTS = 3
-"""Parts of an encoded tensor, at most."""
 STALLED = 300.0
 """Seconds without an answer after which a disk counts as failed."""
 
@@ -56,7 +53,7 @@ class ActivationStore:
         """Bytes in memory that are on the way out."""
         self.failure = ""
         """Why nothing is written any more."""
-        self._half = half
+        self._forms = StoredForms(self.transfers, half=half)
         self._moved = threading.Condition()
         self._dead: deque[int] = deque()
         # What may be dropped for something that is needed now: what was used already, and what was not yet.
@@ -117,7 +114,7 @@ class ActivationStore:
 
     def _place(self, saved: SavedStorage, compressed: bool) -> bool:
         try:
-            saved.region = self.file.take(self.transfers.room(saved.size, PARTS if compressed or self._half else 1))
+            saved.region = self.file.take(self._forms.room(saved, compressed=compressed))
         except OSError as error:
             self._end(error)
         return saved.region is not None
@@ -145,7 +142,7 @@ class ActivationStore:
         try:
             if saved is not None and self._begin(saved, at.forward):
                 with metrics.phase("offload.write", bytes=size):
-                    stored = self._write_out(saved, at, *how)
+                    stored = self._forms.write(saved, at, *how)
         except (OSError, RuntimeError) as error:
             with self._moved:
                 self._end(error)
@@ -164,39 +161,6 @@ class ActivationStore:
                 return False
             saved.place = Place.WRITING
             return True
-
-    def _write_out(self, saved: SavedStorage, at: Occurrence, compressed: bool, sampled: bool) -> bool:
-        """Returns whether the file has what the memory had; memory that became smaller meanwhile is another's again."""
-        assert saved.memory is not None and saved.region is not None
-        with self.transfers.beside_training(saved.device, saved.ready):
-            parts = [saved.memory]
-            if (compressed or sampled or self._half) and saved.size % saved.as_dtype.itemsize == 0:
-                values = saved.memory.view(saved.as_dtype)
-                if sampled:
-                    self._sample(values, at)
-                if compressed or self._halves(values):
-                    encoded = encode(values, half=self._half)
-                    saved.form, parts = encoded.description, list(encoded.parts)
-            saved.written = self.transfers.write(parts, saved.region)
-        saved.ready = None
-        if not saved.is_whole:
-            return False
-        with self._moved:
-            at.forward.moved += saved.size
-            at.forward.written += sum(part.size for part in saved.written)
-        return True
-
-    def _sample(self, values: torch.Tensor, at: Occurrence) -> None:
-        ratio, forward = sample_ratio(values), at.forward
-        forward.entries[at.index].ratio = ratio / (2 if self._halves(values) else 1)
-        if ratio < 1:
-            rates = codec_rates(values)
-            with self._moved:
-                encoding, decoding = (min(pair) for pair in zip(rates, forward.codec_rates, strict=True))
-                forward.codec_rates = encoding, decoding
-
-    def _halves(self, values: torch.Tensor) -> bool:
-        return self._half and values.dtype == torch.float32
 
     def _arrive(
         self, saved: SavedStorage | None, size: int, *, stored: bool = False, needed: bool = False
@@ -315,7 +279,7 @@ class ActivationStore:
         memory = None
         try:
             with metrics.phase("offload.read", bytes=saved.size):
-                memory = self._load(saved)
+                memory = self._forms.load(saved)
         finally:
             with self._moved:
                 saved.memory = memory
@@ -323,14 +287,6 @@ class ActivationStore:
                 if memory is None:
                     self._discount(saved)
                 self._moved.notify_all()
-
-    def _load(self, saved: SavedStorage) -> torch.Tensor:
-        with self.transfers.beside_training(saved.device):
-            parts = self.transfers.fetch(saved.written, saved.device)
-            if saved.form is None:
-                return parts[0]
-            typed = [part.view(dtype) for part, (dtype, _) in zip(parts, saved.form.parts, strict=True)]
-            return as_bytes(decode(saved.form, typed))
 
     def _hand(self, packed: PackedTensor) -> torch.Tensor:
         saved, tensor = packed.saved, packed.tensor()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastckpt._core.huge_pages import use_huge_pages
+from fastckpt._core.huge_pages import not_in_children, use_huge_pages
 from fastckpt._core.io.unbuffered import UnbufferedWriter, read_some
 from fastckpt._core.offload.regions import Region
 from fastckpt._core.offload.scratch_file import ScratchFile
@@ -160,13 +160,15 @@ class Transfers:
         return 0
 
     def _read_host(self, part: "Written", device: torch.device) -> torch.Tensor:
-        """Read straight into new memory, from its first address that O_DIRECT takes."""
-        alignment = max(ALIGNED, self._file.memory_alignment)
-        memory = torch.empty(self._units(part.head + part.size) + alignment, dtype=torch.uint8, device=device)
-        start = -memory.data_ptr() % alignment
-        use_huge_pages(memory.data_ptr(), memory.numel())
-        self._read_exactly(memory.data_ptr() + start, part.head + part.size, part.offset, MOST_AT_ONCE)
-        return memory[start + part.head : start + part.head + part.size]
+        """Read straight into new memory, into whole pages of it."""
+        size = part.head + part.size
+        memory = torch.empty(self._units(size) + mmap.PAGESIZE, dtype=torch.uint8, device=device)
+        start = -memory.data_ptr() % mmap.PAGESIZE
+        address = memory.data_ptr() + start
+        use_huge_pages(address, self._units(size))
+        with not_in_children(address, self._units(size)):
+            self._read_exactly(address, size, part.offset, MOST_AT_ONCE)
+        return memory[start + part.head : start + size]
 
     def _read_device(self, part: "Written", device: torch.device) -> torch.Tensor:
         size, offset = part.size, part.offset

@@ -10,11 +10,13 @@ from fastckpt.offload import ActivationOffload
 from tests.e2e.offload.models import CASES, gradients
 
 STEPS = 3
+COPIED = ("dropout", "retain_graph", "two forwards of one loss", "complex, tied, expanded")
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("consistency", ["check", "copy"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "consistency"), [*((name, "check") for name in CASES), *((name, "copy") for name in COPIED)]
+)
 def test_gradients_are_bitwise_those_without_offloading(tmp_path, name, consistency):
     """In the first step, which is profiled, and in later ones, which have a plan."""
     case = CASES[name]
