@@ -24,6 +24,7 @@ from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
 from tests.e2e.ddp.conftest import Ranks, Rounds, state, until
+from tests.unit._core.storage.checkpoints import publish
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
@@ -287,6 +288,18 @@ def test_parts_untouched_for_long_are_removed_and_reported(
     nodes.save(1, 1)
     assert nodes.wait(0, 1) == [1, 1]
     assert said.text.count(text) == 1 and not _is_ahead(nodes.directory)
+
+
+def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """A node that was stopped by a signal leaves; the others resume what they hold, and save in another history."""
+    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3600.0)
+    nodes.save_alone(1, 0)
+    publish(CheckpointDirectory(nodes.directory), SaveId(2, 2))
+    nodes.members[0].close()
+    nodes.savers[0].close()
+    assert "in memory only" not in said.text and "lacks the parts" not in said.text
 
 
 def test_without_locks_all_parts_are_published_at_load(

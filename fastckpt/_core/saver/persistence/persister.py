@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,15 @@ from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.image_source import BadSource
 from fastckpt._core.storage.store import Store
-from fastckpt.errors import Superseded
+from fastckpt.errors import FastckptError, Superseded
 
 logger = logging.getLogger("fastckpt")
 
 ATTEMPTS = 6
 REMEMBERED = 64
 """How many persists are remembered, for ranks that ask for the same one later."""
+LAST_LOOK = 1.0
+"""Seconds between two looks, at the end of a job, for what other nodes have made durable meanwhile."""
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; each further one waits twice as long."""
 
@@ -198,8 +201,18 @@ class Persister:
             await asyncio.wait([self._looking], timeout=seconds)
         self.owed.hurry()
         done = self._task is None or (await asyncio.wait([self._task], timeout=seconds))[0]
+        looking = asyncio.create_task(self._see_newer())
         await self._peers.drain(end - time.monotonic())
+        looking.cancel()
         return bool(done)
+
+    async def _see_newer(self) -> None:
+        """See what other nodes, which go on without this one, make durable: their parts of older saves do not come."""
+        while not self.tenure.lost:
+            await asyncio.sleep(LAST_LOOK)
+            with suppress(FastckptError, OSError):
+                newest, _ = await asyncio.to_thread(_look, self.storage)
+                self.stats.durable = max((id for id in (newest, self.durable) if id is not None), default=None)
 
     def close(self, *, wait: bool) -> None:
         """End the thread; what still waits is dropped, and with ``wait`` what it writes now is written first."""
