@@ -79,6 +79,8 @@ def current() -> dict[str, str]:
 
 def replace(environment: Mapping[str, str]) -> None:
     """Make ``environment`` the whole environment, for Python and for C."""
-    os.environ.clear()
-    # os.environ calls putenv, so libraries in C see the same environment.
-    os.environ.update(environment)
+    # os.environ calls putenv, so libraries in C see the same environment; which refuses the empty name that some
+    # shells leave: the template has inherited that one, and it stays.
+    for name in filter(None, list(os.environ)):
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environment.items() if name})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fastckpt_run.preload.preloader import ForkedWorker
-from tests.e2e.launcher.conftest import OURS, program
+from tests.e2e.launcher.conftest import OURS, Jobs, program
 from tests.e2e.launcher.preloading import Run, Starter, template
 
 PROBE = program("probe.py")
@@ -201,3 +201,15 @@ def test_a_forked_worker_sees_stdin_terminal_and_handlers_of_the_launcher(
     assert forked["stdin"] == "é\nof two lines"
     assert forked["streams"]["stdout"]["terminal"]
     assert forked["handlers"][str(int(signal.SIGUSR2))] == str(signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("option", ["off", "math"])
+def test_a_worker_starts_where_a_variable_has_no_name(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os; print(sorted(os.environ)[0] == '', os.environ['PATH'])")
+    environment = {"PYTHONPATH": program("frail"), "PATH": "/bin:/usr/bin"}
+    ended = jobs.run(f"--fast-preload={option}", str(script), launcher=("/usr/bin/env", "=x", *OURS), **environment)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "True /bin:/usr/bin\n"
