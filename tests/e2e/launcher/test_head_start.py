@@ -141,6 +141,14 @@ def test_the_template_of_a_launch_is_begun_before_the_launcher_imports_torch(
         assert template in children
 
 
+@pytest.mark.parametrize("level", [None, "INFO"])
+def test_what_torch_logs_in_workers_is_as_the_user_wants_it(jobs: Jobs, tmp_path: Path, level: str | None) -> None:
+    (tmp_path / "train.py").write_text("import os; print(os.environ.get('TORCH_CPP_LOG_LEVEL'))")
+    given = {"TORCH_CPP_LOG_LEVEL": level} if level else {}
+    ended = jobs.run(str(tmp_path / "train.py"), **given)
+    assert (ended.returncode, ended.stdout) == (0, f"{level}\n"), ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--nnodes", "none", "train.py"], ["--fast-unknown", "train.py"]])
 def test_a_launch_that_is_refused_leaves_no_template(tmp_path: Path, arguments: list[str]) -> None:
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JOB_FOLDER": str(tmp_path)}
