@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-
 _LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
