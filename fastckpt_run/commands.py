@@ -1,7 +1,6 @@
 """The entry points of both commands; a torch that is missing or too old is one line on stderr, not a traceback."""
 
 import gc
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-_LEVEL = "TORCH_CPP_LOG_LEVEL"
+from fastckpt_run.preload.environment import unless_set
 
 
 def launch() -> None:
@@ -40,23 +39,10 @@ def version_line(command: str) -> str:
     return f"{command} {VERSION} (torch {torch}, Python {platform.python_version()})"
 
 
-@contextmanager
-def _without_stacks() -> Iterator[None]:
-    """torch that is imported in here logs errors of its C++ code alone, unless the user says what it is to log."""
-    # It reads the level once, when it is imported; workers, which inherit the environment, are to have their own.
-    # A store that is lost would print a stack of C++ for each connection, around the line that says so.
-    if _LEVEL in os.environ:
-        yield
-        return
-    os.environ[_LEVEL] = "ERROR"
-    try:
-        yield
-    finally:
-        del os.environ[_LEVEL]
-
-
 def _start(command: str, module: str) -> None:
-    with _readable(command), _uncollected(), _without_stacks():
+    # torch reads the level when it is imported; workers are to have their own. Without it a store that is lost would
+    # print a stack of C++ for each connection, around the line that says so.
+    with _readable(command), _uncollected(), unless_set("TORCH_CPP_LOG_LEVEL", "ERROR"):
         import_module("fastckpt")
         main = import_module(module).main
     main()

@@ -72,6 +72,19 @@ def recorded() -> Iterator[set[str]]:
         os.environ.__class__ = plain
 
 
+@contextmanager
+def unless_set(name: str, value: str) -> Iterator[None]:
+    """A variable has a value while this lasts, unless it has one already."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def current() -> dict[str, str]:
     """The environment as it is; that is not recorded."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
