@@ -35,7 +35,7 @@ def begin(arguments: Sequence[str]) -> None:
 def take() -> Template | None:
     """The template that was begun, if it is as one that would be started now; once."""
     template = _begun.pop() if _begun else None
-    if template is None or (_changed(template.environment) == set() and template.inherited == inheritance()):
+    if template is None or (not _changed(template.environment) and template.inherited == inheritance()):
         return template
     template.close()
     return None

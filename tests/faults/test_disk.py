@@ -58,19 +58,24 @@ class Device:
         subprocess.run(["mount", "-o", "loop", self._image, self.path], check=True)
 
 
-@pytest.fixture
-def device(tmp_path, new_job):
-    """Jobs end before it is unmounted."""
+def new_device(folder):
+    """A file system of 64 MiB on a device of its own, mounted in a folder; skips the test where none can be made."""
     if subprocess.run(["which", "mkfs.ext4", "losetup"], capture_output=True, check=False).returncode:
         pytest.skip("no mkfs.ext4 or losetup")
-    image = tmp_path / "image"
+    image = folder / "image"
     with image.open("wb") as file:
         file.truncate(64 * MIB)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    path = mounted(tmp_path / "disk", "-o", "loop", image)
-    yield Device(image, path)
+    return Device(image, mounted(folder / "disk", "-o", "loop", image))
+
+
+@pytest.fixture
+def device(tmp_path, new_job):
+    """Jobs end before it is unmounted."""
+    made = new_device(tmp_path)
+    yield made
     new_job.end()
-    unmount(path)
+    unmount(made.path)
 
 
 def leave(path: Path, free: int) -> Path:

@@ -17,7 +17,7 @@ import torch
 from fastckpt._core import metrics
 from fastckpt.errors import OffloadError
 from fastckpt.offload import ActivationOffload
-from tests.faults.test_disk import Device, leave, mounted, unmount
+from tests.faults.test_disk import leave, mounted, new_device, unmount
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[3]
@@ -25,16 +25,10 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def device(tmp_path):
-    """A file system of 64 MiB on a device of its own, which ends with what offloads to it."""
-    if subprocess.run(["which", "mkfs.ext4", "losetup"], capture_output=True, check=False).returncode:
-        pytest.skip("no mkfs.ext4 or losetup")
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(64 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    path = mounted(tmp_path / "disk", "-o", "loop", image)
-    yield Device(image, path)
-    ended(path)
+    """It ends with what offloads to it."""
+    made = new_device(tmp_path)
+    yield made
+    ended(made.path)
 
 
 def ended(path: Path) -> None:
