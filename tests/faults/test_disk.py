@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import struct
 import subprocess
 import time
@@ -54,8 +55,15 @@ class Device:
         os.close(descriptor)
 
     def put_back(self) -> None:
+        """What had reached the device, mounted anew.
+
+        From a copy: mounted twice, one image is one file system, so a mount namespace that another test made meanwhile
+        would keep this one as it is.
+        """
         unmount(self.path)
-        subprocess.run(["mount", "-o", "loop", self._image, self.path], check=True)
+        copy = self._image.with_suffix(".copy")
+        shutil.copyfile(self._image, copy)
+        subprocess.run(["mount", "-o", "loop", copy, self.path], check=True)
 
 
 def new_device(folder):
