@@ -66,6 +66,7 @@ class Offloader:
         # 3. if it is one, its backward is expected to be as before
         self._learn()
         self._store.peak = self._store.resident
+        self._store.transfers.give_back_memory()
         if self._unmap:
             return_freed_memory()
         match, forward = self._known.match(), ForwardPass()

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fastckpt._core.huge_pages import not_in_children, use_huge_pages
+from fastckpt._core.huge_pages import not_in_children
 from fastckpt._core.io.unbuffered import UnbufferedWriter, read_some
+from fastckpt._core.offload.read_memory import ReadMemory
 from fastckpt._core.offload.regions import Region
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.staging import STAGING, StagingMemory, as_bytes, bytes_at
@@ -79,6 +80,7 @@ class Transfers:
         self._file = file
         self._writer = UnbufferedWriter(file.descriptor)
         self._staging = StagingMemory()
+        self._memory = ReadMemory()
         self.written = RateMeter()
         self.read = RateMeter()
 
@@ -99,6 +101,10 @@ class Transfers:
         """Have the memory of a tensor that was fetched stay until the stream of this thread has used it."""
         if tensor.device.type == "cuda":
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+    def give_back_memory(self) -> None:
+        """Return to the system what was read into and is not used any more."""
+        self._memory.give_back()
 
     def room(self, size: int, parts: int) -> int:
         """Bytes of a region that are enough for so many parts of this size in all."""
@@ -122,8 +128,7 @@ class Transfers:
         fetched = []
         with self.read:
             for part in parts:
-                read = self._read_host if device.type == "cpu" else self._read_device
-                fetched.append(read(part, device))
+                fetched.append(self._read_host(part) if device.type == "cpu" else self._read_device(part, device))
                 self.read.count(self._units(part.head + part.size))
         return fetched
 
@@ -159,16 +164,14 @@ class Transfers:
                 self._writer.write(bytes_at(buffer.data_ptr(), self._units(count)), offset + done)
         return 0
 
-    def _read_host(self, part: "Written", device: torch.device) -> torch.Tensor:
-        """Read straight into new memory, into whole pages of it."""
+    def _read_host(self, part: "Written") -> torch.Tensor:
+        """Read straight into whole pages of memory."""
         size = part.head + part.size
-        memory = torch.empty(self._units(size) + mmap.PAGESIZE, dtype=torch.uint8, device=device)
-        start = -memory.data_ptr() % mmap.PAGESIZE
-        address = memory.data_ptr() + start
-        use_huge_pages(address, self._units(size))
+        memory = self._memory.take(self._units(size))
+        address = memory.data_ptr()
         with not_in_children(address, self._units(size)):
             self._read_exactly(address, size, part.offset, MOST_AT_ONCE)
-        return memory[start + part.head : start + size]
+        return memory[part.head : size]
 
     def _read_device(self, part: "Written", device: torch.device) -> torch.Tensor:
         size, offset = part.size, part.offset
