@@ -106,3 +106,31 @@ def test_the_report_adds_up_what_the_processes_of_a_rank_did(new_job, scratch): 
 def test_a_job_without_a_checkpointer_offloads_without_a_log(new_job, scratch, way):  # noqa: F811
     job = run(new_job(), "--way", way, "--offload", str(scratch))
     assert not job.checkpoint_dir.exists() and last_line(job, 0, "written") > 0
+
+
+UNCLOSED = """
+import sys
+import torch
+from fastckpt.ddp import DdpCheckpointer
+from fastckpt.offload import ActivationOffload
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+checkpointer = DdpCheckpointer(arguments["--checkpoint-dir"])
+checkpointer.load_checkpoint()
+offload = ActivationOffload(arguments["--offload"], budget="4MiB")
+for _ in range(5):
+    value = torch.ones(1 << 18, requires_grad=True)
+    with offload:
+        total = value
+        for _ in range(8):
+            total = total.exp().tanh()
+        loss = total.sum()
+    loss.backward()
+"""
+
+
+def test_a_job_that_does_not_close_its_checkpointer_reports_all_steps(new_job, tmp_path, scratch):  # noqa: F811
+    program = tmp_path / "unclosed.py"
+    program.write_text(UNCLOSED)
+    job = new_job().run("--offload", str(scratch), program=str(program), ranks=1)
+    [one] = reported(job)[0]
+    assert (one["forwards"], one["steps"]) == (5, 4)
