@@ -1,6 +1,9 @@
 """Training with activations on an SSD: larger batches and longer sequences in the same memory."""
 
+import logging
 import os
+import threading
+from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Self
@@ -10,13 +13,19 @@ from fastckpt._core.arguments import public
 from fastckpt._core.byte_sizes import binary, parsed
 from fastckpt._core.offload.offload_report import OffloadReport
 from fastckpt._core.offload.offloader import Offloader
-from fastckpt.errors import ConfigError
+from fastckpt.errors import ArgumentError, ConfigError, FastckptError
 
 __all__ = ["ActivationOffload", "OffloadReport"]
 
 SMALLEST_BUDGET = 4 << 20
 """With less, what may be on the way out is less than the smallest tensor that is offloaded."""
-_SIZES = "bytes, or a text such as '4GiB', or 'auto'"
+MADE_AGAIN = 4
+"""Objects in a row, each for one forward, after which a warning says that one is enough."""
+_SIZES = "bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'"
+
+logger = logging.getLogger("fastckpt")
+_made: dict[str, deque[list[int]]] = {}
+"""For each directory, the numbers of forwards of the newest objects."""
 
 
 class ActivationOffload:
@@ -59,8 +68,25 @@ class ActivationOffload:
                 "directory on a local SSD that this user may write to"
             ) from error
         self._entered: list[AbstractContextManager[None]] = []
+        self._pid, self._thread = os.getpid(), 0
+        self._forwards = [0]
+        _warn_if_made_again(str(place), self._forwards)
 
+    @public
     def __enter__(self) -> Self:
+        if os.getpid() != self._pid:
+            raise FastckptError(
+                f"this ActivationOffload is of process {self._pid}, and entered in {os.getpid()}, which was forked "
+                "from it and has none of its threads; make one in each process"
+            )
+        thread = threading.get_ident()
+        if self._entered and thread != self._thread:
+            raise FastckptError(
+                "this ActivationOffload is entered in two threads at a time, and can follow one forward alone; make "
+                "one for each thread"
+            )
+        self._thread = thread
+        self._forwards[0] += 1
         forward = self._offloader.forward()
         forward.__enter__()
         self._entered.append(forward)
@@ -75,8 +101,26 @@ class ActivationOffload:
         return self._offloader.report()
 
 
+def _warn_if_made_again(directory: str, forwards: list[int]) -> None:
+    """Warn, once, of an object for each step: what one learns of a step is of use in its own next step alone."""
+    made = _made.setdefault(directory, deque(maxlen=MADE_AGAIN))
+    if [count for (count,) in made] == [1] * MADE_AGAIN:
+        logger.warning(
+            "%d ActivationOffloads in a row were made for one forward each: each profiles that step, writes all of it, "
+            "and knows nothing of the next one. Make one before the loop, and enter it in each step",
+            MADE_AGAIN,
+        )
+        made = _made[directory] = deque(maxlen=0)
+    made.append(forwards)
+
+
 def _existing(directory: object) -> Path:
-    text = arguments.path("directory", directory)
+    wanted = "an existing directory on a local SSD, such as '/nvme/scratch'"
+    if not isinstance(directory, str | os.PathLike) or not isinstance(text := os.fspath(directory), str) or not text:
+        raise ArgumentError(f"directory is {arguments.shown(directory)}; give {wanted}")
+    text = arguments.path("directory", text)
+    if "://" in text:
+        raise ConfigError(f"directory is {text!r}, a URL, and activations go to a local disk; give {wanted}")
     if not Path(text).is_dir():
         what = "is not a directory" if Path(text).exists() else "does not exist"
         raise ConfigError(f"directory is {text!r}, which {what}; make it on a local SSD, not in memory as a tmpfs is")
@@ -91,7 +135,7 @@ def _bytes(budget: object) -> int | None:
     except ValueError:
         size = None
     if not isinstance(size, int) or isinstance(size, bool):
-        raise ConfigError(f"budget is {arguments.shown(budget)}; give {_SIZES}")
+        raise ConfigError(f"budget is {arguments.shown(budget)}; give {_SIZES}{arguments.meant(budget, ['auto'])}")
     if size < SMALLEST_BUDGET:
         raise ConfigError(
             f"budget is {size} bytes, less than {binary(SMALLEST_BUDGET)}, of which a quarter may be on the way out; "

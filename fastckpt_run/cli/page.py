@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from fastckpt._core.report.report import Recovery, Report, incidents
 from fastckpt_run import formatting
-from fastckpt_run.cli import timeline
+from fastckpt_run.cli import offload_text, timeline
 from fastckpt_run.cli.chart import Axis, Bar, lane
 from fastckpt_run.cli.output import plain
 from fastckpt_run.cli.report_text import change, facts, when
@@ -23,7 +23,15 @@ def page(found: Report, directory: str) -> str:
     style = files("fastckpt_run.cli").joinpath("page.css").read_text(encoding="utf-8")
     title = _text(f"What happened in {directory}")
     body = "".join(
-        [_summary(found), _time(found), _timeline(found), _frequency(found), _failures(found), _launches(found)]
+        [
+            _summary(found),
+            _time(found),
+            _timeline(found),
+            _frequency(found),
+            _offloading(found),
+            _failures(found),
+            _launches(found),
+        ]
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -118,6 +126,20 @@ def _frequency(found: Report) -> str:
         "<section><h2>How often it saves</h2><p>From after a step on: steps between snapshots and between persists, "
         f"and what checkpoints had cost until then.</p>{_earlier(len(changes) - len(last))}{_table(heads, rows)}"
         "</section>\n"
+    )
+
+
+def _offloading(found: Report) -> str:
+    if not found.offloaded:
+        return ""
+    last = offload_text.shown(found)
+    rows = [[_text(cell) for cell in offload_text.row(one)] for one in last]
+    heads = [name.removeprefix(">").lower() for name in offload_text.HEADS]
+    others = len(found.offloaded) - len(last)
+    return (
+        "<section><h2>Offloaded activations</h2><p>Of a step of each rank, those that wait longest: bytes written and "
+        f"planned, time waited and predicted, bytes that stay in memory.</p>"
+        f"{f'<p>{others:,} more ranks are not shown.</p>' if others else ''}{_table(heads, rows)}</section>\n"
     )
 
 

@@ -12,6 +12,7 @@ from fastckpt._core.storage.store import is_url
 from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe
 
 if TYPE_CHECKING:
+    from fastckpt._core.report.offloaded_ranks import OffloadedRank
     from fastckpt._core.report.report import Recovery, Report
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
@@ -108,10 +109,18 @@ def _document(found: "Report") -> dict[str, Any]:
         "failures": [_failure(one) for one in found.failures],
         "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
         "superseded": [asdict(one) | {"at": one.at / 1e9} for one in found.superseded],
+        "offloaded": [_offloaded(one) for one in found.offloaded],
         "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
         "unreadable": found.unreadable,
         "events_lost": found.events_lost,
     }
+
+
+def _offloaded(one: "OffloadedRank") -> dict[str, Any]:
+    document = asdict(one) | {"ends": [asdict(end) | {"at": end.at / 1e9} for end in one.ends]}
+    for name in ("waited_for_writes", "waited_for_reads", "predicted_wait", "step_wait"):
+        document[name] = None if document[name] is None else document[name] / 1e9
+    return document
 
 
 def _failure(one: "Recovery") -> dict[str, Any]:

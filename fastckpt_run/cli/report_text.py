@@ -6,6 +6,7 @@ from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
 from fastckpt._core.report.report import Recovery, Report
 from fastckpt_run import formatting
+from fastckpt_run.cli import offload_text
 from fastckpt_run.cli.output import Screen
 
 SHOWN = 20
@@ -41,6 +42,7 @@ def show(screen: Screen, found: Report, directory: str) -> None:
         )
         if len(changes) > SHOWN:
             screen.line(f"{formatting.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
+    offload_text.show(screen, found)
     if found.failures:
         screen.table(
             ["FAILURE", *(f">{name}" for name in _HEADS)],
@@ -101,6 +103,8 @@ def facts(found: Report) -> list[str]:
     if counts.uploads or counts.upload_failures:
         newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
         lines.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
+    start = min((placed.begin for chain in found.nodes.values() for placed in chain), default=0)
+    lines += offload_text.facts(found, start)
     for one in found.superseded[-SHOWN:]:
         lines.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
     if counts.bad_checkpoints:

@@ -12,8 +12,14 @@ from fastckpt.offload import ActivationOffload
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"budget": "4 pounds"}, "budget is '4 pounds'; give bytes, or a text such as '4GiB', or 'auto'"),
-        ({"budget": "Auto"}, "budget is 'Auto'; give bytes"),
+        (
+            {"budget": "4 pounds"},
+            "budget is '4 pounds'; give bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'",
+        ),
+        (
+            {"budget": "Auto"},
+            "budget is 'Auto'; give bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'; did you mean 'auto'?",
+        ),
         ({"budget": 2.5}, "budget is 2.5; give bytes"),
         ({"budget": True}, "budget is True; give bytes"),
         ({"budget": 4}, "budget is 4 bytes, less than 4.0 MiB, of which a quarter may be on the way out; give bytes"),
@@ -35,8 +41,13 @@ def test_a_directory_that_cannot_be_used_is_an_error(tmp_path):
     for place, text in (("file", "is not a directory"), ("none", "does not exist")):
         with pytest.raises(ConfigError, match=f"{text}; make it on a local SSD"):
             ActivationOffload(tmp_path / place)
-    with pytest.raises(ConfigError, match="directory is 7"):
-        ActivationOffload(7)
+    for given, text in (
+        (7, "directory is 7; give an"),
+        ("", "directory is ''; give"),
+        ("s3://b/x", "a URL, and activ"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            ActivationOffload(given)
     with pytest.raises(ConfigError, match="where no file can be made"):
         ActivationOffload("/proc")
 

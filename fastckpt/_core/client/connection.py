@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastckpt import errors
+from fastckpt._core.client import worker_reports
 from fastckpt._core.client.save_results import SaveRequest
 from fastckpt._core.client.saver_options import SaverOptions
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel
+from fastckpt._core.ipc.offload_messages import OffloadMessage
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.telemetry import Line, TelemetryBlock
 from fastckpt.errors import FastckptError, ProtocolError, SaverError
@@ -92,6 +94,7 @@ class SaverClient:
         self.arena = Path(welcome.arena)
         self.history = welcome.history
         self.agent_slot = welcome.slot
+        worker_reports.opened(self)
 
     def reserve(self, files: dict[str, int]) -> None:
         """Ask the saver to reserve images of these sizes (bytes) in the background; raises ArenaTooSmall."""
@@ -164,6 +167,10 @@ class SaverClient:
         """Report the intervals that were decided."""
         self._send(decided, "how often training saves")
 
+    def report_offload(self, message: OffloadMessage) -> None:
+        """Report what is offloaded."""
+        self._send(message, "what is offloaded")
+
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""
         self.history = self._ask(m.NextHistory(), m.Welcome).history
@@ -176,6 +183,7 @@ class SaverClient:
 
     def close(self, goodbye: m.Goodbye | None = None) -> None:
         """Deregister: no save waits for this writer any more."""
+        worker_reports.closing(self)
         try:
             self._ask(goodbye or m.Goodbye(), m.Done)
         except FastckptError:

@@ -7,6 +7,8 @@ what counts as committed is read from the records in the slots.
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from fastckpt._core.ipc.offload_messages import OffloadEnded, OffloadMeasured, OffloadMessage, OffloadPlanned
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -300,6 +302,9 @@ Message = Union[  # noqa: UP007
     Resumed,
     Loaded,
     Decided,
+    OffloadPlanned,
+    OffloadMeasured,
+    OffloadEnded,
     Goodbye,
     NextHistory,
     Ask,
@@ -307,4 +312,4 @@ Message = Union[  # noqa: UP007
     Done,
     Failed,
 ]
-UNANSWERED = Committed | Loaded | Decided
+UNANSWERED = Committed | Loaded | Decided | OffloadMessage

@@ -15,6 +15,7 @@ from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.heap import compute_alone
+from fastckpt._core.offload.offload_log import REMEDY
 from fastckpt._core.offload.packed_tensor import PackedTensor
 from fastckpt._core.offload.saved_storage import Place, SavedStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
@@ -40,9 +41,12 @@ class ActivationStore:
         file: Where to.
         budget: Bytes that may be in memory; a quarter of it may be on the way out.
         half: Whether floats of 32 bits are stored in 16.
+        on_end: Called with the reason when nothing is written any more, in any thread and under the lock.
     """
 
-    def __init__(self, file: ScratchFile, budget: int, *, half: bool = False) -> None:
+    def __init__(
+        self, file: ScratchFile, budget: int, *, half: bool = False, on_end: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.file = file
         self.budget = budget
         self.transfers = Transfers(file)
@@ -54,6 +58,7 @@ class ActivationStore:
         self.failure = ""
         """Why nothing is written any more."""
         self._forms = StoredForms(self.transfers, half=half)
+        self._on_end = on_end
         self._moved = threading.Condition()
         self._dead: deque[int] = deque()
         # What may be dropped for something that is needed now: what was used already, and what was not yet.
@@ -352,15 +357,14 @@ class ActivationStore:
         reason = getattr(error, "strerror", None) or str(error)
         self.failure = f"{self.file.directory}: {reason}"
         logger.warning("%s", _explained(self.file, reason))
-        metrics.event("offload_ended", directory=str(self.file.directory), error=reason)
+        self._on_end(reason)
         self._moved.notify_all()
 
 
 def _explained(file: ScratchFile, reason: str) -> str:
     return (
         f"activations are not offloaded any more: {file.directory}: {reason}, with {binary(file.used)} of them in the "
-        "file there. Training goes on with all further ones in memory. Free space there, choose another directory for "
-        "ActivationOffload, or give it a larger budget; then start again"
+        f"file there. Training goes on with all further ones in memory. {REMEDY}"
     )
 
 

@@ -1,5 +1,6 @@
 """Hooks that autograd calls with each tensor that one forward saves, and when the backward wants it back."""
 
+import os
 import weakref
 
 import torch
@@ -8,9 +9,10 @@ from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.known_steps import StepMatch
-from fastckpt._core.offload.packed_tensor import LeftTensor, PackedTensor
+from fastckpt._core.offload.packed_tensor import NOTICED, LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
 from fastckpt._core.torch_private.tensors import next_node_number
+from fastckpt.errors import OffloadError
 
 Identities = weakref.WeakValueDictionary[Identity, SavedStorage]
 
@@ -32,6 +34,7 @@ class ForwardHooks:
         self.forward = forward
         self.left = 0
         """Bytes of tensors below the least size: they stay."""
+        self._pid = os.getpid()
         self._store = store
         self._identities = identities
         self._match = match
@@ -39,7 +42,8 @@ class ForwardHooks:
 
     def pack(self, tensor: torch.Tensor) -> LeftTensor | PackedTensor:
         """Put an object in the place of a tensor that autograd saves."""
-        if is_weight(tensor) or not is_plain(tensor):
+        # In a process that was forked within the forward there are no threads that would write.
+        if is_weight(tensor) or not is_plain(tensor) or os.getpid() != self._pid:
             # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
             return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach())
         storage = tensor.untyped_storage()
@@ -65,6 +69,19 @@ class ForwardHooks:
 
     def unpack(self, packed: LeftTensor | PackedTensor) -> torch.Tensor:
         """The tensor that was packed; raises autograd's error if it was changed in place since."""
+        if os.getpid() != self._pid and isinstance(packed, PackedTensor):
+            raise OffloadError(
+                f"activations that process {self._pid} has offloaded are needed in {os.getpid()}, which was forked "
+                "from it and has none of its threads; run the backward in the process of its forward"
+            )
+        try:
+            return self._unpack(packed)
+        except RuntimeError as error:
+            if NOTICED in str(error):  # a mistake of the script: our frames say nothing of it
+                raise error.with_traceback(None) from None
+            raise
+
+    def _unpack(self, packed: LeftTensor | PackedTensor) -> torch.Tensor:
         if isinstance(packed, LeftTensor):
             packed.check()
             return packed.tensor

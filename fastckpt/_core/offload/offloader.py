@@ -10,11 +10,13 @@ from pathlib import Path
 from torch.autograd.graph import saved_tensors_hooks
 
 from fastckpt._core import metrics
+from fastckpt._core.client.worker_reports import before_the_end
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.forward_hooks import ForwardHooks, Identities
 from fastckpt._core.offload.forward_pass import ForwardPass
 from fastckpt._core.offload.heap import return_freed_memory
 from fastckpt._core.offload.known_steps import KnownStep, KnownSteps
+from fastckpt._core.offload.offload_log import OffloadLog
 from fastckpt._core.offload.offload_report import OffloadReport, outcomes
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.policy.offload_budget import least_budget
@@ -47,7 +49,8 @@ class Offloader:
             logger.warning(
                 "%s is in memory (a tmpfs): to offload activations to it frees none; choose an SSD", directory
             )
-        self._store = ActivationStore(file, budget or FIRST_BUDGET, half=half)
+        self._log = OffloadLog(str(directory))
+        self._store = ActivationStore(file, budget or FIRST_BUDGET, half=half, on_end=self._log.ended)
         self._identities: Identities = weakref.WeakValueDictionary()
         self._known = KnownSteps()
         self._passes: list[ForwardPass] = []
@@ -58,6 +61,7 @@ class Offloader:
         self._left = self._kept = 0
         self._waited = [0.0, 0.0]
         self._outcomes = outcomes(None, 0.0, 0)
+        before_the_end(self._conclude)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -87,6 +91,9 @@ class Offloader:
     def report(self) -> OffloadReport:
         """What was offloaded so far."""
         self._learn()
+        return self._account()
+
+    def _account(self) -> OffloadReport:
         store, (wait, wrote) = self._store, self._outcomes
         return OffloadReport(
             directory=str(store.file.directory),
@@ -120,7 +127,16 @@ class Offloader:
             self._kept = sum(each.size for each in forward.entries) - forward.moved
             made = known.plan if known else None
             self._outcomes = outcomes(made, forward.pack_wait + forward.fetch_wait, forward.written)
+            if made and not self._store.failure:
+                self._log.came(made, forward)
             self._known.learn(known or self._planned(forward))
+        self._log.measured(self._account, self._store.failure)
+
+    def _conclude(self) -> None:
+        """Report what came so far to the agent, if there is one."""
+        if self._count:
+            self._learn()
+            self._log.conclude(self._account, self._store.failure)
 
     def _planned(self, forward: ForwardPass) -> KnownStep:
         with metrics.phase("offload.plan"):
@@ -130,13 +146,6 @@ class Offloader:
                 least = least_budget(profile)
                 self._store.budget = least if self._known.is_empty else max(least, self._store.budget)
             made = plan(profile, self._store.budget)
-        metrics.event(
-            "offload_planned",
-            saved=sum(each.size for each in profile.tensors),
-            offloaded=sum(profile.tensors[index].size for index in made.offloaded),
-            compressed=len(made.compressed),
-            written=made.written,
-            budget=self._store.budget,
-            predicted_wait=made.predicted_wait,
-        )
-        return KnownStep(tuple(each.size for each in forward.entries), forward.order_of_needs(), made)
+        sizes = tuple(each.size for each in forward.entries)
+        self._log.planned(made, sizes, self._store.budget)
+        return KnownStep(sizes, forward.order_of_needs(), made)

@@ -6,10 +6,8 @@ from fastckpt._core.offload.forward_pass import Occurrence
 from fastckpt._core.offload.saved_storage import SavedStorage, ViewLayout
 from fastckpt._core.torch_private.tensors import version_of
 
-REMEDY = (
-    "fastckpt.offload noticed it, as autograd does without offloading. Do not change it in place before the backward, "
-    'or give ActivationOffload(..., consistency="copy").'
-)
+NOTICED = "fastckpt.offload noticed it, as autograd does without offloading"
+REMEDY = 'Do not change it in place before the backward, or give ActivationOffload(..., consistency="copy").'
 
 
 class LeftTensor:
@@ -71,5 +69,5 @@ def _changed(kind: str, shape: torch.Size, origin: tuple[str, int] | None, saved
     made = f", which is output {origin[1]} of {origin[0].removesuffix('Backward0')}," if origin else ""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{kind} {list(shape)}]{made} is at version {found}; expected version {saved} instead. {REMEDY}"
+        f"[{kind} {list(shape)}]{made} is at version {found}; expected version {saved} instead. {NOTICED}. {REMEDY}"
     )

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
 from fastckpt._core.report import goodput
@@ -10,6 +10,7 @@ from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text
 from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Spent, Steps, trains_from
 from fastckpt._core.report.launches import Failure, FailureCause, Launch, LaunchRound, Sample, launch_of, weights
+from fastckpt._core.report.offloaded_ranks import OffloadedRank, offloaded_ranks
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Report:
         superseded: By another job, by time.
         unreadable: Lines of the logs that are no events.
         events_lost: Events that an agent could not write.
+        offloaded: Ranks that offload activations, by number.
     """
 
     nodes: Mapping[int, list[Placed]]
@@ -123,6 +125,7 @@ class Report:
     superseded: list[Supersession]
     unreadable: int = 0
     events_lost: int = 0
+    offloaded: list[OffloadedRank] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -163,6 +166,7 @@ def report(logs: Iterable[Log]) -> Report:
         sorted(_superseded(nodes), key=lambda one: one.at),
         sum(log.unreadable for log in logs),
         lost,
+        offloaded_ranks((node, at.launch.events, at.offset) for node, chain in nodes.items() for at in chain),
     )
 
 

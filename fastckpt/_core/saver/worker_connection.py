@@ -10,6 +10,7 @@ from typing import Any
 from fastckpt._core import metrics
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import pack, receive
+from fastckpt._core.ipc.offload_messages import OffloadEnded, OffloadMeasured, OffloadPlanned, record_offload
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.worker_events import joined, record
 from fastckpt.errors import FastckptError, ProtocolError
@@ -126,6 +127,8 @@ class WorkerConnection:
                 coordinator.readers.resumed(message)
             case m.Loaded() | m.Decided():
                 record(self._hello, message)
+            case OffloadPlanned() | OffloadMeasured() | OffloadEnded():
+                record_offload(self._hello.rank, self._pid, message)
             case m.Goodbye():
                 coordinator.leave(self._rank, message)
             case _:

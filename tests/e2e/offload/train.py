@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore")
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of_all()
     parser.add_argument("--way", default="ddp", help="ddp, fsdp1 or fsdp2")
-    parser.add_argument("--offload", default="", metavar="DIR")
+    parser.add_argument("--offload", default="", metavar="DIR", help="{rank} stands for the rank")
     parser.add_argument("--wait-at", type=int, default=0, help="wait here until a file go.<step> appears")
     return parser.parse_args()
 
@@ -56,7 +56,7 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     torch.manual_seed(11 + rank)
     inject_requested_faults(rank, args.out)
-    offload = ActivationOffload(args.offload, budget="8MiB") if args.offload else None
+    offload = ActivationOffload(args.offload.format(rank=rank), budget="8MiB") if args.offload else None
     checkpointer = DdpCheckpointer(args.checkpoint_dir) if args.way == "ddp" else None
     step, tier = 0, ""
     if checkpointer and (loaded := checkpointer.load_checkpoint()):
@@ -86,8 +86,9 @@ def train(args: argparse.Namespace) -> None:
     dist.barrier()
     if offload:
         report = offload.report()
-        assert report.peak <= report.budget + (2 << 20), report
+        assert report.failure or report.peak <= report.budget + (2 << 20), report
         log(written=report.written, read=report.read, planned=report.wrote.planned, failure=report.failure)
+        log(forwards=report.forwards)
     # What a restarted process has not seen of gradients is in its weights and momentum.
     states = [local(model.state_dict()), local(optimizer.state_dict()), torch.get_rng_state()]
     (args.out / f"end.{rank}").write_text(digest(states))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt._core.ipc.messages import Decided
+from fastckpt._core.ipc.messages import Decided, OffloadEnded, OffloadMeasured, OffloadPlanned
 from tests.unit._core.report.schema import table, writers
 
 ROOT = Path(__file__).parents[4]
@@ -15,6 +15,9 @@ STARRED = {
     "persist_failed": {"attempt"},
     "bad_checkpoint": {"history", "step", "tier"},
     "frequency": {field.name for field in fields(Decided)},
+    "offload_planned": {field.name for field in fields(OffloadPlanned)},
+    "offload_measured": {field.name for field in fields(OffloadMeasured)},
+    "offload_ended": {field.name for field in fields(OffloadEnded)},
 }
 """Fields that the code passes as a mapping."""
 

@@ -1,0 +1,110 @@
+"""Blocks of docs/offload.md: its code trains as without it, and its commands print what the page shows.
+
+``OFFLOAD_PAGE=1`` has the tests write the commands' output into the page.
+"""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from fastckpt.offload import ActivationOffload
+from tests.cli.test_docs import alike
+from tests.e2e.offload.models import layer, sequence
+from tests.e2e.offload.test_jobs import run, scratch  # noqa: F401 (a fixture)
+from tests.faults.test_disk import device, leave  # noqa: F401 (a fixture)
+
+PAGE = Path(__file__).parents[3] / "docs/offload.md"
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+[CODE] = [text for kind, text in BLOCKS if kind == "python"]
+SCRATCH = "/nvme/scratch"
+
+
+def block(command: str) -> str:
+    [found] = [text for kind, text in BLOCKS if kind == "console" and text.startswith(f"$ {command}\n")]
+    return found
+
+
+def printed(command: str, folder: Path, disk: Path) -> str:
+    """The block of a command that is run in a folder."""
+    paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(PAGE.parents[1])}
+    environment = os.environ | {name: f"{path}:{os.environ[name]}" for name, path in paths.items()}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return f"$ {command}\n{done.stdout}".replace(str(disk), SCRATCH)
+
+
+def assert_as_on_the_page(command: str, folder: Path, disk: Path) -> None:
+    written, now = block(command), printed(command, folder, disk)
+    if "OFFLOAD_PAGE" in os.environ:
+        PAGE.write_text(PAGE.read_text().replace(written, now))
+    else:
+        assert alike(without_times(written)) == alike(without_times(now))
+
+
+def without_times(text: str) -> str:
+    """What took 0.9 s there may take 1100 ms here."""
+    return re.sub(r"[\d.e-]+ (ms|s)\b", "0 s", text)
+
+
+def test_each_block_of_the_page_is_run_by_a_test_here():
+    assert [kind for kind, _ in BLOCKS] == ["python", "console", "console"]
+    source = Path(__file__).read_text()
+    commands = [text.splitlines()[0].removeprefix("$ ") for kind, text in BLOCKS if kind == "console"]
+    assert all(f'"{command}"' in source for command in commands)
+
+
+def trained(code: str, printing) -> list[torch.Tensor]:
+    """The weights after the code of the page, on a small model."""
+    torch.manual_seed(0)
+    model, head = torch.nn.Sequential(layer(), layer()), lambda value: value.square().mean()
+    names = {
+        "loader": [sequence() * turn for turn in (1, 2, 3)],
+        "model": lambda batch: head(model(batch)),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1e-2),
+        "print": printing,
+    }
+    exec(compile(code, str(PAGE), "exec"), names)
+    return [weight.detach() for weight in model.parameters()]
+
+
+def test_the_code_of_the_page_trains_as_without_offloading(tmp_path):
+    """Its gradients of earlier steps add up, since a page need not show zero_grad."""
+    said: list[object] = []
+    code = CODE.replace(SCRATCH, str(tmp_path)).replace('"4GiB"', '"8MiB"')
+    assert code.count(str(tmp_path)) == 1 and "8MiB" in code
+    offloaded = trained(code, said.append)
+    plain = re.sub(r"with offload:.*", "if True:", re.sub(r"^offload = .*|^print.*", "", code, flags=re.MULTILINE))
+    assert "offload." not in plain.replace("fastckpt.offload", "")
+    assert all(map(torch.equal, offloaded, trained(plain, said.append)))
+    [report] = said
+    assert report.forwards == 3 and report.written > 30 << 20 and f"offloaded to {tmp_path}" in str(report)
+    assert os.listdir(tmp_path) == []
+
+
+def test_arguments_that_the_page_names_are_taken(tmp_path):
+    known = set(inspect.signature(ActivationOffload).parameters)
+    named = re.findall(r"`(\w+)=([^`]+)`", PAGE.read_text())
+    assert {name for name, _ in named} == {"consistency", "half", "return_memory"} and '`"auto"`' in PAGE.read_text()
+    assert known == {"directory", "budget", *(name for name, _ in named)}, "the page names all arguments"
+    for name, value in named:
+        ActivationOffload(tmp_path, **{name: eval(value)})
+
+
+def test_the_report_of_the_page_is_what_the_command_prints(new_job, tmp_path, scratch):  # noqa: F811
+    run(new_job(checkpoint_dir=tmp_path / "run"), "--offload", str(scratch))
+    assert_as_on_the_page("fastckpt report run | grep -e offloading -e RANK -e scratch", tmp_path, scratch)
+
+
+def test_the_end_of_offloading_on_the_page_is_what_the_command_prints(new_job, tmp_path, scratch, device):  # noqa: F811
+    (tmp_path / "disk-1").symlink_to(device.path)
+    (tmp_path / "disk-0").symlink_to(scratch)
+    leave(device.path, 9 << 20)
+    run(new_job(checkpoint_dir=tmp_path / "run"), "--offload", str(tmp_path / "disk-{rank}"))
+    assert_as_on_the_page("fastckpt report run | grep ended", tmp_path, tmp_path / "disk-1")

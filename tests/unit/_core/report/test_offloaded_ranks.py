@@ -1,0 +1,125 @@
+"""Ranks that offload, as read from event logs that may say anything."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.report.offloaded_ranks import OffloadedRank, OffloadEnd
+from fastckpt._core.report.report import report
+from fastckpt_run.cli import offload_text, report_text
+from fastckpt_run.cli.page import page
+from tests.unit._core.report.stories import WALL, Story
+
+MIB = 1 << 20
+
+
+def plan(story: Story, at: float, rank: Any = 0, **fields: Any) -> Story:
+    told: dict[str, Any] = {"directory": "/nvme", "worker": 100 + rank, "number": 1, "profiled": 1}
+    told |= {"saved": 10 * MIB, "offloaded": 8 * MIB, "kept": 2 * MIB, "compressed": 0, "written": 8 * MIB}
+    return story.at(at, "offload_planned", **{"rank": rank, "budget": 4 * MIB, "predicted_wait": 0.25} | told | fields)
+
+
+def came(story: Story, at: float, rank: Any = 0, steps: Any = 2, wait: float = 0.5, **fields: Any) -> Story:
+    told: dict[str, Any] = {"directory": "/nvme", "worker": 100 + rank, "number": 1, "forwards": steps + 1}
+    told |= {"written": (steps + 1) * 9 * MIB, "read": steps * 9 * MIB, "waited_for_writes": 1.0}
+    told |= {"waited_for_reads": 2.0, "steps": steps, "planned_written": steps * 8 * MIB}
+    told |= {"step_written": steps * 9 * MIB, "predicted_wait": steps * 0.25, "step_wait": steps * wait}
+    return story.at(at, "offload_measured", **{"rank": rank} | told | fields)
+
+
+def begun() -> Story:
+    return Story().starts(1, 2, 3, 4).loads(5, 1).trains(6, 10)
+
+
+def test_steps_of_a_rank_are_compared_with_their_plan_by_its_last_report():
+    story = came(came(plan(begun(), 7), 8, steps=1, wait=9.0), 9, steps=4)
+    [one] = report([story.log]).offloaded
+    assert one == OffloadedRank(
+        node=0,
+        rank=0,
+        directory="/nvme",
+        budget=4 * MIB,
+        saved=10 * MIB,
+        kept=2 * MIB,
+        forwards=5,
+        written=45 * MIB,
+        read=36 * MIB,
+        waited_for_writes=10**9,
+        waited_for_reads=2 * 10**9,
+        steps=4,
+        planned_written=8 * MIB,
+        step_written=9 * MIB,
+        predicted_wait=250_000_000,
+        step_wait=500_000_000,
+    )
+
+
+def test_a_rank_has_its_plan_before_a_step_that_had_one_is_over():
+    [one] = report([plan(begun(), 7).log]).offloaded
+    assert (one.planned_written, one.predicted_wait) == (8 * MIB, 250_000_000)
+    assert one.step_written is None and one.step_wait is None and one.steps == 0
+    assert "no step that had a plan is over" in offload_text.facts(report([plan(begun(), 7).log]), 0)[0]
+
+
+def test_processes_and_offloaders_of_a_rank_add_up_and_ranks_of_nodes_do_not():
+    one = came(came(came(begun(), 7, steps=2), 8, steps=3, number=2), 9, steps=5, worker=300)
+    other = came(Story(node=1, pid=11).starts(1, 2, 3, 4).loads(5, 1).trains(6, 10), 7, rank=2, steps=1)
+    found = report([one.log, other.log]).offloaded
+    assert [(each.node, each.rank, each.steps, each.forwards) for each in found] == [(0, 0, 10, 13), (1, 2, 1, 2)]
+
+
+def test_ends_have_their_time_cause_and_remedy():
+    story = plan(begun(), 7, rank=1)
+    told = {"worker": 101, "number": 1, "directory": "/nvme", "error": "no space", "remedy": "Free some"}
+    found = report([story.at(8, "offload_ended", rank=1, **told).log])
+    assert found.offloaded[0].ends == [OffloadEnd(round((WALL + 8) * 1e9), "/nvme", "no space", "Free some")]
+    assert "offloading of rank 1 ended after 8 s: /nvme: no space. Free some" in report_text.facts(found)
+
+
+def test_a_job_that_does_not_offload_has_no_word_of_it():
+    found = report([begun().finishes(7, 8).log])
+    assert found.offloaded == [] and "ffload" not in "\n".join(report_text.facts(found)) + page(found, "run")
+
+
+def test_of_many_ranks_those_that_wait_longest_are_shown():
+    story = Story(ranks=64).starts(1, 2, 3, 4).loads(5, 1).trains(6, 10)
+    for rank in range(64):
+        plan(story, 7, rank=rank)
+        came(story, 8, rank=rank, wait=1.0 if rank in (7, 63) else rank / 1000)
+        story.at(9, "offload_ended", rank=rank, directory="/nvme", error=f"why {rank}", remedy="")
+    found = report([story.log])
+    shown = [one.rank for one in offload_text.shown(found)]
+    assert shown == sorted(shown) and len(shown) == 20 and {7, 63, 62} <= set(shown) and 0 not in shown
+    first, *ends = offload_text.facts(found, 0)
+    assert "activations of 64 ranks; a step writes 604.0 MB, planned 536.9 MB" in first
+    assert "waits 1 s, planned 250 ms (rank 7, the longest)" in first
+    assert len(ends) == 21 and ends[-1] == "44 earlier ends not shown; --json has all"
+    assert "44 more ranks are not shown" in page(found, "run")
+
+
+VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(
+    ["rank", "worker", "number", "steps", "step_wait", "step_written", "budget", "error", "directory", "forwards"]
+), VALUES, max_size=4), min_size=3, max_size=3))  # fmt: skip
+def test_events_of_any_content_make_a_report(fields):
+    story = begun()
+    whole = [json.loads(plan(begun(), 7).lines[-1]), json.loads(came(begun(), 7).lines[-1])]
+    for event, more in zip([*whole, {"event": "offload_ended", "rank": 0}], fields, strict=True):
+        told = {name: value for name, value in event.items() if name not in ("event", "time", "monotonic", "pid")}
+        story.at(8, event["event"], **told | more)
+    found = report([story.log])
+    assert "\n".join(report_text.facts(found)) and page(found, "run")
+    assert all(offload_text.row(one) for one in found.offloaded)
+    assert all(one.rank >= 0 and one.forwards >= 0 and (one.step_wait or 0) >= 0 for one in found.offloaded)
+
+
+@pytest.mark.parametrize("name", ["planned_written", "step_wait", "forwards"])
+def test_negative_counts_are_none(name):
+    [one] = report([came(begun(), 7, **{name: -5}).log]).offloaded
+    assert getattr(one, name) == 0
