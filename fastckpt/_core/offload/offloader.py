@@ -104,6 +104,7 @@ class Offloader:
             write_rate=store.transfers.written.rate,
             read_rate=store.transfers.read.rate,
             direct=store.file.direct,
+            gpu_way=store.transfers.gpudirect.way,
             failure=store.failure,
         )
 
