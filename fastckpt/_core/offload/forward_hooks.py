@@ -1,6 +1,8 @@
 """Hooks that autograd calls with each tensor that one forward saves, and when the backward wants it back."""
 
+import logging
 import weakref
+from functools import cache
 
 import torch
 
@@ -11,6 +13,9 @@ from fastckpt._core.offload.known_steps import StepMatch
 from fastckpt._core.offload.packed_tensor import LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
 from fastckpt._core.torch_private.tensors import next_node_number
+from fastckpt._core.transfer.device_copy import records_graph
+
+logger = logging.getLogger("fastckpt")
 
 Identities = weakref.WeakValueDictionary[Identity, SavedStorage]
 
@@ -39,7 +44,8 @@ class ForwardHooks:
 
     def pack(self, tensor: torch.Tensor) -> LeftTensor | PackedTensor:
         """Put an object in the place of a tensor that autograd saves."""
-        if is_weight(tensor) or not is_plain(tensor):
+        on_gpu = tensor.device.type == "cuda"
+        if is_weight(tensor) or not is_plain(tensor) or (on_gpu and _is_in_graph()):
             # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
             return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach())
         storage = tensor.untyped_storage()
@@ -60,6 +66,10 @@ class ForwardHooks:
         else:
             index = self.forward.index_of(saved)
             at = Occurrence(self.forward, self._add(saved) if index is None else index)
+        if on_gpu:
+            # Once it is written its memory is free, although without offloading the graph would still hold it. So a
+            # stream that uses it, and is not the one that it was allocated in, must be known to torch's allocator.
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
         saved.packs += 1
         return PackedTensor(tensor, saved, at, copied=self._copies)
 
@@ -68,7 +78,13 @@ class ForwardHooks:
         if isinstance(packed, LeftTensor):
             packed.check()
             return packed.tensor
-        return self._store.unpack(packed)
+        forward = packed.at.forward
+        waited = forward.fetch_wait
+        try:
+            return self._store.unpack(packed)
+        finally:
+            if forward.times is not None and forward.fetch_wait > waited:
+                forward.times.waited()
 
     def _add(self, saved: SavedStorage) -> int:
         return self.forward.add(saved, next_node_number())
@@ -78,12 +94,29 @@ class ForwardHooks:
         if not away and self._store.keep(saved):
             return
         if saved.device.type == "cuda":
-            saved.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Blocking: a thread that waits for it sleeps, and leaves its processor to others.
+            saved.ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             saved.ready.record(torch.cuda.current_stream(saved.device))
+        waited = self.forward.pack_wait
         self._store.write(saved, at, compressed=compressed, sampled=self._match.step is None)
+        if self.forward.times is not None and self.forward.pack_wait > waited:
+            self.forward.times.waited()
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides."""
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor.detach())
+
+
+def _is_in_graph() -> bool:
+    """Return whether a CUDA graph is captured: a replay runs no hooks, and a capture allows no transfers."""
+    if not records_graph():
+        return False
+    _tell_of_graphs()
+    return True
+
+
+@cache
+def _tell_of_graphs() -> None:
+    logger.warning("activations that a captured CUDA graph saves are not offloaded: they stay in the graph's memory")

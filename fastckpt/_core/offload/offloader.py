@@ -85,7 +85,7 @@ class Offloader:
 
     def report(self) -> OffloadReport:
         """What was offloaded so far."""
-        self._learn()
+        self._learn(at_once=True)
         store, (wait, wrote) = self._store, self._outcomes
         return OffloadReport(
             directory=str(store.file.directory),
@@ -108,18 +108,23 @@ class Offloader:
             failure=store.failure,
         )
 
-    def _learn(self) -> None:
-        """Compare passes whose backward is over with their plans, or make a plan for their like."""
+    def _learn(self, *, at_once: bool = False) -> None:
+        """Compare passes whose backward is over with their plans, or make a plan for their like.
+
+        The host is ahead of a GPU, and without a plan waits for it. Else only ``at_once``: how it went is of no hurry.
+        """
         for forward in [each for each in self._passes if each.is_over]:
+            known = self._known.find(forward)
+            if known and not at_once and forward.times is not None and not forward.times.are_known:
+                continue
             self._passes.remove(forward)
             self._waited[0] += forward.pack_wait
             self._waited[1] += forward.fetch_wait
             if not forward.was_needed:
                 continue
-            known = self._known.find(forward)
             self._kept = sum(each.size for each in forward.entries) - forward.moved
             made = known.plan if known else None
-            self._outcomes = outcomes(made, forward.pack_wait + forward.fetch_wait, forward.written)
+            self._outcomes = outcomes(made, forward.wait, forward.written)
             self._known.learn(known or self._planned(forward))
 
     def _planned(self, forward: ForwardPass) -> KnownStep:

@@ -93,7 +93,8 @@ class Transfers:
         stream = self._staging.stream(device)
         with torch.cuda.device(device), torch.cuda.stream(stream):
             if ready is not None:
-                stream.wait_event(ready)
+                # By this thread, not in its stream: else the rate that is measured would be that of the computation.
+                ready.synchronize()
             try:
                 yield
             finally:

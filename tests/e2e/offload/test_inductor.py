@@ -20,10 +20,9 @@ def compiler(tmp_path, monkeypatch):
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    from torch._inductor import config
-
     # Donated buffers, a default of torch, are saved tensors in whose memory the compiled backward writes its results.
     import torch._functorch.config as functorch
+    from torch._inductor import config
 
     # No trial compilations for each instruction set: they cost as much as the kernels.
     once = {"compile_threads": 1, "cpp.vec_isa_ok": True}
