@@ -115,7 +115,7 @@ def batches(
         tried: dict[int, float] = {}
 
         def fits(batch: int, way: str = way, tried: dict[int, float] = tried) -> bool:
-            more = ["--batch", batch, "--budget", int(0.4 * options.limit * 1e6), *few]
+            more = ["--batch", batch, "--budget", max(4 << 20, int(0.4 * options.limit * 1e6)), *few]
             of_kernel = limit if options.device == "cpu" else 0
             done = train(way, options, *more, *([] if of_kernel else ["--limit", limit]), limit=of_kernel)
             if done:
