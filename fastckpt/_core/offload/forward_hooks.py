@@ -9,6 +9,7 @@ import torch
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
+from fastckpt._core.offload.heap import return_freed_memory
 from fastckpt._core.offload.known_steps import StepMatch
 from fastckpt._core.offload.packed_tensor import LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
@@ -29,10 +30,18 @@ class ForwardHooks:
         forward: The record of this forward.
         match: What is known of its like.
         copies: Whether tensors are copied when they are packed, so that they may be changed in place afterwards.
+        unmap: Whether the C library shall give freed memory back to the system, once some of it is offloaded.
     """
 
     def __init__(
-        self, store: ActivationStore, identities: Identities, forward: ForwardPass, match: StepMatch, *, copies: bool
+        self,
+        store: ActivationStore,
+        identities: Identities,
+        forward: ForwardPass,
+        match: StepMatch,
+        *,
+        copies: bool,
+        unmap: bool,
     ) -> None:
         self.forward = forward
         self.left = 0
@@ -41,6 +50,7 @@ class ForwardHooks:
         self._identities = identities
         self._match = match
         self._copies = copies
+        self._unmap = unmap
 
     def pack(self, tensor: torch.Tensor) -> LeftTensor | PackedTensor:
         """Put an object in the place of a tensor that autograd saves."""
@@ -60,6 +70,8 @@ class ForwardHooks:
             if self._copies:
                 assert saved.memory is not None
                 saved.memory = saved.memory.clone()
+            if self._unmap and not on_gpu:
+                return_freed_memory()
             self._identities[identity] = saved
             at = Occurrence(self.forward, self._add(saved))
             self._admit(saved, at)

@@ -13,7 +13,6 @@ from fastckpt._core import metrics
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.forward_hooks import ForwardHooks, Identities
 from fastckpt._core.offload.forward_pass import ForwardPass
-from fastckpt._core.offload.heap import return_freed_memory
 from fastckpt._core.offload.known_steps import KnownStep, KnownSteps
 from fastckpt._core.offload.offload_report import OffloadReport, outcomes
 from fastckpt._core.offload.scratch_file import ScratchFile
@@ -66,10 +65,8 @@ class Offloader:
         # 3. if it is one, its backward is expected to be as before
         self._learn()
         self._store.peak = self._store.resident
-        if self._unmap:
-            return_freed_memory()
         match, forward = self._known.match(), ForwardPass()
-        hooks = ForwardHooks(self._store, self._identities, forward, match, copies=self._copies)
+        hooks = ForwardHooks(self._store, self._identities, forward, match, copies=self._copies, unmap=self._unmap)
         self._passes.append(forward)
         self._count += 1
         # Compiled code calls them as they are. Partial objects, since methods take no attributes.
