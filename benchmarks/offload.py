@@ -2,12 +2,14 @@
 
     python benchmarks/offload.py DIRECTORY [--part steps batches depth codecs] [--rounds 3]
     python benchmarks/offload.py DIRECTORY --part steps batches --picture docs/offload.png
+    python benchmarks/offload.py DIRECTORY --part gpu --device cuda
 
 DIRECTORY is on the SSD that is measured. Each figure is of a fresh process (benchmarks/offload_train.py), all ways in
 turn, with memory as the peak of a cgroup where one can be made, else of the process. Beside them, in the same run, a
 bare write and read of a file with O_DIRECT. "steps": all ways at one batch. "batches": the largest batch of each way
 that ends under a limit of memory, as the kernel enforces it for a cgroup, and what it trains per second. "depth": the
-growth of memory with the number of layers. "codecs": seconds and bytes of each form by density.
+growth of memory with the number of layers. "codecs": seconds and bytes of each form by density. "gpu": the same
+training on a GPU (benchmarks/offload_gpu.py), which is no part of a run unless it is asked for.
 """
 
 import argparse
@@ -25,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import offload_gpu
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks/offload_train.py"
 WAYS = ("none", "checkpoint", "offload", "both", "torch.save", "save_on_cpu")
@@ -37,15 +41,18 @@ Found = dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--part", nargs="*", choices=tuple(PARTS), default=tuple(PARTS))
+    parser.add_argument("--part", nargs="*", choices=tuple(PARTS), default=("steps", "batches", "depth", "codecs"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", type=float, default=0.12, help="the budget, as a share of none's memory")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=(*WAYS, *offload_gpu.WAYS), help="default: all of a part")
+    parser.add_argument("--device", default="cuda", help='of the part "gpu"; cpu tries its code')
     parser.add_argument("--training", default="--length 256", help="options of benchmarks/offload_train.py")
     parser.add_argument("--limit", type=int, default=500, help="MB of activations that fit, for the largest batch")
     parser.add_argument("--results", type=Path, help="a file of JSON, which each run adds to")
     parser.add_argument("--picture", type=Path, help="what to draw of steps and batches, those in --results included")
     options = parser.parse_args()
+    of_part = offload_gpu.WAYS if options.part == ["gpu"] else WAYS
+    options.ways = options.ways or of_part
     results: Found = {}
     if options.results and options.results.exists():
         results = json.loads(options.results.read_text())
@@ -71,7 +78,7 @@ def train(way: str, options: argparse.Namespace, *more: object, limit: int = 0) 
             command = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group), *command]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ended.returncode == -9 or "can't allocate memory" in ended.stderr:
+    if ended.returncode == -9 or "can't allocate memory" in ended.stderr or "OutOfMemoryError" in ended.stderr:
         return None
     if ended.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stderr}")
@@ -290,6 +297,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "batches": batches,
     "depth": depth,
     "codecs": codecs,
+    "gpu": lambda options: offload_gpu.measure(options, train, largest),
 }
 
 

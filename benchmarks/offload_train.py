@@ -1,6 +1,7 @@
 """The training that benchmarks/offload.py measures: the example's GPT-2, its activations kept in one of several ways.
 
 It prints a line of JSON: seconds of each step, memory above the resident state, processor time, reports of offloading.
+On a GPU the memory is that of torch's allocator, and a step ends when the GPU is done.
 """
 
 import argparse
@@ -27,9 +28,10 @@ from torch.utils.checkpoint import checkpoint
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.gpt2.model import GPT, GPTConfig
 
-WAYS = ("none", "checkpoint", "offload", "both", "torch.save", "save_on_cpu")
+WAYS = ("none", "checkpoint", "offload", "both", "torch.save", "save_on_cpu", "save_on_cpu pinned", "TRL")
 LEAST = 1 << 20
 """Bytes of a tensor that torch.save writes: as with offloading."""
+Around = AbstractContextManager[Any]
 SAMPLES = 0.003
 """Seconds between two looks at the memory, for the picture."""
 MEMORY = ("memory.max_usage_in_bytes", "memory.usage_in_bytes"), ("memory.peak", "memory.current")
@@ -43,21 +45,25 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--budget", default="auto", help="bytes, or auto")
     parser.add_argument("--cgroup", type=Path, help="the cgroup that this process is in")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=int, default=0, help="bytes of the GPU's memory that may be allocated")
     parser.add_argument("--trace", action="store_true", help="print the memory over one step, too")
     options = parser.parse_args()
     training = Training(options)
     for _ in range(options.warmup):
         training.step()
     gc.collect()
-    peak = Peak(options.cgroup)
+    peak = Peak(options.cgroup) if options.device == "cpu" else DevicePeak()
+    began = time.time()
     before = resource.getrusage(resource.RUSAGE_SELF), training.transferred()
     steps = [training.step() for _ in range(options.steps)]
     after = resource.getrusage(resource.RUSAGE_SELF), training.transferred()
-    memory = peak.above()
+    ended, memory = time.time(), peak.above()
     used = [usage.ru_utime + usage.ru_stime for usage in (before[0], after[0])]
     trace = traced(training) if options.trace else []
     found = {
         "steps": [sum(step) for step in steps],
+        "between": (began, ended),
         "forward": [step[0] for step in steps],
         "memory": memory,
         "by": peak.by,
@@ -77,9 +83,13 @@ class Training:
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
         shape = {"n_layer": options.layers, "n_embd": options.width, "n_head": options.width // 64}
-        self._model = GPT(GPTConfig(block_size=options.length, dropout=0.0, **shape))
+        self._on_gpu = options.device != "cpu"
+        if options.limit:
+            whole = torch.cuda.get_device_properties(options.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(options.limit / whole)
+        self._model = GPT(GPTConfig(block_size=options.length, dropout=0.0, **shape)).to(options.device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
-        self._tokens = torch.randint(0, 256, (options.batch, options.length))
+        self._tokens = torch.randint(0, 256, (options.batch, options.length)).to(options.device)
         self._offload: Any = None
         if options.way in ("checkpoint", "both"):
             self._model.blocks = nn.ModuleList(map(Checkpointed, self._model.blocks))
@@ -93,16 +103,21 @@ class Training:
             import ctypes
 
             ctypes.CDLL(None).mallopt(-3, 1 << 20)
-        self._context = self._contexts(options)[options.way]
+        self._context = self._contexts(options)[options.way]()
 
-    def _contexts(self, options: argparse.Namespace) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    def _contexts(self, options: argparse.Namespace) -> dict[str, Callable[[], Callable[[], Around]]]:
+        """What makes the context of a forward, for each way; only that of the one that is measured is made."""
         return {
-            "none": contextlib.nullcontext,
-            "checkpoint": contextlib.nullcontext,
-            "offload": lambda: self._offload,
-            "both": lambda: self._offload,
-            "torch.save": lambda: saved_tensors_hooks(lambda tensor: Saved.of(tensor, options.directory), Saved.load),
-            "save_on_cpu": save_on_cpu,
+            "none": lambda: contextlib.nullcontext,
+            "checkpoint": lambda: contextlib.nullcontext,
+            "offload": lambda: lambda: self._offload,
+            "both": lambda: lambda: self._offload,
+            "torch.save": lambda: (
+                lambda: saved_tensors_hooks(lambda tensor: Saved.of(tensor, options.directory), Saved.load)
+            ),
+            "save_on_cpu": lambda: save_on_cpu,
+            "save_on_cpu pinned": lambda: lambda: save_on_cpu(pin_memory=True),
+            "TRL": lambda: of_trl(self._model),
         }
 
     def step(self) -> tuple[float, float]:
@@ -116,6 +131,8 @@ class Training:
         self._optimizer.step()
         # Gradients stay allocated: they are part of the resident state.
         self._optimizer.zero_grad(set_to_none=False)
+        if self._on_gpu:
+            torch.cuda.synchronize()
         return middle - start, time.perf_counter() - middle
 
     def gradients(self) -> float:
@@ -134,7 +151,7 @@ class Training:
         if self._offload is None:
             return {}
         report = self._offload.report()
-        names = ("budget", "kept", "left", "peak", "write_rate", "read_rate", "direct", "failure")
+        names = ("budget", "kept", "left", "peak", "write_rate", "read_rate", "direct", "gpu_way", "failure")
         outcomes = {"wait": report.wait, "wrote": report.wrote}
         return {name: getattr(report, name) for name in names} | {
             f"{name}_{kind}": getattr(outcome, kind)
@@ -194,6 +211,29 @@ class Peak:
     def above(self) -> int:
         """Bytes above what was resident."""
         return (of_status("VmHWM") if self.by == "VmHWM" else int(self._peak.read_text())) - self.resident
+
+
+class DevicePeak:
+    """The most memory of a GPU that was allocated since now."""
+
+    by = "torch.cuda.max_memory_allocated"
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self.resident = torch.cuda.memory_allocated()
+
+    def above(self) -> int:
+        """Bytes above what was resident."""
+        return torch.cuda.max_memory_allocated() - self.resident
+
+
+def of_trl(model: nn.Module) -> Callable[[], Around]:
+    """The context of TRL, as its trainers make it: one for all steps."""
+    from trl.models.activation_offloading import get_act_offloading_ctx_manager
+
+    made = get_act_offloading_ctx_manager(model, warn_if_no_head=False)
+    return lambda: made
 
 
 def of_status(name: str) -> int:

@@ -1,18 +1,24 @@
 """Hooks that autograd calls with each tensor that one forward saves, and when the backward wants it back."""
 
+import logging
 import os
 import weakref
+from functools import cache
 
 import torch
 
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
+from fastckpt._core.offload.heap import return_freed_memory
 from fastckpt._core.offload.known_steps import StepMatch
 from fastckpt._core.offload.packed_tensor import NOTICED, LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
 from fastckpt._core.torch_private.tensors import next_node_number
+from fastckpt._core.transfer.device_copy import records_graph
 from fastckpt.errors import OffloadError
+
+logger = logging.getLogger("fastckpt")
 
 Identities = weakref.WeakValueDictionary[Identity, SavedStorage]
 
@@ -26,10 +32,18 @@ class ForwardHooks:
         forward: The record of this forward.
         match: What is known of its like.
         copies: Whether tensors are copied when they are packed, so that they may be changed in place afterwards.
+        unmap: Whether the C library shall give freed memory back to the system, once some of it is offloaded.
     """
 
     def __init__(
-        self, store: ActivationStore, identities: Identities, forward: ForwardPass, match: StepMatch, *, copies: bool
+        self,
+        store: ActivationStore,
+        identities: Identities,
+        forward: ForwardPass,
+        match: StepMatch,
+        *,
+        copies: bool,
+        unmap: bool,
     ) -> None:
         self.forward = forward
         self.left = 0
@@ -39,11 +53,14 @@ class ForwardHooks:
         self._identities = identities
         self._match = match
         self._copies = copies
+        self._unmap = unmap
 
     def pack(self, tensor: torch.Tensor) -> LeftTensor | PackedTensor:
         """Put an object in the place of a tensor that autograd saves."""
+        on_gpu = tensor.device.type == "cuda"
         # In a process that was forked within the forward there are no threads that would write.
-        if is_weight(tensor) or not is_plain(tensor) or os.getpid() != self._pid:
+        left = os.getpid() != self._pid or (on_gpu and _is_in_graph())
+        if is_weight(tensor) or not is_plain(tensor) or left:
             # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
             return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach())
         storage = tensor.untyped_storage()
@@ -58,12 +75,18 @@ class ForwardHooks:
             if self._copies:
                 assert saved.memory is not None
                 saved.memory = saved.memory.clone()
+            if self._unmap and not on_gpu:
+                return_freed_memory()
             self._identities[identity] = saved
             at = Occurrence(self.forward, self._add(saved))
             self._admit(saved, at)
         else:
             index = self.forward.index_of(saved)
             at = Occurrence(self.forward, self._add(saved) if index is None else index)
+        if on_gpu:
+            # Once it is written its memory is free, although without offloading the graph would still hold it. So a
+            # stream that uses it, and is not the one that it was allocated in, must be known to torch's allocator.
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
         saved.packs += 1
         return PackedTensor(tensor, saved, at, copied=self._copies)
 
@@ -85,7 +108,13 @@ class ForwardHooks:
         if isinstance(packed, LeftTensor):
             packed.check()
             return packed.tensor
-        return self._store.unpack(packed)
+        forward = packed.at.forward
+        waited = forward.fetch_wait
+        try:
+            return self._store.unpack(packed)
+        finally:
+            if forward.times is not None and forward.fetch_wait > waited:
+                forward.times.waited()
 
     def _add(self, saved: SavedStorage) -> int:
         return self.forward.add(saved, next_node_number())
@@ -95,12 +124,29 @@ class ForwardHooks:
         if not away and self._store.keep(saved):
             return
         if saved.device.type == "cuda":
-            saved.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Blocking: a thread that waits for it sleeps, and leaves its processor to others.
+            saved.ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             saved.ready.record(torch.cuda.current_stream(saved.device))
+        waited = self.forward.pack_wait
         self._store.write(saved, at, compressed=compressed, sampled=self._match.step is None)
+        if self.forward.times is not None and self.forward.pack_wait > waited:
+            self.forward.times.waited()
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides."""
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor.detach())
+
+
+def _is_in_graph() -> bool:
+    """Return whether a CUDA graph is captured: a replay runs no hooks, and a capture allows no transfers."""
+    if not records_graph():
+        return False
+    _tell_of_graphs()
+    return True
+
+
+@cache
+def _tell_of_graphs() -> None:
+    logger.warning("activations that a captured CUDA graph saves are not offloaded: they stay in the graph's memory")

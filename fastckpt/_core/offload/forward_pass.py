@@ -2,11 +2,12 @@
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from fastckpt._core.offload.saved_storage import SavedStorage
+from fastckpt._core.offload.stream_times import StreamTimes
 from fastckpt._core.policy.offload_plan import SavedTensor, StepProfile
 
 JITTER = 16
@@ -51,6 +52,8 @@ class ForwardPass:
         """Bytes that were taken to the file."""
         self.written = 0
         """Bytes that this took in the file."""
+        self.times: StreamTimes | None = None
+        """Those of the device that has all saved tensors, if it is a GPU; else times of the host are meant."""
         self.codec_rates = inf, inf
         """Bytes per second that a thread encodes and decodes, of the tensors that take longest."""
         self._ended = False
@@ -76,12 +79,19 @@ class ForwardPass:
     def add(self, saved: SavedStorage, node: int) -> int:
         """Record that a storage is saved; returns its entry."""
         self._indices[id(saved)] = len(self.entries)
+        index = len(self.entries)
         self.entries.append(PassEntry(weakref.ref(saved), saved.size, node, self.elapsed()))
-        return len(self.entries) - 1
+        if self.times is None and saved.device.type == "cuda" and index == 0:
+            self.times = StreamTimes(saved.device)
+        if self.times is not None:
+            self.times = self.times if saved.device == self.times.device else None
+            self._note(("packed", index))
+        return index
 
     def end_forward(self) -> None:
         """Record that the forward is over."""
         self.forward = self.elapsed()
+        self._note("forward")
         self._ended = True
 
     def needs(self, index: int) -> None:
@@ -92,6 +102,8 @@ class ForwardPass:
         entry = self.entries[index]
         if entry.needed is None:
             entry.needed = now - self._backward_began - self.fetch_wait
+            self._note(("needed", index))
+        self._note("backward")
         self._turn_to(index)
 
     @property
@@ -104,14 +116,35 @@ class ForwardPass:
         """Whether a backward began."""
         return self._backward_began > 0
 
+    @property
+    def wait(self) -> float:
+        """Seconds by which this step was longer: those for which a GPU, or else the host, waited."""
+        return self.pack_wait + self.fetch_wait if self.times is None else self.times.idle()
+
     def profile(self, write_rate: float, read_rate: float) -> StepProfile:
         """The times of this pass; what was not needed counts as needed at the end."""
-        backward = self._last_unpack - self._backward_began - self.fetch_wait
+        if self.times is None:
+            packed = [each.packed for each in self.entries]
+            needed = [each.needed for each in self.entries]
+            forward, backward = self.forward, self._last_unpack - self._backward_began - self.fetch_wait
+        else:
+            packed, needed, forward, backward = self._of_stream(self.times.seconds())
         tensors = tuple(
-            SavedTensor(each.size, each.packed, backward if each.needed is None else each.needed, each.ratio)
-            for each in self.entries
+            SavedTensor(each.size, packed_at, backward if needed_at is None else needed_at, each.ratio)
+            for each, packed_at, needed_at in zip(self.entries, packed, needed, strict=True)
         )
-        return StepProfile(tensors, self.forward, backward, write_rate, read_rate, *self.codec_rates)
+        return StepProfile(tensors, forward, backward, write_rate, read_rate, *self.codec_rates)
+
+    def _of_stream(self, at: dict[Hashable, float]) -> tuple[list[float], list[float | None], float, float]:
+        """When tensors were packed and needed, and how long forward and backward took, by the marks in a stream."""
+        indices = range(len(self.entries))
+        began = min((at[("needed", each)] for each in indices if ("needed", each) in at), default=0.0)
+        needed = [at[("needed", each)] - began if ("needed", each) in at else None for each in indices]
+        return [at[("packed", each)] for each in indices], needed, at["forward"], at.get("backward", began) - began
+
+    def _note(self, what: Hashable) -> None:
+        if self.times is not None:
+            self.times.note(what)
 
     def order_of_needs(self) -> tuple[int, ...]:
         """The entries in the order in which the backward needed them first."""

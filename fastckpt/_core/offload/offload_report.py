@@ -40,6 +40,7 @@ class OffloadReport:
         write_rate: Bytes per second while something was written.
         read_rate: Bytes per second while something was read.
         direct: Whether transfers pass the page cache.
+        gpu_way: What bytes on GPUs take to the file: "GPUDirect Storage", or "pinned memory" and why; empty: none went.
         failure: Why offloading has ended; empty while it goes on.
     """
 
@@ -59,6 +60,7 @@ class OffloadReport:
     write_rate: float = 0.0
     read_rate: float = 0.0
     direct: bool = True
+    gpu_way: str = ""
     failure: str = ""
 
     def __str__(self) -> str:
@@ -76,6 +78,8 @@ class OffloadReport:
                 f"  a step: planned {decimal(int(self.wrote.planned))} written, {self.wait.planned:.3f} s longer; "
                 f"measured {decimal(int(self.wrote.measured))}, {self.wait.measured:.3f} s"
             )
+        if self.gpu_way:
+            lines.append(f"  from GPUs by {self.gpu_way}")
         if self.half:
             lines.append("  floats of 32 bits were stored in 16: gradients are not those of a run without offloading")
         if self.failure:

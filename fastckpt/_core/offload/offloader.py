@@ -14,7 +14,6 @@ from fastckpt._core.client.worker_reports import before_the_end
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.forward_hooks import ForwardHooks, Identities
 from fastckpt._core.offload.forward_pass import ForwardPass
-from fastckpt._core.offload.heap import return_freed_memory
 from fastckpt._core.offload.known_steps import KnownStep, KnownSteps
 from fastckpt._core.offload.offload_log import OffloadLog
 from fastckpt._core.offload.offload_report import OffloadReport, outcomes
@@ -71,10 +70,8 @@ class Offloader:
         self._learn()
         self._store.peak = self._store.resident
         self._store.transfers.give_back_memory()
-        if self._unmap:
-            return_freed_memory()
         match, forward = self._known.match(), ForwardPass()
-        hooks = ForwardHooks(self._store, self._identities, forward, match, copies=self._copies)
+        hooks = ForwardHooks(self._store, self._identities, forward, match, copies=self._copies, unmap=self._unmap)
         self._passes.append(forward)
         self._count += 1
         # Compiled code calls them as they are. Partial objects, since methods take no attributes.
@@ -90,7 +87,7 @@ class Offloader:
 
     def report(self) -> OffloadReport:
         """What was offloaded so far."""
-        self._learn()
+        self._learn(at_once=True)
         return self._account()
 
     def _account(self) -> OffloadReport:
@@ -112,21 +109,27 @@ class Offloader:
             write_rate=store.transfers.written.rate,
             read_rate=store.transfers.read.rate,
             direct=store.file.direct,
+            gpu_way=store.transfers.gpudirect.way,
             failure=store.failure,
         )
 
-    def _learn(self) -> None:
-        """Compare passes whose backward is over with their plans, or make a plan for their like."""
+    def _learn(self, *, at_once: bool = False) -> None:
+        """Compare passes whose backward is over with their plans, or make a plan for their like.
+
+        The host is ahead of a GPU, and without a plan waits for it. Else only ``at_once``: how it went is of no hurry.
+        """
         for forward in [each for each in self._passes if each.is_over]:
+            known = self._known.find(forward)
+            if known and not at_once and forward.times is not None and not forward.times.are_known:
+                continue
             self._passes.remove(forward)
             self._waited[0] += forward.pack_wait
             self._waited[1] += forward.fetch_wait
             if not forward.was_needed:
                 continue
-            known = self._known.find(forward)
             self._kept = sum(each.size for each in forward.entries) - forward.moved
             made = known.plan if known else None
-            self._outcomes = outcomes(made, forward.pack_wait + forward.fetch_wait, forward.written)
+            self._outcomes = outcomes(made, forward.wait, forward.written)
             if made and not self._store.failure:
                 self._log.came(made, forward)
             self._known.learn(known or self._planned(forward))
@@ -135,7 +138,7 @@ class Offloader:
     def _conclude(self) -> None:
         """Report what came so far to the agent, if there is one."""
         if self._count:
-            self._learn()
+            self._learn(at_once=True)
             self._log.conclude(self._account, self._store.failure)
 
     def _planned(self, forward: ForwardPass) -> KnownStep:

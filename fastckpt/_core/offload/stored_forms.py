@@ -1,5 +1,6 @@
 """The forms in which saved storages are in the scratch file: their bytes, or an encoding that takes fewer."""
 
+import contextlib
 import threading
 
 import torch
@@ -41,11 +42,13 @@ class StoredForms:
             parts = [saved.memory]
             if (compressed or sampled or self._half) and saved.size % saved.as_dtype.itemsize == 0:
                 values = saved.memory.view(saved.as_dtype)
-                if sampled:
-                    self._sample(values, at)
-                if compressed or self._halves(values):
-                    encoded = encode(values, half=self._half)
-                    saved.form, parts = encoded.description, list(encoded.parts)
+                # Encoding takes memory of the device: where that is short, the bytes go as they are.
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    if sampled:
+                        self._sample(values, at)
+                    if compressed or self._halves(values):
+                        encoded = encode(values, half=self._half)
+                        saved.form, parts = encoded.description, list(encoded.parts)
             saved.written = self._transfers.write(parts, saved.region)
         saved.ready = None
         if not saved.is_whole:

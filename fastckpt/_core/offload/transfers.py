@@ -12,6 +12,7 @@ import torch
 
 from fastckpt._core.huge_pages import not_in_children
 from fastckpt._core.io.unbuffered import UnbufferedWriter, read_some
+from fastckpt._core.offload.gpudirect_storage import GpuDirectStorage
 from fastckpt._core.offload.read_memory import ReadMemory
 from fastckpt._core.offload.regions import Region
 from fastckpt._core.offload.scratch_file import ScratchFile
@@ -81,6 +82,7 @@ class Transfers:
         self._writer = UnbufferedWriter(file.descriptor)
         self._staging = StagingMemory()
         self._memory = ReadMemory()
+        self.gpudirect = GpuDirectStorage(file)
         self.written = RateMeter()
         self.read = RateMeter()
 
@@ -93,9 +95,13 @@ class Transfers:
         stream = self._staging.stream(device)
         with torch.cuda.device(device), torch.cuda.stream(stream):
             if ready is not None:
-                stream.wait_event(ready)
-            yield
-            stream.synchronize()
+                # By this thread, not in its stream: else the rate that is measured would be that of the computation.
+                ready.synchronize()
+            try:
+                yield
+            finally:
+                # Also after an error: torch's allocator knows of no use in this stream, and gives memory to others.
+                stream.synchronize()
 
     def use(self, tensor: torch.Tensor) -> None:
         """Have the memory of a tensor that was fetched stay until the stream of this thread has used it."""
@@ -155,9 +161,14 @@ class Transfers:
         return 0
 
     def _write_device(self, flat: torch.Tensor, offset: int) -> int:
-        buffer = self._staging.buffer(flat.device)
+        direct = 0
         with self.beside_training(flat.device):
-            for done in range(0, flat.numel(), STAGING):
+            if cufile := self.gpudirect.tried(flat.device, offset):
+                direct = flat.numel() // self._file.unit * self._file.unit
+                torch.cuda.current_stream(flat.device).synchronize()  # cuFile knows of no stream
+                cufile.write(flat[:direct], offset)
+            buffer = self._staging.buffer(flat.device)
+            for done in range(direct, flat.numel(), STAGING):
                 count = min(STAGING, flat.numel() - done)
                 # Synchronous: pinned memory is written to the file next.
                 buffer[:count].copy_(flat[done : done + count])
@@ -175,15 +186,21 @@ class Transfers:
 
     def _read_device(self, part: "Written", device: torch.device) -> torch.Tensor:
         size, offset = part.size, part.offset
-        buffer = self._staging.buffer(device)
         with self.beside_training(device):
             # Memory of this stream; who uses it on another one says so to the allocator (`use`).
-            memory = torch.empty(size, dtype=torch.uint8, device=device)
+            memory = torch.empty(self._units(size), dtype=torch.uint8, device=device)
+            if cufile := self.gpudirect.cufile:
+                # What had this memory before may be under way in this stream, and so may torch's fill of new memory,
+                # if algorithms are to be deterministic.
+                torch.cuda.current_stream(device).synchronize()
+                cufile.read(memory, offset)
+                return memory[:size]
+            buffer = self._staging.buffer(device)
             for done in range(0, size, STAGING):
                 count = min(STAGING, size - done)
                 self._read_exactly(buffer.data_ptr(), count, offset + done, STAGING)
                 memory[done : done + count].copy_(buffer[:count])
-        return memory
+        return memory[:size]
 
     def _read_exactly(self, address: int, size: int, offset: int, most: int) -> None:
         """Read at least ``size`` bytes, in whole units: there is room for the last one."""

@@ -1,0 +1,97 @@
+"""Times of a step on a GPU are those of its stream, without what it was idle because the host waited."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+import torch
+
+from fastckpt._core.offload.forward_pass import ForwardPass
+from fastckpt._core.offload.stream_times import StreamTimes
+
+GPU = torch.device("cuda", 0)
+
+
+class At:
+    """A mark to which a stream comes after so many milliseconds."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self.milliseconds = milliseconds
+
+    def query(self) -> bool:
+        return self.milliseconds < 1000
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end_event: "At") -> float:
+        return end_event.milliseconds - self.milliseconds
+
+
+@dataclass(eq=False)
+class Saved:
+    """What a pass records of a saved storage."""
+
+    size: int
+    device: torch.device
+
+
+def times(*milliseconds: float) -> StreamTimes:
+    marks: Iterator[float] = iter(milliseconds)
+    return StreamTimes(GPU, lambda device: At(next(marks)))
+
+
+def test_a_wait_counts_as_far_as_the_stream_was_idle():
+    """The host may wait long, and the stream still have work: then nothing is between both marks."""
+    made = times(5, 15, 30, 35, 40, 40, 45)
+    made.note("first")
+    made.note("second")
+    made.waited()  # idle from 15 to 30
+    made.note("third")
+    made.note("fourth")
+    made.waited()  # not idle
+    made.note("last")
+    assert made.seconds() == pytest.approx({"first": 0, "second": 0.01, "third": 0.015, "fourth": 0.02, "last": 0.025})
+    assert made.idle() == pytest.approx(0.015)
+
+
+def test_times_are_known_once_the_stream_has_come_to_the_last_mark():
+    made = times(5, 10, 2000)
+    made.note("first")
+    made.note("second")
+    assert made.are_known
+    made.waited()
+    assert not made.are_known
+
+
+def test_a_pass_on_a_gpu_has_the_times_of_its_stream():
+    forward = ForwardPass()
+    saved = [Saved(100, GPU), Saved(200, GPU)]
+    # packed 0, packed 1, a wait until 60, the end of the forward; then needed 1, a wait until 120, needed 0
+    forward.times = times(10, 20, 60, 70, 100, 100, 120, 150, 150)
+    for number, each in enumerate(saved):
+        forward.add(each, number)
+    forward.times.waited()
+    forward.end_forward()
+    forward.needs(1)
+    forward.times.waited()
+    forward.needs(0)
+    found = forward.profile(1e9, 2e9)
+    assert [each.packed for each in found.tensors] == pytest.approx([0, 0.01])
+    assert [each.needed for each in found.tensors] == pytest.approx([0.03, 0])
+    assert (found.forward, found.backward) == pytest.approx((0.02, 0.03))
+    assert found.encode_rate == inf
+    assert forward.wait == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("other", [torch.device("cpu"), torch.device("cuda", 1)])
+def test_a_pass_on_several_devices_has_the_times_of_the_host(other):
+    forward = ForwardPass()
+    saved = [Saved(100, GPU), Saved(200, other)]
+    forward.times = times(*range(10))
+    for number, each in enumerate(saved):
+        forward.add(each, number)
+    assert forward.times is None
+    forward.end_forward()
+    assert forward.forward > 0
