@@ -1,0 +1,122 @@
+"""Memory for reads is used again when its last tensor dies, and never while one lives, in any thread or process."""
+
+import gc
+import mmap
+import os
+import random
+import threading
+from pathlib import Path
+
+import torch
+
+from fastckpt._core.huge_pages import HUGE
+from fastckpt._core.offload.read_memory import ReadMemory
+
+MIB = 1 << 20
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_memory_is_used_again_once_its_last_view_is_gone():
+    memory = ReadMemory()
+    first = memory.take(2 * MIB)
+    address = first.data_ptr()
+    assert address % HUGE == 0 and first.numel() == 2 * MIB
+    view = first.fill_(7)[3:5]
+    del first
+    other = memory.take(2 * MIB)
+    assert memory.free == 0 and other.data_ptr() != address and view.tolist() == [7, 7]
+    del view
+    assert memory.take(2 * MIB).data_ptr() == address
+
+
+def test_blocks_serve_what_is_hardly_smaller_alone():
+    memory = ReadMemory()
+    address = memory.take(9 * MIB).data_ptr()
+    kept = memory.take(8 * MIB)
+    assert kept.data_ptr() == address and kept.numel() == 9 * MIB
+    del kept
+    assert memory.take(7 * MIB).data_ptr() != address
+
+
+def test_never_more_is_mapped_than_was_in_use_at_one_time():
+    memory, chance = ReadMemory(), random.Random(3)
+    used: list[torch.Tensor] = []
+    most = reused = 0
+    for _ in range(2000):
+        if used and chance.random() < 0.5:
+            used.pop(chance.randrange(len(used)))
+            continue
+        before = memory.free
+        used.append(memory.take(chance.choice([0, 1, 4096, 5000, MIB, MIB + 4096, 3 * MIB])))
+        in_use = sum(tensor.numel() for tensor in used)
+        reused += memory.free == before - used[-1].numel()
+        most = max(most, in_use)
+        assert in_use + memory.free <= most
+        addresses = sorted((tensor.data_ptr(), tensor.numel()) for tensor in used)
+        assert all(start + size <= after for (start, size), (after, _) in zip(addresses, addresses[1:], strict=False))
+    assert reused > 200
+
+
+def test_free_memory_goes_back_to_the_system_on_demand():
+    memory = ReadMemory()
+    memory.take(64 * MIB).fill_(1)
+    assert memory.free == 64 * MIB
+    held = resident()
+    memory.give_back()
+    assert resident() < held - 60 * MIB
+
+
+def test_free_memory_goes_back_to_the_system_with_its_owner():
+    memory = ReadMemory()
+    memory.take(64 * MIB).fill_(1)
+    held = resident()
+    del memory
+    gc.collect()
+    assert resident() < held - 60 * MIB
+
+
+def test_a_tensor_outlives_the_owner_of_its_memory():
+    memory = ReadMemory()
+    tensor = memory.take(64 * MIB).fill_(5)
+    del memory
+    gc.collect()
+    assert int(tensor.sum()) == 5 * 64 * MIB
+    held = resident()
+    del tensor
+    assert resident() < held - 60 * MIB
+
+
+def test_threads_never_share_memory():
+    memory, wrong = ReadMemory(), []
+
+    def work(number: int) -> None:
+        chance = random.Random(number)
+        mine: list[torch.Tensor] = []
+        for _ in range(400):
+            mine.append(memory.take(chance.choice([MIB, 2 * MIB]))[:4096].fill_(number))
+            wrong.extend(each for each in mine if not bool((each == number).all()))
+            if len(mine) > 3:
+                mine.pop(chance.randrange(len(mine)))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and memory.free <= 16 * 2 * MIB
+
+
+def test_a_forked_process_that_drops_a_tensor_leaves_it_to_its_parent():
+    memory = ReadMemory()
+    tensor = memory.take(MIB).fill_(9)
+    child = os.fork()
+    if not child:
+        whole = tensor[:: MIB // 8].tolist() == [9] * 8
+        del tensor
+        memory.give_back()
+        os._exit(0 if whole and memory.free == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tensor[:: MIB // 8].tolist() == [9] * 8
