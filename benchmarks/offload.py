@@ -2,14 +2,15 @@
 
     python benchmarks/offload.py DIRECTORY [--part steps batches depth codecs] [--rounds 3]
     python benchmarks/offload.py DIRECTORY --part steps batches --picture docs/offload.png
+    python benchmarks/offload.py DIRECTORY --part allocators --preload LIBRARY...
     python benchmarks/offload.py DIRECTORY --part gpu --device cuda
 
 DIRECTORY is on the SSD that is measured. Each figure is of a fresh process (benchmarks/offload_train.py), all ways in
 turn, with memory as the peak of a cgroup where one can be made, else of the process. Beside them, in the same run, a
 bare write and read of a file with O_DIRECT. "steps": all ways at one batch. "batches": the largest batch of each way
 that ends under a limit of memory, as the kernel enforces it for a cgroup, and what it trains per second. "depth": the
-growth of memory with the number of layers. "codecs": seconds and bytes of each form by density. "gpu": the same
-training on a GPU (benchmarks/offload_gpu.py), which is no part of a run unless it is asked for.
+growth of memory with the number of layers. "codecs": seconds and bytes of each form by density. Run if asked for:
+"allocators", with and without offloading, and "gpu", the same training on a GPU.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import offload_allocators
 import offload_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +50,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help='of the part "gpu"; cpu tries its code')
     parser.add_argument("--training", default="--length 256", help="options of benchmarks/offload_train.py")
     parser.add_argument("--limit", type=int, default=500, help="MB of activations that fit, for the largest batch")
+    parser.add_argument("--preload", type=Path, nargs="*", default=[], help="libraries of other allocators")
     parser.add_argument("--results", type=Path, help="a file of JSON, which each run adds to")
     parser.add_argument("--picture", type=Path, help="what to draw of steps and batches, those in --results included")
     options = parser.parse_args()
@@ -68,7 +71,7 @@ def main() -> int:
 # --- one process
 
 
-def train(way: str, options: argparse.Namespace, *more: object, limit: int = 0) -> Found | None:
+def train(way: str, options: argparse.Namespace, *more: object, limit: int = 0, preload: str = "") -> Found | None:
     """What the training of one process prints; None if the kernel ended it for its memory."""
     with cgroup(limit) as group, tempfile.TemporaryDirectory(dir=options.directory) as made:
         given = [way, made, *options.training.split(), *more, *(["--cgroup", group] if group else [])]
@@ -76,7 +79,7 @@ def train(way: str, options: argparse.Namespace, *more: object, limit: int = 0) 
         if group:
             # A process is in its cgroup before it starts Python: what it imports counts, too.
             command = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(group), *command]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"LD_PRELOAD": preload} if preload else {})
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if ended.returncode == -9 or "can't allocate memory" in ended.stderr or "OutOfMemoryError" in ended.stderr:
         return None
@@ -297,6 +300,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "batches": batches,
     "depth": depth,
     "codecs": codecs,
+    "allocators": lambda options: offload_allocators.measure(options, train),
     "gpu": lambda options: offload_gpu.measure(options, train, largest),
 }
 

@@ -45,6 +45,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--budget", default="auto", help="bytes, or auto")
     parser.add_argument("--cgroup", type=Path, help="the cgroup that this process is in")
+    parser.add_argument("--untuned", action="store_true", help="leave the allocator of the process as it is")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=int, default=0, help="bytes of the GPU's memory that may be allocated")
     parser.add_argument("--trace", action="store_true", help="print the memory over one step, too")
@@ -52,6 +53,8 @@ def main() -> None:
     training = Training(options)
     for _ in range(options.warmup):
         training.step()
+    with training.around():
+        pass  # the beginning of a forward returns what the last backward has read into
     gc.collect()
     peak = Peak(options.cgroup) if options.device == "cpu" else DevicePeak()
     began = time.time()
@@ -97,13 +100,13 @@ class Training:
             from fastckpt.offload import ActivationOffload
 
             budget = options.budget if options.budget == "auto" else int(options.budget)
-            self._offload = ActivationOffload(options.directory, budget=budget)
-        else:
+            self._offload = ActivationOffload(options.directory, budget=budget, return_memory=not options.untuned)
+        elif not options.untuned:
             # What ActivationOffload does for a process by default, so that no way has an advantage by it.
             import ctypes
 
             ctypes.CDLL(None).mallopt(-3, 1 << 20)
-        self._context = self._contexts(options)[options.way]()
+        self.around = self._contexts(options)[options.way]()
 
     def _contexts(self, options: argparse.Namespace) -> dict[str, Callable[[], Callable[[], Around]]]:
         """What makes the context of a forward, for each way; only that of the one that is measured is made."""
@@ -123,7 +126,7 @@ class Training:
     def step(self) -> tuple[float, float]:
         """Seconds of the forward, and of the rest."""
         start = time.perf_counter()
-        with self._context():
+        with self.around():
             logits = self._model(self._tokens)
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), self._tokens[:, 1:].flatten())
         middle = time.perf_counter()
