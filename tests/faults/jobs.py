@@ -16,6 +16,7 @@ import psutil
 
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests import launchers
 from tests.faults.faults import Fault, to_text
 
 HERE = Path(__file__).parent
@@ -65,18 +66,14 @@ class Job:
         shape = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
         ours = (str(HERE / "launch.py"), str(self.folder))
         arguments = ["--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script]
+        command = [*(launcher or (*ours, *shape)), str(HERE / program), *arguments]
         with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, *(launcher or (*ours, *shape)), str(HERE / program), *arguments],
-                stdout=output, stderr=output, start_new_session=True,
-                env=os.environ | self._environment() | environment,
-            )  # fmt: skip
+            self.process = launchers.start(command, os.environ | self._environment() | environment, output.fileno())
         return self
 
     def _environment(self) -> dict[str, str]:
         # torchrun leaves its logs in TMPDIR
-        path = f"{HERE.parents[1]}:{os.environ['PYTHONPATH']}"
-        mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(self.folder)}
+        mine = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)}
         mine |= {"FASTCKPT_EVENTS": str(self.events)}
         # Faults may hit many starts in a row before their first step: that is no reason to give up here.
         mine |= {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
