@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[1]
 # torch's stores look up names of addresses, in the thread that serves all: a question that a name server loses shall
 # cost them 1 s, not 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# Of several processes on few cores, each with threads that wait for one another, most of the time is spent waiting: a
+# step of a small model took five times as much of it. Set before torch is imported, which reads it then.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 QUICK = str(Path(__file__).parent / "start")
 """Where Python finds what lets each process of a test start and end sooner."""
 PATH = f"{QUICK}{os.pathsep}{ROOT}"
