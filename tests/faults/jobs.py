@@ -34,6 +34,11 @@ def run_without_fastckpt(folder: Path, script: Path, *arguments: object) -> None
     assert done.returncode == 0, done.stderr
 
 
+def launcher_for(folder: Path) -> tuple[str, str]:
+    """What has Python run fastckpt-run, with the faults that are in a folder; its arguments follow."""
+    return str(HERE / "launch.py"), str(folder)
+
+
 class Job:
     """One launch, or several in a row, of train.py in a folder."""
 
@@ -64,9 +69,8 @@ class Job:
         self.launches += 1
         restarts = len(self.faults) + 2 if restarts is None else restarts
         shape = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
-        ours = (str(HERE / "launch.py"), str(self.folder))
         arguments = ["--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script]
-        command = [*(launcher or (*ours, *shape)), str(HERE / program), *arguments]
+        command = [*(launcher or (*launcher_for(self.folder), *shape)), str(HERE / program), *arguments]
         with self.output.open("ab") as output:
             self.process = launchers.start(command, os.environ | self._environment() | environment, output.fileno())
         return self
