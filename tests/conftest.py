@@ -20,8 +20,13 @@ ROOT = Path(__file__).parents[1]
 # torch's stores look up names of addresses, in the thread that serves all: a question that a name server loses shall
 # cost them 1 s, not 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# Of several processes on few cores, each with threads that wait for one another, most of the time is spent waiting: a
+# step of a small model took five times as much of it. Set before torch is imported, which reads it then.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 QUICK = str(Path(__file__).parent / "start")
 """Where Python finds what lets each process of a test start and end sooner."""
+PATH = f"{QUICK}{os.pathsep}{ROOT}"
+"""Besides that, the packages beside these tests, whichever are installed."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +47,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(scope="session")
+def forked_launchers() -> Iterator[None]:
+    """Launchers that tests start are forked: older than any test, for what forks them to be nobody's leak."""
+    from tests import launchers
+
+    with launchers.forked(os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -58,7 +72,7 @@ def leaves_nothing_behind(
     # torch's compiler, once imported, writes this into the environment of all that follows: the place of a test before.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", QUICK)
+    monkeypatch.setenv("PYTHONPATH", PATH)
     monkeypatch.setenv("FASTCKPT_PRELOAD", os.environ.get(PRELOAD, "off"))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # known, or each forked process tries it with a file
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:

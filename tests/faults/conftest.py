@@ -29,7 +29,7 @@ class Jobs:
 
 
 @pytest.fixture
-def new_job(tmp_path: Path) -> Iterator[Jobs]:
+def new_job(tmp_path: Path, forked_launchers: None) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)
     yield jobs
     jobs.end()
@@ -43,7 +43,7 @@ def reference_runs(program: str, *always: str, **options: Any) -> Any:
     """
 
     @pytest.fixture
-    def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
+    def uninterrupted(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Callable[..., Job]:
         own = tmp_path_factory.getbasetemp()
         common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 

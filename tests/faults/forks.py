@@ -27,6 +27,7 @@ from fastckpt_run.preload import template, template_process
 from fastckpt_run.preload.orphans import subreaper
 from fastckpt_run.preload.preloader import ForkedWorker
 
+HERE = str(Path(__file__).parent)
 PAUSE = 0.01
 
 
@@ -36,6 +37,7 @@ def wait_to_be_a_template(agent: int, orders: socket.socket) -> None:
     if not message:
         os._exit(0)
     orders.close()
+    sys.path[:] = [entry for entry in sys.path if entry != HERE]  # which an executed one would not have
     os.setsid()
     for number, descriptor in enumerate(descriptors[:2], start=1):
         os.dup2(descriptor, number)
@@ -44,7 +46,7 @@ def wait_to_be_a_template(agent: int, orders: socket.socket) -> None:
 
 
 def with_a_template() -> bool:
-    """Have this process fork its template, which is here already; False in that template."""
+    """Have this process fork its template, which is here already; False in the workers of that template."""
     ours, theirs = socket.socketpair()
     agent = os.getpid()
     if (pid := os.fork()) == 0:

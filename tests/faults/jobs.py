@@ -16,6 +16,7 @@ import psutil
 
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests import launchers
 from tests.faults.faults import Fault, to_text
 
 HERE = Path(__file__).parent
@@ -31,6 +32,11 @@ def run_without_fastckpt(folder: Path, script: Path, *arguments: object) -> None
     variables = os.environ | {"TMPDIR": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
     assert done.returncode == 0, done.stderr
+
+
+def launcher_for(folder: Path) -> tuple[str, str]:
+    """What has Python run fastckpt-run, with the faults that are in a folder; its arguments follow."""
+    return str(HERE / "launch.py"), str(folder)
 
 
 class Job:
@@ -63,20 +69,15 @@ class Job:
         self.launches += 1
         restarts = len(self.faults) + 2 if restarts is None else restarts
         shape = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
-        ours = (str(HERE / "launch.py"), str(self.folder))
         arguments = ["--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script]
+        command = [*(launcher or (*launcher_for(self.folder), *shape)), str(HERE / program), *arguments]
         with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, *(launcher or (*ours, *shape)), str(HERE / program), *arguments],
-                stdout=output, stderr=output, start_new_session=True,
-                env=os.environ | self._environment() | environment,
-            )  # fmt: skip
+            self.process = launchers.start(command, os.environ | self._environment() | environment, output.fileno())
         return self
 
     def _environment(self) -> dict[str, str]:
         # torchrun leaves its logs in TMPDIR
-        path = f"{HERE.parents[1]}:{os.environ['PYTHONPATH']}"
-        mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(self.folder)}
+        mine = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)}
         mine |= {"FASTCKPT_EVENTS": str(self.events)}
         # Faults may hit many starts in a row before their first step: that is no reason to give up here.
         mine |= {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}

@@ -1,16 +1,15 @@
 """Real jobs with accelerate: kills of ranks and agents, and turns with stock code, leave results bit-equal."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from tests import launchers
 from tests.e2e.accelerate.conftest import OPTIONS, run_stock
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened, launcher_for
 
 pytestmark = pytest.mark.frameworks
 
@@ -62,20 +61,19 @@ def test_each_kind_of_accelerate_job_resumes_after_kills_in_each_phase(new_job, 
     assert_as_if_nothing_had_happened(job, uninterrupted(*script))
 
 
-def test_a_loop_whose_loader_counts_epochs_resumes_in_the_same_order(tmp_path):
+def test_a_loop_whose_loader_counts_epochs_resumes_in_the_same_order(tmp_path, forked_launchers):
     """The order of the epoch that was interrupted, and those of later ones, are as without the kill."""
 
     def used(name: str, *arguments: str) -> dict[int, set[str]]:
-        command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", "--max-restarts=2"]
-        program = str(Path(__file__).with_name("epochs.py"))
+        launcher = (*launcher_for(tmp_path), "--nproc_per_node=2", "--max-restarts=2")
+        program, output = str(Path(__file__).with_name("epochs.py")), tmp_path / f"output-{name}"
         variables = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "accelerate"}
-        done = subprocess.run(
-            [*command, program, str(tmp_path / name), *arguments],
-            env=variables, capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("went on") == len(arguments) - 1, done.stderr
-        assert "no epochs of data loaders" not in done.stderr
+        with output.open("wb") as file:
+            job = launchers.start([*launcher, program, str(tmp_path / name), *arguments], variables, file.fileno())
+        code, text = job.wait(240), output.read_text()
+        assert code == 0, text
+        assert text.count("went on") == len(arguments) - 1, text
+        assert "no epochs of data loaders" not in text
         return {rank: set((tmp_path / name / f"used.{rank}").read_text().splitlines()) for rank in (0, 1)}
 
     undisturbed = used("undisturbed", "skip")

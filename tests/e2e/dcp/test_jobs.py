@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests import launchers
+from tests.faults.jobs import launcher_for
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0
@@ -24,16 +26,11 @@ class Job:
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self, ranks: int, *script: str, program: str = "train.py") -> int:
-        launcher = [str(Path(sys.executable).with_name("fastckpt-run")), "--standalone", "--max-restarts", "1"]
-        program_and_arguments = [str(HERE / program), "--out", str(self.folder), *script]
-        path = f"{HERE.parents[2]}:{os.environ['PYTHONPATH']}"
-        environment = os.environ | {"PYTHONPATH": path, "TMPDIR": str(self.folder)}
-        environment |= {"FASTCKPT_PRELOAD": "auto"}
+        launcher = (*launcher_for(self.folder), "--standalone", "--max-restarts", "1", "--nproc-per-node", str(ranks))
+        variables = os.environ | {"TMPDIR": str(self.folder), "FASTCKPT_PRELOAD": "auto"}
         with (self.folder / "output").open("ab") as output:
-            self.process = subprocess.Popen(
-                [*launcher, "--nproc-per-node", str(ranks), *program_and_arguments],
-                stdout=output, stderr=output, start_new_session=True, env=environment,
-            )  # fmt: skip
+            command = [*launcher, str(HERE / program), "--out", str(self.folder), *script]
+            self.process = launchers.start(command, variables, output.fileno())
         return self.process.wait(DEADLINE)
 
     def text(self) -> str:
@@ -49,7 +46,7 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path, forked_launchers: None) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
     made.end()

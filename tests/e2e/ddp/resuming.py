@@ -6,7 +6,6 @@ As a program, a worker: ``resuming.py FOLDER STEPS`` saves so many steps, or cou
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ import torch
 import torch.distributed as dist
 
 from fastckpt.ddp import DdpCheckpointer, StorageType
+from tests import launchers
 from tests.counting_calls import FileCalls
+from tests.faults.jobs import launcher_for
 from tests.ports import free_port
 
 DEADLINE = 240.0
@@ -58,12 +59,13 @@ def _launch(folder: Path, launch: int, nodes: int, ranks: int, steps: int) -> No
         memory.mkdir(mode=0o700)
         memories.append(memory)
         variables = os.environ | {"FASTCKPT_SHM_DIR": str(memory), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-        variables["PYTHONPATH"] = f"{Path(__file__).parents[3]}:{variables.get('PYTHONPATH', '')}"
+        variables["FASTCKPT_PRELOAD"] = "auto"
+        variables.setdefault("PYTHONPATH", str(Path(__file__).parents[3]))
         host = ("--local-addr", f"127.0.0.{node + 1}", "--rdzv-conf", f"is_host={int(node == 0)}")
-        command = [sys.executable, "-m", "fastckpt_run", *shape, *meeting, *host, __file__, str(folder), str(steps)]
+        command = [*launcher_for(folder), *shape, *meeting, *host, __file__, str(folder), str(steps)]
         outputs.append(folder / f"output-{launch}-{node}")
         with outputs[-1].open("wb") as output:
-            agents.append(subprocess.Popen(command, stdout=output, stderr=output, env=variables))
+            agents.append(launchers.start(command, variables, output.fileno()))
     try:
         codes = [agent.wait(DEADLINE) for agent in agents]
     finally:

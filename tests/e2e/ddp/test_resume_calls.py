@@ -8,7 +8,7 @@ OF_EACH = 20
 """Calls of a rank, whatever the number of ranks and checkpoints: its own files, the directory, its mark."""
 
 
-def test_the_first_rank_alone_searches_storage_and_each_node_reads_one_manifest(tmp_path: Path):
+def test_the_first_rank_alone_searches_storage_and_each_node_reads_one_manifest(tmp_path: Path, forked_launchers: None):
     nodes, ranks = 2, 3
     calls, world = calls_of_a_resume(tmp_path, nodes, ranks), nodes * ranks
     first, *others = calls.of_rank

@@ -1,5 +1,6 @@
 """Gradients are bitwise those without offloading, for models and steps of many kinds, within the budget."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -13,11 +14,20 @@ STEPS = 3
 COPIED = ("dropout", "retain_graph", "two forwards of one loss", "complex, tied, expanded")
 
 
+@pytest.fixture
+def threads(name: str, consistency: str) -> Iterator[None]:
+    """Operators have one thread in tests; in one case two, besides those that offload."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2 if (name, consistency) == ("dropout", "copy") else usual)
+    yield
+    torch.set_num_threads(usual)
+
+
 @pytest.mark.frameworks
 @pytest.mark.parametrize(
     ("name", "consistency"), [*((name, "check") for name in CASES), *((name, "copy") for name in COPIED)]
 )
-def test_gradients_are_bitwise_those_without_offloading(tmp_path, name, consistency):
+def test_gradients_are_bitwise_those_without_offloading(tmp_path, name, consistency, threads):
     """In the first step, which is profiled, and in later ones, which have a plan."""
     case = CASES[name]
     torch.manual_seed(7)

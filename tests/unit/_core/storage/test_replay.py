@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
@@ -160,6 +162,12 @@ DEEDS = MAKERS | {
 def impatient(monkeypatch):
     """What is incomplete was left an hour ago, so that a sweep takes it away."""
     monkeypatch.setattr(part_files, "ABANDONED", -1.0)
+
+
+@pytest.fixture(autouse=True)
+def parsed_once(monkeypatch):
+    """The same bytes are the same manifest, which is a third of the time of a check."""
+    monkeypatch.setattr(Manifest, "from_json", cache(Manifest.from_json))
 
 
 def check(deed: Deed, limit: int, since: int = 0) -> int:
