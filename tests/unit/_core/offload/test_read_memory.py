@@ -1,6 +1,7 @@
 """Memory for reads is used again when its last tensor dies, and never while one lives, in any thread or process."""
 
 import gc
+import itertools
 import mmap
 import os
 import random
@@ -56,7 +57,7 @@ def test_never_more_is_mapped_than_was_in_use_at_one_time():
         most = max(most, in_use)
         assert in_use + memory.free <= most
         addresses = sorted((tensor.data_ptr(), tensor.numel()) for tensor in used)
-        assert all(start + size <= after for (start, size), (after, _) in zip(addresses, addresses[1:], strict=False))
+        assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(addresses))
     assert reused > 200
 
 
