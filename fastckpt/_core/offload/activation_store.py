@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
+from fastckpt._core.heap import compute_alone
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
-from fastckpt._core.offload.heap import compute_alone
 from fastckpt._core.offload.offload_log import REMEDY
 from fastckpt._core.offload.packed_tensor import PackedTensor
+from fastckpt._core.offload.resident_memory import ResidentMemory
 from fastckpt._core.offload.saved_storage import Place, SavedStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.stored_forms import StoredForms
@@ -48,11 +48,8 @@ class ActivationStore:
         self, file: ScratchFile, budget: int, *, half: bool = False, on_end: Callable[[str], None] = lambda _: None
     ) -> None:
         self.file = file
-        self.budget = budget
+        self.memory = ResidentMemory(budget)
         self.transfers = Transfers(file)
-        self._resident = 0
-        self.peak = 0
-        """The most that were resident since this was last set to 0."""
         self.in_flight = 0
         """Bytes in memory that are on the way out."""
         self.failure = ""
@@ -60,10 +57,6 @@ class ActivationStore:
         self._forms = StoredForms(self.transfers, half=half)
         self._on_end = on_end
         self._moved = threading.Condition()
-        self._dead: deque[int] = deque()
-        # What may be dropped for something that is needed now: what was used already, and what was not yet.
-        self._used: dict[int, weakref.ref[SavedStorage]] = {}
-        self._ahead: dict[int, weakref.ref[SavedStorage]] = {}
         # Their threads end when this object does: executors hold none of their own methods.
         self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write", compute_alone)
         self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read", compute_alone)
@@ -72,8 +65,7 @@ class ActivationStore:
     def resident(self) -> int:
         """Bytes in memory that are kept, on the way out, or fetched."""
         with self._moved:
-            self._bury()
-            return self._resident
+            return self.memory.resident
 
     # --- the way out
 
@@ -83,10 +75,9 @@ class ActivationStore:
         There is, unless other forwards than the planned one have left their activations, too.
         """
         with self._moved:
-            self._bury()
-            if not self._fits(saved.size):
+            if not self.memory.fits(saved.size):
                 return False
-            self._count(saved)
+            self.memory.count(saved)
             return True
 
     def write(self, saved: SavedStorage, at: Occurrence, *, compressed: bool, sampled: bool) -> None:
@@ -99,10 +90,9 @@ class ActivationStore:
             sampled: Whether to measure what encoding it would gain.
         """
         with self._moved:
-            self._bury()
-            self._evict(saved.size, ahead=True)
+            self.memory.make_room(saved.size, ahead=True)
             self._wait_for_room(saved.size, at.forward)
-            self._count(saved)
+            self.memory.count(saved)
             if self.failure or not self._place(saved, compressed):
                 return
             saved.place = Place.WAITING
@@ -113,7 +103,7 @@ class ActivationStore:
 
     def on_death(self, saved: SavedStorage) -> None:
         """Free what a storage had, in whichever thread it dies."""
-        self._dead.append(saved.counted)
+        self.memory.note_death(saved)
         if saved.region is not None:
             self.file.give_back(saved.region)
 
@@ -136,10 +126,7 @@ class ActivationStore:
     def _is_crowded(self, size: int) -> bool:
         if self.failure or not self.in_flight:
             return False
-        return self.in_flight + size > self.budget // 4 or not self._fits(size)
-
-    def _fits(self, size: int) -> bool:
-        return self._resident + size <= self.budget
+        return self.in_flight + size > self.memory.budget // 4 or not self.memory.fits(size)
 
     def _write(self, ref: "weakref.ref[SavedStorage]", size: int, at: Occurrence, how: tuple[bool, bool]) -> None:
         saved = ref()
@@ -160,7 +147,7 @@ class ActivationStore:
             if saved.place is not Place.WAITING:
                 return False
             # Its backward has begun and will need it soon: then it need not go.
-            near = forward.was_needed and self._resident <= self.budget
+            near = forward.was_needed and self.memory.fits(0)
             if self.failure or near or not saved.is_whole:
                 saved.place = Place.RESIDENT
                 return False
@@ -179,11 +166,11 @@ class ActivationStore:
             if not stored:
                 saved.place = Place.RESIDENT
                 return None
-            if needed and self._resident <= self.budget:
+            if needed and self.memory.fits(0):
                 saved.place = Place.FETCHED  # it is needed soon
-                self._ahead[id(saved)] = weakref.ref(saved)
+                self.memory.read_ahead(saved)
                 return None
-            return self._drop(saved)
+            return self.memory.drop(saved)
 
     # --- the way back
 
@@ -199,7 +186,6 @@ class ActivationStore:
         forward.needs(packed.at.index)
         while True:
             with self._moved:
-                self._bury()
                 claimed = self._claim(saved, Place.STORED, Place.REQUESTED)
                 if claimed and not saved.counted:
                     self._make_room(saved, forward)
@@ -218,26 +204,26 @@ class ActivationStore:
 
     def _make_room(self, saved: SavedStorage, forward: ForwardPass) -> None:
         """Count what is needed now; it is read even if there is no room, once nothing is on the way out any more."""
-        if not self._evict(saved.size, ahead=True) and self.in_flight:
+        if not self.memory.make_room(saved.size, ahead=True) and self.in_flight:
             start = time.perf_counter()
             with metrics.phase("offload.wait_for_writes"):
-                self._moved.wait_for(lambda: not self.in_flight or self._fits(saved.size), STALLED)
+                self._moved.wait_for(lambda: not self.in_flight or self.memory.fits(saved.size), STALLED)
             forward.fetch_wait += time.perf_counter() - start
-        self._count(saved)
+        self.memory.count(saved)
 
     def _fetch_ahead(self, forward: ForwardPass) -> None:
         """Ask for what is needed next, in that order, as far as the budget has room."""
         while (entry := forward.peek()) is not None:
             saved = entry.saved()
             if saved is not None and saved.place is Place.STORED:
-                if not self._evict(saved.size):
+                if not self.memory.make_room(saved.size):
                     return
                 saved.place = Place.REQUESTED
-                self._ahead[id(saved)] = weakref.ref(saved)
-                self._count(saved)
+                self.memory.read_ahead(saved)
+                self.memory.count(saved)
                 if not _submit(self._readers, self._read_ahead, weakref.ref(saved)):
                     saved.place = Place.STORED
-                    self._discount(saved)
+                    self.memory.discount(saved)
             forward.skip()
 
     def _read_ahead(self, ref: "weakref.ref[SavedStorage]") -> None:
@@ -290,7 +276,7 @@ class ActivationStore:
                 saved.memory = memory
                 saved.place = Place.STORED if memory is None else Place.FETCHED
                 if memory is None:
-                    self._discount(saved)
+                    self.memory.discount(saved)
                 self._moved.notify_all()
 
     def _hand(self, packed: PackedTensor) -> torch.Tensor:
@@ -300,55 +286,12 @@ class ActivationStore:
         elif saved.place is Place.FETCHED:
             self.transfers.use(tensor)
             saved.handed += 1
-            self._ahead.pop(id(saved), None)
-            # Those used last are at the end.
-            self._used.pop(id(saved), None)
-            self._used[id(saved)] = weakref.ref(saved)
+            self.memory.use(saved)
             if saved.handed >= saved.packs:
-                self._drop(saved)
+                self.memory.drop(saved)
         return tensor
 
-    # --- what is counted
-
-    def _drop(self, saved: SavedStorage) -> torch.Tensor | None:
-        """Have a storage in the file alone; returns its memory."""
-        memory, saved.memory = saved.memory, None
-        saved.place = Place.STORED
-        saved.handed = 0
-        self._used.pop(id(saved), None)
-        self._ahead.pop(id(saved), None)
-        self._discount(saved)
-        return memory
-
-    def _evict(self, size: int, *, ahead: bool = False) -> bool:
-        """Drop fetched storages that were used already, for another one; returns whether the budget has room.
-
-        Those used first go first, and the one used last stays: a node unpacks several views of one storage one after
-        another. With ``ahead`` that one may go, too, and those that were read ahead, the last ones first.
-        """
-        while len(self._used) > (not ahead) and not self._fits(size):
-            self._drop_if_fetched(self._used.pop(next(iter(self._used))))
-        while ahead and self._ahead and not self._fits(size):
-            self._drop_if_fetched(self._ahead.popitem()[1])
-        return self._fits(size)
-
-    def _drop_if_fetched(self, ref: "weakref.ref[SavedStorage]") -> None:
-        saved = ref()
-        if saved is not None and saved.place in (Place.FETCHED, Place.REQUESTED):
-            self._drop(saved)
-
-    def _count(self, saved: SavedStorage) -> None:
-        saved.counted = saved.size
-        self._resident += saved.size
-        self.peak = max(self.peak, self._resident)
-
-    def _discount(self, saved: SavedStorage) -> None:
-        self._resident -= saved.counted
-        saved.counted = 0
-
-    def _bury(self) -> None:
-        while self._dead:
-            self._resident -= self._dead.popleft()
+    # --- the end
 
     def _end(self, error: Exception) -> None:
         """Write nothing any more: training goes on with what is in memory."""

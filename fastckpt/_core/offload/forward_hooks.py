@@ -7,10 +7,10 @@ from functools import cache
 
 import torch
 
+from fastckpt._core.heap import return_freed_memory
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
-from fastckpt._core.offload.heap import return_freed_memory
 from fastckpt._core.offload.known_steps import StepMatch
 from fastckpt._core.offload.packed_tensor import NOTICED, LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of

@@ -68,7 +68,7 @@ class Offloader:
         # 1. learn from the passes that have ended   2. save by the plan of the known step that this one is
         # 3. if it is one, its backward is expected to be as before
         self._learn()
-        self._store.peak = self._store.resident
+        self._store.memory.peak = self._store.resident
         self._store.transfers.give_back_memory()
         match, forward = self._known.match(), ForwardPass()
         hooks = ForwardHooks(self._store, self._identities, forward, match, copies=self._copies, unmap=self._unmap)
@@ -94,14 +94,14 @@ class Offloader:
         store, (wait, wrote) = self._store, self._outcomes
         return OffloadReport(
             directory=str(store.file.directory),
-            budget=store.budget,
+            budget=store.memory.budget,
             half=self._half,
             forwards=self._count,
             written=store.transfers.written.bytes,
             read=store.transfers.read.bytes,
             kept=self._kept,
             left=self._left,
-            peak=store.peak,
+            peak=store.memory.peak,
             waited_for_writes=self._waited[0] + sum(each.pack_wait for each in self._passes),
             waited_for_reads=self._waited[1] + sum(each.fetch_wait for each in self._passes),
             wait=wait,
@@ -147,8 +147,8 @@ class Offloader:
             profile = forward.profile(write_rate, self._store.transfers.read.rate or write_rate)
             if self._auto:
                 least = least_budget(profile)
-                self._store.budget = least if self._known.is_empty else max(least, self._store.budget)
-            made = plan(profile, self._store.budget)
+                self._store.memory.budget = least if self._known.is_empty else max(least, self._store.memory.budget)
+            made = plan(profile, self._store.memory.budget)
         sizes = tuple(each.size for each in forward.entries)
-        self._log.planned(made, sizes, self._store.budget)
+        self._log.planned(made, sizes, self._store.memory.budget)
         return KnownStep(sizes, forward.order_of_needs(), made)

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from fastckpt._core.offload.heap import compute_alone
+from fastckpt._core.heap import compute_alone
 
 
 def test_a_thread_that_computes_alone_changes_the_number_of_no_other() -> None:
