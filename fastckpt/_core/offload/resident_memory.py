@@ -1,4 +1,4 @@
-"""What saved storages take of a budget of memory, and which of them may be dropped for others."""
+"""Memory that saved storages take of a budget, and which of them may be dropped for others."""
 
 import weakref
 from collections import deque
