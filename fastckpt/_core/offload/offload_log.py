@@ -66,7 +66,7 @@ class OffloadLog:
         self._planned_written += made.written
         self._step_written += forward.written
         self._predicted_wait += made.predicted_wait
-        self._step_wait += forward.pack_wait + forward.fetch_wait
+        self._step_wait += forward.wait
 
     def measured(self, report: Callable[[], OffloadReport], failure: str) -> None:
         """Report what came, if that is due: the first step with a plan, a failure, and now and then."""
