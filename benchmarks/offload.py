@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--part", nargs="*", choices=tuple(PARTS), default=("steps", "batches", "depth", "codecs"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--share", type=float, default=0.12, help="the budget, as a share of none's memory")
+    parser.add_argument("--share", type=float, default=0.1, help="the budget, as a share of none's memory, or --limit")
     parser.add_argument("--ways", nargs="+", choices=(*WAYS, *offload_gpu.WAYS), help="default: all of a part")
     parser.add_argument("--device", default="cuda", help='of the part "gpu"; cpu tries its code')
     parser.add_argument("--training", default="--length 256", help="options of benchmarks/offload_train.py")
@@ -211,7 +211,7 @@ def batches(options: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
         tried: dict[int, float] = {}
 
         def fits(batch: int, way: str = way, tried: dict[int, float] = tried) -> bool:
-            budget = ["--budget", int(0.4 * options.limit * 1e6)]
+            budget = ["--budget", int(options.share * options.limit * 1e6)]
             done = train(way, options, "--batch", batch, *budget, *few, limit=limit)
             if done:
                 tried[batch] = batch / done["steps"][-1]
