@@ -7,6 +7,7 @@ import torch
 
 from fastckpt.errors import ConfigError
 from fastckpt.offload import ActivationOffload
+from tests.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
 
 @pytest.mark.parametrize(
