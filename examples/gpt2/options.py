@@ -31,7 +31,11 @@ def parser(description: str | None, checkpoint_dir: str) -> argparse.ArgumentPar
     add("--save_memory_interval", type=int, default=1, help="steps from a save into memory to the next")
     add("--save_storage_interval", type=int, default=100, help="steps from a save to storage to the next")
     add("--offload", default="", metavar="DIR", help="keep activations in this directory on an SSD instead of memory")
-    add("--offload_budget", default="auto", help="activations that may stay in memory, such as 2GiB")
+    add(
+        "--offload_budget",
+        default="auto",
+        help="activations that may stay in memory, such as 2GiB; the default, auto, finds it",
+    )
     add("--log_interval", type=int, default=10)
     add("--eval_interval", type=int, default=50)
     add("--eval_blocks", type=int, default=32, help="blocks per rank in an evaluation")

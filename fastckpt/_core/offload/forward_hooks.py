@@ -12,7 +12,7 @@ from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
 from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.known_steps import StepMatch
-from fastckpt._core.offload.packed_tensor import NOTICED, LeftTensor, PackedTensor
+from fastckpt._core.offload.packed_tensor import NOT_COPIED, NOTICED, LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
 from fastckpt._core.torch_private.tensors import next_node_number
 from fastckpt._core.transfer.device_copy import records_graph
@@ -62,7 +62,7 @@ class ForwardHooks:
         left = os.getpid() != self._pid or (on_gpu and _is_in_graph())
         if is_weight(tensor) or not is_plain(tensor) or left:
             # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
-            return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach())
+            return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach(), NOT_COPIED)
         storage = tensor.untyped_storage()
         span = span_of(tensor, storage)
         if span.size < SMALLEST:

@@ -35,7 +35,7 @@ class OffloadReport:
         peak: The most bytes of activations in memory at once, from the beginning of the last forward on.
         waited_for_writes: Seconds that forwards waited for room in the budget, all together.
         waited_for_reads: Seconds that backwards waited for what they needed, all together.
-        wait: Seconds by which a step is longer.
+        wait: Seconds that a step waits for transfers.
         wrote: Bytes that a step writes.
         write_rate: Bytes per second while something was written.
         read_rate: Bytes per second while something was read.
@@ -75,7 +75,7 @@ class OffloadReport:
         ]
         if self.wait.planned is not None and self.wrote.planned is not None:
             lines.append(
-                f"  a step: planned {decimal(int(self.wrote.planned))} written, {self.wait.planned:.3f} s longer; "
+                f"  a step: planned {decimal(int(self.wrote.planned))} written, {self.wait.planned:.3f} s waited; "
                 f"measured {decimal(int(self.wrote.measured))}, {self.wait.measured:.3f} s"
             )
         if self.gpu_way:

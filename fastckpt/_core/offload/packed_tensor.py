@@ -8,23 +8,27 @@ from fastckpt._core.torch_private.tensors import version_of
 
 NOTICED = "fastckpt.offload noticed it, as autograd does without offloading"
 REMEDY = 'Do not change it in place before the backward, or give ActivationOffload(..., consistency="copy").'
+NOT_COPIED = "Do not change it in place before the backward, as optimizer.step() changes weights."
+"""The remedy for what consistency="copy" does not copy."""
 
 
 class LeftTensor:
     """A tensor that stays as it is: a weight, a small one, one of an unknown class."""
 
-    __slots__ = ("origin", "tensor", "version")
+    __slots__ = ("origin", "remedy", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, kept: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, kept: torch.Tensor, remedy: str = REMEDY) -> None:
         """Keep ``kept`` for ``tensor``: it shares memory and version with that, or is a copy."""
         self.tensor = kept
+        self.remedy = remedy
         self.version = version_of(kept)
         self.origin = _origin(tensor)
 
     def check(self) -> None:
         """Raise autograd's error if the tensor was changed in place."""
         if version_of(self.tensor) != self.version:
-            raise _changed(self.tensor.type(), self.tensor.shape, self.origin, self.version, version_of(self.tensor))
+            now = version_of(self.tensor)
+            raise _changed(self.tensor.type(), self.tensor.shape, self.origin, (self.version, now), self.remedy)
 
 
 class PackedTensor:
@@ -52,7 +56,8 @@ class PackedTensor:
     def check(self) -> None:
         """Raise autograd's error if the tensor was changed in place."""
         if self.probe is not None and version_of(self.probe) != self.version:
-            raise _changed(self.probe.type(), self.layout.shape, self.origin, self.version, version_of(self.probe))
+            now = version_of(self.probe)
+            raise _changed(self.probe.type(), self.layout.shape, self.origin, (self.version, now), REMEDY)
 
     def tensor(self) -> torch.Tensor:
         """The tensor; its bytes must be in memory."""
@@ -65,9 +70,12 @@ def _origin(tensor: torch.Tensor) -> tuple[str, int] | None:
     return (node.name(), tensor.output_nr) if node is not None else None
 
 
-def _changed(kind: str, shape: torch.Size, origin: tuple[str, int] | None, saved: int, found: int) -> RuntimeError:
+def _changed(
+    kind: str, shape: torch.Size, origin: tuple[str, int] | None, versions: tuple[int, int], remedy: str
+) -> RuntimeError:
+    saved, found = versions
     made = f", which is output {origin[1]} of {origin[0].removesuffix('Backward0')}," if origin else ""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{kind} {list(shape)}]{made} is at version {found}; expected version {saved} instead. {NOTICED}. {REMEDY}"
+        f"[{kind} {list(shape)}]{made} is at version {found}; expected version {saved} instead. {NOTICED}. {remedy}"
     )

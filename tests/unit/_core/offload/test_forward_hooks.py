@@ -73,6 +73,17 @@ def test_a_tensor_that_is_changed_in_place_before_its_backward_raises_autograds_
     assert 'consistency="copy"' in str(error.value)
 
 
+def test_the_error_of_a_changed_weight_does_not_advise_copies_since_weights_are_not_copied(tmp_path):
+    offload = ActivationOffload(tmp_path, budget="64MiB", consistency="copy")
+    weight = torch.nn.Parameter(torch.ones(SIDE, SIDE))
+    with offload:
+        loss = (torch.ones(SIDE, SIDE, requires_grad=True) @ weight).sum()
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match=r"as optimizer\.step\(\) changes weights\.$"):
+        loss.backward()
+
+
 def test_a_tensor_that_is_changed_while_it_is_written_raises(offload):
     """The writer is held where the bytes are about to leave, and finds the changed ones."""
     leaf = torch.ones(SIDE, SIDE, requires_grad=True)
