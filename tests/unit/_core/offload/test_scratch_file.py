@@ -5,6 +5,7 @@ import gc
 import mmap
 import os
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,3 +167,19 @@ def test_threads_that_are_refused_o_direct_at_once_all_go_through_the_page_cache
         monkeypatch.setattr(os, name, refused)
         found = list(threads.map(lambda each: transfers.fetch(each, torch.device("cpu"))[0], written))
     assert not file.direct and all(map(torch.equal, found, parts))
+
+
+STILL_OPEN = """
+import atexit, os, sys
+atexit.register(lambda: os.fstat(file.descriptor) and print("open"))
+from pathlib import Path
+from fastckpt._core.offload.scratch_file import ScratchFile
+file = ScratchFile(Path(sys.argv[1]))
+"""
+
+
+def test_the_file_is_open_for_threads_that_read_while_the_process_ends(tmp_path):
+    """Closed earlier, its number may be that of another file, whose bytes a daemon thread would take for its own."""
+    command = [sys.executable, "-c", STILL_OPEN, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "open\n"), done.stderr
