@@ -74,11 +74,7 @@ class ActivationOffload:
 
     @public
     def __enter__(self) -> Self:
-        if os.getpid() != self._pid:
-            raise FastckptError(
-                f"this ActivationOffload is of process {self._pid}, and entered in {os.getpid()}, which was forked "
-                "from it and has none of its threads; make one in each process"
-            )
+        self._refuse_if_forked("entered")
         thread = threading.get_ident()
         if self._entered and thread != self._thread:
             raise FastckptError(
@@ -98,7 +94,16 @@ class ActivationOffload:
     @public
     def report(self) -> OffloadReport:
         """What was written, kept and waited for, what the plan predicted and what came; prints as a few lines."""
+        self._refuse_if_forked("asked for its report")
         return self._offloader.report()
+
+    def _refuse_if_forked(self, what: str) -> None:
+        # There, locks that threads of the parent held at the fork are never released.
+        if os.getpid() != self._pid:
+            raise FastckptError(
+                f"this ActivationOffload is of process {self._pid}, and {what} in {os.getpid()}, which was forked "
+                "from it and has none of its threads; make one in each process"
+            )
 
 
 def _warn_if_made_again(directory: str, forwards: list[int]) -> None:

@@ -1,11 +1,15 @@
 """Arguments of ActivationOffload are checked: errors name value, limit and remedy; its report reads as lines."""
 
+import contextlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from fastckpt.errors import ConfigError
+from fastckpt._core.offload.forward_pass import ForwardPass
+from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.offload import ActivationOffload
 from tests.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
@@ -123,3 +127,36 @@ def test_automatic_budgets_come_from_the_profile_of_the_first_step(tmp_path):
     report = offload.report()
     assert 4 << 20 <= report.budget <= 48 << 20, "at least four times the largest tensor, at most all"
     assert report.wait.planned is not None
+
+
+def test_reports_can_be_asked_for_in_several_threads(tmp_path, monkeypatch):
+    """Each of them would learn from the same step."""
+    offload = ActivationOffload(tmp_path, budget="4MiB")
+    step(offload, torch.randn(6, 512, 512, requires_grad=True))
+    is_over, both = ForwardPass.is_over, threading.Barrier(2)
+
+    def together(self):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(1)
+        return is_over.fget(self)
+
+    monkeypatch.setattr(ForwardPass, "is_over", property(together))
+    with ThreadPoolExecutor(2) as threads:
+        found = [each.result() for each in [threads.submit(offload.report) for _ in range(2)]]
+    assert found[0] == found[1] and found[0].forwards == 1
+
+
+def test_a_forked_process_is_told_that_the_report_is_its_parents(tmp_path):
+    """A thread that writes may have held a lock at the fork, which nobody releases in the child."""
+    offload = ActivationOffload(tmp_path, budget="4MiB")
+    step(offload, torch.randn(6, 512, 512, requires_grad=True))
+    with offload._offloader._store.transfers.written._lock:
+        child = os.fork()
+        if not child:
+            try:
+                offload.report()
+            except FastckptError as error:
+                os._exit(0 if "asked for its report" in str(error) and str(os.getppid()) in str(error) else 1)
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert offload.report().forwards == 1

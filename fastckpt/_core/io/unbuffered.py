@@ -111,8 +111,9 @@ class UnbufferedWriter:
             count = os.pwrite(self._descriptor, view, offset)
         except OSError as error:
             # Some file systems take O_DIRECT at open and refuse the write: then once more through the cache.
-            if error.errno != errno.EINVAL or not use_page_cache(self._descriptor):
+            if error.errno != errno.EINVAL:
                 raise
+            use_page_cache(self._descriptor)  # unless another thread has done so meanwhile
             count = os.pwrite(self._descriptor, view, offset)
         # Else a device that accepts nothing would keep the loop going for ever.
         if count == 0:
@@ -125,8 +126,9 @@ def read_some(reader: int, buffer: memoryview, offset: int) -> int:
     try:
         return os.preadv(reader, [buffer], offset)
     except OSError as error:
-        if error.errno != errno.EINVAL or not use_page_cache(reader):
+        if error.errno != errno.EINVAL:
             raise
+        use_page_cache(reader)  # unless another thread has done so meanwhile
     return os.preadv(reader, [buffer], offset)
 
 

@@ -137,7 +137,9 @@ class ActivationStore:
                     stored = self._forms.write(saved, at, *how)
         except (OSError, RuntimeError) as error:
             with self._moved:
-                self._end(error)
+                # Memory that was freed meanwhile, as a gathered weight's may be, is no failure of the disk.
+                if saved is None or saved.is_whole:
+                    self._end(error)
         finally:
             memory = self._arrive(saved, size, stored=stored, needed=at.forward.was_needed)
         del memory  # outside of the lock: unmapping it takes a while

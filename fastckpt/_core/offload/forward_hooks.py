@@ -70,11 +70,13 @@ class ForwardHooks:
             return LeftTensor(tensor, _copied(tensor) if self._copies else tensor.detach())
         identity = identity_of(tensor, storage, span)
         saved = self._identities.get(identity)
-        if saved is None:
+        if saved is None or (tensor.grad_fn is None and self.forward.index_of(saved) is None):
+            # Also what no operation made and another forward has saved: who fills such memory again, by NumPy or from
+            # another process, raises no version.
             saved = SavedStorage(tensor, storage, span, self._store.on_death)
             if self._copies:
                 assert saved.memory is not None
-                saved.memory = saved.memory.clone()
+                saved.memory, saved.versions = saved.memory.clone(), torch.empty(0, device=tensor.device)
             if self._unmap and not on_gpu:
                 return_freed_memory()
             self._identities[identity] = saved
@@ -88,7 +90,7 @@ class ForwardHooks:
             # stream that uses it, and is not the one that it was allocated in, must be known to torch's allocator.
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
         saved.packs += 1
-        return PackedTensor(tensor, saved, at, copied=self._copies)
+        return PackedTensor(tensor, saved, at)
 
     def unpack(self, packed: LeftTensor | PackedTensor) -> torch.Tensor:
         """The tensor that was packed; raises autograd's error if it was changed in place since."""

@@ -1,6 +1,7 @@
 """The offloading of one training run: its forwards one after another, what is learned from each, and how it went."""
 
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ class Offloader:
         self._identities: Identities = weakref.WeakValueDictionary()
         self._known = KnownSteps()
         self._passes: list[ForwardPass] = []
+        # Reports are asked for in any thread, also while another one trains.
+        self._learning = threading.RLock()
         self._copies = copies
         self._unmap = unmap
         self._count = 0
@@ -67,7 +70,8 @@ class Offloader:
         """Offload what autograd saves in this block."""
         # 1. learn from the passes that have ended   2. save by the plan of the known step that this one is
         # 3. if it is one, its backward is expected to be as before
-        self._learn()
+        with self._learning:
+            self._learn()
         self._store.memory.peak = self._store.resident
         self._store.transfers.give_back_memory()
         match, forward = self._known.match(), ForwardPass()
@@ -87,8 +91,9 @@ class Offloader:
 
     def report(self) -> OffloadReport:
         """What was offloaded so far."""
-        self._learn(at_once=True)
-        return self._account()
+        with self._learning:
+            self._learn(at_once=True)
+            return self._account()
 
     def _account(self) -> OffloadReport:
         store, (wait, wrote) = self._store, self._outcomes
@@ -137,9 +142,10 @@ class Offloader:
 
     def _conclude(self) -> None:
         """Report what came so far to the agent, if there is one."""
-        if self._count:
-            self._learn(at_once=True)
-            self._log.conclude(self._account, self._store.failure)
+        with self._learning:
+            if self._count:
+                self._learn(at_once=True)
+                self._log.conclude(self._account, self._store.failure)
 
     def _planned(self, forward: ForwardPass) -> KnownStep:
         with metrics.phase("offload.plan"):

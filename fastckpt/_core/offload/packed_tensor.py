@@ -36,32 +36,35 @@ class PackedTensor:
 
     Its probe shares the version counter of the tensor, and no memory. So an in-place change is noticed whenever it
     happened before the unpack, as autograd does it. A check right after the copy alone would miss an operation that
-    runs meanwhile, without the GIL: it raises the version when it has written.
+    runs meanwhile, without the GIL: it raises the version when it has written. What is unpacked shares the counter,
+    too: a backward may write to it, and what is unpacked after that may be in the same memory.
     """
 
     __slots__ = ("at", "dtype", "layout", "origin", "probe", "saved", "version")
 
-    def __init__(self, tensor: torch.Tensor, saved: SavedStorage, at: Occurrence, *, copied: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, saved: SavedStorage, at: Occurrence) -> None:
         self.saved = saved
         self.at = at
         self.dtype = tensor.dtype
         self.layout = ViewLayout(int(tensor.storage_offset()) * tensor.element_size(), tensor.shape, tensor.stride())
         self.origin = _origin(tensor)
-        self.version = version_of(tensor)
-        self.probe: torch.Tensor | None = None
-        if not copied:
-            self.probe = tensor.detach()
-            self.probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        # A copy has a counter of its own: nobody has written to it when it is made.
+        self.version = version_of(tensor) if saved.versions is None else 0
+        self.probe = (tensor if saved.versions is None else saved.versions).detach()
+        self.probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def check(self) -> None:
         """Raise autograd's error if the tensor was changed in place."""
-        if self.probe is not None and version_of(self.probe) != self.version:
+        if version_of(self.probe) != self.version:
             now = version_of(self.probe)
-            raise _changed(self.probe.type(), self.layout.shape, self.origin, (self.version, now), REMEDY)
+            remedy = REMEDY if self.saved.versions is None else NOT_COPIED
+            raise _changed(self.probe.type(), self.layout.shape, self.origin, (self.version, now), remedy)
 
     def tensor(self) -> torch.Tensor:
         """The tensor; its bytes must be in memory."""
-        return self.saved.view(self.dtype, self.layout)
+        found = self.probe.detach()
+        found.data = self.saved.view(self.dtype, self.layout)
+        return found
 
 
 def _origin(tensor: torch.Tensor) -> tuple[str, int] | None:

@@ -81,6 +81,7 @@ class SavedStorage:
         "ready",
         "region",
         "span",
+        "versions",
         "written",
     )
 
@@ -103,6 +104,8 @@ class SavedStorage:
         self.memory: torch.Tensor | None = flat.set_(storage, span.start, (span.size,), (1,))
         # As long as a weak reference is held, the address of the storage's own record is not given to another one.
         self.origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self.versions: torch.Tensor | None = None
+        """What has the version counter of the memory, if that is a copy; else the saved tensors have it."""
         self.ready: torch.cuda.Event | None = None
         self.form: EncodedForm | None = None
         """How its bytes are encoded in the file; None: as they are."""

@@ -35,7 +35,8 @@ class ScratchFile:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.descriptor = _open_nameless(directory)
-        weakref.finalize(self, os.close, self.descriptor)
+        # Not at exit: threads may read until the very end, and its number would be that of another file.
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
         self.memory_alignment, unit = direct_alignment(self.descriptor)
         self.unit = max(SECTOR, unit)
         """What offsets and lengths of transfers are multiples of."""

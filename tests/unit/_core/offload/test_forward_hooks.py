@@ -166,6 +166,75 @@ def test_memory_that_is_freed_before_it_is_written_and_filled_again_stays(offloa
     assert mebibytes(report.written) == 2 and not report.failure
 
 
+def test_memory_that_is_freed_while_it_is_written_does_not_end_the_offloading(offload):
+    leaf = square(requires_grad=True)
+    with held("offload.write") as gate:
+        with offload:
+            value = leaf.exp()
+            loss = value.sum()
+        gate.wait_for(1)
+        content, size = value.detach().clone(), value.untyped_storage().nbytes()
+        value.untyped_storage().resize_(0)
+    settle(offload)
+    value.untyped_storage().resize_(size)
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(value):
+        value.copy_(content)
+    assert torch.equal(gradients(loss, leaf)[0], leaf.detach().exp())
+    assert offload.report().failure == ""
+
+
+class OverwritingSquare(torch.autograd.Function):
+    """Its backward writes to what it saved, as kernels do that have gradients in the place of activations."""
+
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return value * value
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (value,) = ctx.saved_tensors
+        return value.mul_(2).mul_(gradient)
+
+
+@pytest.mark.parametrize("options", [{"budget": "64MiB"}, {"budget": "64MiB", "consistency": "copy"}, {}])
+@pytest.mark.parametrize("again", [True, False])
+def test_what_a_backward_has_written_to_is_not_handed_out_once_more(tmp_path, options, again):
+    """In a second backward, or to another node: autograd raises its error without offloading, too."""
+    leaf = torch.ones(SIDE, SIDE, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        value = leaf * 1 if again else leaf.exp()  # exp saves its result, as its square does
+        return OverwritingSquare.apply(value).sum()
+
+    def go(made: torch.Tensor) -> None:
+        made.backward(retain_graph=again)
+        if again:
+            made.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        go(loss())
+    offload = ActivationOffload(tmp_path, **options)
+    for _ in range(2):  # the second one by a plan: all stays in memory
+        with offload:
+            made = loss()
+        settle(offload)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            go(made)
+
+
+def test_memory_that_is_filled_from_outside_of_torch_is_saved_as_it_is_in_each_forward(offload):
+    """As a buffer that a loader refills: no version tells of it, and the graph of an earlier forward still lives."""
+    batch, weight, graphs = torch.zeros(SIDE, SIDE), square(requires_grad=True), []
+    for number in range(1, 4):
+        batch.numpy()[:] = number
+        with offload:
+            graphs.append((weight * batch).sum())
+        settle(offload)
+        (found,) = torch.autograd.grad(graphs[-1], weight, retain_graph=True)
+        assert torch.equal(found, batch)
+
+
 # --- rule 2: what is left alone
 
 
@@ -610,3 +679,35 @@ def test_the_first_step_measures_what_compression_takes_where_it_would_gain(offl
     sparse = measured["sparse"]
     assert 0 < sparse.encode_rate < float("inf") and 0 < sparse.decode_rate < float("inf")
     assert min(tensor.ratio for tensor in sparse.tensors) < 0.6
+
+
+# --- rule 7: the end of offloading
+
+
+def test_what_still_waits_when_a_write_has_failed_is_not_written(offload):
+    leaf = square(requires_grad=True)
+    with held("offload.write") as gate:
+        with offload:
+            loss = some_loss(leaf)
+        gate.wait_for(2)  # both threads: the other tensors wait
+        store = store_of(offload)
+        with store._moved:
+            store._end(OSError(28, "No space left on device"))
+    settle(offload)
+    report = offload.report()
+    assert mebibytes(report.written) == 2 and "No space left" in report.failure
+    assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf), leaf)[0])
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(activation_store, "STALLED", 0.2)
+    offload = ActivationOffload(tmp_path, budget="4MiB")
+    leaf = square(requires_grad=True)
+    with held("offload.write") as gate, phases() as seen:
+        with offload:
+            loss = some_loss(leaf)
+        gate.wait_for(1)
+        waits = [name for name, _ in seen if name == "offload.wait_for_writes"]
+        assert len(waits) == 1 and "no write was completed" in offload.report().failure
+    settle(offload)
+    assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf), leaf)[0])

@@ -5,6 +5,9 @@ import gc
 import mmap
 import os
 import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,43 @@ def test_the_alignment_is_that_of_the_file_system(tmp_path):
     read, _ = os.pipe()
     assert direct_alignment(read) == (SECTOR, SECTOR)
     os.close(read), os.close(_)
+
+
+@pytest.mark.parametrize("name", ["pwrite", "preadv"])
+def test_threads_that_are_refused_o_direct_at_once_all_go_through_the_page_cache(tmp_path, monkeypatch, name):
+    file = ScratchFile(tmp_path)
+    if not file.direct:
+        pytest.skip("no O_DIRECT here")
+    parts = [torch.full((MIB,), number, dtype=torch.uint8) for number in (1, 2)]
+    transfers, call, both = Transfers(file), getattr(os, name), threading.Barrier(2)
+    regions = [file.take(transfers.room(MIB, 1)) for _ in parts]
+
+    def refused(descriptor, data, offset):
+        if file.direct:
+            both.wait(60)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return call(descriptor, data, offset)
+
+    if name == "pwrite":
+        monkeypatch.setattr(os, name, refused)
+    with ThreadPoolExecutor(2) as threads:
+        written = list(threads.map(lambda part, region: transfers.write([part], region), parts, regions))
+        monkeypatch.setattr(os, name, refused)
+        found = list(threads.map(lambda each: transfers.fetch(each, torch.device("cpu"))[0], written))
+    assert not file.direct and all(map(torch.equal, found, parts))
+
+
+STILL_OPEN = """
+import atexit, os, sys
+atexit.register(lambda: os.fstat(file.descriptor) and print("open"))
+from pathlib import Path
+from fastckpt._core.offload.scratch_file import ScratchFile
+file = ScratchFile(Path(sys.argv[1]))
+"""
+
+
+def test_the_file_is_open_for_threads_that_read_while_the_process_ends(tmp_path):
+    """Closed earlier, its number may be that of another file, whose bytes a daemon thread would take for its own."""
+    command = [sys.executable, "-c", STILL_OPEN, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "open\n"), done.stderr
