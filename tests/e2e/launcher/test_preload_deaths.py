@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,13 +48,13 @@ def start(starter: Starter) -> Run:
     return starter.start(starter.template, ("script.py",), {})
 
 
-def templates(agent: int | None = None) -> list[psutil.Process]:
-    """The living templates of an agent, by default this process."""
+def templates(agent: int | None = None, before: Collection[int] = ()) -> list[psutil.Process]:
+    """The living templates of an agent, by default this process, but for those that it had before a test."""
     found = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(agent).children():
             with suppress(psutil.NoSuchProcess):  # a zombie is none for psutil
-                found += [child] if "template.main" in " ".join(child.cmdline()) else []
+                found += [child] if "template.main" in " ".join(child.cmdline()) and child.pid not in before else []
     return found
 
 
@@ -75,18 +75,20 @@ def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
     for run in (first, second, third):
         code, out, err = run.wait()
         assert (code, out, err) == (0, f"{run.handler.proc.pid} {os.getpid()}\n", "")
-    assert [child.pid for child in children_since(before)] == [child.pid for child in templates()]
-    assert len(templates()) == 1
+    assert [child.pid for child in children_since(before)] == [child.pid for child in templates(before=before)]
+    assert len(templates(before=before)) == 1
 
 
-def test_a_template_that_always_dies_is_given_up(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_always_dies_is_given_up(
+    before: set[int], starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(template_process, "_START", "import sys; sys.exit('no good')")
     for _ in range(6):
         starter.template.prepare()
-        for process in templates():
+        for process in templates(before=before):
             process.kill()
         assert start(starter).wait()[0] == 0
-    assert not templates()
+    assert not templates(before=before)
 
 
 def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[int]) -> None:

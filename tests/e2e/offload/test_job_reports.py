@@ -84,7 +84,7 @@ def test_the_report_of_a_job_with_a_full_scratch_disk_names_that_rank_with_error
     assert found[1]["step_written"] is None and found[1]["forwards"] == 4
     [line] = [line for line in text.splitlines() if line.startswith("offloading of rank")]
     assert re.fullmatch(
-        rf"offloading of rank 1 ended after \S+ s: {re.escape(end['directory'])}: No space left on device\. "
+        rf"offloading of rank 1 ended after \S+ m?s: {re.escape(end['directory'])}: No space left on device\. "
         r"Free space there, .* or give it a larger budget; then start again",
         line,
     )
