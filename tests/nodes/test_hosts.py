@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,12 @@ def test_a_fresh_host_in_the_place_of_a_lost_one_is_reached_and_its_memory_is_em
 def test_all_processes_of_a_host_are_killed_and_its_memory_stays(new_cluster: NewCluster) -> None:
     cluster = new_cluster(0)
     host = cluster.hosts[0]
-    running = [host.start("-c", "import time; time.sleep(600)", output=cluster.folder / "output") for _ in range(2)]
+    outputs = [cluster.folder / f"output-{number}" for number in range(2)]
+    running = [host.start("-c", "import time; print(1, flush=True); time.sleep(600)", output=each) for each in outputs]
+    end = time.monotonic() + 60
+    while not all(each.read_text() for each in outputs):
+        assert time.monotonic() < end, "they do not come to the host"
+        time.sleep(0.01)
     host.run("touch", "/dev/shm/kept")
     host.kill_all()
     assert [process.wait(10) for process in running] == [-9, -9]

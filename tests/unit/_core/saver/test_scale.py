@@ -94,6 +94,7 @@ def looks_of(directory: Path, world: int, looks: Counter[str], *, persist: bool)
     with node(directory / str(world), world) as ranks:
         for step in range(1, 5):
             ranks.save(step, room=step < 4)
+        until(lambda: not ranks.coordinator._reservations._ahead, "room in all slots")
         looks.clear()
         ranks.save(5, persist=persist)
         until(lambda: not ranks.links[0].status().waiting, "the persist")
