@@ -21,6 +21,7 @@ from fastckpt._core.offload.saved_storage import Place, SavedStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.stored_forms import StoredForms
 from fastckpt._core.offload.transfers import Transfers
+from fastckpt._core.policy.offload_step import in_flight_limit
 from fastckpt.errors import OffloadError
 
 logger = logging.getLogger("fastckpt")
@@ -126,7 +127,7 @@ class ActivationStore:
     def _is_crowded(self, size: int) -> bool:
         if self.failure or not self.in_flight:
             return False
-        return self.in_flight + size > self.memory.budget // 4 or not self.memory.fits(size)
+        return self.in_flight + size > in_flight_limit(self.memory.budget) or not self.memory.fits(size)
 
     def _write(self, ref: "weakref.ref[SavedStorage]", size: int, at: Occurrence, how: tuple[bool, bool]) -> None:
         saved = ref()

@@ -78,8 +78,7 @@ class ForwardPass:
 
     def add(self, saved: SavedStorage, node: int) -> int:
         """Record that a storage is saved; returns its entry."""
-        self._indices[id(saved)] = len(self.entries)
-        index = len(self.entries)
+        index = self._indices[id(saved)] = len(self.entries)
         self.entries.append(PassEntry(weakref.ref(saved), saved.size, node, self.elapsed()))
         if self.times is None and saved.device.type == "cuda" and index == 0:
             self.times = StreamTimes(saved.device)

@@ -60,7 +60,7 @@ def offloaded_ranks(launches: Iterable[tuple[int, Sequence[Event], int]]) -> lis
         launches: The node of each launch, its events, and what makes an instant of its clock one since the epoch.
     """
     found = dict[int, OffloadedRank]()
-    last = dict[tuple[int, int, int, int], Event]()
+    last = dict[int, dict[tuple[int, int, int], Event]]()
     for number, (node, events, offset) in enumerate(launches):
         for event in events:
             rank = whole(event, "rank", -1)
@@ -73,12 +73,12 @@ def offloaded_ranks(launches: Iterable[tuple[int, Sequence[Event], int]]) -> lis
                     _plan(one, event)
                 case "offload_measured":
                     # A later one of the same process has the counts of those before it.
-                    last[number, rank, whole(event, "worker", 0), whole(event, "number", 0)] = event
+                    last.setdefault(rank, {})[number, whole(event, "worker", 0), whole(event, "number", 0)] = event
                 case _:
                     at = round(event["monotonic"] * 1e9) + offset
                     one.ends.append(OffloadEnd(at, one.directory, text(event, "error"), text(event, "remedy")))
     for rank, one in found.items():
-        _measure(one, [event for (_, other, _, _), event in last.items() if other == rank])
+        _measure(one, list(last.get(rank, {}).values()))
     return [found[rank] for rank in sorted(found)]
 
 
