@@ -19,7 +19,7 @@ from fastckpt._core.offload.gpudirect_storage import GpuDirectStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.offload import ActivationOffload
-from tests.e2e.offload.models import CASES, Residual, layer
+from tests.e2e.offload.models import CASES, Recurrent, Residual, layer
 
 pytestmark = pytest.mark.gpu
 
@@ -58,15 +58,6 @@ class Checkpointed(nn.Module):
         for each in self.layers:
             value = checkpoint(each, value, use_reentrant=False)
         return value
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=0.2)
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return self.cells(value)[0]
 
 
 MODELS = {
