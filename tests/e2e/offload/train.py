@@ -31,6 +31,7 @@ warnings.filterwarnings("ignore")
 
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of_all()
+    parser.add_argument("--settle", action="store_true", help="begin a backward when all is written that is to be")
     parser.add_argument("--way", default="ddp", help="ddp, fsdp1 or fsdp2")
     parser.add_argument("--offload", default="", metavar="DIR", help="{rank} stands for the rank")
     parser.add_argument("--wait-at", type=int, default=0, help="wait here until a file go.<step> appears")
@@ -70,6 +71,8 @@ def train(args: argparse.Namespace) -> None:
         step += 1
         with offload or contextlib.nullcontext():
             loss = model(sequence() * (1 + 0.1 * step + rank)).square().mean()
+        if args.settle and offload:
+            settle(offload)
         loss.backward()
         gradients = digest([gradients, *(each.to_local() if args.way == "fsdp2" else each for each in grads(model))])
         optimizer.step()
@@ -95,6 +98,12 @@ def train(args: argparse.Namespace) -> None:
     (args.out / f"gradients.{rank}").write_text(gradients)
     if checkpointer:
         checkpointer.close()
+
+
+def settle(offload: ActivationOffload) -> None:
+    store = offload._offloader._store
+    with store._moved:
+        assert store._moved.wait_for(lambda: store.in_flight == 0, 60)
 
 
 def grads(model: nn.Module) -> list[torch.Tensor]:
