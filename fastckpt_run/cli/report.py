@@ -41,14 +41,14 @@ def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     logs = [] if held and (is_url(directory) or is_gone(directory)) else [read(path) for path in find(directory)]
     found = report_on(logs)
     if html is not None:
-        from fastckpt_run.cli.page import page
+        from fastckpt_run.views.page import page
 
         html.write_text(page(found, directory), encoding="utf-8")
     document = _document(found) | {"directory": directory, "logs": [str(log.path) for log in logs]}
     document["remote"] = held and {**asdict(held), "newest": held.newest and describe(held.newest)}
 
     def show(screen: Screen) -> None:
-        from fastckpt_run.cli import report_text
+        from fastckpt_run.views import report_text
 
         if html is not None:
             screen.line(f"written to {html}")

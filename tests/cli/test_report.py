@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fastckpt._core.report.events import FOLDER, parsed
 from fastckpt._core.report.report import report
 from fastckpt_run import formatting
-from fastckpt_run.cli.chart import Axis, Bar, lane
-from fastckpt_run.cli.page import page
+from fastckpt_run.views.chart import Axis, Bar, lane
+from fastckpt_run.views.page import page
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_docs import RECORDED, leave_log
 from tests.unit._core.report.stories import Story

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, OffloadEnd
 from fastckpt._core.report.report import report
-from fastckpt_run.cli import offload_text, report_text
-from fastckpt_run.cli.page import page
+from fastckpt_run.views import offload_text, report_text
+from fastckpt_run.views.page import page
 from tests.unit._core.report.stories import WALL, Story
 
 MIB = 1 << 20

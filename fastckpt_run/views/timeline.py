@@ -7,7 +7,7 @@ from fastckpt._core.report.goodput import DOWN, REPEATED, STALL, TRAINING, USEFU
 from fastckpt._core.report.launches import LaunchRound
 from fastckpt._core.report.report import Placed, Recovery, Report
 from fastckpt_run import formatting
-from fastckpt_run.cli.chart import Axis, Bar
+from fastckpt_run.views.chart import Axis, Bar
 
 MOST_RANKS = 32
 """Workers of a node that have a lane."""

@@ -6,10 +6,10 @@ from importlib.resources import files
 
 from fastckpt._core.report.report import Recovery, Report, incidents
 from fastckpt_run import formatting
-from fastckpt_run.cli import offload_text, timeline
-from fastckpt_run.cli.chart import Axis, Bar, lane
 from fastckpt_run.cli.output import plain
-from fastckpt_run.cli.report_text import change, facts, when
+from fastckpt_run.views import offload_text, timeline
+from fastckpt_run.views.chart import Axis, Bar, lane
+from fastckpt_run.views.report_text import change, facts, when
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _TICKS = 6
@@ -20,7 +20,7 @@ _MOST_FAILURES = _MOST_CHANGES = 200
 
 def page(found: Report, directory: str) -> str:
     """The whole page."""
-    style = files("fastckpt_run.cli").joinpath("page.css").read_text(encoding="utf-8")
+    style = files("fastckpt_run.views").joinpath("page.css").read_text(encoding="utf-8")
     title = _text(f"What happened in {directory}")
     body = "".join(
         [

@@ -6,8 +6,8 @@ from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
 from fastckpt._core.report.report import Recovery, Report
 from fastckpt_run import formatting
-from fastckpt_run.cli import offload_text
 from fastckpt_run.cli.output import Screen
+from fastckpt_run.views import offload_text
 
 SHOWN = 20
 """Changes of the frequency, and jobs that superseded this one, that are shown at most: the newest."""

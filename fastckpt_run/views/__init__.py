@@ -1,0 +1,1 @@
+"""Runs in: tools, and in the agent. A report for people: the page, its charts, and the text in a terminal."""
