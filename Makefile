@@ -13,7 +13,7 @@ VERSION_TESTS := tests/unit/_core/test_torch_version.py tests/e2e/ddp/test_save.
 	tests/faults/test_overlap.py tests/faults/test_phases.py
 
 # What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
-EXTRAS := accelerate deepspeed export huggingface lightning s3
+EXTRAS := accelerate deepspeed export huggingface lightning s3 watch
 EXTRA_NEEDS_accelerate := torchdata
 EXTRA_TESTS_export := tests/cli/test_export.py
 EXTRA_TESTS_s3 := tests/unit/_core/storage/remote/test_remote_store.py

@@ -33,6 +33,7 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
+from fastckpt_run.watch.watcher import Watcher
 from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -73,7 +74,8 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
-        self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver)
+        self._watcher = Watcher(settings, self._saver)
+        self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
         self._died: list[Death] = []
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
             spec.rdzv_handler.before_joining = self._preloader.wait
@@ -85,6 +87,7 @@ class FastckptAgent(HookedAgent):
         # 5. the last flush and the report, also after a signal   6. --require-persist
         require_script(self.get_worker_group().spec)
         self._open_events()
+        self._watcher.begin()
         self._recorder.begin(self.get_worker_group().spec)
         metrics.listen(self._notice.observe)
         self._saver.start()
@@ -108,6 +111,7 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
+        self._watcher.close()
         self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
@@ -162,6 +166,7 @@ class FastckptAgent(HookedAgent):
         pids, worker_group = proceed(), self.get_worker_group()
         self._watch, self._died = DeathWatch(pids), []
         self._hangs.started(pids, worker_group.workers)
+        self._watcher.started(pids, worker_group.workers)
         metrics.event(
             "workers_started",
             pids=pids,

@@ -5,7 +5,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -37,10 +37,13 @@ class PeerAgents:
         settings: Those of the job.
         handler: What the agents meet by.
         saver: Gives other agents what it holds, and fetches from them.
+        met: Called with each round of several agents, and each that follows one.
     """
 
-    def __init__(self, settings: Settings, handler: RendezvousHandler, saver: Saver) -> None:
-        self._settings, self._handler, self._saver = settings, handler, saver
+    def __init__(
+        self, settings: Settings, handler: RendezvousHandler, saver: Saver, met: Callable[[PeerRound], None]
+    ) -> None:
+        self._settings, self._handler, self._saver, self._met = settings, handler, saver, met
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
         self._own = Member(
             ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings), launch=saver.address
@@ -65,7 +68,9 @@ class PeerAgents:
         self._saver.slot = self._own.slot
         if self._watch is not None:  # also in a round of one that comes after one of several
             peers = [Peer(member.id, member.memory, member.address, member.launch) for member in self._members]
-            self._saver.meet(PeerRound(peers, rank, self._secret))
+            round = PeerRound(peers, rank, self._secret)
+            self._saver.meet(round)
+            self._met(round)
             self._watch.watch([(member.id, member.watch) for member in self._members])
             if isinstance(self._handler, FastckptRendezvousHandler):
                 self._handler.ask_before_a_verdict(self._watch.answering)

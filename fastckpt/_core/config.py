@@ -59,6 +59,10 @@ class Settings:
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
         secret_file: File with the secret that the agents of a job share, which only its owner may read; empty for none.
+        metrics_port: PORT or HOST:PORT where each agent serves metrics, and the first a live page; 0: any. Empty: none.
+        tensorboard: Directory to which agents write metrics for TensorBoard; empty for none.
+        slow_ranks: Whether ranks that hold up the others are looked for, and reported.
+        node_check: Whether each node is checked before it first joins, and again after it has failed.
     """
 
     shm_dir: str = SHM
@@ -83,6 +87,10 @@ class Settings:
     event_log: bool = True
     events: str = ""
     secret_file: str = ""
+    metrics_port: str = ""
+    tensorboard: str = ""
+    slow_ranks: bool = True
+    node_check: bool = False
 
     def __post_init__(self) -> None:
         self._demand("slots", self.slots in (2, 3), "an arena has 2 or 3 slots: give one of these")

@@ -24,6 +24,7 @@ from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
+from fastckpt._core.saver.peers.peer_server import Handler
 from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
@@ -92,6 +93,10 @@ class Saver:
                 coordinator.restart()
 
         self._call(restart()).result(START_TIMEOUT)
+
+    def serve(self, request: str, handler: Handler) -> None:
+        """Have requests of other agents of this name carried out in threads; call it before `serve_peers`."""
+        self._peers.handle(request, handler)
 
     def serve_peers(self) -> int:
         """Listen for the agents of other nodes; returns the port."""

@@ -64,6 +64,12 @@ def test_each_setting_has_an_option() -> None:
         "--fast-no-event-log",
         "--fast-events",
         "--fast-secret-file",
+        "--fast-metrics-port",
+        "--fast-tensorboard",
+        "--fast-slow-ranks",
+        "--fast-no-slow-ranks",
+        "--fast-node-check",
+        "--fast-no-node-check",
         "--fast-no-preload",
     ]
 

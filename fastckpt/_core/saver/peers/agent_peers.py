@@ -11,7 +11,7 @@ from fastckpt._core.saver.peers import file_transfer
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
 from fastckpt._core.saver.peers.memory_peers import keep_few
-from fastckpt._core.saver.peers.peer_server import PeerServer
+from fastckpt._core.saver.peers.peer_server import Handler, PeerServer
 from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT, PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
@@ -33,12 +33,17 @@ class AgentPeers:
         self._lock = Lock()
         self._common: dict[str, CommonSaves] = {}
         self._keeping = Lock()
+        self._others: dict[str, Handler] = {}
         self.round: PeerRound | None = None
+
+    def handle(self, request: str, handler: Handler) -> None:
+        """Have requests of this name carried out, too; call it before `serve`."""
+        self._others[request] = handler
 
     def serve(self) -> int:
         """Listen for the agents of other nodes, if this does not yet; returns the port."""
         if self._server is None:
-            handlers = {LIST: self._list, GET: self._get, KEEP: self._keep, HELD: self._held}
+            handlers = {LIST: self._list, GET: self._get, KEEP: self._keep, HELD: self._held, **self._others}
             self._server = PeerServer(handlers)
         return self._server.port
 

@@ -1,0 +1,168 @@
+"""An HTTP server for people and for tools that watch a job: pages by path, in threads that nobody waits for."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6, AddressFamily, socket
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fastckpt._core.version import VERSION
+from fastckpt.errors import ConfigError
+
+AT_ONCE = 16
+"""Requests that are served at once; further ones are closed without an answer."""
+TIMEOUT = 10.0
+"""Seconds for which a reader may keep silent, or take nothing of the answer."""
+LARGEST_BODY = 1 << 16
+LOCAL = "127.0.0.1"
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request: the fields of its query, its body, and its headers by names in lower case."""
+
+    query: Mapping[str, str]
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer; a text is sent as UTF-8."""
+
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+    status: int = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Page = Callable[[Request], Response]
+"""Answers a request, in a thread of its own."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and the port of PORT, HOST:PORT or [HOST]:PORT; this machine alone without a host.
+
+    Raises ConfigError if it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535 or (colon and not host):
+        raise ConfigError(
+            f"metrics_port is {text!r}; give PORT or HOST:PORT, with a port from 0 to 65535, such as 9400, or "
+            "0.0.0.0:9400 to be reached from other machines (--fast-metrics-port, FASTCKPT_METRICS_PORT)"
+        )
+    return host or LOCAL, int(port)
+
+
+class HttpServer:
+    """Serves ``pages`` at an address until `close`.
+
+    Args:
+        address: As `parse_address`; with port 0 the kernel chooses one.
+        pages: What is served, by method and path, such as ("GET", "/metrics"); may grow later.
+
+    Attributes:
+        host: Where it listens; 127.0.0.1 is reached from this machine alone.
+        port: The port there.
+
+    Raises:
+        ConfigError: The address is none, or cannot be had.
+    """
+
+    def __init__(self, address: str, pages: Mapping[tuple[str, str], Page]) -> None:
+        self.host, port = parse_address(address)
+        try:
+            self._server = _Server((self.host, port), pages)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics cannot be served at {self.host}:{port}: {error.strerror or error}; give another port, or 0 "
+                "for any that is free (--fast-metrics-port, FASTCKPT_METRICS_PORT)"
+            ) from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="fastckpt-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds it."""
+        host = {"0.0.0.0": LOCAL, "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def close(self) -> None:
+        """Serve nobody any more; answers that are on their way are not waited for."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], pages: Mapping[tuple[str, str], Page]) -> None:
+        self.pages = pages
+        self.address_family: AddressFamily = AF_INET6 if ":" in address[0] else AF_INET
+        self._free = threading.BoundedSemaphore(AT_ONCE)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without looking up this host's name, which may take long."""
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a request in a thread, unless too many are under way: readers that never end keep nobody out."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+        """Ignore readers that have gone."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = TIMEOUT
+    server_version, sys_version = f"fastckpt/{VERSION}", ""
+
+    def do_GET(self) -> None:
+        """Answer a GET."""
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        """Answer a POST."""
+        self._answer("POST")
+
+    def _answer(self, method: str) -> None:
+        address = urlsplit(self.path)
+        page = self.server.pages.get((method, address.path))
+        length = self.headers.get("Content-Length") or "0"
+        if page is None:
+            response = Response(b"there is no such page\n", status=HTTPStatus.NOT_FOUND)
+        elif not length.isdigit() or int(length) > LARGEST_BODY:
+            response = Response(b"the body is too large\n", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            response = page(Request(query, self.rfile.read(int(length)), headers))
+        self.send_response(response.status)
+        for name, value in {**_HEADERS, **response.headers, "Content-Type": response.kind}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(response.body)))
+        self.end_headers()
+        self.wfile.write(response.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: whoever scrapes comes every few seconds."""

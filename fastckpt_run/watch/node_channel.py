@@ -1,0 +1,136 @@
+"""Questions among the agents of a round about their nodes: to one, to the first, to all."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.server import Saver
+from fastckpt.errors import FastckptError, ProtocolError
+
+ASK = "watch"
+"""The request, among those that agents serve each other."""
+AT_ONCE = 32
+"""Agents that are asked at the same time, at most."""
+
+Body = dict[str, Any]
+Answer = Callable[[int, Body], Body]
+"""Answers a question of a node, given by its rank; called in any thread, and must not wait for other nodes' answers."""
+
+
+class NodeChannel:
+    """Asks the agents of other nodes, and answers them; a node alone asks itself.
+
+    Messages are JSON objects of at most 4 MiB, sealed with the job's secret. All methods may be called in any thread.
+
+    Args:
+        saver: Serves the other agents.
+    """
+
+    def __init__(self, saver: Saver) -> None:
+        self._answers: dict[str, Answer] = {}
+        self._round: PeerRound | None = None
+        self._ranks: Mapping[str, int] = {}
+        self._first: tuple[PeerRound, SealedConnection] | None = None
+        self._lock = threading.Lock()
+        saver.serve(ASK, self._receive)
+
+    @property
+    def node(self) -> int:
+        """The rank of this node in its round; 0 before the first one."""
+        return self._round.own if self._round else 0
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are in the round; 1 before the first one."""
+        return len(self._round.peers) if self._round else 1
+
+    def answer(self, subject: str, answer: Answer) -> None:
+        """Have questions about ``subject`` answered; call it before the first round."""
+        self._answers[subject] = answer
+
+    def meet(self, round: PeerRound) -> None:
+        """Talk to the agents of a new round."""
+        self._ranks = {peer.id: rank for rank, peer in enumerate(round.peers)}
+        self._round = round
+
+    def ask_first(self, subject: str, body: Body, timeout: float) -> Body:
+        """Ask the agent of the first node, over a connection that is kept; raises as `ask`."""
+        if (round := self._round) is None or round.own == 0:
+            return self._answers[subject](0, body)
+        with self._lock:
+            if self._first is None or self._first[0] is not round:
+                self._hang_up()
+                link = SealedConnection.connect(round.peers[0].address, round.secret, timeout)
+                self._first = round, link
+            try:
+                return _asked(self._first[1], round, subject, body)
+            except (FastckptError, OSError):
+                self._hang_up()
+                raise
+
+    def ask(self, node: int, subject: str, body: Body, timeout: float) -> Body:
+        """Ask the agent of a node.
+
+        Args:
+            node: Its rank in the round.
+            subject: Which of its answers is asked for.
+            body: The question.
+            timeout: Seconds that each wait of the connection may take.
+
+        Raises:
+            OSError: It is not reached, or does not answer in time.
+            FastckptError: It refuses, or is not in this round.
+        """
+        round = self._round
+        if round is None or node == round.own:
+            return self._answers[subject](self.node, body)
+        link = SealedConnection.connect(round.peers[node].address, round.secret, timeout)
+        try:
+            return _asked(link, round, subject, body)
+        finally:
+            link.close()
+
+    def ask_all(self, subject: str, body: Body, timeout: float) -> Mapping[int, Body]:
+        """Ask the agents of all nodes, this one included; the answers of those that gave one, by rank.
+
+        It takes at most ``timeout`` seconds for each `AT_ONCE` nodes.
+        """
+        found: dict[int, Body] = {}
+        nodes = range(self.nodes)
+        with ThreadPoolExecutor(min(AT_ONCE, len(nodes)), "fastckpt-ask") as pool:
+            asked = {pool.submit(self.ask, node, subject, body, timeout): node for node in nodes}
+            for done in as_completed(asked):
+                with contextlib.suppress(OSError, FastckptError, LookupError):  # a node that is lost answers nothing
+                    found[asked[done]] = done.result()
+        return dict(sorted(found.items()))
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        with self._lock:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._first is not None:
+            with contextlib.suppress(OSError):
+                self._first[1].close()
+        self._first = None
+
+    def _receive(self, _: SealedConnection, request: Body) -> Body:
+        sender = self._ranks.get(str(request.get("from")))
+        if sender is None:
+            raise ProtocolError("the agent is not in this round, or not yet")
+        answer, body = self._answers.get(str(request.get("subject"))), request.get("body")
+        if answer is None or not isinstance(body, dict):
+            raise ProtocolError(f"nobody here answers questions about {request.get('subject')!r}")
+        return {"body": answer(sender, body)}
+
+
+def _asked(link: SealedConnection, round: PeerRound, subject: str, body: Body) -> Body:
+    answer = link.ask({"ask": ASK, "from": round.peers[round.own].id, "subject": subject, "body": body}).get("body")
+    if not isinstance(answer, dict):
+        raise ProtocolError(f"the answer about {subject!r} is no object")
+    return answer

@@ -1,0 +1,96 @@
+"""The watch over a job while it runs: a thread of the agent that looks at it each second, and that nobody waits for."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt._core.config import Settings
+from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.server import Saver
+from fastckpt_run.watch.http_server import HttpServer, Page
+from fastckpt_run.watch.node_channel import NodeChannel
+
+logger = logging.getLogger("fastckpt.launcher")
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+LAST = 2.0
+"""Seconds that the end of the agent waits for the thread."""
+
+
+@dataclass(frozen=True)
+class WatchedWorkers:
+    """The workers of this node in one round.
+
+    Attributes:
+        since: When they were started, in nanoseconds of the monotonic clock: telemetry that is older is not theirs.
+        pids: Their processes, by local rank.
+        ranks: Their ranks in the job, by local rank.
+        world_size: How many ranks all nodes have.
+    """
+
+    since: int
+    pids: dict[int, int]
+    ranks: dict[int, int]
+    world_size: int
+
+
+class Watcher:
+    """Looks at the job once a second, and serves what it sees, if the user wants that.
+
+    Args:
+        settings: Those of the job.
+        saver: Has the telemetry of the workers, and serves the agents of other nodes.
+    """
+
+    def __init__(self, settings: Settings, saver: Saver) -> None:
+        self._settings, self._saver = settings, saver
+        self._looks: list[Callable[[], None]] = []
+        self._pages: dict[tuple[str, str], Page] = {}
+        self._server: HttpServer | None = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
+        self.channel = NodeChannel(saver)
+        self.workers = WatchedWorkers(0, {}, {}, 0)
+
+    def begin(self) -> None:
+        """Begin to look, and to serve; raises ConfigError if it cannot serve where it should."""
+        if self._settings.metrics_port:
+            self._server = HttpServer(self._settings.metrics_port, self._pages)
+            logger.warning("serving metrics at %s/metrics", self._server.url)
+        self._thread.start()
+
+    def meet(self, round: PeerRound) -> None:
+        """Take note of a new round of several nodes, or of one that follows one."""
+        self.channel.meet(round)
+
+    def started(self, pids: dict[int, int], workers: Sequence[Worker]) -> None:
+        """Look at new workers of this node, whose processes are given by local rank."""
+        ranks = {worker.local_rank: worker.global_rank for worker in workers}
+        self.workers = WatchedWorkers(time.monotonic_ns(), dict(pids), ranks, workers[0].world_size)
+
+    def close(self) -> None:
+        """Look no more, and serve nobody."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join(LAST)
+        if self._server is not None:
+            self._server.close()
+        self.channel.close()
+
+    def _run(self) -> None:
+        failed = set[str]()
+        while not self._ends.wait(INTERVAL):
+            for look in self._looks:
+                try:
+                    look()
+                # What watches a job never ends it, nor keeps others from watching.
+                except Exception:
+                    name = look.__qualname__
+                    if name not in failed:
+                        logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
+                    failed.add(name)

@@ -1,0 +1,95 @@
+"""Questions among agents, over the real servers of savers."""
+
+import contextlib
+import threading
+
+import pytest
+
+from fastckpt._core.config import Settings
+from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.server import Saver
+from fastckpt.errors import FastckptError
+from fastckpt_run.watch.node_channel import NodeChannel
+
+SECRET = b"s" * 64
+
+
+class Agents:
+    """The savers of agents that are in one round, with a channel each; none owns memory."""
+
+    def __init__(self, count, stack):
+        self.savers = [Saver(Settings()) for _ in range(count)]
+        for saver in self.savers:
+            saver.start()
+            stack.callback(saver.close)
+        self.channels = [NodeChannel(saver) for saver in self.savers]
+        for rank, channel in enumerate(self.channels):
+            channel.answer("name", lambda sender, body, rank=rank: {"of": rank, "to": sender, **body})
+            stack.callback(channel.close)
+        self.peers = [Peer(f"agent-{i}", "", f"127.0.0.1:{saver.serve_peers()}") for i, saver in enumerate(self.savers)]
+        for rank, (saver, channel) in enumerate(zip(self.savers, self.channels, strict=True)):
+            round = PeerRound(self.peers, rank, SECRET)
+            saver._peers.assume(round)
+            channel.meet(round)
+
+
+@pytest.fixture
+def agents():
+    with contextlib.ExitStack() as stack:
+        yield Agents(3, stack)
+
+
+def test_a_node_alone_answers_itself():
+    saver = Saver(Settings())
+    saver.start()
+    with contextlib.closing(saver):
+        channel = NodeChannel(saver)
+        channel.answer("name", lambda sender, body: {"to": sender, **body})
+        assert (channel.node, channel.nodes) == (0, 1)
+        assert channel.ask_first("name", {"a": 1}, 1.0) == {"to": 0, "a": 1}
+        assert channel.ask_all("name", {}, 1.0) == {0: {"to": 0}}
+
+
+def test_agents_ask_one_the_first_and_all(agents):
+    last = agents.channels[2]
+    assert last.ask(1, "name", {"a": 1}, 10.0) == {"of": 1, "to": 2, "a": 1}
+    assert [last.ask_first("name", {"n": n}, 10.0) for n in range(3)] == [{"of": 0, "to": 2, "n": n} for n in range(3)]
+    assert last.ask_all("name", {}, 10.0) == {rank: {"of": rank, "to": 2} for rank in range(3)}
+
+
+def test_an_agent_that_has_gone_is_missing_in_the_answers_of_all(agents):
+    agents.savers[1]._peers.close()
+    assert list(agents.channels[0].ask_all("name", {}, 10.0)) == [0, 2]
+    with pytest.raises(OSError):
+        agents.channels[0].ask(1, "name", {}, 10.0)
+
+
+def test_a_kept_connection_that_breaks_is_made_again(agents):
+    last = agents.channels[2]
+    assert last.ask_first("name", {}, 10.0)["of"] == 0
+    last._first[1].close()
+    with pytest.raises((OSError, FastckptError)):
+        last.ask_first("name", {}, 10.0)
+    assert last.ask_first("name", {}, 10.0)["of"] == 0
+
+
+def test_unknown_subjects_and_agents_of_no_round_are_refused(agents):
+    with pytest.raises(FastckptError, match="nobody here answers questions about 'weather'"):
+        agents.channels[1].ask(0, "weather", {}, 10.0)
+    stranger = PeerRound([*agents.peers, Peer("stranger", "", "127.0.0.1:1")], 3, SECRET)
+    agents.channels[2].meet(stranger)
+    with pytest.raises(FastckptError, match="not in this round"):
+        agents.channels[2].ask(0, "name", {}, 10.0)
+
+
+def test_threads_may_ask_at_once(agents):
+    answers = []
+    threads = [
+        threading.Thread(target=lambda n=n: answers.append(agents.channels[1].ask_first("name", {"n": n}, 10.0)["n"]))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == list(range(8))
