@@ -131,6 +131,14 @@ _JOB = (
     _counter(
         _J, "job", "stragglers", "Findings that a rank is slow, by the part of its steps that is.", "rank", "part"
     ),
+    _gauge(
+        _J,
+        "job",
+        "straggler_cost_ratio",
+        "By which part of its time the job is slower because of a rank, while that is slow: 0.18 is 18%.",
+        "rank",
+        "part",
+    ),
     _counter(_N, "job", "events_lost", "Events that could not be written."),
 )
 
