@@ -42,7 +42,7 @@ class GpuMetrics:
     def _open(self) -> bool:
         """Find the GPUs; whether there are some."""
         try:
-            import pynvml  # type: ignore[import-untyped]
+            import pynvml
         except ImportError:
             self.why_none = "nvidia-ml-py is not installed (pip install 'fastckpt-run[watch]')"
             return False

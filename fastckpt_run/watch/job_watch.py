@@ -92,4 +92,4 @@ class JobWatch:
             self._recorded = time.monotonic()
             metrics.event("metrics", step=self._job.step, values=values.for_event())
         if self._runs is not None:
-            self._runs.put(self._job.step, self._job.restarts, values)
+            self._runs.put(self._job.step, self._job.restarts, values, now=record)
