@@ -35,7 +35,7 @@ def as_number(name: str, value: Value) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError
-        return float(value)
+        return float(getattr(value, "detach", lambda: value)())
     # What torch, NumPy and others raise for what has several elements, or is on the meta device.
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ConfigError(

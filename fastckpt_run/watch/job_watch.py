@@ -33,13 +33,13 @@ class JobWatch:
 
     def __init__(self, settings: Settings, saver: Saver, ranks: Callable[[], dict[int, int]]) -> None:
         self._shown = bool(settings.metrics_port or settings.tensorboard)
+        self._saver = saver
         self._job, self._host = JobMetrics(saver, ranks), HostMetrics()
         interval = INTERVAL if self._shown else RARELY
         arenas = Path(settings.arenas)
-        self._probes = [
-            Probe("fastckpt-disks", lambda: file_systems(arenas, saver.arenas), interval),
-            Probe("fastckpt-gpus", GpuMetrics().collect, interval),
-        ]
+        self._disks = Probe("fastckpt-disks", lambda: file_systems(arenas, saver.arenas), interval)
+        self._directories: set[str] = set()
+        self._probes = [self._disks, Probe("fastckpt-gpus", GpuMetrics().collect, interval)]
         self._runs = TensorBoardRuns(settings.tensorboard) if settings.tensorboard else None
         self._newest = MetricValues()
         self._begun = self._recorded = time.monotonic()
@@ -80,6 +80,9 @@ class JobWatch:
 
     def _collect(self, outcome: str = "") -> MetricValues:
         with self._lock:
+            if new := self._saver.arenas().keys() - self._directories:
+                self._directories |= new
+                self._disks.hurry()
             found = self._job.collect(outcome)
             found.update(self._host.collect())
             for probe in self._probes:

@@ -30,7 +30,7 @@ class Probe:
     def __init__(self, name: str, look: Callable[[], MetricValues], interval: float = INTERVAL) -> None:
         self._look, self._interval = look, interval
         self._found, self._at = MetricValues(), -1e9
-        self._ends = threading.Event()
+        self._wakes, self._ends = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def begin(self) -> None:
@@ -41,18 +41,23 @@ class Probe:
         """What the last look has found; nothing if that is long ago."""
         return self._found if time.monotonic() - self._at < STALE * self._interval else MetricValues()
 
+    def hurry(self) -> None:
+        """Look again at once: there is something new to look at."""
+        self._wakes.set()
+
     def close(self) -> None:
         """Look no more; one that hangs is left behind."""
-        self._ends.set()
+        self._ends = True
+        self._wakes.set()
 
     def _run(self) -> None:
-        while True:
+        while not self._ends:
+            self._wakes.clear()
             try:
                 self._found, self._at = self._look(), time.monotonic()
             except OSError:
                 pass  # shown by its absence, once what was found is old
-            if self._ends.wait(self._interval):
-                return
+            self._wakes.wait(self._interval)
 
 
 class HostMetrics:

@@ -58,14 +58,15 @@ class StepCounts:
         if worker is not None and now is not None and _is_same(worker.last, now):
             self._add(worker.last, now)
             worker.last = now
-            _measure(worker)
             found = {name: last for name, last in found.items() if _follows(now, last)}
         if found:
             name = max(found, key=lambda name: (found[name].generation, bool(found[name].pid), found[name].beat))
             # Another checkpointer of a process that goes on has counted with the first one until that was closed.
             goes_on = worker is not None and found[name].generation == worker.last.generation
             self._add(found[name] if goes_on else Telemetry(), found[name])
-            self._workers[local_rank] = _Worker(name, found[name])
+            worker = self._workers[local_rank] = _Worker(name, found[name])
+        if worker is not None:
+            _measure(worker)
 
     def _add(self, before: Telemetry, last: Telemetry) -> None:
         for bucket, (old, new) in enumerate(zip(before.durations, last.durations, strict=True)):

@@ -17,6 +17,7 @@ class _Sender:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._values = metrics.logged()
+        self._sending = threading.Lock()
         self._values.follow(self._start)
 
     def _start(self) -> None:
@@ -31,13 +32,14 @@ class _Sender:
 
     def send(self) -> None:
         """Send what was not sent yet, unless the saver has not read the last message: then newer values may come."""
-        connection = worker_reports.connection()
-        if connection is None or not connection.is_read:
-            return
-        step, values = self._values.take()
-        if values:
-            connection.report_logged(step, values)
-            metrics.event("logged", step=step, rank=worker_reports.rank(), values=metrics.finite(values))
+        with self._sending:  # the last one, before a connection is closed, waits for the one under way
+            connection = worker_reports.connection()
+            if connection is None or not connection.is_read:
+                return
+            step, values = self._values.take()
+            if values:
+                connection.report_logged(step, values)
+                metrics.event("logged", step=step, rank=worker_reports.rank(), values=metrics.finite(values))
 
 
 _sender: _Sender | None = None

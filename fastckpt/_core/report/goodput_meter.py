@@ -79,7 +79,7 @@ class GoodputMeter:
         launch = self._launches.get(self.directory)
         if launch is None:
             return LaunchTime(total([]), 0)
-        launch.end, launch.outcome = now, outcome
+        launch.end, launch.outcome = now, outcome or launch.outcome
         steps = Steps(self.per_step)
         spent = spend(launch, steps)
         decided = settled(launch, spent)
