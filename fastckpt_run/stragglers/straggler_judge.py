@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.memory.step_clock import STEPS
 from fastckpt._core.memory.telemetry import PARTS, PLACES
 from fastckpt._core.policy.stragglers import RankTimes, SlowRank, Stragglers
 from fastckpt.errors import ProtocolError
@@ -39,7 +40,7 @@ class StragglerJudge:
             self._hosts = dict[int, str]()
             self._open = dict[int, dict[int, RankTimes]]()
             self._last = 0
-            self._stragglers = Stragglers()
+            self._stragglers = Stragglers(STEPS)
             self.times: Mapping[int, RankTimes] = {}
 
     @property

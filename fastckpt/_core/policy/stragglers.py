@@ -7,7 +7,7 @@ Difference" (1941), with the median in the place of the mean: a rank that become
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -15,6 +15,8 @@ PARTS = ("data", "forward", "backward", "rest")
 """Parts of a rank's own time."""
 ROW = 3
 """Windows in a row over which a rank is slow, or is not slow any more."""
+LASTS = 1.5
+"""Seconds that a window lasts at least."""
 ABOVE = 0.15
 """Share of the others' own time by which a slow rank's is longer."""
 ENDS = 0.10
@@ -29,8 +31,7 @@ FEW = 8
 """Differences as few as these double the estimate: it may be low by chance."""
 _NORMAL = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
-_PAIR = 3
-"""Ranks of which each has a pair of others."""
+_PAIR, _MANY = 2, 32
 _LEAST = 1e-6
 """Seconds that own times are taken to be at least: shares of nothing have no meaning."""
 
@@ -80,12 +81,20 @@ class _Judged:
 class Stragglers:
     """The ranks that are slow, from one window of steps after the other.
 
+    Args:
+        steps: Steps of a window.
+        seconds: The least that it lasts; shorter ones are joined, and the median of their times is taken, so that a
+            moment in which another process had the processor counts for little.
+
     Attributes:
         slow: Those of now, by rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int = 20, seconds: float = LASTS) -> None:
         self.slow: dict[int, SlowRank] = {}
+        self._seconds = seconds / steps
+        self._ranks: Set[int] = frozenset()
+        self._joined = list[Mapping[int, RankTimes]]()
         self._seen: deque[_Judged] = deque(maxlen=RECENT)
 
     def see(self, number: int, times: Mapping[int, RankTimes]) -> tuple[list[SlowRank], list[SlowRank]]:
@@ -94,13 +103,19 @@ class Stragglers:
         Returns:
             Ranks that are slow from now on, and those that are not slow any more.
         """
-        # 1. by how much each rank is above the others, in each of the last windows   2. by how much it may be by chance
-        # 3. who is slow   4. what that costs, by the slowest of those that are not
-        ranks = self._seen[-1].times.keys() if self._seen else times.keys()
-        if ranks != times.keys():
+        # 1. join windows that are too short   2. by how much each rank is above the others, in each of the last ones
+        # 3. by how much it may be by chance   4. who is slow   5. what that costs, by the slowest of those that are not
+        if self._ranks != times.keys():
+            self._ranks = times.keys()
             self._seen.clear()
+            self._joined.clear()
+        self._joined.append(times)
+        if len(times) < 2 or sum(map(_duration, self._joined)) < self._seconds:
+            return [], []
+        times = {rank: _middle([each[rank] for each in self._joined]) for rank in times}
+        self._joined.clear()
         self._seen.append(_judged(number, times))
-        if len(times) < 2 or len(self._seen) < ROW:
+        if len(self._seen) < ROW:
             return [], []
         last = [*self._seen][-ROW:]
         chance = self._chance()
@@ -134,16 +149,27 @@ class Stragglers:
 
 def _judged(number: int, times: Mapping[int, RankTimes]) -> _Judged:
     ordered = sorted(one.own for one in times.values())
-    middle = _median(ordered)
-    deviations = sorted(abs(own - middle) for own in ordered)
+    common = _deviation(ordered) if len(ordered) > _MANY else 0.0
     above, spread = dict[int, float](), dict[int, float]()
     for rank, one in times.items():
         others = max(_LEAST, _median_without(ordered, one.own))
         above[rank] = one.own / others - 1
-        # Two others are equally far from the middle between them, however they vary.
-        known = len(ordered) > _PAIR
-        spread[rank] = _NORMAL * _median_without(deviations, abs(one.own - middle)) / others if known else 0.0
+        # Of many, one more changes little; and to leave out each in turn would cost the square of their number.
+        spread[rank] = (common or _deviation(_without(ordered, one.own))) / others
     return _Judged(number, times, above, spread)
+
+
+def _deviation(ordered: Sequence[float]) -> float:
+    """Their median absolute deviation as a standard deviation; 0 of two, which are equally far from their median."""
+    if len(ordered) <= _PAIR:
+        return 0.0
+    middle = _median(ordered)
+    return _NORMAL * median(abs(own - middle) for own in ordered)
+
+
+def _without(ordered: Sequence[float], value: float) -> list[float]:
+    at = bisect_left(ordered, value)
+    return [*ordered[:at], *ordered[at + 1 :]]
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
@@ -177,6 +203,16 @@ def _described(rank: int, last: Sequence[_Judged], slow: Collection[int]) -> Slo
         median(times.own for times in others),
         last[-1].number,
     )
+
+
+def _duration(times: Mapping[int, RankTimes]) -> float:
+    """Seconds of a step of the job: of its fastest rank, to which nothing else happened."""
+    return min(sum(one.parts) for one in times.values())
+
+
+def _middle(times: Sequence[RankTimes]) -> RankTimes:
+    parts = zip(*(one.parts for one in times), strict=True)
+    return RankTimes(median(one.own for one in times), tuple(map(median, parts)))
 
 
 def _mean(times: Sequence[RankTimes]) -> RankTimes:
