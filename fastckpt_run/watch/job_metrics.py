@@ -118,7 +118,7 @@ class JobMetrics:
                 self._workers = max(0, self._workers - 1)
             case "workers_stopped" | "workers_finished":
                 self._workers = 0
-            case "straggler":
+            case "straggler" if event["slow"]:
                 self._stragglers[str(event.get("rank")), str(event.get("part"))] += 1
 
     def _note_load(self, name: str, event: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from fastckpt._core.config import Settings
 from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.server import Saver
+from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.http_server import HttpServer, Page
 from fastckpt_run.watch.job_watch import JobWatch
 from fastckpt_run.watch.node_channel import NodeChannel
@@ -47,6 +48,9 @@ class Watcher:
     Args:
         settings: Those of the job.
         saver: Has the telemetry of the workers, and serves the agents of other nodes.
+
+    Attributes:
+        stragglers: The watch for slow ranks; None if the user wants none.
     """
 
     def __init__(self, settings: Settings, saver: Saver) -> None:
@@ -62,6 +66,10 @@ class Watcher:
         self.job = JobWatch(settings, saver, lambda: self.workers.ranks)
         self._looks.append(self.job.look)
         self._pages |= self.job.pages()
+        self.stragglers: StragglerWatch | None = None
+        if settings.slow_ranks:
+            self.stragglers = StragglerWatch(saver, self.channel, lambda: self.workers)
+            self._looks.append(self.stragglers.look)
 
     def begin(self) -> None:
         """Begin to look, and to serve; raises ConfigError if it cannot serve or write where it should."""

@@ -20,7 +20,7 @@ from fastckpt._core.io.modes import choose
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import bind, peer
 from fastckpt._core.memory.census import sweep
-from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.memory.telemetry import StepWindow, Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
@@ -199,6 +199,10 @@ class Saver:
         for directory, coordinator in list(self._coordinators.items()):
             found[directory] = coordinator.progress.read()
         return found
+
+    def windows(self) -> dict[str, list[list[StepWindow]]]:
+        """The newest windows of steps of each local rank, by checkpoint directory; at any time."""
+        return {directory: coordinator.progress.windows() for directory, coordinator in [*self._coordinators.items()]}
 
     def close(self, *, failed: bool = False) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.

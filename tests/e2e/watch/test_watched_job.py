@@ -11,11 +11,12 @@ from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
+from fastckpt._core.memory.telemetry import PARTS
 from fastckpt._core.report import goodput
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.metric_table import BY_NAME, METRICS, Kind, parse_key
 from fastckpt_run.cli import main
-from tests.e2e.watch.conftest import WatchedJob
+from tests.e2e.watch.conftest import DEADLINE, STEP_SECONDS, WatchedJob
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -133,6 +134,13 @@ def test_values_of_the_script_arrive_by_name_and_rank_also_from_before_its_check
     assert math.isnan(found["bad", "0"]) and found["train/lr", "0"] == 0.01
     assert last["values"]['fastckpt_user{name="bad",rank="1"}'] == "NaN"
     assert last["values"]['fastckpt_user_step{rank="0"}'] <= last["step"]
+
+
+def test_parts_of_steps_of_each_rank_add_up_to_about_a_step(watched: WatchedJob, last):
+    name = BY_NAME["fastckpt_rank_step_seconds"]
+    for rank in "01":
+        parts = [last["values"][name.key((rank, part))] for part in PARTS]
+        assert 0.9 * STEP_SECONDS < sum(parts) < DEADLINE and min(parts) >= 0
 
 
 def test_values_of_the_node_and_the_agent_are_there(watched: WatchedJob):

@@ -125,7 +125,8 @@ def test_counts_of_restarts_failures_and_workers_follow_the_events():
     assert job.found()["workers"] == 1
     job.happens("workers_stopped", pids=[10, 11])
     job.happens("hang", culprits=[5], silent=9.0, reason="", ranks=[])
-    job.happens("straggler", rank=5, part="backward", host="h", cost=0.1)
+    for slow in (True, False):
+        job.happens("straggler", rank=5, part="backward", host="h", cost=0.1, slow=slow)
     found = job.found()
     assert found["workers"] == 0 and found['failures_total{kind="died"}'] == 1 and found["hangs_total"] == 1
     assert found['stragglers_total{rank="5",part="backward"}'] == 1
