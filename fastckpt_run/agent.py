@@ -111,7 +111,6 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
-        self._watcher.close()
         self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
@@ -122,6 +121,8 @@ class FastckptAgent(HookedAgent):
             self._notice.end()
             report(self._saver.report())
             metrics.unlisten(self._notice.observe)
+            self._recorder.look(now=True)
+            self._watcher.close(outcome)  # only now: the last flush is watched, too
             self._recorder.end(outcome)
             log_time(self._recorder.lines)
 

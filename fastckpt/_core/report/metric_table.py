@@ -4,6 +4,7 @@ Names follow OpenMetrics (https://prometheus.io/docs/specs/om/open_metrics_spec)
 counters end with ``_total``.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -64,6 +65,21 @@ class Metric:
         """The name and the labels of a value in an event ``metrics``, as Prometheus writes them."""
         shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(self.labels, labels, strict=True))
         return f"{self.name}{{{shown}}}" if shown else self.name
+
+
+def parse_key(key: str) -> tuple[str, dict[str, str]]:
+    """The name and the labels by name of what `Metric.key` gives; what is none of that has no labels."""
+    name, brace, rest = key.partition("{")
+    labels = {match[1]: _UNESCAPE.sub(_unescaped, match[2]) for match in _LABEL.finditer(rest)} if brace else {}
+    return name, labels
+
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_UNESCAPE = re.compile(r"\\(.)")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
 
 
 def _escaped(value: str) -> str:
