@@ -135,7 +135,7 @@ def test_windows_of_short_steps_are_joined_so_that_a_moment_counts_for_nothing()
     judge, found = Stragglers(), []
     owns = [0.006] * 2
     for number in range(2, 300):
-        slow = 0.04 if 40 <= number < 43 or 200 <= number else 0.006
+        slow = 0.04 if 40 <= number < 43 or number >= 200 else 0.006
         of_ranks = {rank: RankTimes(own, (0, own, 0, 0, 0.05 - own)) for rank, own in enumerate([owns[0], slow])}
         found += [(number, one.rank, one.part) for one in judge.see(number, of_ranks)[0]]
     ((number, *who),) = found
