@@ -1,0 +1,349 @@
+"""When a worker arrives at collectives, and waits in them: models of DDP and fully_shard in a group of one.
+
+Each part of a step sleeps, and waits are those for a future of a communication hook: bounds are from below only, as
+sleeps are, so a part that gets another's time leaves that below its bound.
+"""
+
+import contextlib
+import copy
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from fastckpt._core.client import arrival_hooks
+from fastckpt._core.client.heartbeat import Heartbeat, phase
+from fastckpt._core.memory.step_clock import AWAY, BETWEEN, STEPS, fetching, running
+from fastckpt._core.memory.telemetry import LINE, PARTS, Line, TelemetryBlock, telemetry_name, unlink
+
+NAP = {"data": 0.01, "forward": 0.02, "backward": 0.03, "rest": 0.04, "wait": 0.05}
+"""Seconds that each part takes."""
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def block(tmp_path) -> Iterator[TelemetryBlock]:
+    block = TelemetryBlock(telemetry_name(tmp_path), 1)
+    yield block
+    block.close()
+    unlink(block.name)
+
+
+@pytest.fixture
+def beats(block: TelemetryBlock) -> Iterator[Heartbeat]:
+    beats = Heartbeat(block.line(0), 0, 0, parts=True)
+    yield beats
+    with contextlib.suppress(ValueError):
+        beats.close()
+
+
+class SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(NAP["backward"])
+        return gradient
+
+
+class Model(torch.nn.Module):
+    """Two layers, with the naps of a forward and a backward between them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+        self.spare = torch.nn.Linear(4, 4) if kind == "unused" else torch.nn.Identity()
+        if kind == "buffers":
+            self.norm = torch.nn.BatchNorm1d(4)
+
+    def middle(self, given: torch.Tensor) -> torch.Tensor:
+        time.sleep(NAP["forward"])
+        return SlowBackward.apply(self.layers[0](given))
+
+    def forward(self, given: torch.Tensor) -> Any:
+        if self.kind.startswith("checkpointed"):
+            found = checkpoint(self.middle, given, use_reentrant=self.kind.endswith("within"))
+        else:
+            found = self.middle(given)
+        if self.kind == "buffers":
+            found = self.norm(found)
+        found = self.layers[1](found)
+        return {"a": None, "b": [found]} if self.kind == "containers" else found
+
+
+def late(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook, whose reduction ends late."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    threading.Timer(NAP["wait"], lambda: future.set_result(bucket.buffer())).start()
+    return future
+
+
+def train(model: torch.nn.Module, kind: str, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        time.sleep(NAP["data"])
+        given = torch.randn(8, 4, requires_grad=kind == "checkpointed within")
+        for last in (False, True) if kind == "accumulated" else (True,):
+            with contextlib.nullcontext() if last else model.no_sync():
+                found = model(given)
+                (found["b"][0] if isinstance(found, dict) else found).square().mean().backward()
+        time.sleep(NAP["rest"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def spent(block: TelemetryBlock) -> dict[str, float]:
+    return dict(zip(PARTS, (part / 1e9 for part in block.read(0).parts), strict=True))
+
+
+KINDS = ("plain", "accumulated", "unused", "static", "buffers", "containers", "checkpointed", "checkpointed within")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_parts_of_a_step_of_ddp_are_those_that_took_the_time(block: TelemetryBlock, beats: Heartbeat, kind: str):
+    model = DistributedDataParallel(Model(kind), find_unused_parameters=kind == "unused", static_graph=kind == "static")
+    model.register_comm_hook(None, late)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, kind, optimizer, steps=1)  # models are found at the end of the first step
+    before = spent(block)
+    train(model, kind, optimizer, steps=2)
+    took = {part: seconds - before[part] for part, seconds in spent(block).items()}
+    for part, nap in NAP.items():
+        if part == "forward" and kind.startswith("checkpointed"):
+            assert took["backward"] >= 2 * (NAP["backward"] + nap), "activations are computed again in the backward"
+        assert took[part] >= 2 * nap * (2 if kind == "accumulated" and part in ("forward", "backward") else 1), part
+
+
+def test_the_parts_of_a_step_of_fully_shard_are_those_that_took_the_time(block: TelemetryBlock, beats: Heartbeat):
+    model = Model("plain")
+    fully_shard(model.layers[1])
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, "plain", optimizer, steps=1)
+    before = spent(block)
+    train(model, "plain", optimizer, steps=2)
+    took = {part: seconds - before[part] for part, seconds in spent(block).items()}
+    assert all(took[part] >= 2 * nap for part, nap in NAP.items() if part != "wait")
+    assert took["wait"] > 0, "its collectives are seen"
+
+
+def test_without_a_known_model_only_data_are_a_rank_s_own(block: TelemetryBlock, beats: Heartbeat):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        with fetching():
+            time.sleep(0.001)
+        model(torch.randn(2, 4)).sum().backward()
+        time.sleep(0.002)
+        optimizer.step()
+    (window,) = block.windows(0)
+    assert window.own == window.parts[0] >= MS
+    assert window.parts[3] >= 2 * MS, "the rest may be waits"
+    assert window.parts[1] == window.parts[2] == window.parts[4] == 0
+
+
+@pytest.fixture
+def trained(block: TelemetryBlock, beats: Heartbeat) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """A model with hooks, after a step; steps take no naps."""
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    assert beats._arrivals
+    return model, optimizer
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+
+
+LONG = 0.5
+
+
+def evaluate(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.randn(2, 4))
+            time.sleep(LONG / 2)
+
+
+def mark(model: torch.nn.Module) -> None:
+    with phase("evaluation"):
+        time.sleep(LONG)
+
+
+@pytest.mark.parametrize("interruption", ["evaluate", "mark", "save"])
+def test_what_is_no_step_is_no_own_time_and_no_wait(
+    trained, block: TelemetryBlock, beats: Heartbeat, interruption: str
+):
+    model, optimizer = trained
+    start = time.monotonic()  # before a step that is not counted
+    step(model, optimizer)
+    before = sum(spent(block).values())
+    for _ in range(3):
+        step(model, optimizer)
+        if interruption == "save":
+            with beats.save(5):
+                time.sleep(LONG)
+        else:
+            {"evaluate": evaluate, "mark": mark}[interruption](model)
+    step(model, optimizer)
+    whole, steps = time.monotonic() - start, sum(spent(block).values()) - before
+    assert 0 < steps <= whole - 3 * LONG
+
+
+def test_a_loader_s_time_is_data_and_none_during_an_evaluation(trained, block: TelemetryBlock):
+    model, optimizer = trained
+    with fetching():
+        time.sleep(0.02)
+    step(model, optimizer)
+    assert spent(block)["data"] >= 0.02
+    before = spent(block)["data"]
+    evaluate(model)
+    with fetching():
+        time.sleep(LONG)
+    step(model, optimizer)
+    assert spent(block)["data"] - before < LONG
+
+
+def test_copies_and_pickles_of_a_model_with_hooks_work(trained):
+    model, _ = trained
+    for other in (copy.deepcopy(model.module), pickle.loads(pickle.dumps(model.module))):
+        other(torch.randn(2, 4)).sum().backward()
+
+
+def hooks_of(model: torch.nn.Module) -> int:
+    there = [model, *model.modules()]
+    of_modules = sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in there)
+    return of_modules + sum(len(each._post_accumulate_grad_hooks or ()) for each in model.parameters())
+
+
+def test_hooks_are_removed_at_the_end_and_do_nothing_then(trained, beats: Heartbeat):
+    model, optimizer = trained
+    assert hooks_of(model)
+    found = model(torch.randn(2, 4))
+    beats.close()
+    assert not hooks_of(model) and running.clock is None
+    found.sum().backward()  # whose hooks are on its tensors
+    step(model, optimizer)
+
+
+def test_a_forked_child_measures_nothing(trained):
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(write, b"none" if running.clock is None else b"some")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 4) == b"none" and running.clock is not None
+    for end in (read, write):
+        os.close(end)
+
+
+def test_a_second_checkpointer_measures_nothing_until_the_first_has_closed(block: TelemetryBlock, beats: Heartbeat):
+    first = running.clock
+    other = Heartbeat(Line(memoryview(bytearray(LINE))), 0, 0, parts=True)
+    assert running.clock is first
+    other.close()
+    assert running.clock is first
+    beats.close()
+    third = Heartbeat(block.line(0), 0, 0, parts=True)
+    assert running.clock not in (None, first)
+    third.close()
+
+
+def test_without_parts_there_are_no_hooks_and_no_windows(block: TelemetryBlock):
+    beats = Heartbeat(block.line(0), 0, 0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS + 1):
+        step(model, optimizer)
+    assert running.clock is None and not hooks_of(model)
+    assert block.windows(0) == [] and sum(block.read(0).parts) == 0
+    beats.close()
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("as of another release of torch")
+
+
+@pytest.mark.parametrize("name", ["when_backward_ends", "_first_tensor"])
+def test_a_failure_of_a_hook_ends_the_watch_and_not_the_step(
+    trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+):
+    model, optimizer = trained
+    monkeypatch.setattr(arrival_hooks, name, fail)
+    for _ in range(2):
+        step(model, optimizer)
+    assert running.clock is None
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "which rank is slow is not found any more: as of another release of torch"
+    ]
+
+
+def test_a_failed_installation_of_hooks_leaves_none(beats: Heartbeat, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrival_hooks, "_is_sharded", fail)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    assert not beats._arrivals and not hooks_of(model)
+
+
+def interrupted_backward(model: torch.nn.Module) -> None:
+    found = model(torch.randn(2, 4))
+    found.register_hook(fail)
+    with pytest.raises(RuntimeError):
+        found.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "strange", [interrupted_backward, lambda model: model(torch.randn(2, 4))], ids=["failed", "none"]
+)
+def test_a_step_follows_a_backward_that_failed_and_a_forward_without_one(
+    block: TelemetryBlock, beats: Heartbeat, strange: Callable[[torch.nn.Module], object]
+):
+    # The hooks of fully_shard come back from both; a reducer of DDP does not.
+    model = fully_shard(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    strange(model)
+    if strange is interrupted_backward:
+        model = fully_shard(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        step(model, optimizer)
+    assert running.clock is not None and running.clock.part == BETWEEN and not running.clock.in_backward
+
+
+def test_a_window_is_of_twenty_steps_without_the_two_slowest(trained, block: TelemetryBlock):
+    model, optimizer = trained
+    for number in range(1, 2 * STEPS):
+        if number in (STEPS + 3, STEPS + 7):
+            time.sleep(LONG)
+        step(model, optimizer)
+    first, second = block.windows(0)
+    assert (first.number, second.number) == (1, 2)
+    assert second.own > 0 and abs(second.own - sum(second.parts[:4])) < len(PARTS), "but for what is rounded down"
+    assert second.own < LONG * 1e9 / STEPS
+
+
+def test_the_clock_is_away_until_the_first_step(beats: Heartbeat):
+    assert running.clock is not None and running.clock.part == AWAY

@@ -1,0 +1,289 @@
+"""Windows of steps on their way to the first node: real blocks of telemetry, real servers of savers between nodes."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.config import Settings
+from fastckpt._core.memory.telemetry import PLACES, StepWindow, TelemetryBlock, telemetry_name, unlink
+from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.server import Saver
+from fastckpt.errors import ProtocolError
+from fastckpt_run.stragglers.straggler_judge import StragglerJudge
+from fastckpt_run.stragglers.straggler_watch import SUBJECT, StragglerWatch
+from fastckpt_run.watch.node_channel import NodeChannel
+from fastckpt_run.watch.watcher import WatchedWorkers
+
+MS = 1_000_000
+CALM, SLOW = 60 * MS, 90 * MS
+
+
+def window(number: int, own: int = CALM) -> StepWindow:
+    return StepWindow(number, (5 * MS, 20 * MS, own - 30 * MS, 5 * MS, 200 * MS - own), own)
+
+
+class Blocks:
+    """Blocks of telemetry, by checkpoint directory, as a saver reads them."""
+
+    def __init__(self, blocks: dict[str, TelemetryBlock], ranks: int) -> None:
+        self.blocks, self.ranks = blocks, ranks
+
+    def telemetry(self) -> Any:
+        return {name: [block.read(rank) for rank in range(self.ranks)] for name, block in self.blocks.items()}
+
+    def windows(self) -> Any:
+        return {name: [block.windows(rank) for rank in range(self.ranks)] for name, block in self.blocks.items()}
+
+
+class Node:
+    """An agent with two workers, whose lines the test writes."""
+
+    def __init__(self, number: int, folder: Path, stack: contextlib.ExitStack, world: int) -> None:
+        self.saver = Saver(Settings())
+        self.saver.start()
+        stack.callback(self.saver.close)
+        self.channel = NodeChannel(self.saver)
+        stack.callback(self.channel.close)
+        self.blocks = {name: TelemetryBlock(telemetry_name(folder / f"{number}{name}"), 2) for name in "ab"}
+        for block in self.blocks.values():
+            stack.callback(unlink, block.name)
+            stack.callback(block.close)
+        self.lines = {name: [block.line(rank) for rank in range(2)] for name, block in self.blocks.items()}
+        self.number, self.world = number, world
+        self.peer = Peer(f"agent-{number}", "", f"127.0.0.1:{self.saver.serve_peers()}")
+        self.workers = WatchedWorkers(0, {}, {}, 0)
+        self.watch = StragglerWatch(Blocks(self.blocks, 2), self.channel, lambda: self.workers)  # type: ignore[arg-type]
+
+    def start(self, directory: str = "a") -> None:
+        """Start workers, and let them make checkpointers."""
+        ranks = {local: 2 * self.number + local for local in range(2)}
+        self.workers = WatchedWorkers(time.monotonic_ns(), {}, ranks, self.world)
+        for line in self.lines[directory]:
+            line.begin(0, 1, 0)
+        self.directory = directory
+
+    def train(self, numbers: range, *owns: int) -> None:
+        for line, own in zip(self.lines[self.directory], owns or (CALM, CALM), strict=True):
+            for number in numbers:
+                line.close_window(window(number, own))
+
+
+def meet(nodes: list[Node], secret: bytes = b"s" * 64) -> None:
+    for rank, node in enumerate(nodes):
+        round = PeerRound([each.peer for each in nodes], rank, secret)
+        node.saver._peers.assume(round)
+        node.channel.meet(round)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    with contextlib.ExitStack() as stack:
+        nodes = [Node(number, tmp_path, stack, 4) for number in range(2)]
+        meet(nodes)
+        for node in nodes:
+            node.start()
+        yield nodes
+
+
+@pytest.fixture
+def events() -> Iterator[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+    metrics.listen(found.append)
+    yield found
+    metrics.unlisten(found.append)
+
+
+def look(nodes: list[Node]) -> None:
+    for node in nodes:
+        node.watch.look()
+
+
+def verdicts(events: list[dict[str, Any]]) -> list[tuple[int, bool, str]]:
+    return [(each["rank"], each["slow"], each["part"]) for each in events if each["event"] == "straggler"]
+
+
+def test_a_slow_rank_of_another_node_is_named_by_the_first_one_and_so_is_its_end(nodes, events, caplog):
+    for node in nodes:
+        node.train(range(1, 8))
+    look(nodes)
+    assert verdicts(events) == []
+    nodes[0].train(range(8, 12))
+    nodes[1].train(range(8, 12), CALM, SLOW)
+    look(nodes)
+    assert verdicts(events) == [(3, True, "backward")]
+    assert nodes[0].watch.slow[3].cost == pytest.approx(30 / 170, rel=0.01)
+    assert nodes[0].watch.times.keys() == {0, 1, 2, 3} and not nodes[1].watch.times
+    assert (
+        "rank 3, backward: the job is 18% slower (90.0 ms of each step are its own, of the others 60.0 ms)"
+        in caplog.text
+    )
+    for node in nodes:
+        node.train(range(12, 18))
+    look(nodes)
+    look(nodes)
+    assert verdicts(events) == [(3, True, "backward"), (3, False, "")]
+    assert not nodes[0].watch.slow
+
+
+def test_windows_are_sent_once_and_again_if_the_first_node_did_not_answer(nodes, monkeypatch):
+    sent: list[Any] = []
+    ask = nodes[1].channel.ask_first
+
+    def asked(subject: str, body: Any, timeout: float) -> Any:
+        sent.append([row[0] for row in body["ranks"]["2"]])
+        if len(sent) == 1:
+            raise ConnectionResetError("the first node is away")
+        return ask(subject, body, timeout)
+
+    monkeypatch.setattr(nodes[1].channel, "ask_first", asked)
+    nodes[1].train(range(1, 4))
+    nodes[1].watch.look()
+    nodes[1].train(range(4, 5))
+    for _ in range(3):
+        nodes[1].watch.look()
+    assert sent == [[2, 3], [2, 3, 4]], "the first window is none to compare"
+
+
+def test_windows_from_before_a_start_are_not_sent_after_it(nodes, events):
+    for node in nodes:
+        node.train(range(1, 12), CALM, SLOW)
+        node.workers = WatchedWorkers(time.monotonic_ns(), {}, node.workers.ranks, 4)
+    look(nodes)
+    assert not nodes[0].watch.times and verdicts(events) == []
+
+
+def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(nodes, events):
+    nodes[0].train(range(1, 6))
+    nodes[1].train(range(1, 6), CALM, SLOW)
+    nodes[0].watch.look()
+    nodes[1].train(range(6, 7), CALM, SLOW)
+    nodes[1].watch.look()
+    assert [each[0] for each in verdicts(events)] == [3]
+    meet(nodes)
+    nodes[0].start()
+    nodes[0].train(range(1, 12))
+    nodes[0].watch.look()
+    assert not nodes[0].watch.slow, "a new round begins without verdicts"
+    nodes[1].train(range(7, 12), CALM, SLOW)
+    nodes[1].watch.look()
+    assert not nodes[0].watch.times, "these were workers of the round before"
+    nodes[1].start()
+    nodes[1].train(range(1, 12))
+    look(nodes)
+    assert nodes[0].watch.times.keys() == {0, 1, 2, 3}
+    assert [each[0] for each in verdicts(events)] == [3]
+
+
+def test_a_lost_node_ends_verdicts_and_nothing_else(nodes, events):
+    nodes[0].train(range(1, 200), SLOW, CALM)
+    for _ in range(3):
+        look(nodes[:1])
+    assert verdicts(events) == [] and not nodes[0].watch.times
+    nodes[0].saver.close()
+    nodes[1].train(range(1, 5))
+    nodes[1].watch.look()
+
+
+@pytest.mark.parametrize("directory", ["a", "b"])
+def test_of_several_checkpoint_directories_the_one_with_windows_counts(nodes, directory: str):
+    for node in nodes:
+        node.start(directory)
+        for line in node.lines["b" if directory == "a" else "a"]:
+            line.begin(0, 1, 0)
+        node.train(range(1, 5))
+    look(nodes)
+    assert nodes[0].watch.times.keys() == {0, 1, 2, 3}
+
+
+def test_rank_times_are_recorded_as_often_as_progress(nodes, events, monkeypatch):
+    nodes[1].train(range(1, 5), CALM, SLOW)
+    nodes[1].watch.look()
+    assert not events, "the launch is younger than a second"
+    nodes[1].watch._recorded -= 1
+    nodes[1].train(range(5, 7), CALM, SLOW)
+    nodes[1].watch.look()
+    (event,) = [each for each in events if each["event"] == "rank_times"]
+    assert event["steps"] == 20
+    parts = {"data": 0.005, "forward": 0.02, "backward": 0.06, "rest": 0.005, "wait": 0.11}
+    assert event["ranks"][1] == {"rank": 3, "window": 6, "own": 0.09, **parts}
+    nodes[1].watch._begun -= 1e6
+    nodes[1].watch._recorded -= 999
+    nodes[1].train(range(7, 9))
+    nodes[1].watch.look()
+    assert len([each for each in events if each["event"] == "rank_times"]) == 1, "of an old launch a thousandth"
+
+
+def row(number: int, own: int = CALM) -> list[int]:
+    one = window(number, own)
+    return [one.number, one.own, *one.parts]
+
+
+def send(judge: StragglerJudge, node: int, ranks: dict[Any, Any], since: int = 1) -> None:
+    judge.receive(node, {"since": since, "host": f"host-{node}", "ranks": ranks})
+
+
+@pytest.fixture
+def judge() -> StragglerJudge:
+    judge = StragglerJudge()
+    judge.begin(2)
+    return judge
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"since": 1, "host": "a"},
+        {"since": "x", "host": "a", "ranks": {}},
+        {"since": 1, "host": "a", "ranks": []},
+        {"since": 1, "host": "a", "ranks": {"x": []}},
+        {"since": 1, "host": "a", "ranks": {"0": [[1, 2, 3]]}},
+        {"since": 1, "host": "a", "ranks": {"0": [[0, 1, 1, 1, 1, 1, 1]]}},
+        {"since": 1, "host": "a", "ranks": {"0": [[1, -1, 1, 1, 1, 1, 1]]}},
+        {"since": 1, "host": "a", "ranks": {"0": [[1, 1, 1, 1, 1, 1, 1, 1]]}},
+        {"since": 1, "host": "a", "ranks": {"0": 5}},
+        {"since": 1, "host": "a", "ranks": {"0": [None]}},
+    ],
+    ids=repr,
+)
+def test_a_message_that_is_no_windows_is_refused(judge: StragglerJudge, body: dict[str, Any]):
+    with pytest.raises(ProtocolError, match="no windows of steps"):
+        judge.receive(1, body)
+    send(judge, 0, {"0": [row(2)], "1": [row(2)]})
+    assert judge.times.keys() == {0, 1}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_windows_count_in_the_order_of_their_numbers_however_late_a_node_is(judge: StragglerJudge, events, late: int):
+    rows = {rank: [row(number, SLOW if rank else CALM) for number in range(2, 8)] for rank in range(2)}
+    send(judge, 1 - late, {str(1 - late): rows[1 - late]})
+    for one in [*reversed(rows[late][1:]), rows[late][0]]:
+        send(judge, late, {str(late): [one]})
+    assert len(judge.times) == 2
+    assert judge.slow.keys() <= {1}
+    send(judge, late, {str(late): rows[late]})
+    send(judge, late, {str(late): rows[late]})
+    assert len(verdicts(events)) <= 1, "twice is once"
+
+
+def test_windows_that_a_rank_lacks_are_passed_over(judge: StragglerJudge, events):
+    for number in range(2, 14):
+        send(judge, 0, {"0": [row(number)]})
+        if number % 3:
+            send(judge, 1, {"1": [row(number, SLOW)]})
+    assert verdicts(events) == [(1, True, "backward")]
+
+
+def test_memory_of_windows_is_bounded_when_a_rank_sends_none(judge: StragglerJudge):
+    for number in range(2, 1000):
+        send(judge, 0, {"0": [row(number)], "7": [row(number)]})
+    assert len(judge._open) == 2 * PLACES
+
+
+def test_a_subject_is_answered(nodes):
+    nodes[1].channel.ask(0, SUBJECT, {"since": 1, "host": "a", "ranks": {}}, 5.0)
