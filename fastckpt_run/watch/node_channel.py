@@ -1,9 +1,10 @@
 """Questions among the agents of a round about their nodes: to one, to the first, to all."""
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from fastckpt._core.ipc.sealed import SealedConnection
@@ -18,7 +19,10 @@ AT_ONCE = 32
 
 Body = dict[str, Any]
 Answer = Callable[[int, Body], Body]
-"""Answers a question of a node, given by its rank; called in any thread, and must not wait for other nodes' answers."""
+"""Answers a question of a node, given by its rank; called in any thread.
+
+It must not wait for other nodes' answers, unless those wait for nobody, and the question came by `NodeChannel.ask`.
+"""
 
 
 class NodeChannel:
@@ -47,6 +51,16 @@ class NodeChannel:
     def nodes(self) -> int:
         """How many nodes are in the round; 1 before the first one."""
         return len(self._round.peers) if self._round else 1
+
+    @property
+    def round(self) -> PeerRound | None:
+        """The round itself: another one after each restart; None before the first one."""
+        return self._round
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all nodes' hosts, for people to read, by rank; one empty name before the first round."""
+        return [peer.host or peer.address for peer in self._round.peers] if self._round else [""]
 
     def answer(self, subject: str, answer: Answer) -> None:
         """Have questions about ``subject`` answered; call it before the first round."""
@@ -94,18 +108,25 @@ class NodeChannel:
         finally:
             link.close()
 
-    def ask_all(self, subject: str, body: Body, timeout: float) -> Mapping[int, Body]:
-        """Ask the agents of all nodes, this one included; the answers of those that gave one, by rank.
+    def ask_all(
+        self, subject: str, body: Body, timeout: float, *, nodes: Sequence[int] | None = None, at_once: int = AT_ONCE
+    ) -> Mapping[int, Body]:
+        """Ask the agents of all nodes, this one included; the answers of those that gave one in time, by rank.
 
-        It takes at most ``timeout`` seconds for each `AT_ONCE` nodes.
+        It takes at most ``timeout`` seconds for each ``at_once`` nodes. If ``nodes`` are given, only these are asked.
         """
         found: dict[int, Body] = {}
-        nodes = range(self.nodes)
-        with ThreadPoolExecutor(min(AT_ONCE, len(nodes)), "fastckpt-ask") as pool:
-            asked = {pool.submit(self.ask, node, subject, body, timeout): node for node in nodes}
-            for done in as_completed(asked):
-                with contextlib.suppress(OSError, FastckptError, LookupError):  # a node that is lost answers nothing
-                    found[asked[done]] = done.result()
+        nodes = range(self.nodes) if nodes is None else nodes
+        if not nodes:
+            return found
+        pool = ThreadPoolExecutor(min(at_once, len(nodes)), "fastckpt-ask")
+        asked = {pool.submit(self.ask, node, subject, body, timeout): node for node in nodes}
+        done, _ = wait(asked, timeout * math.ceil(len(nodes) / at_once))
+        # A question has several waits, each of which may last: what is late is not waited for.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for one in done:
+            with contextlib.suppress(OSError, FastckptError, LookupError):  # a node that is lost answers nothing
+                found[asked[one]] = one.result()
         return dict(sorted(found.items()))
 
     def close(self) -> None:
