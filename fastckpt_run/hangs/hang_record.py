@@ -10,7 +10,7 @@ from fastckpt._core.memory.stacks import Stacks
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.hangs import Observation, Witness
 from fastckpt._core.policy.stack_groups import StackGroups
-from fastckpt_run.hangs.stack_exchange import awaited, record_of
+from fastckpt_run.hangs.stack_exchange import awaited
 from fastckpt_run.hangs.worker_inspection import CloseLook, NodeWorkers
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -63,9 +63,10 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
         reason=hang.reason,
         silent=silent,
         ranks=found,
+        groups=[group.to_event() for group in hang.groups.groups] if hang.groups else [],
+        unheard=[*hang.groups.unheard] if hang.groups else [],
         awaited=awaited(hang.groups, [*ranks.values()]) if hang.groups else None,
         asked=hang.asked,
-        **record_of(hang.groups),
     )
 
 
@@ -73,12 +74,13 @@ def log_found_elsewhere(host: str, groups: StackGroups, workers: NodeWorkers) ->
     """Log and record a hang that the agent on ``host`` has found, before it ends the round; called in any thread."""
     logger.error("the job hangs, as the agent on host %s has found: %s", host, groups.line)
     here = [*workers.ranks.values()]
-    metrics.event("hang_elsewhere", host=host, awaited=awaited(groups, here), **record_of(groups))
+    found = [group.to_event() for group in groups.groups]
+    metrics.event("hang_elsewhere", host=host, groups=found, unheard=[*groups.unheard], awaited=awaited(groups, here))
 
 
 def _log_groups(groups: StackGroups, workers: NodeWorkers) -> None:
     if groups.world > 1:
-        logger.error("of all ranks, %s", groups.line)
+        logger.error("stacks of all ranks: %s", groups.line)
     for group in groups.odd:
         if group.stack and not set(group.ranks) <= {*workers.ranks.values()}:
             stack = "\n".join(f"  {frame}" for frame in group.stack)

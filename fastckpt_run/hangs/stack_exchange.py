@@ -218,13 +218,6 @@ class StackExchange:
         return {}
 
 
-def record_of(groups: StackGroups | None) -> dict[str, Any]:
-    """The fields of an event that tell of groups, as docs/events.md has them."""
-    if groups is None:
-        return {"groups": [], "unheard": []}
-    return {"groups": [group.to_event() for group in groups.groups], "unheard": [*groups.unheard]}
-
-
 def awaited(groups: StackGroups, here: Sequence[int]) -> dict[str, Any] | None:
     """The first of the ranks that the others wait for, None if that is one of those ``here``, or is not known.
 

@@ -6,6 +6,7 @@ of the groups is odd is decided by more than its size: by `hangs.culprits`, as w
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -193,7 +194,10 @@ class StackGroups:
             parts.append(f"{agents} {_listed(self.unheard)} gave no answer{where}")
         if not self.odd:
             parts.append(self.reason)
-        elif self.odd[0].state == "waits":  # as the others do: what is odd about it is not seen by its place
+        elif self.odd[0].state in (
+            "waits",
+            "computes",
+        ):  # as the others do: what is odd about it is not seen by its place
             parts.append(f"{self.odd[0].short_name} {self.reason}")
         return "; ".join(parts)
 
@@ -261,6 +265,9 @@ def _judged(ranks: Sequence[CaughtRank], *, sees_all: bool) -> tuple[frozenset[i
     alone = len(present) == 1 and not any(each.waits for each in known if each.rank in present)
     if blamed and (blamed[0].state in _OF_KERNEL or not found >= present or alone):
         return found, reason
+    # Ranks that wait over NCCL spin, in whatever function of the script: then it is the most that count as healthy.
+    if outliers := _outliers([each for each in known if each.rank in present]):
+        return outliers, "is not where most others are"
     # One that has no stack may be anywhere: it is suspected only when everybody else waits.
     silent = frozenset(each.witness.rank for each in ranks if each.state == "unknown")
     if silent and present and all(each.waits for each in known if each.rank in present):
@@ -268,6 +275,12 @@ def _judged(ranks: Sequence[CaughtRank], *, sees_all: bool) -> tuple[frozenset[i
     if not sees_all:
         return frozenset(), "what the others wait for may be there"
     return frozenset(), "which of them is to blame is not known"
+
+
+def _outliers(present: Sequence[Witness]) -> frozenset[int]:
+    """Ranks that are not at the place where more than half are; none if there is no such place."""
+    [(place, count)] = Counter(each.place for each in present).most_common(1) or [("", 0)]
+    return frozenset(each.rank for each in present if 2 * count > len(present) and each.place != place)
 
 
 def ranges(ranks: Iterable[int]) -> str:
