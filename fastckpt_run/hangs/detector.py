@@ -268,8 +268,9 @@ class HangWatch:
         workers, seen = self._workers, self._seen
         if not workers.pids:
             raise ProtocolError("this node has no workers yet")
-        lines = self._lines(workers)
-        look, now = workers.inspect(lines, at_most=KEPT), time.monotonic()
+        # How long they are silent is as of the question: the look takes seconds in which nobody may do anything.
+        lines, now = self._lines(workers), time.monotonic()
+        look = workers.inspect(lines, at_most=KEPT)
         is_recent = seen.workers is workers and now - seen.at < 2 * self.interval + 1.0
         is_occupied = look.is_debugged or (is_recent and seen.is_occupied)
         ranks = []
