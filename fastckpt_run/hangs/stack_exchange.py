@@ -22,6 +22,8 @@ NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
 """Seconds that a node has to answer with the stacks of its workers."""
 TOLD_TIMEOUT = 1.0
 """Seconds that nodes have to take note of what was found."""
+REACH = 3.0
+"""Seconds that a node has to answer at all: one that is lost, or whose agent is stopped, costs no more."""
 TIMEOUT = NODE_TIMEOUT + TOLD_TIMEOUT + 2.0
 """Seconds that the first node has to answer."""
 AT_ONCE = 256
@@ -136,7 +138,7 @@ class StackExchange:
         return self._channel.nodes
 
     def collect(self, host: str, silent: float, lately: float) -> Collected:
-        """Ask for the stacks of all nodes; takes up to about `TIMEOUT` seconds.
+        """Ask for the stacks of all nodes; takes up to `REACH` and `TIMEOUT` seconds.
 
         Args:
             host: The name of this one.
@@ -150,7 +152,7 @@ class StackExchange:
         began = time.monotonic()
         body = {"host": host, "silent": silent, "lately": lately}
         # Not `ask_first`: what others send to the first node would wait for this answer.
-        answer = self._channel.ask(0, HANG, body, TIMEOUT)
+        answer = self._channel.ask(0, HANG, body, TIMEOUT, reach=REACH)
         try:
             occupied = tuple(map(str, answer["occupied"]))
             groups = None if occupied else StackGroups.of_json(answer["groups"])
@@ -201,7 +203,7 @@ class StackExchange:
 
     def _reports(self, lately: float) -> dict[int, NodeReport]:
         found = {}
-        for node, answer in self._channel.ask_all(STACKS, {}, NODE_TIMEOUT, at_once=AT_ONCE).items():
+        for node, answer in self._channel.ask_all(STACKS, {}, NODE_TIMEOUT, at_once=AT_ONCE, reach=REACH).items():
             try:
                 report = NodeReport.of_json(answer)
             except (LookupError, TypeError, ValueError):

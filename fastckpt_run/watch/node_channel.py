@@ -86,7 +86,7 @@ class NodeChannel:
                 self._hang_up()
                 raise
 
-    def ask(self, node: int, subject: str, body: Body, timeout: float) -> Body:
+    def ask(self, node: int, subject: str, body: Body, timeout: float, *, reach: float | None = None) -> Body:
         """Ask the agent of a node.
 
         Args:
@@ -94,6 +94,8 @@ class NodeChannel:
             subject: Which of its answers is asked for.
             body: The question.
             timeout: Seconds that each wait of the connection may take.
+            reach: Seconds for each wait until it is reached, if these are fewer: a node that is lost, or an agent that
+                is stopped, is not waited for as long as an answer may take.
 
         Raises:
             OSError: It is not reached, or does not answer in time.
@@ -102,25 +104,34 @@ class NodeChannel:
         round = self._round
         if round is None or node == round.own:
             return self._answers[subject](self.node, body)
-        link = SealedConnection.connect(round.peers[node].address, round.secret, timeout)
+        first = timeout if reach is None else reach
+        link = SealedConnection.connect(round.peers[node].address, round.secret, first, later=timeout)
         try:
             return _asked(link, round, subject, body)
         finally:
             link.close()
 
     def ask_all(
-        self, subject: str, body: Body, timeout: float, *, nodes: Sequence[int] | None = None, at_once: int = AT_ONCE
+        self,
+        subject: str,
+        body: Body,
+        timeout: float,
+        *,
+        nodes: Sequence[int] | None = None,
+        at_once: int = AT_ONCE,
+        reach: float | None = None,
     ) -> Mapping[int, Body]:
         """Ask the agents of all nodes, this one included; the answers of those that gave one in time, by rank.
 
-        It takes at most ``timeout`` seconds for each ``at_once`` nodes. If ``nodes`` are given, only these are asked.
+        It takes at most ``timeout`` seconds for each ``at_once`` nodes. If ``nodes`` are given, only these are asked;
+        ``reach`` is as in `ask`.
         """
         found: dict[int, Body] = {}
         nodes = range(self.nodes) if nodes is None else nodes
         if not nodes:
             return found
         pool = ThreadPoolExecutor(min(at_once, len(nodes)), "fastckpt-ask")
-        asked = {pool.submit(self.ask, node, subject, body, timeout): node for node in nodes}
+        asked = {pool.submit(self.ask, node, subject, body, timeout, reach=reach): node for node in nodes}
         done, _ = wait(asked, timeout * math.ceil(len(nodes) / at_once))
         # A question has several waits, each of which may last: what is late is not waited for.
         pool.shutdown(wait=False, cancel_futures=True)

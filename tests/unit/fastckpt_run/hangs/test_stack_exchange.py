@@ -43,8 +43,7 @@ def job(workers, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Who gives no answer is not waited for long."""
-    monkeypatch.setattr(stack_exchange, "NODE_TIMEOUT", 2.0)
-    monkeypatch.setattr(stack_exchange, "TIMEOUT", 4.0)
+    monkeypatch.setattr(stack_exchange, "REACH", 1.5)
 
 
 @pytest.fixture
@@ -141,6 +140,15 @@ def test_a_node_that_is_dead_or_stopped_is_named(job, impatient):
     assert found.line.endswith(
         "; the agents on hosts host1 and host2 gave no answer (ranks 1-2); what the others wait for may be there"
     )
+
+
+def test_a_worker_of_a_node_that_takes_long_to_answer_is_not_waited_for(job, monkeypatch):
+    monkeypatch.setattr(stack_exchange, "NODE_TIMEOUT", 1.5)
+    over = threading.Event()
+    job.nodes[1].channel.answer(STACKS, lambda sender, body: {"late": over.wait(60)})
+    found = job.nodes[2].collect().groups
+    over.set()
+    assert found.unheard == ("host1",) and found.line.startswith(ODD)
 
 
 def test_a_first_node_that_is_dead_or_stopped_is_an_error_after_a_limited_time(job, impatient):
