@@ -66,7 +66,8 @@ class FastckptAgent(HookedAgent):
         self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
-        self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)
+        self._watcher = Watcher(settings, self._saver)
+        self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry, self._watcher.channel)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
         if spec.entrypoint is torchrun.run_script_path:
@@ -74,7 +75,6 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
-        self._watcher = Watcher(settings, self._saver)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
         self._died: list[Death] = []
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):

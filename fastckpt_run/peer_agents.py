@@ -67,7 +67,7 @@ class PeerAgents:
         self._own = self._members[rank]
         self._saver.slot = self._own.slot
         if self._watch is not None:  # also in a round of one that comes after one of several
-            peers = [Peer(member.id, member.memory, member.address, member.launch) for member in self._members]
+            peers = [Peer(one.id, one.memory, one.address, one.launch, one.host) for one in self._members]
             round = PeerRound(peers, rank, self._secret)
             self._saver.meet(round)
             self._met(round)

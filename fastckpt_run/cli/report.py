@@ -126,6 +126,8 @@ def _offloaded(one: "OffloadedRank") -> dict[str, Any]:
 
 def _failure(one: "Recovery") -> dict[str, Any]:
     document = asdict(one) | {"at": one.at / 1e9, "silent": one.silent / 1e9}
+    if one.awaited is not None:
+        del document["awaited"]["at"]
     for name in (*INSTANTS, "load"):
         document[name] = None if document[name] is None else document[name] / 1e9
     return document

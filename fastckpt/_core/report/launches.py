@@ -50,6 +50,31 @@ class FailureCause:
 
 
 @dataclass(frozen=True)
+class AwaitedRank:
+    """The rank of another node for which those of this one waited when the job hung.
+
+    Attributes:
+        rank: Its number; -1 if only hosts are known where it may be, since their agents gave no answer.
+        host: Where it ran.
+        place: Where it was caught; empty if that is not known.
+        at: When this node learned of it.
+    """
+
+    rank: int
+    host: str
+    place: str
+    at: int
+
+    @classmethod
+    def of(cls, event: Event) -> Self | None:
+        """Read an event ``hang`` or ``hang_elsewhere``; None if it names no such rank."""
+        found = event.get("awaited")
+        if not isinstance(found, dict) or not text(found, "host"):
+            return None
+        return cls(whole(found, "rank", -1), text(found, "host"), text(found, "place"), _at(event))
+
+
+@dataclass(frozen=True)
 class Failure(FailureCause):
     """The failure that ended a round: a rank ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
 
@@ -58,6 +83,7 @@ class Failure(FailureCause):
     rank: int
     exitcode: int | None = None
     silent: int = 0
+    awaited: AwaitedRank | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +123,7 @@ class LaunchRound:
         loads: The first load of each local rank.
         first: When each had completed a step.
         failure: The first failure on this node.
+        awaited: The rank of another node that made the job hang, as the agent of another one has found last.
         stopped: When all were dead and reaped.
         finished: When all had ended well.
     """
@@ -111,6 +138,7 @@ class LaunchRound:
     first: dict[int, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     failure: Failure | None = None
+    awaited: AwaitedRank | None = None
     stopped: int | None = None
     finished: int | None = None
 
@@ -167,7 +195,15 @@ def weigh(found: dict[str, tuple[bool, int]], event: Event) -> None:
 
 _OF_DIRECTORY = ("worker_joined", "resumed", "started_fresh", "progress")
 _OF_STARTS = ("job_started", "rendezvous", "workers_started", "first_step", *_OF_DIRECTORY)
-_OF_ENDS = ("worker_died", "hang", "worker_failed", "workers_stopped", "workers_finished", "job_ended")
+_OF_ENDS = (
+    "worker_died",
+    "hang",
+    "hang_elsewhere",
+    "worker_failed",
+    "workers_stopped",
+    "workers_finished",
+    "job_ended",
+)
 ACCOUNTED = frozenset({*_OF_STARTS, *_OF_ENDS})
 """The events by which time is accounted for."""
 
@@ -256,11 +292,8 @@ def _end(launch: Launch, event: Event) -> None:
         case "worker_died" if one.failure is None and not one.is_over:
             code = event.get("exitcode")
             one.failure = Failure(at, "died", whole(event, "rank", -1), code if type(code) is int else None)
-        case "hang" if one.failure is None and not one.is_over:
-            culprits = event.get("culprits")
-            culprit = culprits[0] if isinstance(culprits, list) and culprits else -1
-            silent = max(0, nanoseconds(event, "silent") or 0)
-            one.failure = Failure(at, "hung", culprit if type(culprit) is int else -1, None, silent)
+        case "hang" | "hang_elsewhere" if one.failure is None and not one.is_over:
+            _hang(one, event)
         case "worker_failed" if one.failure is not None and not one.is_over:
             # Causes are looked for when all workers are stopped, not when the first death is seen.
             if one.failure.rank == whole(event, "rank", -1):
@@ -269,6 +302,15 @@ def _end(launch: Launch, event: Event) -> None:
             one.stopped = at
         case "workers_finished" if not one.is_over:
             one.finished = at
+
+
+def _hang(one: LaunchRound, event: Event) -> None:
+    one.awaited = AwaitedRank.of(event)
+    if event["event"] == "hang":
+        culprits = event.get("culprits")
+        culprit = culprits[0] if isinstance(culprits, list) and culprits else -1
+        silent = max(0, nanoseconds(event, "silent") or 0)
+        one.failure = Failure(_at(event), "hung", culprit if type(culprit) is int else -1, None, silent, one.awaited)
 
 
 def _pids(event: Event) -> dict[int, int]:

@@ -9,9 +9,21 @@ from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
 from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Spent, Steps, trains_from
-from fastckpt._core.report.launches import Failure, FailureCause, Launch, LaunchRound, Sample, launch_of, weights
+from fastckpt._core.report.launches import (
+    AwaitedRank,
+    Failure,
+    FailureCause,
+    Launch,
+    LaunchRound,
+    Sample,
+    launch_of,
+    weights,
+)
 from fastckpt._core.report.measured import Measured, measured
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, offloaded_ranks
+
+_AFTER_HANG = 60 * 10**9
+"""Nanoseconds within which workers end because another node has found a hang."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Recovery(FailureCause):
         step: From which step and ``tier`` the workers went on; -1 for a fresh start.
         load: How long the last rank's load took.
         repeated: Steps that had to be done once more.
+        awaited: The rank of another node for which these waited, if the job hung.
     """
 
     node: int
@@ -65,6 +78,7 @@ class Recovery(FailureCause):
     step: int | None = None
     tier: str = ""
     repeated: int = 0
+    awaited: AwaitedRank | None = None
 
 
 @dataclass(frozen=True)
@@ -235,8 +249,16 @@ def _recoveries(chain: list[Placed]) -> Iterator[Recovery]:
         if failure is None and not placed.launch.outcome and after and after[0] is not placed:
             failure = Failure(placed.launch.end, "agent", -1)
         if failure is not None:
+            failure = replace(failure, awaited=failure.awaited or _awaited(one, failure))
             goes_on = after is not None and (after[0] is placed or not placed.launch.outcome)
             yield _recovery(placed, one, failure, after if goes_on else None)
+
+
+def _awaited(one: LaunchRound, failure: Failure) -> AwaitedRank | None:
+    """The rank for which a node's workers waited when they failed, or were stopped, since another node found a hang."""
+    # A hang that was none, since its ranks went on, explains no failure that comes later.
+    found = one.awaited
+    return found if found is not None and 0 <= failure.at - found.at < _AFTER_HANG else None
 
 
 def _recovery(
@@ -247,6 +269,7 @@ def _recovery(
     known = (placed.launch.node, at, failure.kind, failure.rank, failure.exitcode, failure.silent, stopped)
     why = {part.name: getattr(failure, part.name) for part in fields(FailureCause)}
     why["host"] = failure.host or placed.launch.host
+    why["awaited"] = failure.awaited
     if after is None:
         return Recovery(*known, **why)
     there, index, new = after
