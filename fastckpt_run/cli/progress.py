@@ -25,8 +25,8 @@ PERIOD = 0.2
 """Seconds between two drawings."""
 LAST_DRAWING = 2.0
 """Seconds that the end of the work waits for the last drawing: a terminal may have stopped to take anything."""
-WIDEST, NARROWEST, UNKNOWN_WIDTH = 100, 60, 80
-"""Columns: at most so many are used; in fewer there is no bar; so many there are if the terminal does not say."""
+WIDEST, SHORTEST_BAR, FREE, UNKNOWN_WIDTH = 100, 10, 3, 80
+"""Columns: of the line at most, of a bar at least, behind the line, and of a terminal that does not say its own."""
 WINDOW = 10.0
 """Seconds over which the rate is taken."""
 
@@ -66,7 +66,7 @@ def _terminal() -> int | None:
 
 
 @dataclass(eq=False)
-class Stage:
+class WorkStage:
     """What is being done, and how far it is: written by the work, read by the thread that draws."""
 
     deed: str
@@ -118,14 +118,14 @@ class TerminalProgress:
 
     def __init__(self, descriptor: int) -> None:
         self._terminal = TerminalOutput(descriptor, sys.stderr.encoding)
-        self._stage: Stage | None = None
+        self._stage: WorkStage | None = None
         self._ended = threading.Event()
         # A daemon: one that hangs in a write to a terminal must not keep the process.
         self._thread = threading.Thread(target=self._draw, name="fastckpt-progress", daemon=True)
 
     def begin(self, deed: str, total: int) -> None:
         """Begin the next stage of the work; nothing is shown of one without bytes."""
-        first, self._stage = self._stage is None, Stage(deed, total)
+        first, self._stage = self._stage is None, WorkStage(deed, total)
         if first:
             self._thread.start()
 
@@ -160,43 +160,43 @@ class ProgressLine:
 
         self._terminal, self._clock = terminal, clock
         self._console = Console(file=cast(IO[str], terminal), force_terminal=True, highlight=False)
-        self._stage: Stage | None = None
+        self._stage: WorkStage | None = None
         self._seen: deque[tuple[float, int]] = deque(maxlen=round(WINDOW / PERIOD))
-        self._width = 0
+        self._is_drawn = False
         self.is_shown = not self._console.is_dumb_terminal
 
-    def draw(self, stage: Stage) -> None:
+    def draw(self, stage: WorkStage) -> None:
         """Draw how far a stage is, if the terminal takes it now."""
         if stage is not self._stage:
             self._stage = stage
             self._seen.clear()
         self._seen.append((self._clock(), stage.done))
         if self._terminal.is_ready():
-            # The last column stays free: a cursor that stands behind it is in the next line on some terminals.
-            self._width = min(WIDEST, self._terminal.columns() - 1)
-            self._terminal.write("\r" + self._rendered(stage, self._width))
+            # The last columns stay free: for the ^C of a terminal that shows it, and since a cursor behind the last one
+            # is in the next line on some.
+            self._is_drawn = True
+            self._terminal.write("\r" + self._rendered(stage, max(0, min(WIDEST, self._terminal.columns() - FREE))))
 
     def clear(self) -> None:
         """Leave an empty line, with the cursor at its begin."""
-        if self._width and self._terminal.is_ready():
-            # Of a terminal that has become narrower, what the line has left in others stays.
-            self._terminal.write("\r" + " " * min(self._width, self._terminal.columns() - 1) + "\r")
+        if self._is_drawn and self._terminal.is_ready():
+            # Of a terminal that has become narrower, what it has wrapped into other lines stays.
+            self._terminal.write("\r" + " " * (self._terminal.columns() - 1) + "\r")
 
-    def _rendered(self, stage: Stage, width: int) -> str:
+    def _rendered(self, stage: WorkStage, width: int) -> str:
+        """The line, of exactly that width: without a bar, or cut, where there is no room."""
         from rich.progress_bar import ProgressBar
-        from rich.table import Table
 
         done, rate = min(stage.done, stage.total), self._rate()
-        texts = [f"{decimal(done)} of {decimal(stage.total)}", f"{decimal(int(rate))}/s", _left(stage, rate)]
-        bar = [ProgressBar(stage.total, done)] if width >= NARROWEST else []
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True, pad_edge=False)
-        for cell in [stage.deed, *bar, *texts]:
-            is_bar = not isinstance(cell, str)
-            table.add_column(ratio=1 if is_bar else None, no_wrap=True, overflow="ellipsis")
-        table.add_row(stage.deed, *bar, *texts)
+        amounts = f"{decimal(done)} of {decimal(stage.total)}  {decimal(int(rate))}/s  {_left(stage, rate)}"
+        free = width - len(stage.deed) - len(amounts) - 4
+        if free < SHORTEST_BAR:
+            return f"{stage.deed}  {amounts}"[:width].ljust(width)
+        # What is left is of another length each time: the bar must not jump with it.
+        length = max(SHORTEST_BAR, free // 5 * 5)
         with self._console.capture() as capture:
-            self._console.print(table, width=width, no_wrap=True)
-        return capture.get().splitlines()[0]
+            self._console.print(ProgressBar(stage.total, done, length), end="")
+        return f"{stage.deed}  {capture.get()}  {amounts}{' ' * (free - length)}"
 
     def _rate(self) -> float:
         """Bytes per second in the time that is remembered."""
@@ -204,6 +204,6 @@ class ProgressLine:
         return (after - before) / (end - begin) if end > begin else 0.0
 
 
-def _left(stage: Stage, rate: float) -> str:
+def _left(stage: WorkStage, rate: float) -> str:
     rest = stage.total - stage.done
     return f"{duration(math.ceil(rest / rate) * 10**9)} left" if rest > 0 and rate > 0 else ""
