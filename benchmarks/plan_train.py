@@ -1,4 +1,4 @@
-"""The training of benchmarks/plan.py: under DDP, under FSDP2, or under DDP with a table that gains rows at each step."""
+"""The training of benchmarks/plan.py: DDP, FSDP2, or DDP with a table that gains rows at each step."""
 
 import argparse
 import time
@@ -49,13 +49,14 @@ def main() -> None:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     table = Table(20_000)
-    parts = {"table": table} if args.kind == "table" else {}
-    checkpointer = Checkpointer(args.out, model=model, optimizer=optimizer, **parts)
+    grows = args.kind == "table"
+    others = {"table": table} if grows else {}
+    checkpointer = Checkpointer(args.out, model=model, optimizer=optimizer, others=others)
     step = checkpointer.resume()
     while True:
         begun = time.monotonic()
         model(torch.ones(4, WIDTH)).square().sum().backward()
-        if parts:
+        if grows:
             table.grow(args.rows)
         time.sleep(max(0.0, begun + args.step_seconds - time.monotonic()))
         optimizer.step()

@@ -11,7 +11,7 @@ from fastckpt._core.config import Settings
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.storage.store import is_url
 from fastckpt.errors import ConfigError
-from fastckpt_run.cli.output import CommandOutput, answering, describe
+from fastckpt_run.cli.output import CommandOutput, answering, describe, plain
 from fastckpt_run.plan.quantities import (
     bytes_per_second,
     intervals,
@@ -101,7 +101,8 @@ def plan(what: tuple[str, ...], timeout: float, slots: int | None, **given: Any)
     """Estimate memory, persists, intervals and goodput of a job from one of its checkpoints, or from its SCRIPT.
 
     DIR[@STEP] may also be a file of torch.save, or a directory of DCP. What DIR has measured in
-    its event logs and checkpoints is used; up to 256 MiB are written to it and removed, to measure its disk.
+    its event logs and checkpoints is used. To measure its disk, up to 256 MiB are written to it and
+    removed, unless there is --persist-mbps.
 
     A SCRIPT is a file that ends with .py; options must come before it. fastckpt-run runs it with as many workers as
     --ranks-per-node says until its first saves are in memory. Its checkpoint directory must be empty, or not be there
@@ -121,7 +122,9 @@ def plan(what: tuple[str, ...], timeout: float, slots: int | None, **given: Any)
         raise ConfigError(
             f"{what[1]} follows {what[0]}, which is no script that ends with {SCRIPT}; give one checkpoint"
         )
-    sizes, seen = _of_trial(trial, settings) if trial else _of_checkpoint(what[0], settings)
+    sizes, seen = (
+        _of_trial(trial, settings) if trial else _of_checkpoint(what[0], settings, writes=options.persist_rate is None)
+    )
     found = estimate(sizes, seen, options)
     name = what[0]
     document = _document(name, sizes, seen, found, trial)
@@ -134,7 +137,9 @@ def _trial(what: tuple[str, ...], options: "PlanOptions", settings: Settings, ti
     if not Path(what[0]).is_file():
         raise ConfigError(f"there is no script {what[0]}")
     ranks = options.ranks_per_node or options.world_size or 1
-    return try_script(what, ranks, settings.arenas, timeout, lambda line: click.echo(f"fastckpt: {line}", err=True))
+    return try_script(
+        what, ranks, settings.arenas, timeout, lambda line: click.echo(f"fastckpt: {plain(line)}", err=True)
+    )
 
 
 def _of_trial(trial: "ScriptTrial", settings: Settings) -> "tuple[CheckpointSizes, Observed]":
@@ -146,7 +151,7 @@ def _of_trial(trial: "ScriptTrial", settings: Settings) -> "tuple[CheckpointSize
     return trial.sizes, Observed(costs, 1, processes=trial.processes, free=free, total=total, is_trial=True)
 
 
-def _of_checkpoint(text: str, settings: Settings) -> "tuple[CheckpointSizes, Observed]":
+def _of_checkpoint(text: str, settings: Settings, *, writes: bool) -> "tuple[CheckpointSizes, Observed]":
     from fastckpt._core.inspect.checkpoint_sizes import checkpoint_sizes, sizes_by_step
     from fastckpt._core.inspect.inventory import take
     from fastckpt._core.inspect.saved_profile import saved_profile
@@ -157,7 +162,7 @@ def _of_checkpoint(text: str, settings: Settings) -> "tuple[CheckpointSizes, Obs
     if item is None:
         free, total = _memory(settings)
         place = Path(next(iter(sizes.source.files.values())).path).parent
-        return sizes, Observed(write_rate=_write_rate(place, sizes.total), free=free, total=total)
+        return sizes, Observed(write_rate=_write_rate(place, sizes.total, writes=writes), free=free, total=total)
     inventory = take(sizes.location, settings.arenas)
     # What its own arena takes is there for it again.
     free, total = _memory(settings, sum(arena.size for arena in inventory.arenas))
@@ -167,7 +172,7 @@ def _of_checkpoint(text: str, settings: Settings) -> "tuple[CheckpointSizes, Obs
         costs=costs,
         nodes=nodes,
         profile=saved_profile(sizes.source),
-        write_rate=None if is_url(inventory.location) else _write_rate(Path(inventory.location), sizes.total),
+        write_rate=_write_rate(inventory.location, sizes.total, writes=writes),
         sizes_by_step=sizes_by_step(inventory, item),
         free=free,
         total=total,
@@ -187,12 +192,12 @@ def _report(location: str) -> Any:
     return measured_costs(found), len(found.nodes) or None
 
 
-def _write_rate(place: Path, size: int) -> float | None:
-    """The rate of a directory; None if nothing can be written there."""
+def _write_rate(place: Path | str, size: int, *, writes: bool) -> float | None:
+    """The rate of a directory; None if nothing can be written there, or is to be."""
     from fastckpt._core.io.write_rate import write_rate
 
     try:
-        return write_rate(place, size)
+        return write_rate(Path(place), size) if writes and not is_url(str(place)) else None
     except OSError:
         return None
 

@@ -159,7 +159,7 @@ def estimate(sizes: CheckpointSizes, seen: Observed, options: PlanOptions) -> Re
     # 1. the shape of the job   2. memory of a node   3. what steps, saves and persists cost   4. intervals by the
     # policy   5. failures, and goodput   6. growth
     shape, shape_source = _shape(sizes, seen, options)
-    files = reshaped(sizes.files, sizes.world or shape.ranks, shape)
+    files = reshaped(sizes.files, sizes.world or 1, shape)
     nodes = per_node(files, shape)
     node = max(nodes, key=lambda each: each.slot)
     memory = limits(node, shape, options.slots)
@@ -168,7 +168,7 @@ def estimate(sizes: CheckpointSizes, seen: Observed, options: PlanOptions) -> Re
         unknown="--process-memory",
     )  # fmt: skip
     free, total = (options.memory, options.memory) if options.memory else (seen.free, seen.total)
-    same = shape.ranks == (sizes.world or shape.ranks)
+    same = shape.ranks == (sizes.world or 1)
     step, snapshot, restart = _costs(seen, options, same=same)
     rate, persist = _persist(node, sizes, seen, options)
     mtbf, failures = _failures(None if seen.is_trial else seen.costs, options)

@@ -47,7 +47,7 @@ launch()
 """
 """fastckpt-run, bound to the process that plans: it does not outlive that."""
 _OURS = (".fastckpt", "latest_checkpointed_iteration.txt")
-_SHOWN = 5
+_SHOWN = 20
 _NAME = re.compile(rf"{PREFIX}(\d+)-.+")
 
 
@@ -101,7 +101,12 @@ def try_script(
         try:
             with launch:
                 tell(f"running {command[0]} with {ranks} workers until its first saves are in memory")
-                entry, sizes = launch.until_saved(timeout)
+                try:
+                    entry, sizes = launch.until_saved(timeout)
+                except ConfigError:
+                    for line in launch.last_lines():
+                        tell(f"| {line}")
+                    raise
                 processes = own_memory(launch.pid)
         finally:
             left = launch.clear()
@@ -134,6 +139,7 @@ class _Launch:
 
     def __enter__(self) -> None:
         options = ["--standalone", "--nnodes=1", f"--nproc-per-node={self._ranks}", "--max-restarts=0"]
+        options += [f"--log-dir={self._output.with_name('logs')}"]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(os.getpid()), *options, *self._command],
@@ -173,7 +179,7 @@ class _Launch:
                 return seen
             if not running or now > end:
                 why = "ended before its first save" if not running else f"has saved nothing in {timeout:g} s"
-                raise ConfigError(self._refusal() or f"{self._command[0]} {why}{self._last_words()}")
+                raise ConfigError(self._refusal() or f"{self._command[0]} {why}")
             time.sleep(PAUSE)
 
     def _saves(self) -> int:
@@ -193,9 +199,10 @@ class _Launch:
         text = self._output.read_text(errors="replace")
         return next((f"{REFUSAL}{line.partition(REFUSAL)[2]}" for line in text.splitlines() if REFUSAL in line), "")
 
-    def _last_words(self) -> str:
-        lines = [line for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
-        return "; the last lines of its output:\n" + "\n".join(lines[-_SHOWN:]) if lines else ""
+    def last_lines(self) -> list[str]:
+        """The end of its output."""
+        lines = self._output.read_text(errors="replace").splitlines() if self._output.exists() else []
+        return [line for line in lines if line.strip()][-_SHOWN:]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -29,12 +29,14 @@ def write_rate(directory: Path, size: int) -> float:
     """
     descriptor = _open_nameless(directory)
     try:
-        with mmap.mmap(-1, BLOCK) as buffer, memoryview(buffer) as view:
-            view[:] = os.urandom(BLOCK)
-            writer, done, size = UnbufferedWriter(descriptor), 0, max(1, min(size, MOST))
+        size = max(1, min(size, MOST))
+        block_size = min(BLOCK, size)
+        with mmap.mmap(-1, block_size) as buffer, memoryview(buffer) as view:
+            view[:] = os.urandom(block_size)
+            writer, done = UnbufferedWriter(descriptor), 0
             begun = time.perf_counter()
             while done < size and time.perf_counter() - begun < LONGEST:
-                with view[: min(BLOCK, size - done)] as block:
+                with view[: size - done] as block:
                     writer.write(block, done)
                     done += len(block)
             writer.finish(done)
