@@ -260,7 +260,7 @@ def _document(
             "arena": trial.arena,
             "slots": trial.slots,
             "others": trial.others,
-            "left": trial.left,
+            "left": asdict(trial.left),
         }
         if trial
         else None,

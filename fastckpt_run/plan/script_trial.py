@@ -21,12 +21,12 @@ from typing import Any
 
 from fastckpt._core.config import TRIAL_VARIABLE, copy_of_environment, variable
 from fastckpt._core.inspect.checkpoint_sizes import CheckpointSizes, checkpoint_sizes
-from fastckpt._core.inspect.inventory import take
-from fastckpt._core.memory.census import ArenaEntry, census, clean
+from fastckpt._core.memory.census import ArenaEntry, ArenaState, census, clean
 from fastckpt._core.memory.process_memory import own_memory
 from fastckpt._core.report.events import read
 from fastckpt._core.report.report import Report, report
 from fastckpt.errors import ConfigError, FastckptError
+from fastckpt_run.plan.trial_storage import Remains, clear
 
 PREFIX = "fastckpt-plan-"
 PAUSE = 0.1
@@ -35,6 +35,8 @@ STEPS = 10
 LONGEST = 20.0
 ENDING = 120.0
 """Seconds that the launcher has to flush and end."""
+OLD = 600.0
+"""Seconds after which memory that nobody uses is a killed trial's."""
 REFUSAL = "the script was not tried: "
 CLOCKS = 0.1
 """Seconds by which the times of files may be behind the clock, which the kernel reads at each tick."""
@@ -46,7 +48,6 @@ from fastckpt_run.commands import launch
 launch()
 """
 """fastckpt-run, bound to the process that plans: it does not outlive that."""
-_OURS = (".fastckpt", "latest_checkpointed_iteration.txt")
 _SHOWN = 20
 _NAME = re.compile(rf"{PREFIX}(\d+)-.+")
 
@@ -62,7 +63,7 @@ class ScriptTrial:
         processes: Bytes of the memory of the agent and the workers, without shared memory.
         report: Of its events.
         others: Further checkpoint directories of the script, which are not part of the plan.
-        left: What the script itself has written in the directory, which stays.
+        left: What is left in the directory.
     """
 
     directory: str
@@ -72,7 +73,7 @@ class ScriptTrial:
     processes: int
     report: Report
     others: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    left: Remains = field(default_factory=Remains)
 
 
 def try_script(
@@ -94,10 +95,11 @@ def try_script(
     # 1. places of its own: memory, events, output   2. launch   3. the first save of all ranks, then a few more
     # 4. measure   5. end it by a signal, with a flush   6. remove what was stored, and report
     with contextlib.ExitStack() as on_exit:
+        on_exit.enter_context(_orderly_end())
         folder = Path(on_exit.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
         memory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=shm_dir))
         on_exit.callback(_remove_memory, memory)
-        launch, left = _Launch(command, ranks, folder, memory), dict[str, list[str]]()
+        launch, left = _Launch(command, ranks, folder, memory), dict[str, Remains]()
         try:
             with launch:
                 tell(f"running {command[0]} with {ranks} workers until its first saves are in memory")
@@ -114,8 +116,23 @@ def try_script(
         found = report([read(launch.events)])
     others = sorted(left.keys() - {entry.directory})
     return ScriptTrial(
-        entry.directory, sizes, entry.size, slots, processes, found, others, left.get(entry.directory, [])
+        entry.directory, sizes, entry.size, slots, processes, found, others, left.get(entry.directory, Remains())
     )
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """While this lasts, a signal that would end this process raises SystemExit: the trial is ended and removed."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Launch:
@@ -156,16 +173,24 @@ class _Launch:
             self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(ENDING)
-        except BaseException:  # also of a second Ctrl-C: nothing of it is left
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        except subprocess.TimeoutExpired:
+            self._kill()
+        except BaseException:  # a second signal: nothing of it is left
+            self._kill()
             raise
 
-    def clear(self) -> dict[str, list[str]]:
+    def _kill(self) -> None:
+        """Kill the launcher, with which its workers die."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def clear(self) -> dict[str, Remains]:
         """Remove what it has stored, after its end; returns what is left, by directory."""
         found = {str(line["directory"]): float(line["modified"]) for line in _lines(self._record)}
         # One that was empty before, and had nothing since long, is the user's: it stays.
-        return {name: _cleared(Path(name), is_new=modified >= self._begun - CLOCKS) for name, modified in found.items()}
+        since = self._begun - CLOCKS
+        return {name: clear(Path(name), self.pid, is_new=modified >= since) for name, modified in found.items()}
 
     def until_saved(self, timeout: float) -> tuple[ArenaEntry, CheckpointSizes]:
         """Wait for the first save of all ranks, and for a few more, but not for long."""
@@ -217,25 +242,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 # --- what a trial has stored
 
 
-def _cleared(directory: Path, *, is_new: bool) -> list[str]:
-    """Remove a trial's checkpoints and records in a directory that was empty, and one that was made for them.
-
-    Returns what else is there, which the script itself has written.
-    """
-    with contextlib.suppress(FastckptError, OSError):
-        for item in take(str(directory), str(directory / "none")).items:
-            if Path(item.path).is_relative_to(directory):
-                shutil.rmtree(item.path, ignore_errors=True)
-    for name in _OURS:
-        path = directory / name
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    left = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    if is_new and not left:
-        with contextlib.suppress(OSError):
-            directory.rmdir()
-    return left
-
-
 def _remove_memory(memory: Path) -> None:
     with contextlib.suppress(OSError):
         for entry in census(memory):
@@ -245,8 +251,10 @@ def _remove_memory(memory: Path) -> None:
 
 
 def sweep(shm_dir: Path) -> None:
-    """Remove the memory of trials that were killed."""
+    """Remove the memory of trials that were killed, once it is old: of other containers, processes are not seen."""
     for path in shm_dir.iterdir() if shm_dir.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match and not Path(f"/proc/{match[1]}").exists() and path.lstat().st_uid == os.getuid():
-            _remove_memory(path)
+            in_use = any(entry.state is ArenaState.IN_USE for entry in census(path))
+            if not in_use and time.time() - path.lstat().st_mtime > OLD:
+                _remove_memory(path)

@@ -140,9 +140,12 @@ def _paste(found: ResourceEstimate) -> Iterator[str]:
 
 
 def _show_trial(screen: Screen, trial: "ScriptTrial") -> None:
-    screen.line(f"the trial has removed all that it stored in {trial.directory}")
-    if trial.left:
-        screen.line(f"the script itself has left there: {', '.join(trial.left)}")
+    if trial.left.why:
+        screen.line(f"the trial has removed nothing in {trial.directory}: {trial.left.why}")
+    else:
+        screen.line(f"the trial has removed all that it stored in {trial.directory}")
+    if trial.left.names:
+        screen.line(f"the script itself has left there: {', '.join(trial.left.names)}")
     if trial.others:
         screen.line(f"it also saves in {', '.join(trial.others)}, which this plan leaves out")
 

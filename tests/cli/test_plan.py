@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,12 @@ from fastckpt._core.inspect.saved_profile import saved_profile
 from fastckpt._core.memory.census import census
 from fastckpt._core.policy.resource_plan import PAGE
 from fastckpt._core.saver.server import Saver
+from fastckpt._core.storage.history import DirectoryHistories, Record
+from fastckpt._core.storage.local.layout import Layout
 from fastckpt.errors import ConfigError
 from fastckpt_run.plan import quantities
-from tests.cli.conftest import Fastckpt
+from fastckpt_run.plan.trial_storage import USED, Remains, clear
+from tests.cli.conftest import Fastckpt, publish
 from tests.cli.test_docs import leave_log
 
 SCRIPT = Path(__file__).with_name("trained.py")
@@ -245,6 +250,32 @@ def test_a_trial_is_refused_a_directory_with_anything_in_it(tmp_path: Path, monk
     assert not (tmp_path / "record").exists()
 
 
+@pytest.mark.parametrize("holder", ["trial", "another job"])
+def test_what_a_trial_stored_is_removed_unless_another_job_has_come(tmp_path: Path, holder: str):
+    directory = tmp_path / "run"
+    publish(directory, 1)
+    (directory / "script.log").write_text("of the script")
+    trial = Record(1, launch="trial", holder={"pid": 4000})
+    other = Record(2, launch="other", holder={"pid": 5000 if holder == "another job" else 4000})
+    for record in (trial, other):
+        assert DirectoryHistories(Layout(directory)).create(record)
+    before = held(directory)
+    remains = clear(directory, 4000, is_new=True)
+    if holder == "trial":
+        assert held(directory) == {"script.log": b"of the script"} and remains == Remains(["script.log"])
+    else:
+        assert held(directory) == before and remains == Remains(why=USED)
+
+
+def test_what_a_trial_stored_stays_while_somebody_writes_there(tmp_path: Path):
+    publish(tmp_path / "run", 1)
+    with Layout(tmp_path / "run").writing():
+        assert clear(tmp_path / "run", 4000, is_new=True) == Remains(why=USED)
+    assert (tmp_path / "run/checkpoint-1").is_dir()
+    assert clear(tmp_path / "run", 4000, is_new=False) == Remains() and (tmp_path / "run").is_dir()
+    assert clear(tmp_path / "run", 4000, is_new=True) == Remains() and not (tmp_path / "run").exists()
+
+
 def plan_of_script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     program = "from fastckpt_run.cli import main; main()"
     command = [sys.executable, "-c", program, "plan", *arguments]
@@ -261,6 +292,7 @@ def test_a_plan_of_a_script_measures_it_and_leaves_nothing(tmp_path: Path):
     script = [str(SCRIPT), "--out", str(out), "--elsewhere", str(elsewhere)]
     dead = shm / "fastckpt-plan-4194305-dead"  # of a plan that was killed: no process has a number above 2**22
     dead.mkdir()
+    os.utime(dead, (0, 0))
     done = plan_of_script("--ranks-per-node", "2", "--json", "--", *script, FASTCKPT_PRELOAD="auto")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -274,6 +306,21 @@ def test_a_plan_of_a_script_measures_it_and_leaves_nothing(tmp_path: Path):
     assert plan["failures"] is None and plan["growth"] is None
     assert not out.exists() and held(elsewhere) == {"model.pt": b"of the user"}
     assert list(shm.iterdir()) == []
+
+
+def test_a_plan_that_is_ended_ends_its_script_and_leaves_nothing(tmp_path: Path):
+    out, shm = tmp_path / "out", Path(os.environ["FASTCKPT_SHM_DIR"])
+    program = "from fastckpt_run.cli import main; main()"
+    command = [sys.executable, "-c", program, "plan", "--", str(SCRIPT), "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as plan:
+        end = time.monotonic() + 120
+        while not list(out.glob("checkpoint-*")):
+            assert plan.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        plan.send_signal(signal.SIGTERM)
+        said, _ = plan.communicate(timeout=180)
+    assert plan.returncode == 128 + signal.SIGTERM and not said
+    assert not out.exists() and list(shm.iterdir()) == []
 
 
 def test_a_script_that_ends_before_a_save_is_an_error_with_its_last_lines(tmp_path: Path):
