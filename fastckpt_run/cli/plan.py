@@ -220,7 +220,7 @@ def _document(
     growth, limits = found.growth, found.limits
     return {
         "plan_of": name,
-        "checkpoint": describe(item) if item else None,
+        "checkpoint": describe(item) if item and trial is None else None,
         "assumed": sizes.assumed or None,
         "nodes": found.shape.nodes,
         "ranks_per_node": found.shape.ranks_per_node,
