@@ -5,6 +5,7 @@ import click
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
+from fastckpt_run.cli.plan import plan
 from fastckpt_run.cli.prune import prune
 from fastckpt_run.cli.report import report
 from fastckpt_run.cli.shm import shm
@@ -39,5 +40,5 @@ def main() -> None:
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report, plan):
     main.add_command(_command)
