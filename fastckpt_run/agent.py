@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import (
@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousTimeoutError
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
@@ -27,6 +27,8 @@ from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.members import Member
+from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.peer_agents import PeerAgents
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
@@ -58,7 +60,13 @@ class FastckptAgent(HookedAgent):
     """
 
     def __init__(
-        self, spec: WorkerSpec, *, settings: Settings, preloader: Preloader | None = None, **arguments: Any
+        self,
+        spec: WorkerSpec,
+        *,
+        settings: Settings,
+        preloader: Preloader | None = None,
+        node_check: NodeCheck | None = None,
+        **arguments: Any,
     ) -> None:
         super().__init__(spec, **arguments)
         self._job_settings = settings
@@ -76,13 +84,15 @@ class FastckptAgent(HookedAgent):
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
         self._watcher = Watcher(settings, self._saver)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
+        self._node_check = node_check or NodeCheck(settings)
+        self._left_out: list[Member] = []
         self._died: list[Death] = []
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
             spec.rdzv_handler.before_joining = self._preloader.wait
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
-        # 1. check what needs no worker: the script, the event log   2. the saver, which outlives all workers
+        # 1. check what needs no worker: the script, the event log, the node   2. the saver, which outlives all workers
         # 3. the template, whose imports overlap with the rendezvous   4. torch's loop of rounds, to the job's end
         # 5. the last flush and the report, also after a signal   6. --require-persist
         require_script(self.get_worker_group().spec)
@@ -93,6 +103,7 @@ class FastckptAgent(HookedAgent):
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
+            self._node_check.begin()
             self._preloader.begin(self.get_worker_group().spec)
             result: RunResult | None = super().run(role)
             self._explain(result)
@@ -135,9 +146,16 @@ class FastckptAgent(HookedAgent):
         """Meet the other nodes, in a store that is empty."""
         group = self.get_worker_group()
         handler = group.spec.rdzv_handler
+        self._check_after_failure()
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
-            while not self._met(proceed):
-                logger.warning("a round ended before all its agents had met; another one begins")
+            try:
+                while not self._met(proceed):
+                    logger.warning("a round ended before all its agents had met; another one begins")
+            except RendezvousTimeoutError as error:
+                if not self._left_out:
+                    raise
+                names = ", ".join(member.host for member in self._left_out)
+                raise RendezvousTimeoutError(f"{error}. It goes on without {names}: failed the node check") from error
 
     def _met(self, proceed: Callable[[], None]) -> bool:
         """Meet once; False if the round ended meanwhile, because a node is gone that was to take part."""
@@ -148,11 +166,43 @@ class FastckptAgent(HookedAgent):
         try:
             proceed()
             self._peers.meet(group)
+            if self._checked_with_others():
+                return True
         except RuntimeError:  # the base of what torch raises about stores
             if not isinstance(handler, FastckptRendezvousHandler) or not handler.ends_soon():
                 raise
-            return False
-        return True
+        return False
+
+    def _checked_with_others(self) -> bool:
+        """Check the nodes of the round with each other; False if it has to end without one of them."""
+        group = self.get_worker_group()
+        handler, store = group.spec.rdzv_handler, cast(Any, group.store)
+        is_ours = isinstance(handler, FastckptRendezvousHandler)
+        is_over = partial(_is_awaited, handler) if is_ours else lambda: False
+        try:
+            bad = self._node_check.with_others(store, self._peers.members, group.group_rank or 0, is_over)
+        except NodeCheckFailed:
+            self._give_up_place()
+            raise
+        if bad is not None:
+            self._peers.checked()
+        if bad:
+            self._left_out += bad
+            self._peers.go_on_without(bad)
+        return not bad
+
+    def _check_after_failure(self) -> None:
+        try:
+            self._node_check.after_failure()
+        except NodeCheckFailed:
+            self._give_up_place()
+            raise
+
+    def _give_up_place(self) -> None:
+        """Leave the round, so that the other nodes go on: torch's launcher would end the job for all."""
+        handler = self.get_worker_group().spec.rdzv_handler
+        if isinstance(handler, FastckptRendezvousHandler):
+            handler.leave()
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""
@@ -208,6 +258,7 @@ class FastckptAgent(HookedAgent):
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             self._record_death(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
+            self._node_check.failed()
             self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
             self._end_if_lost()
             self._report_failures(result)

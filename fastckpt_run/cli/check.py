@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fastckpt._core.config import Settings
-from fastckpt._core.policy.node_check import SHARE, CheckResult, CheckLimits, summary, worst
+from fastckpt._core.policy.node_check import SHARE, CheckLimits, CheckResult, summary, worst
 from fastckpt._core.storage.store import is_url
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import CommandOutput, Screen, answering, plain

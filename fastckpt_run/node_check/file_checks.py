@@ -47,7 +47,10 @@ def check_disk(name: str, directory: str, size: int, seconds: float) -> CheckRes
         size: Bytes that are written at most.
         seconds: After which no more is written; one MiB is in any case.
     """
-    rate, wrong = _write_and_read(Path(directory), max(1, size // _BLOCK), seconds)
+    status = os.statvfs(directory)
+    # A small disk is not one that is full; of that there is no room for one block.
+    blocks = min(size, status.f_bavail * status.f_frsize // 2) // _BLOCK
+    rate, wrong = _write_and_read(Path(directory), max(1, blocks), seconds)
     message = f"{directory} does not keep bytes: block {wrong} is another" if wrong is not None else ""
     return CheckResult(name, Verdict.PROBLEM if message else Verdict.OK, message, rate, "MB/s")
 

@@ -1,11 +1,13 @@
 """The checks of a node by itself: which there are, in which order, and with which sizes."""
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastckpt._core.config import LARGE_FILES, Settings, copy_of_environment
-from fastckpt._core.policy.node_check import DEFAULT_LIMITS, CheckResult, CheckLimits
+from fastckpt._core.policy.node_check import DEFAULT_LIMITS, CheckLimits, CheckResult
 from fastckpt_run.node_check.check_process import CheckProcess
 
 KINDS = ("shm", "disk", "memory", "loopback", "matmul")
@@ -29,6 +31,7 @@ class LocalChecks:
         kinds: What is checked, of `KINDS`.
         limits: What values have to reach.
         deadline: Seconds that one check may take.
+        budget: Seconds after which no further one is begun.
         seconds: How long a rate is measured.
     """
 
@@ -38,6 +41,7 @@ class LocalChecks:
     kinds: Sequence[str] = KINDS
     limits: CheckLimits = DEFAULT_LIMITS
     deadline: float = DEADLINE
+    budget: float = math.inf
     seconds: float = 0.5
 
     @classmethod
@@ -47,11 +51,13 @@ class LocalChecks:
 
     def run(self, report: Callable[[CheckResult], None] = lambda _: None) -> list[CheckResult]:
         """Run them one after the other in a child process; ``report`` gets each result when it is there."""
-        found = list[CheckResult]()
+        found, end = list[CheckResult](), time.monotonic() + self.budget
         with CheckProcess(self.deadline) as process:
             for result in self._results(process):
                 found.append(self.limits.apply(result))
                 report(found[-1])
+                if time.monotonic() > end:
+                    break
         return found
 
     def _results(self, process: CheckProcess) -> Iterator[CheckResult]:

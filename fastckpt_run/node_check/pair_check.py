@@ -34,6 +34,8 @@ EXCHANGE = 8.0
 """Seconds that one exchange may take, which takes half of one."""
 _MARGIN = 10.0
 """Seconds that a node may be late with what it writes."""
+_FAREWELL = 5.0
+"""Seconds that the first node waits for the others to have read the verdict."""
 _NAMED = 8
 """Nodes that a message names at most."""
 _PENDING = 64
@@ -115,7 +117,9 @@ class PairCheck:
                 plan = self._own(f"plan{turn}", end)
                 self._report(turn, plan, listener)
                 end = time.monotonic() + float(plan["seconds"]) + _MARGIN
-            return self._read(self._own("verdict", end))
+            outcome = self._read(self._own("verdict", end))
+            self._board.put(f"read/{self._rank}", "")
+            return outcome
 
     # --- the first node
 
@@ -145,6 +149,8 @@ class PairCheck:
                 few = PairOutcome(result, rank in bad, bad[:_NAMED], late[:_NAMED], named, absent[:_NAMED])
                 self._board.put(f"verdict/{rank}", json.dumps(asdict(few)))
         assert own is not None
+        # It may have to leave, with the store.
+        self._taken("read", [rank for rank in present if rank != self._rank], time.monotonic() + _FAREWELL)
         return own
 
     def _hold(

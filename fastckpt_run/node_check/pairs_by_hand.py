@@ -17,8 +17,6 @@ from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost,
 
 _LOOK = 0.2
 _PROBE = 2.0
-_FAREWELL = 10.0
-"""Seconds that the first node waits for the others to have read the verdict."""
 
 
 def check_by_hand(
@@ -62,10 +60,6 @@ def _check(
         raise ConfigError(f"another node has come with --node-rank {rank}; give each its own, from 0 on")
     board = Board(ConnectedStore(connection), "check/")
     outcome = PairCheck(board, rank, range(count), host_for(host, rank, None), results, wait).run()
-    board.put(f"read/{rank}", "1")
-    if rank == 0:
-        others = [f"read/{other}" for other in range(count) if other not in outcome.absent]
-        board.take(others, time.monotonic() + _FAREWELL)
     return outcome.result, outcome.absent
 
 

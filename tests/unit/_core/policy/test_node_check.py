@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from fastckpt._core.policy.node_check import (
     FLOORS,
-    CheckResult,
     CheckLimits,
+    CheckResult,
     Verdict,
     below_the_others,
     first_pairs,
