@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import (
@@ -40,6 +40,7 @@ from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
 
+T = TypeVar("T")
 _CLOSE_MARGIN = 60.0
 _HEARTBEAT = 5.0
 """Seconds to wait for the end of one that is under way."""
@@ -146,16 +147,13 @@ class FastckptAgent(HookedAgent):
         """Meet the other nodes, in a store that is empty."""
         group = self.get_worker_group()
         handler = group.spec.rdzv_handler
-        self._check_after_failure()
+        self._or_leave(self._node_check.after_failure)
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
             try:
                 while not self._met(proceed):
                     logger.warning("a round ended before all its agents had met; another one begins")
             except RendezvousTimeoutError as error:
-                if not self._left_out:
-                    raise
-                names = ", ".join(member.host for member in self._left_out)
-                raise RendezvousTimeoutError(f"{error}. It goes on without {names}: failed the node check") from error
+                raise RendezvousTimeoutError(f"{error}{self._whom_it_lacks()}") from error
 
     def _met(self, proceed: Callable[[], None]) -> bool:
         """Meet once; False if the round ended meanwhile, because a node is gone that was to take part."""
@@ -171,7 +169,18 @@ class FastckptAgent(HookedAgent):
         except RuntimeError:  # the base of what torch raises about stores
             if not isinstance(handler, FastckptRendezvousHandler) or not handler.ends_soon():
                 raise
+            if handler.is_given_up():
+                self._or_leave(self._node_check.given_up)
         return False
+
+    def _whom_it_lacks(self) -> str:
+        """Nodes of the last round that do not come any more, in words; empty if there are none."""
+        handler = self.get_worker_group().spec.rdzv_handler
+        bad = {member.host for member in self._left_out}
+        gone = set(handler.gone_hosts()) if isinstance(handler, FastckptRendezvousHandler) else set[str]()
+        names = [f"{host} failed the node check" for host in sorted(bad)]
+        names += [f"{host} was lost" for host in sorted(gone - bad)]
+        return f". Of the last round, {', '.join(names)}" if names else ""
 
     def _checked_with_others(self) -> bool:
         """Check the nodes of the round with each other; False if it has to end without one of them."""
@@ -179,11 +188,8 @@ class FastckptAgent(HookedAgent):
         handler, store = group.spec.rdzv_handler, cast(Any, group.store)
         is_ours = isinstance(handler, FastckptRendezvousHandler)
         is_over = partial(_is_awaited, handler) if is_ours else lambda: False
-        try:
-            bad = self._node_check.with_others(store, self._peers.members, group.group_rank or 0, is_over)
-        except NodeCheckFailed:
-            self._give_up_place()
-            raise
+        members, rank = self._peers.members, group.group_rank or 0
+        bad = self._or_leave(lambda: self._node_check.with_others(store, members, rank, is_over))
         if bad is not None:
             self._peers.checked()
         if bad:
@@ -191,18 +197,15 @@ class FastckptAgent(HookedAgent):
             self._peers.go_on_without(bad)
         return not bad
 
-    def _check_after_failure(self) -> None:
+    def _or_leave(self, check: Callable[[], T]) -> T:
+        """What a check of this node returns; if it fails, the other nodes go on without this one."""
         try:
-            self._node_check.after_failure()
+            return check()
         except NodeCheckFailed:
-            self._give_up_place()
+            handler = self.get_worker_group().spec.rdzv_handler
+            if isinstance(handler, FastckptRendezvousHandler):
+                handler.leave()  # torch's launcher would end the job for all
             raise
-
-    def _give_up_place(self) -> None:
-        """Leave the round, so that the other nodes go on: torch's launcher would end the job for all."""
-        handler = self.get_worker_group().spec.rdzv_handler
-        if isinstance(handler, FastckptRendezvousHandler):
-            handler.leave()
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""

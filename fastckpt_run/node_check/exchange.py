@@ -13,9 +13,12 @@ from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.policy.node_check import CheckResult, Verdict
 from fastckpt.errors import FastckptError, ProtocolError
 
-_BLOCK = 1 << 20
-LARGEST = 64
-"""Blocks of 1 MiB that are exchanged at most."""
+_BLOCK = 1 << 16
+LARGEST = 1024
+"""Blocks of 64 KiB that are exchanged at most."""
+_STEPS, _STEP = (1, 4, 16), 2.0
+"""Blocks of the exchanges before the one that is measured, and seconds that each may take. A slow link is filled for a
+moment only: a node's signs of life take the same way."""
 _SECONDS = 0.3
 """How long the measured exchange shall take."""
 
@@ -31,14 +34,16 @@ def _pattern() -> bytes:
 
 
 def lead(link: SealedConnection, end: float) -> float:
-    """Exchange data with whoever follows, first a little, then as much as takes a moment; the rate in MB/s.
+    """Exchange data with whoever follows, little at first, then as much as takes a moment; the rate in MB/s.
 
     Raises:
         ExchangeFailed: It arrived changed, or not before ``end`` on the monotonic clock.
         OSError: A wait of the connection took too long, or it broke.
         ProtocolError: The other end hung up.
     """
-    rate = _exchange(link, 1, end)
+    rate = 0.0
+    for blocks in _STEPS:
+        rate = _exchange(link, blocks, min(end, time.monotonic() + _STEP))
     blocks = max(1, min(LARGEST, round(rate * 1e6 * _SECONDS / _BLOCK)))
     rate = _exchange(link, blocks, end)
     link.ask({"blocks": 0})

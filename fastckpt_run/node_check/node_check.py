@@ -21,8 +21,12 @@ BAD_NODE = 76
 """The exit code of an agent whose node has a problem."""
 _DEADLINE, _BUDGET = 15.0, 30.0
 """Seconds that a check may take, and after which no further one of a node is begun."""
+_THOROUGH, _QUICK = 0.5, 0.2
+"""Seconds for which each rate is measured, before a node joins and while others wait for it."""
 _WAIT = 10.0
 """Seconds that nodes of a round wait for each other: they have met already."""
+_MOST_LOST = 2
+"""Rounds in which the others may lose this node during their exchanges: once may be chance."""
 _LINE = 500
 
 
@@ -42,7 +46,8 @@ class NodeCheck:
         self._is_on = settings.node_check
         self._results: list[CheckResult] | None = None
         self._seconds = 0.0
-        self._has_failed = False
+        self._has_failed = self._is_exchanging = False
+        self._lost = 0
 
     def before_joining(self) -> None:
         """Check this node before its agent does anything else; once. Raises NodeCheckFailed."""
@@ -65,7 +70,7 @@ class NodeCheck:
             return
         self._has_failed = False
         try:
-            self._check_alone()
+            self._check_alone(_QUICK)
         finally:
             self._record("failure", self._results or [], self._seconds)
 
@@ -93,11 +98,14 @@ class NodeCheck:
         ids = " ".join(members[each].id for each in ranks)
         board = Board(store, f"fastckpt/check/{hashlib.sha256(ids.encode()).hexdigest()}/", is_over)
         address = members[rank].address.rpartition(":")[0]
-        begin = time.monotonic()
+        begin, self._is_exchanging = time.monotonic(), True
         try:
             outcome = PairCheck(board, rank, ranks, address, self._results or [], _WAIT).run()
         except (CheckGone, OSError) as error:
             logger.warning("the nodes were not checked with each other: %s", error)
+            outcome = None
+        self._is_exchanging, self._lost = False, 0
+        if outcome is None:
             return []
         decides = rank == ranks[0]
         self._record("round", [outcome.result], time.monotonic() - begin, outcome if decides else None)
@@ -109,9 +117,23 @@ class NodeCheck:
             logger.warning("the job goes on without nodes that failed the node check: %s", _names(outcome, outcome.bad))
         return [members[each] for each in outcome.bad]
 
-    def _check_alone(self) -> None:
+    def given_up(self) -> None:
+        """Note that the others have taken this node for lost; raises NodeCheckFailed if that is due to the exchanges.
+
+        A link that is too slow for data delays a node's signs of life as well. It would be lost and come again, and
+        each time the others would stop their workers for it.
+        """
+        self._lost += self._is_exchanging
+        self._is_exchanging = False
+        if self._lost >= _MOST_LOST:
+            message = f"the other nodes have lost it {self._lost} times while it exchanged data with them"
+            result = CheckResult("pair", Verdict.PROBLEM, message)
+            self._record("round", [result], 0.0)
+            raise _failure([result])
+
+    def _check_alone(self, seconds: float = _THOROUGH) -> None:
         begin = time.monotonic()
-        checks = LocalChecks.of(self._settings, deadline=_DEADLINE, budget=_BUDGET)
+        checks = LocalChecks.of(self._settings, deadline=_DEADLINE, budget=_BUDGET, seconds=seconds)
         results = checks.run()
         self._results, self._seconds = results, time.monotonic() - begin
         verdict = worst(each.verdict for each in results)
