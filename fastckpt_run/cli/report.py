@@ -107,6 +107,7 @@ def _document(found: "Report") -> dict[str, Any]:
             for placed in chain
         ],
         "failures": [_failure(one) for one in found.failures],
+        "hosts": [asdict(one) for one in found.hosts],
         "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
         "superseded": [asdict(one) | {"at": one.at / 1e9} for one in found.superseded],
         "offloaded": [_offloaded(one) for one in found.offloaded],

@@ -1,9 +1,11 @@
 """The text of a report that people read: its tables and facts in the terminal, and what the page shares with them."""
 
 import time
+from collections.abc import Sequence
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
+from fastckpt._core.report.host_failures import HostFailures
 from fastckpt._core.report.report import Recovery, Report
 from fastckpt_run import formatting
 from fastckpt_run.cli.output import Screen
@@ -108,6 +110,8 @@ def facts(found: Report) -> list[str]:
     lines += offload_text.facts(found, start)
     for one in found.superseded[-SHOWN:]:
         lines.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
+    if found.hosts:
+        lines.append(f"failures by host: {hosts(found.hosts)}")
     if counts.bad_checkpoints:
         lines.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
     if found.unreadable or found.events_lost:
@@ -139,6 +143,18 @@ def _bound(seconds: float | None) -> str:
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def hosts(found: Sequence[HostFailures]) -> str:
+    """The hosts that have failed most, each with how often."""
+
+    def one(host: HostFailures) -> str:
+        first = f", {host.first:,} of them first" if len(found) > 1 and host.failures else ""
+        checks = f"; {formatting.count(host.checks, 'failed node check')}" if host.checks else ""
+        return f"{host.host} {host.failures:,}{first}{checks}"
+
+    more = f"; {len(found) - SHOWN:,} more hosts" if len(found) > SHOWN else ""
+    return "; ".join(map(one, found[:SHOWN])) + more
 
 
 def when(nanoseconds: int) -> str:

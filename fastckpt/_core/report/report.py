@@ -9,6 +9,7 @@ from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
 from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Spent, Steps, trains_from
+from fastckpt._core.report.host_failures import HostFailures, host_failures
 from fastckpt._core.report.launches import (
     AwaitedRank,
     Failure,
@@ -130,6 +131,7 @@ class Report:
         events_lost: Events that an agent could not write.
         offloaded: Ranks that offload activations, by number.
         metrics: What each node has measured last, by its number.
+        hosts: The hosts that have failed, the worst first.
     """
 
     nodes: Mapping[int, list[Placed]]
@@ -143,6 +145,7 @@ class Report:
     events_lost: int = 0
     offloaded: list[OffloadedRank] = field(default_factory=list)
     metrics: list[Measured] = field(default_factory=list)
+    hosts: list[HostFailures] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -173,11 +176,13 @@ def report(logs: Iterable[Log]) -> Report:
         failures += _recoveries(nodes[node])
     decisions = (one for chain in nodes.values() for at in chain for one in decided(at.launch.events, at.offset))
     lost = sum(whole(event, "count", 0) for each in found for event in each.events if event["event"] == "events_lost")
+    failures.sort(key=lambda failure: failure.at)
+    struck = [[(one.kind, one.host) for one in incident] for incident in incidents(failures)]
     return Report(
         nodes,
         goodput.total(times),
         max(progress.values(), key=lambda steps: steps.new, default=Steps()),
-        sorted(failures, key=lambda failure: failure.at),
+        failures,
         _counts(nodes),
         sorted(decisions, key=lambda one: one.at),
         sorted(_superseded(nodes), key=lambda one: one.at),
@@ -185,6 +190,7 @@ def report(logs: Iterable[Log]) -> Report:
         lost,
         offloaded_ranks((node, at.launch.events, at.offset) for node, chain in nodes.items() for at in chain),
         [last for node, chain in nodes.items() if (last := _measured(node, chain)) is not None],
+        host_failures(struck, (event for each in found for event in each.events)),
     )
 
 
