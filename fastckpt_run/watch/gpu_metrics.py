@@ -44,7 +44,7 @@ class GpuMetrics:
         try:
             import pynvml
         except ImportError:
-            self.why_none = "nvidia-ml-py is not installed (pip install 'fastckpt-run[watch]')"
+            self.why_none = "nvidia-ml-py is not installed (pip install 'nvidia-ml-py>=12.535')"
             return False
         try:
             pynvml.nvmlInit()

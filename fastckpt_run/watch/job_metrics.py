@@ -47,6 +47,7 @@ class JobMetrics:
         self.step = 0
         self._seen: Counter[str] = Counter()
         self._stragglers: Counter[Labels] = Counter()
+        self._slow: dict[str, tuple[str, float]] = {}
         self._workers = self._node = self._nodes = self._world_size = 0
         self._restarts_left: int | None = None
         self._base: dict[str, tuple[SaveId, str]] = {}
@@ -117,9 +118,16 @@ class JobMetrics:
             case "worker_died":
                 self._workers = max(0, self._workers - 1)
             case "workers_stopped" | "workers_finished":
-                self._workers = 0
-            case "straggler" if event["slow"]:
-                self._stragglers[str(event.get("rank")), str(event.get("part"))] += 1
+                self._workers, self._slow = 0, {}
+            case "straggler":
+                self._note_straggler(str(event["rank"]), str(event["part"]), event)
+
+    def _note_straggler(self, rank: str, part: str, event: dict[str, Any]) -> None:
+        if event["slow"]:
+            self._stragglers[rank, part] += 1
+            self._slow[rank] = part, event["cost"]
+        else:
+            self._slow.pop(rank, None)
 
     def _note_load(self, name: str, event: dict[str, Any]) -> None:
         if name == "resumed":
@@ -148,6 +156,8 @@ class JobMetrics:
         found.add("hangs_total", self._seen["hang"])
         for labels, count in self._stragglers.items():
             found.add("stragglers_total", count, *labels)
+        for rank, (part, cost) in self._slow.items():
+            found.add("straggler_cost_ratio", cost, rank, part)
         found.add("events_lost_total", metrics.counts["events_lost"])
 
     def _never_less(self, name: str, value: float, *labels: str) -> float:

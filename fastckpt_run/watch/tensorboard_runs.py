@@ -55,7 +55,7 @@ class TensorBoardRuns:
         if find_spec("tensorboard") is None:
             raise ConfigError(
                 f"tensorboard is {self._directory!r}, but the package tensorboard is not installed: install it with "
-                "pip install 'fastckpt-run[watch]' (--fast-tensorboard, FASTCKPT_TENSORBOARD)"
+                "pip install 'tensorboard>=2.16' (--fast-tensorboard, FASTCKPT_TENSORBOARD)"
             )
         self._thread.start()
 

@@ -125,11 +125,8 @@ def test_counts_of_restarts_failures_and_workers_follow_the_events():
     assert job.found()["workers"] == 1
     job.happens("workers_stopped", pids=[10, 11])
     job.happens("hang", culprits=[5], silent=9.0, reason="", ranks=[])
-    for slow in (True, False):
-        job.happens("straggler", rank=5, part="backward", host="h", cost=0.1, slow=slow)
     found = job.found()
     assert found["workers"] == 0 and found['failures_total{kind="died"}'] == 1 and found["hangs_total"] == 1
-    assert found['stragglers_total{rank="5",part="backward"}'] == 1
     job.happens("rendezvous", node=0, nodes=1, world_size=2)
     job.happens("workers_started", pids={0: 12, 1: 13})
     job.happens("worker_failed", restarts_left=2)
@@ -171,3 +168,17 @@ def test_events_that_change_nothing_are_not_kept(event: str):
     for _ in range(100):
         job.observe(metrics.stamp(event))
     assert not job._events
+
+
+def test_a_slow_rank_is_counted_once_and_costs_something_while_it_is_slow():
+    job = Watched(Counted())
+    job.at(12)
+    cost = 'straggler_cost_ratio{rank="5",part="backward"}'
+    job.happens("straggler", rank=5, part="backward", host="h", cost=0.18, slow=True)
+    assert job.found()[cost] == 0.18
+    job.happens("straggler", rank=5, part="", host="h", cost=0.0, slow=False)
+    found = job.found()
+    assert cost not in found and found['stragglers_total{rank="5",part="backward"}'] == 1
+    job.happens("straggler", rank=5, part="backward", host="h", cost=0.2, slow=True)
+    job.happens("workers_stopped", pids=[10, 11])
+    assert cost not in job.found()

@@ -110,4 +110,4 @@ def test_gpus_have_values_if_there_are_some_and_none_without_a_driver():
 def test_without_the_package_there_are_no_gpus_and_a_reason(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed: an import fails
     gpus = GpuMetrics()
-    assert by_key(gpus.collect()) == {} and "pip install 'fastckpt-run[watch]'" in gpus.why_none
+    assert by_key(gpus.collect()) == {} and "pip install 'nvidia-ml-py>=12.535'" in gpus.why_none

@@ -143,7 +143,7 @@ def test_a_disk_that_hangs_keeps_nobody_and_only_the_newest_points_wait(tmp_path
     assert not runs._thread.is_alive()
 
 
-def test_without_the_package_the_launch_fails_at_once_and_names_the_extra(tmp_path: Path):
+def test_without_the_package_the_launch_fails_at_once_and_names_it(tmp_path: Path):
     code = (
         "import sys; sys.modules['tensorboard'] = None\n"
         "from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns\n"
@@ -152,4 +152,4 @@ def test_without_the_package_the_launch_fails_at_once_and_names_the_extra(tmp_pa
     done = subprocess.run([sys.executable, "-c", code, "runs"], capture_output=True, text=True, check=False)
     assert done.returncode and ConfigError.__name__ in done.stderr
     assert "tensorboard is 'runs', but the package tensorboard is not installed" in done.stderr
-    assert "pip install 'fastckpt-run[watch]' (--fast-tensorboard, FASTCKPT_TENSORBOARD)" in done.stderr
+    assert "pip install 'tensorboard>=2.16' (--fast-tensorboard, FASTCKPT_TENSORBOARD)" in done.stderr
