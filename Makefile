@@ -17,6 +17,7 @@ EXTRAS := accelerate deepspeed huggingface lightning s3 watch
 EXTRA_NEEDS_accelerate := torchdata
 EXTRA_TESTS_s3 := tests/unit/_core/storage/remote/test_remote_store.py
 EXTRA_NEEDS_s3 := moto[server]
+EXTRA_TESTS_watch := tests/e2e/watch tests/unit/fastckpt_run/watch
 
 .DEFAULT_GOAL := help
 .PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes stores clean
