@@ -13,9 +13,8 @@ VERSION_TESTS := tests/unit/_core/test_torch_version.py tests/e2e/ddp/test_save.
 	tests/faults/test_overlap.py tests/faults/test_phases.py
 
 # What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
-EXTRAS := accelerate deepspeed export huggingface lightning s3 watch
+EXTRAS := accelerate deepspeed huggingface lightning s3 watch
 EXTRA_NEEDS_accelerate := torchdata
-EXTRA_TESTS_export := tests/cli/test_export.py
 EXTRA_TESTS_s3 := tests/unit/_core/storage/remote/test_remote_store.py
 EXTRA_NEEDS_s3 := moto[server]
 
@@ -85,7 +84,7 @@ version-%:
 	$(or $(word 2,$(subst -, ,$*)),$(PYTHON)) -m venv $(VENV)/$@
 	grep -vE '^(torch|setuptools)==' constraints.txt > $(VENV)/$@/constraints.txt
 	$(VENV)/$@/bin/python -m pip install --quiet -c $(VENV)/$@/constraints.txt torch==$(firstword $(subst -, ,$*)) \
-		-e '.[examples,export]' hypothesis pytest pytest-timeout pytest-xdist
+		-e '.[examples]' hypothesis pytest pytest-timeout pytest-xdist safetensors
 	$(VENV)/$@/bin/python -m examples.gpt2.demo examples/ddp_gpt2/train.py --out runs/$@
 	$(VENV)/$@/bin/python -m pytest -q -n 4 --dist worksteal $(VERSION_TESTS)
 	rm -rf $(VENV)/$@

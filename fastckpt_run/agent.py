@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import (
@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousTimeoutError
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
@@ -27,6 +27,8 @@ from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.members import Member
+from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.peer_agents import PeerAgents
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
@@ -38,6 +40,7 @@ from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
 
+T = TypeVar("T")
 _CLOSE_MARGIN = 60.0
 _HEARTBEAT = 5.0
 """Seconds to wait for the end of one that is under way."""
@@ -58,7 +61,13 @@ class FastckptAgent(HookedAgent):
     """
 
     def __init__(
-        self, spec: WorkerSpec, *, settings: Settings, preloader: Preloader | None = None, **arguments: Any
+        self,
+        spec: WorkerSpec,
+        *,
+        settings: Settings,
+        preloader: Preloader | None = None,
+        node_check: NodeCheck | None = None,
+        **arguments: Any,
     ) -> None:
         super().__init__(spec, **arguments)
         self._job_settings = settings
@@ -66,7 +75,8 @@ class FastckptAgent(HookedAgent):
         self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
-        self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)
+        self._watcher = Watcher(settings, self._saver)
+        self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry, self._watcher.channel)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
         if spec.entrypoint is torchrun.run_script_path:
@@ -74,15 +84,16 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
-        self._watcher = Watcher(settings, self._saver)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
+        self._node_check = node_check or NodeCheck(settings)
+        self._left_out: list[Member] = []
         self._died: list[Death] = []
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
             spec.rdzv_handler.before_joining = self._preloader.wait
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
-        # 1. check what needs no worker: the script, the event log   2. the saver, which outlives all workers
+        # 1. check what needs no worker: the script, the event log, the node   2. the saver, which outlives all workers
         # 3. the template, whose imports overlap with the rendezvous   4. torch's loop of rounds, to the job's end
         # 5. the last flush and the report, also after a signal   6. --require-persist
         require_script(self.get_worker_group().spec)
@@ -93,6 +104,7 @@ class FastckptAgent(HookedAgent):
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
+            self._node_check.begin()
             self._preloader.begin(self.get_worker_group().spec)
             result: RunResult | None = super().run(role)
             self._explain(result)
@@ -111,7 +123,6 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
-        self._watcher.close()
         self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
@@ -122,6 +133,8 @@ class FastckptAgent(HookedAgent):
             self._notice.end()
             report(self._saver.report())
             metrics.unlisten(self._notice.observe)
+            self._recorder.look(now=True)
+            self._watcher.close(outcome)  # only now: the last flush is watched, too
             self._recorder.end(outcome)
             log_time(self._recorder.lines)
 
@@ -135,9 +148,13 @@ class FastckptAgent(HookedAgent):
         """Meet the other nodes, in a store that is empty."""
         group = self.get_worker_group()
         handler = group.spec.rdzv_handler
+        self._or_leave(self._node_check.after_failure)
         with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
-            while not self._met(proceed):
-                logger.warning("a round ended before all its agents had met; another one begins")
+            try:
+                while not self._met(proceed):
+                    logger.warning("a round ended before all its agents had met; another one begins")
+            except RendezvousTimeoutError as error:
+                raise RendezvousTimeoutError(f"{error}{self._whom_it_lacks()}") from error
 
     def _met(self, proceed: Callable[[], None]) -> bool:
         """Meet once; False if the round ended meanwhile, because a node is gone that was to take part."""
@@ -148,11 +165,48 @@ class FastckptAgent(HookedAgent):
         try:
             proceed()
             self._peers.meet(group)
+            if self._checked_with_others():
+                return True
         except RuntimeError:  # the base of what torch raises about stores
             if not isinstance(handler, FastckptRendezvousHandler) or not handler.ends_soon():
                 raise
-            return False
-        return True
+            if handler.is_given_up():
+                self._or_leave(self._node_check.given_up)
+        return False
+
+    def _whom_it_lacks(self) -> str:
+        """Nodes of the last round that do not come any more, in words; empty if there are none."""
+        handler = self.get_worker_group().spec.rdzv_handler
+        bad = {member.host for member in self._left_out}
+        gone = set(handler.gone_hosts()) if isinstance(handler, FastckptRendezvousHandler) else set[str]()
+        names = [f"{host} failed the node check" for host in sorted(bad)]
+        names += [f"{host} was lost" for host in sorted(gone - bad)]
+        return f". Of the last round, {', '.join(names)}" if names else ""
+
+    def _checked_with_others(self) -> bool:
+        """Check the nodes of the round with each other; False if it has to end without one of them."""
+        group = self.get_worker_group()
+        handler, store = group.spec.rdzv_handler, cast(Any, group.store)
+        is_ours = isinstance(handler, FastckptRendezvousHandler)
+        is_over = partial(_is_awaited, handler) if is_ours else lambda: False
+        members, rank = self._peers.members, group.group_rank or 0
+        bad = self._or_leave(lambda: self._node_check.with_others(store, members, rank, is_over))
+        if bad is not None:
+            self._peers.checked()
+        if bad:
+            self._left_out += bad
+            self._peers.go_on_without(bad)
+        return not bad
+
+    def _or_leave(self, check: Callable[[], T]) -> T:
+        """What a check of this node returns; if it fails, the other nodes go on without this one."""
+        try:
+            return check()
+        except NodeCheckFailed:
+            handler = self.get_worker_group().spec.rdzv_handler
+            if isinstance(handler, FastckptRendezvousHandler):
+                handler.leave()  # torch's launcher would end the job for all
+            raise
 
     def worker_environment(self) -> dict[str, str]:
         """The address of the saver, and the settings of the job."""
@@ -208,6 +262,7 @@ class FastckptAgent(HookedAgent):
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             self._record_death(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
+            self._node_check.failed()
             self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
             self._end_if_lost()
             self._report_failures(result)

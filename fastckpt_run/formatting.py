@@ -93,13 +93,23 @@ def failure(one: Recovery, *, nodes: int = 1) -> str:
 
 def what(one: Recovery | Failure, *, host: str = "") -> str:
     """A failure and its cause, as far as that is known; with its host, if one is given."""
-    there, place = f" on {host}" if host else "", f" in {one.frame}" if one.frame else ""
+    there, place, why = f" on {host}" if host else "", f" in {one.frame}" if one.frame else "", awaited(one)
     if one.kind == "died":
-        why = f", {one.exception.removesuffix('.')}{place and ','}" if one.exception else ""
-        return f"rank {one.rank} died{there}: {describe(one.exitcode)}{why}{place}"
+        cause = f", {one.exception.removesuffix('.')}{place and ','}" if one.exception else ""
+        return f"rank {one.rank} died{there}: {describe(one.exitcode)}{cause}{place}{why}"
     if one.kind == "hung":
-        return f"rank {one.rank} hung{there} for {duration(one.silent)}{place}"
-    return "the agent died" if one.kind == "agent" else "stopped for another node"
+        return f"rank {one.rank} hung{there} for {duration(one.silent)}{place}{why}"
+    return "the agent died" if one.kind == "agent" else f"stopped for another node{why}"
+
+
+def awaited(one: Recovery | Failure) -> str:
+    """The rank of another node for which it waited, if the job hung, as the end of a sentence."""
+    found = one.awaited
+    if found is None:
+        return ""
+    if found.rank < 0:
+        return f", perhaps waiting for a rank on {found.host}, from where no answer came"
+    return f", waiting for rank {found.rank} on {found.host}" + (f" in {found.place}" if found.place else "")
 
 
 def where(one: Recovery | Failure) -> str:

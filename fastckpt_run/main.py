@@ -23,6 +23,7 @@ from torch.distributed.launcher import api as launcher_api
 from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
+from fastckpt_run.node_check.node_check import BAD_NODE, NodeCheck, NodeCheckFailed
 from fastckpt_run.options import parse
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
@@ -68,7 +69,9 @@ def _main(argv: Sequence[str] | None) -> None:
         # A code of its own (75): launched again, the job resumes from memory and persists.
         _exit(os.EX_TEMPFAIL, f"fastckpt-run: error: {error}")
     except (FastckptError, RendezvousError) as error:
-        _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")
+        codes = {ConfigError: 2, NodeCheckFailed: BAD_NODE}
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
+        _exit(code, f"fastckpt-run: error: {error}")
     except ChildFailedError as error:
         _exit(1, str(error))
     except (SignalException, KeyboardInterrupt) as error:  # torch handles signals once workers have started
@@ -81,12 +84,13 @@ def _main(argv: Sequence[str] | None) -> None:
 
 
 @contextmanager
-def substituted(settings: Settings) -> Iterator[None]:
+def substituted(settings: Settings, node_check: NodeCheck | None = None) -> Iterator[None]:
     """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
     # torch offers no hook for its agent or its workers: names are replaced where torch looks them up, while it runs.
     preloader = Preloader(settings.preload)
+    agent = partial(FastckptAgent, settings=settings, preloader=preloader, node_check=node_check)
     ours: list[tuple[ModuleType, str, Any]] = [
-        (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),
+        (launcher_api, "LocalElasticAgent", agent),
         (multiprocessing, "SubprocessContext", partial(ScriptWorkers, grace=settings.stop_grace)),
         (multiprocessing, "MultiprocessContext", partial(FunctionWorkers, grace=settings.stop_grace)),
         (multiprocessing_api, "get_subprocess_handler", partial(BoundSubprocessHandler, preloader=preloader)),
@@ -106,7 +110,9 @@ def substituted(settings: Settings) -> Iterator[None]:
 def run(argv: Sequence[str]) -> None:
     """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail."""
     settings, arguments = parse(argv)
-    with substituted(settings):
+    node_check = NodeCheck(settings)
+    node_check.before_joining()  # first of all: some rendezvous end for all nodes when one of them leaves
+    with substituted(settings, node_check):
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
 
 

@@ -33,6 +33,7 @@ class Member:
         watch: Where it answers that it lives, HOST:PORT; empty if it does not.
         launch: The name by which histories know it.
         version: The version of fastckpt that it runs.
+        checks: How many node checks it has been through with others; -1 if it takes part in none.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Member:
     watch: str = ""
     launch: str = ""
     version: str = VERSION
+    checks: int = -1
 
 
 def drawn_secret(store: "dist.distributed_c10d.Store", group_rank: int) -> bytes:

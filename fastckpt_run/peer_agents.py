@@ -18,6 +18,7 @@ from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
+from fastckpt.errors import FastckptError
 from fastckpt_run.detection.neighbor_watch import ISOLATED
 from fastckpt_run.detection.watch_process import SENT, WatchProcess
 from fastckpt_run.members import Member, drawn_secret, exchange, host_for
@@ -46,7 +47,11 @@ class PeerAgents:
         self._settings, self._handler, self._saver, self._met = settings, handler, saver, met
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
         self._own = Member(
-            ours.id if ours else secrets.token_hex(8), socket.gethostname(), memory_id(settings), launch=saver.address
+            ours.id if ours else secrets.token_hex(8),
+            socket.gethostname(),
+            memory_id(settings),
+            launch=saver.address,
+            checks=0 if settings.node_check else -1,
         )
         self._secret = self._watched_by = b""
         self._watch: WatchProcess | None = None
@@ -67,13 +72,36 @@ class PeerAgents:
         self._own = self._members[rank]
         self._saver.slot = self._own.slot
         if self._watch is not None:  # also in a round of one that comes after one of several
-            peers = [Peer(member.id, member.memory, member.address, member.launch) for member in self._members]
+            peers = [Peer(one.id, one.memory, one.address, one.launch, one.host) for one in self._members]
             round = PeerRound(peers, rank, self._secret)
             self._saver.meet(round)
             self._met(round)
             self._watch.watch([(member.id, member.watch) for member in self._members])
             if isinstance(self._handler, FastckptRendezvousHandler):
                 self._handler.ask_before_a_verdict(self._watch.answering)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The agents of the last round, by group rank."""
+        return self._members
+
+    def checked(self) -> None:
+        """Note that this node was checked with the others of the round."""
+        self._own = replace(self._own, checks=self._own.checks + 1)
+
+    def go_on_without(self, bad: Sequence[Member]) -> None:
+        """Have the round end without nodes that are bad; raises FastckptError if it cannot."""
+        if not isinstance(self._handler, FastckptRendezvousHandler):
+            names = ", ".join(member.host for member in bad)
+            raise FastckptError(
+                f"{names} failed the node check, and a job with this rendezvous cannot go on without: start it on "
+                "other nodes, or use --rdzv-backend c10d, which can"
+            )
+        # The first node of those that stay reports them: one message for all.
+        ids = {member.id for member in bad}
+        stay = [member.id for member in self._members if member.id not in ids]
+        if stay[0] == self._own.id or not self._handler.ends_soon():
+            self._handler.lost(ids)
 
     @property
     def may_rejoin(self) -> bool:

@@ -23,7 +23,6 @@ NEEDED = {
     "fastckpt.deepspeed": {"deepspeed"},
     "fastckpt.huggingface": {"transformers", "accelerate", "safetensors"},
     "fastckpt.lightning": {"lightning", "transformers", "safetensors"},  # torchmetrics imports what pip has installed
-    "fastckpt._core.inspect.export": {"safetensors"},
 }
 """What an extra brings: by the names of modules, what it needs itself included."""
 ALL = set[str]().union({"peft", "s3fs", "torchdata"}, *NEEDED.values())

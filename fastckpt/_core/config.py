@@ -17,6 +17,8 @@ AGENT_VARIABLE = "FASTCKPT_AGENT"
 """The variable with the address of the agent that launched a worker."""
 SECRET_VARIABLE = "FASTCKPT_SECRET"
 """The variable with the secret of a job: no setting, so that it is shown nowhere."""
+TRIAL_VARIABLE = "FASTCKPT_TRIAL"
+"""The variable with the file in which a job that `fastckpt plan` tries notes its directories: no setting of users."""
 SHM = "/dev/shm"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -135,7 +137,8 @@ class Settings:
         """Read ``FASTCKPT_*``; raises ConfigError naming one that cannot be read, and warns of unknown ones."""
         environment = os.environ if environment is None else environment
         _warn_of_unknown(
-            environment, {AGENT_VARIABLE, SECRET_VARIABLE, *(variable(field.name) for field in fields(cls))}
+            environment,
+            {AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, *(variable(field.name) for field in fields(cls))},
         )
         found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
         values: dict[str, Any] = {name: _parse(cls, name, text) for name, text in found.items()}
@@ -145,6 +148,11 @@ class Settings:
         """The variables from which `from_environment` reads these settings again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+def trial_record() -> str:
+    """The file of a job that `fastckpt plan` tries, which must touch no checkpoint of the user's; empty for others."""
+    return os.environ.get(TRIAL_VARIABLE, "")
 
 
 def copy_of_environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.client.job_store import explain_stale_addresses
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
 from fastckpt._core.client.saver_options import saver_options
-from fastckpt._core.config import RankInfo, Settings
+from fastckpt._core.config import RankInfo, Settings, trial_record
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.in_process_saver import leave_own_saver, saver_address
 from fastckpt._core.io.modes import choose
@@ -108,9 +108,10 @@ class Session:
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
             options.flash.report()
-        asked = saver_options(
-            self.directory, deletion_strategy, self.verify, options.remote, options.remote_deletion_strategy
-        )
+        # A script that `fastckpt plan` tries stores nothing outside of its own directory, which is empty.
+        self._is_trial = bool(trial_record())
+        remote = ("", None) if self._is_trial else (options.remote, options.remote_deletion_strategy)
+        asked = saver_options(self.directory, deletion_strategy, self.verify, *remote)
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         parts = bool(self.place.agent) and self.settings.slow_ranks
@@ -160,7 +161,7 @@ class Session:
         # 1. report what became of pending saves   2. copy the state into memory, and commit, or leave the rest to a
         # thread (Snapshotter.save)   3. run the user's deletion strategy on what became durable
         save = self.save_id(step)
-        path = target_in(self.directory, path, save) if path else ""
+        path = target_in(self.directory, path, save) if path and not self._is_trial else ""
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._note_pending(), place is None

@@ -1,10 +1,12 @@
-"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them; reports on jobs."""
+"""The command `fastckpt`: looks at checkpoints, compares, exports and removes them; reports on jobs; checks nodes."""
 
 import click
 
+from fastckpt_run.cli.check import check
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
+from fastckpt_run.cli.plan import plan
 from fastckpt_run.cli.prune import prune
 from fastckpt_run.cli.report import report
 from fastckpt_run.cli.shm import shm
@@ -34,10 +36,10 @@ def main() -> None:
     With --json each command prints one JSON document, and nothing else, to standard output.
 
     Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
-    which: checkpoints exist, but none can be loaded); 2 if there is no answer (wrong usage, no such checkpoint, a
-    file that cannot be read).
+    which: checkpoints exist, but none can be loaded; check: the node has a problem); 2 if there is no answer (wrong
+    usage, no such checkpoint, a file that cannot be read).
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report, plan, check):
     main.add_command(_command)

@@ -8,8 +8,10 @@ import click
 from fastckpt._core.config import Settings
 from fastckpt._core.format.manifest import MODEL
 from fastckpt._core.inspect.checkpoint_files import CheckpointFiles, find
+from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import FINDING, CommandOutput, Screen, answering, number, shortened
+from fastckpt_run.cli.progress import observed
 from fastckpt_run.formatting import count
 
 if TYPE_CHECKING:
@@ -24,18 +26,20 @@ _OWN = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
 @click.argument("b", metavar="B")
 @click.option("--file", "names", multiple=True, metavar="NAME", help="Compare this file only, such as model.pt.")
 @answering
-def diff(a: str, b: str, names: tuple[str, ...]) -> CommandOutput:
+@observed
+def diff(a: str, b: str, names: tuple[str, ...], observer: WorkObserver) -> CommandOutput:
     """Compare two checkpoints: names, types, shapes, values, and how far the elements of each tensor are apart.
 
     A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN; which storages tensors share,
     and on which device they were, does not count. Exit code 1 if they differ.
     """
-    from fastckpt._core.inspect.diff import diff_files
+    from fastckpt._core.inspect.diff import diff_all
 
     shm_dir = Settings.from_environment().arenas
     left, right = find(a, shm_dir), find(b, shm_dir)
     pairs, only_a, only_b = _pairs(left, right, names)
-    differences = {name: diff_files(left.files[in_a], right.files[in_b]) for name, (in_a, in_b) in pairs.items()}
+    files = {name: (left.files[in_a], right.files[in_b]) for name, (in_a, in_b) in pairs.items()}
+    differences = diff_all(files, observer)
     # After the comparison: memory may have been reused meanwhile, and the difference would be that of another save.
     left.check_unchanged()
     right.check_unchanged()

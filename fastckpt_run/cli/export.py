@@ -8,7 +8,9 @@ from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
 from fastckpt._core.format.manifest import METADATA, MODEL
 from fastckpt._core.inspect.checkpoint_files import find
+from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt_run.cli.output import CommandOutput, Screen, answering
+from fastckpt_run.cli.progress import observed
 
 
 @click.command()
@@ -21,7 +23,10 @@ from fastckpt_run.cli.output import CommandOutput, Screen, answering
 @click.option("--only", default="", metavar="KEYS", help="Export this part of the state, such as model.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @answering
-def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool) -> CommandOutput:
+@observed
+def export(
+    checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool, observer: WorkObserver
+) -> CommandOutput:
     """Write the state of a checkpoint to OUT, as safetensors or with torch.save; the shards of DCP are put together.
 
     The file is compared with its digest first. Safetensors holds a flat list of plain tensors: names are joined by
@@ -34,7 +39,7 @@ def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, f
     name = name or (METADATA if METADATA in source.files else alone)
     file = source.file(name)
     kind = kind or ("safetensors" if out.suffix == ".safetensors" else "torch")
-    export_file(file, out, ExportOrder(kind, only, force), source.check_unchanged)
+    export_file(file, out, ExportOrder(kind, only, force), source.check_unchanged, observer)
     written = out.stat().st_size
     document = {"source": str(file.path), "out": str(out), "format": kind, "only": only, "size": written}
 

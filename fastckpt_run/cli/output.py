@@ -3,9 +3,12 @@
 import functools
 import json
 import math
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +76,12 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*arguments: Any, as_json: bool, **options: Any) -> None:
         try:
-            answer = function(*arguments, **options)
+            with _ended_in_order():
+                answer = function(*arguments, **options)
+        except KeyboardInterrupt:
+            # Not click's 1, which would be a finding.
+            click.echo("fastckpt: stopped", err=True)
+            sys.exit(128 + signal.SIGINT)
         # These say what is wrong and what to do; anything else is a defect, and shows its traceback.
         except (FastckptError, OSError) as error:
             click.echo(f"fastckpt: error: {plain(str(error))}", err=True)
@@ -86,6 +94,24 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
         sys.exit(answer.code)
 
     return run
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """While this lasts, signals that would end the process at once have it remove first what it has not finished."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    ours = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    signals = [number for number in ours if signal.getsignal(number) is signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
 
 
 REMOTE = click.option("--remote", default="", metavar="URL", help="The store that the job copies DIR to.")

@@ -10,10 +10,12 @@ from fastckpt._core.config import Settings
 from fastckpt._core.inspect.inventory import is_gone, take
 from fastckpt._core.inspect.prune import delete, divide
 from fastckpt._core.inspect.prune import keep_best as best_of
+from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
 from fastckpt._core.storage.store import normalised
 from fastckpt_run.cli.ls import in_words, jobs
 from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe, known
+from fastckpt_run.cli.progress import observed
 
 _POLICIES: dict[str, Callable[[Any], Policy]] = {
     "keep_last": KeepLast,
@@ -33,7 +35,10 @@ _POLICIES: dict[str, Callable[[Any], Policy]] = {
 @REMOTE
 @click.option("--yes", is_flag=True, help="Delete; without it, only list what would be deleted.")
 @answering
-def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, **keep: Any) -> CommandOutput:
+@observed
+def prune(
+    directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, observer: WorkObserver, **keep: Any
+) -> CommandOutput:
     """Delete the checkpoints on storage that none of the options keeps; by default, only list them.
 
     The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
@@ -50,7 +55,7 @@ def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool,
     # 1. read all tiers once   2. divide what each holds by the policies   3. delete, with --yes   4. show both
     divided = {tier: divide(inventory, policies, drop_history, tier=tier) for tier in places}
     for tier, (_, obsolete) in divided.items() if yes else ():
-        delete(places[tier], obsolete)
+        delete(places[tier], obsolete, observer)
     kept, others = ([item for parts in divided.values() for item in parts[i]] for i in (0, 1))
     document: dict[str, Any] = {
         "directory": inventory.location,

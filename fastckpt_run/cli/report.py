@@ -107,9 +107,11 @@ def _document(found: "Report") -> dict[str, Any]:
             for placed in chain
         ],
         "failures": [_failure(one) for one in found.failures],
+        "hosts": [asdict(one) for one in found.hosts],
         "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
         "superseded": [asdict(one) | {"at": one.at / 1e9} for one in found.superseded],
         "offloaded": [_offloaded(one) for one in found.offloaded],
+        "metrics": [asdict(one) | {"at": one.at / 1e9} for one in found.metrics],
         "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
         "unreadable": found.unreadable,
         "events_lost": found.events_lost,
@@ -125,6 +127,8 @@ def _offloaded(one: "OffloadedRank") -> dict[str, Any]:
 
 def _failure(one: "Recovery") -> dict[str, Any]:
     document = asdict(one) | {"at": one.at / 1e9, "silent": one.silent / 1e9}
+    if one.awaited is not None:
+        del document["awaited"]["at"]
     for name in (*INSTANTS, "load"):
         document[name] = None if document[name] is None else document[name] / 1e9
     return document

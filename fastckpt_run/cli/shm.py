@@ -7,10 +7,12 @@ import click
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
+from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.census import clean as remove
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.cli.output import FINDING, CommandOutput, Screen, answering, known
+from fastckpt_run.cli.progress import observed
 
 
 @click.group()
@@ -32,14 +34,19 @@ def ls() -> CommandOutput:
 @click.option("--force", is_flag=True, help="Also those that hold a whole checkpoint, which may be nowhere else.")
 @click.option("--yes", is_flag=True, help="Remove; without it, only list what would be removed.")
 @answering
-def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> CommandOutput:
+@observed
+def clean(arenas: tuple[str, ...], force: bool, yes: bool, observer: WorkObserver) -> CommandOutput:
     """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only list them.
 
     Never removed is what a live job uses, what belongs to another user, and, without --force, what holds a whole
     checkpoint: the next launch with its directory resumes from it. Exit code 1 if one could not be removed.
     """
     entries = _chosen(_census(), arenas)
-    outcomes = {entry.path: _remove(entry, force=force, yes=yes) for entry in entries}
+    outcomes = {}
+    observer.begin("remove", sum(entry.size for entry in entries))
+    for entry in entries:
+        outcomes[entry.path] = _remove(entry, force=force, yes=yes)
+        observer.advance(entry.size)
     document = {
         "done": yes,
         "arenas": [

@@ -30,7 +30,7 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> CommandO
     trees = {name: _read(file) for name, file in files.items()}
     # A job may reuse the slot while it is read: then the answer is of two checkpoints, and is refused.
     source.check_unchanged()
-    sizes = {name: file.size + sum(part.size for part in file.parts.values()) for name, file in files.items()}
+    sizes = {name: file.whole_size for name, file in files.items()}
     document = {
         "checkpoint": describe(source.item) if source.item else None,
         "files": [

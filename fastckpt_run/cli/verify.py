@@ -8,8 +8,10 @@ from fastckpt._core.config import Settings
 from fastckpt._core.inspect.address import parse
 from fastckpt._core.inspect.inventory import take
 from fastckpt._core.inspect.verify import BAD, Finding, select, verify_all
+from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answering, known
+from fastckpt_run.cli.progress import observed
 
 
 @click.command()
@@ -17,7 +19,8 @@ from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answ
 @click.option("--all", "everything", is_flag=True, help="Read every checkpoint of DIR, not only the newest.")
 @REMOTE
 @answering
-def verify(checkpoint: str, everything: bool, remote: str) -> CommandOutput:
+@observed
+def verify(checkpoint: str, everything: bool, remote: str, observer: WorkObserver) -> CommandOutput:
     """Read every byte of a checkpoint, in every tier that has it, and compare it with what was saved.
 
     Without a step: the newest whole checkpoint, and all that can be seen to be bad without reading it. What is in
@@ -27,7 +30,8 @@ def verify(checkpoint: str, everything: bool, remote: str) -> CommandOutput:
     if everything and address.explicit:
         raise ConfigError(f"--all checks all checkpoints of a directory, but {checkpoint} names one")
     inventory = take(address.location, Settings.from_environment().arenas, remote)
-    findings = verify_all(inventory, select(inventory, address, everything=everything), tracker=not address.explicit)
+    items = select(inventory, address, everything=everything)
+    findings = verify_all(inventory, items, tracker=not address.explicit, observer=observer)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("good", "bad", "unknown")}
     document = {"directory": inventory.location, **counts, "findings": [_to_json(finding) for finding in findings]}
 

@@ -7,8 +7,10 @@ import click
 from fastckpt._core.config import Settings
 from fastckpt._core.inspect.inventory import take
 from fastckpt._core.inspect.which import REFUSE, decide
+from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt_run.cli.ls import in_words, jobs, none_of_ours
 from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answering, describe, known
+from fastckpt_run.cli.progress import observed
 
 
 @click.command()
@@ -16,14 +18,15 @@ from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answ
 @REMOTE
 @click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
 @answering
-def which(directory: str, remote: str, verifies: bool) -> CommandOutput:
+@observed
+def which(directory: str, remote: str, verifies: bool, observer: WorkObserver) -> CommandOutput:
     """Show which checkpoint of DIR a launch on this node would resume, and why none of the others.
 
     The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
     can be loaded.
     """
     inventory = take(directory, Settings.from_environment().arenas, remote)
-    decision = decide(inventory, verifies=verifies)
+    decision = decide(inventory, verifies=verifies, observer=observer)
     document: dict[str, Any] = {
         "directory": inventory.location,
         "outcome": decision.outcome,

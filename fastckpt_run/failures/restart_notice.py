@@ -11,7 +11,7 @@ from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.memory.telemetry import Telemetry
-from fastckpt._core.report.launches import Failure
+from fastckpt._core.report.launches import AwaitedRank, Failure
 from fastckpt_run import formatting
 from fastckpt_run.failures.cause import Cause
 
@@ -79,6 +79,7 @@ class RestartNotice:
         self._round = _Round()
         self._pending: _Pending | None = None
         self._hang: dict[str, Any] = {}
+        self._awaited: AwaitedRank | None = None
         self._failed_at = 0
         self._has_joined = False
         self._furthest: dict[str, int] = {}
@@ -91,12 +92,12 @@ class RestartNotice:
         with self._lock:
             match event["event"]:
                 case "rendezvous":  # and not with their start: one may have joined before the last is started
-                    self._round, self._hang, self._failed_at = _Round(), {}, 0
+                    self._round, self._hang, self._awaited, self._failed_at = _Round(), {}, None, 0
                 case "worker_died":
                     # The first death is the failure; the others follow from it.
                     self._failed_at = self._failed_at or at
                 case "hang":
-                    self._hang, self._failed_at = event, at
+                    self._hang, self._failed_at, self._awaited = event, at, AwaitedRank.of(event)
                 case _:
                     self._round.observe(event, at)
             self._has_joined |= bool(self._round.joined)
@@ -203,6 +204,7 @@ class RestartNotice:
             rank,
             exitcode,
             round(1e9 * self._hang["silent"]) if hung else 0,
+            self._awaited if hung else None,
             exception=cause.exception,
             frame=place if hung else cause.frame,
             host=socket.gethostname(),

@@ -2,56 +2,48 @@
 
 import logging
 import math
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from torch.distributed.elastic.agent.server.api import Worker
 
-from fastckpt._core import metrics
-from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.stacks import Stacks, ask
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.hangs import Observation, Witness, culprits, hung, limits, occupied
+from fastckpt._core.policy.stack_groups import StackGroups, grouped
+from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt_run.failures.deaths import peek
-from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
+from fastckpt_run.hangs import hang_record
+from fastckpt_run.hangs.hang_record import Hang
+from fastckpt_run.hangs.process_activity import Activity
+from fastckpt_run.hangs.stack_exchange import NodeReport, StackExchange
 from fastckpt_run.hangs.step_times import Lines, StepTimes, Waits
+from fastckpt_run.hangs.worker_inspection import KEPT, NOTHING, NodeWorkers
+from fastckpt_run.watch.node_channel import NodeChannel
 from fastckpt_run.workers import kill_group
 
 logger = logging.getLogger("fastckpt.launcher")
 
-_STACKS_TIMEOUT = 5.0
-"""Seconds that all workers have to write their stacks."""
 _DEATH_TIMEOUT = 5.0
 """Seconds in which a culprit that was killed is dead, unless the kernel does not let it."""
 _REMEMBERED = 86400.0
 """Seconds for which a hang is remembered, in case it was none."""
-_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/graph.py")
-"""Functions in which ranks wait for each other; autograd waits for the gradients of others."""
-_DEBUGGERS = ('/bdb.py", line', "/pydevd", "/IPython/terminal/")
-"""Parts of the stacks of processes at a prompt of pdb or the like, or under another debugger written in Python."""
-_GLANCE = 0.25
-"""Seconds over which the processor time of workers is measured."""
-_BUSY = 0.2
-"""Share of a processor from which on a worker computes, though its stack is in a wait."""
+_FRESH = 2.0
+"""Seconds for which stacks that another node has asked for are good enough to judge by."""
 
 _SHORT = 0.25
 """Seconds of silence before /proc is read to see whether a worker runs."""
-_NOTHING = Telemetry(pid=-1)
-"""Of a worker that has not reported since it was started."""
 
 
 @dataclass(frozen=True)
-class Hang:
-    """A hang: the ranks to blame, and the states of all workers of the node, by local rank."""
+class _Seen:
+    """The last look at the telemetry, for threads that answer other nodes."""
 
-    culprits: tuple[int, ...]
-    reason: str
-    sights: Mapping[int, Observation]
-    witnesses: Mapping[int, Witness]
-    stacks: Mapping[int, Stacks]
-    last: Lines
+    workers: NodeWorkers
+    at: float = 0.0
+    sights: Mapping[int, Observation] = field(default_factory=dict)
+    is_occupied: bool = False
 
 
 class HangWatch:
@@ -60,26 +52,32 @@ class HangWatch:
     Args:
         setting: "auto", "off" or seconds.
         read: The last telemetry of each local rank, by checkpoint directory.
+        channel: To the agents of other nodes; None for a node alone.
 
     Attributes:
         killed: The pids of workers that were killed because they hung, since they were started last.
     """
 
-    def __init__(self, setting: str, read: Callable[[], Mapping[str, Sequence[Telemetry]]]) -> None:
+    def __init__(
+        self,
+        setting: str,
+        read: Callable[[], Mapping[str, Sequence[Telemetry]]],
+        channel: NodeChannel | None = None,
+    ) -> None:
         self._setting = setting
         self._read = read
-        self._pids: Mapping[int, int] = {}
-        self._processes: Mapping[int, Process] = {}
-        self._ranks: Mapping[int, int] = {}
-        self._sees_all = True
+        self._exchange = StackExchange(channel, self._report, self._take_note) if channel is not None else None
+        self._host = socket.gethostname()
+        self._workers = NodeWorkers({}, ())
         self._known: set[int] = set()
         self.killed: set[int] = set()
         self._hangs: list[float] = []
         self._step_times = StepTimes()
         self._waits = Waits()
         # Silence counts from here on only: before, the whole machine may have been suspended, this process included.
-        self._awake = self._looked = self._started = time.monotonic()
-        self._activity = Activity((), self._started)
+        self._awake = self._looked = self._workers.started
+        self._seen = _Seen(self._workers)
+        self._activity = Activity((), self._awake)
 
     @property
     def interval(self) -> float:
@@ -91,27 +89,24 @@ class HangWatch:
     def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
         """Watch new workers of this node, whose processes are given by local rank."""
         self.killed.clear()
-        self._pids = dict(pids)
-        self._processes = {rank: Process.of(pid) for rank, pid in pids.items()}
-        self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
-        # With several nodes the rank that the others wait for may be on another one.
-        self._sees_all = len(pids) == workers[0].world_size
-        self._awake = self._looked = self._started = time.monotonic()
-        self._activity = Activity(pids.values(), self._started)
+        self._workers = NodeWorkers(pids, workers)
+        self._awake = self._looked = self._workers.started
+        self._seen = _Seen(self._workers)
+        self._activity = Activity(pids.values(), self._awake)
         self._waits.begin()
-        self._step_times.begin(self._started)
+        self._step_times.begin(self._awake)
 
     def end_hang(self, *, may_restart: bool) -> bool:
         """If the job hangs, log the hang and kill the culprits; return whether it did.
 
-        It takes some seconds to collect the workers' stacks.
+        It takes some seconds to collect the workers' stacks, and those of other nodes.
 
         Args:
             may_restart: Whether there would be a restart, so that an error can be made good.
         """
         hang = self._look(may_restart=may_restart)
         if hang is not None:
-            _log(hang, self._ranks, self._pids)
+            hang_record.log(hang, self._workers)
             self._kill(hang)
         return hang is not None
 
@@ -122,7 +117,7 @@ class HangWatch:
             return None
         now = time.monotonic()
         passed = self._notice_pause(now)
-        lines = self._lines()
+        lines = self._lines(self._workers)
         self._step_times.see(lines)
         self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
         allowed = limits(
@@ -130,11 +125,12 @@ class HangWatch:
             self._step_times.slowest(now),
             len(self._hangs),
             start=self._step_times.start,
-            sees_all=self._sees_all,
+            sees_all=self._workers.sees_all,
             may_restart=may_restart,
         )
         sights = self._observations(now, lines)
-        if occupied(list(sights.values()), allowed):
+        self._seen = _Seen(self._workers, now, sights, occupied(list(sights.values()), allowed))
+        if self._seen.is_occupied:
             self._waits.advance(passed)
         idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
         ranks = hung(list(sights.values()), allowed, idle)
@@ -145,8 +141,9 @@ class HangWatch:
         # Counted before the kill: under "auto" each alarm doubles the limits, in case this one was false.
         self._hangs.append(time.monotonic())
         self._reset_silence()
-        for ranks in (hang.culprits, self._pids):
-            running = [self._pids[rank] for rank in ranks if self._processes[rank].is_alive()]
+        workers = self._workers
+        for ranks in (hang.culprits, workers.pids):
+            running = [workers.pids[rank] for rank in ranks if workers.is_alive(rank)]
             for pid in running:
                 kill_group(pid)
             self.killed.update(running)
@@ -171,12 +168,12 @@ class HangWatch:
         self._awake = time.monotonic()
         self._waits.begin()
 
-    def _lines(self) -> dict[int, Telemetry]:
+    def _lines(self, workers: NodeWorkers) -> dict[int, Telemetry]:
         """The last telemetry of each worker since its start; that of an open checkpointer has priority."""
         found: dict[int, Telemetry] = {}
         for directory in self._read().values():
             for rank, line in enumerate(directory):
-                if line.beat > self._started * 1e9 and rank in self._pids:
+                if line.beat > workers.started * 1e9 and rank in workers.pids:
                     found[rank] = max(found.get(rank, line), line, key=lambda line: (line.pid > 0, line.beat))
         return found
 
@@ -190,81 +187,99 @@ class HangWatch:
         self._known |= {rank for rank, line in lines.items() if line.pid}
         self._known -= {rank for rank, line in lines.items() if not line.pid}
         found = {}
-        for rank in self._known & self._pids.keys():
-            line = lines.get(rank, _NOTHING)
+        for rank in self._known & self._workers.pids.keys():
+            line = lines.get(rank, NOTHING)
             silent, waited = now - max(line.beat / 1e9, self._awake), self._waits.of(rank, line.beat)
-            if silent < _SHORT or self._runs(rank, line.pid):
+            if silent < _SHORT or self._workers.runs(rank, line.pid):
                 found[rank] = Observation(rank, silent, line.steps, line.phase, line.allowed / 1e9, waited)
         return found
 
-    def _runs(self, rank: int, speaker: int) -> bool:
-        """Return whether a worker runs, or, if it is a script, the child of it that sends its heartbeats."""
-        return self._processes[rank].is_alive() and (speaker <= 0 or bool(state_of(speaker)))
-
     def _inspect(self, lines: Lines, sights: Mapping[int, Observation], ranks: Sequence[int]) -> Hang | None:
         """Inspect workers closely when ``ranks`` seem to hang; None if they do not after all."""
-        # 1. no debugger is attached   2. processor time: a rank that computes does not wait for others
-        # 3. stacks, by a signal   4. telemetry again: workers may have gone on meanwhile   5. the culprits
-        speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
-        states = {rank: state_of(pid) if self._runs(rank, pid) else "" for rank, pid in speakers.items()}
-        if "t" in states.values():
-            self._reset_silence()
-            return None  # a debugger traces it
-        before = processor_times(self._pids.values())
-        time.sleep(_GLANCE)
-        after = processor_times(self._pids.values())
-        running = [rank for rank, state in states.items() if state != "T"]  # a stopped process handles no signal
-        # A handler in C writes the stacks, so a worker that never returns to Python's interpreter loop answers, too.
-        stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
-        if any(debugger in each.text for each in stacks.values() for debugger in _DEBUGGERS):
+        # 1. a close look: debuggers, processor time, stacks   2. telemetry again: workers may have gone on meanwhile
+        # 3. the stacks of other nodes   4. telemetry again   5. the culprits
+        workers = self._workers
+        look = workers.inspect(lines, at_most=_FRESH)
+        if look.is_debugged:
             logger.info("workers that are silent are being debugged")
             self._reset_silence()
             return None
-        now = self._lines()
-        spoke = {rank for rank in sights if now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat}
-        if spoke.issuperset(ranks):
+        if (spoke := self._spoke(lines, sights)).issuperset(ranks):
             logger.info("workers that were silent went on while they were asked for their stacks")
             return None
         lately = max(sights[rank].own for rank in ranks) / 2
         spoke |= {rank for rank, sight in sights.items() if sight.own < lately and rank not in ranks}
-        witnesses = {}
-        for rank, pid in self._pids.items():
-            line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())
-            # A stack in a collective with processor time is a rank that computes for it, or that has just come there.
-            waits = _waits(stack) and after[pid] - before[pid] < _BUSY * _GLANCE
-            has_left, place = not (line.pid and states[rank]), str(stack.innermost or "")
-            witnesses[rank] = Witness(rank, line.steps, states[rank], rank in spoke, has_left, waits, place)
-        blamed, reason = culprits(list(witnesses.values()), sees_all=self._sees_all)
-        return Hang(tuple(each.rank for each in blamed), reason, sights, witnesses, stacks, lines)
+        witnesses = {rank: look.witness(rank, goes_on=rank in spoke) for rank in workers.pids}
+        numbers, began, groups = workers.ranks.items(), time.monotonic(), None
+        if workers.sees_all:
+            caught = [look.caught(rank, number, self._host, goes_on=rank in spoke) for rank, number in numbers]
+            groups = grouped(caught, workers.world_size)
+        elif self._exchange is not None:
+            groups, waits = self._ask_others(self._exchange, max(sights[rank].silent for rank in ranks), lately)
+            if waits:
+                self._reset_silence()
+                return None
+            if self._spoke(lines, sights).issuperset(ranks):
+                logger.info("workers that were silent went on while those of other nodes were asked for their stacks")
+                return None
+        blamed, reason = self._judge(witnesses, groups)
+        return Hang(tuple(blamed), reason, sights, witnesses, look, groups, time.monotonic() - began)
 
+    def _spoke(self, before: Lines, sights: Mapping[int, Observation]) -> set[int]:
+        """The ranks that have reported since."""
+        now = self._lines(self._workers)
+        return {rank for rank in sights if now.get(rank, NOTHING).beat > before.get(rank, NOTHING).beat}
 
-def _waits(stacks: Stacks) -> bool:
-    """Return whether a worker's main thread is in a function in which ranks wait for each other."""
-    return stacks.innermost is not None and any(part in stacks.innermost.file for part in _WAITS)
+    def _judge(self, witnesses: Mapping[int, Witness], groups: StackGroups | None) -> tuple[list[int], str]:
+        """The local ranks to kill first, and why: by all ranks of the job if these are known, else by those here."""
+        workers = self._workers
+        found, reason = culprits(list(witnesses.values()), sees_all=workers.sees_all)
+        blamed = [each.rank for each in found]
+        if groups is None:
+            return blamed, reason
+        odd = {number for group in groups.odd for number in group.ranks}
+        if here := [rank for rank, number in workers.ranks.items() if number in odd]:
+            return here, groups.reason
+        if workers.sees_all or not all(each.waits for each in found):
+            return blamed, reason
+        if groups.odd:
+            return blamed, f"waits for {groups.odd[0].name}, which {groups.odd[0].deed}"
+        if groups.unheard:
+            return blamed, f"waits, perhaps for a rank on {' or '.join(groups.unheard)}, from where no answer came"
+        return blamed, "waits, as all others do: which of them is to blame is not known"
 
+    # --- other nodes
 
-def _log(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
-    """Log a hang, with the stacks of all workers, and record it; ``ranks`` are those in the job, by local rank."""
-    blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
-    silent = max(sight.silent for sight in hang.sights.values())
-    logger.error("the job hangs, for %.1f s: %s %s; killing", silent, blamed, hang.reason)
-    found = []
-    for rank, witness in sorted(hang.witnesses.items()):
-        last, sight = hang.last.get(rank, Telemetry()), hang.sights.get(rank)
-        entry: dict[str, Any] = {"rank": ranks[rank], "local_rank": rank, "worker_pid": pids[rank]}
-        entry |= {
-            "silent": sight.silent if sight else None,
-            "step": last.step,
-            "steps": last.steps,
-            "phase": last.phase,
-        }
-        found.append(entry | {"state": witness.state, "place": witness.place})
-        text = hang.stacks.get(rank, Stacks()).text.rstrip() or "its stacks cannot be had"
-        process = f"local rank {rank}, pid {pids[rank]}, state {witness.state or 'exited'}"
-        silence = f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer"
-        logger.error("rank %d (%s) after %d steps, %s:\n%s", ranks[rank], process, witness.steps, silence, text)
-    metrics.event("hang", culprits=[ranks[r] for r in hang.culprits], reason=hang.reason, silent=silent, ranks=found)
+    def _ask_others(self, exchange: StackExchange, silent: float, lately: float) -> tuple[StackGroups | None, bool]:
+        """The groups of all ranks of the job, as far as they are known, and whether these here may wait for others."""
+        try:
+            found = exchange.collect(self._host, silent, lately)
+        except (FastckptError, OSError) as error:
+            logger.warning("the stacks of other nodes are not known, as the first node gives no answer: %s", error)
+            return None, False
+        if found.occupied:
+            logger.info(
+                "workers are silent, but those on %s may hold them up in good health", ", ".join(found.occupied)
+            )
+        return found.groups, bool(found.occupied)
 
+    def _report(self) -> NodeReport:
+        """The report on the workers of this node for the first one; called in any thread."""
+        workers, seen = self._workers, self._seen
+        if not workers.pids:
+            raise ProtocolError("this node has no workers yet")
+        # How long they are silent is as of the question: the look takes seconds in which nobody may do anything.
+        lines, now = self._lines(workers), time.monotonic()
+        look = workers.inspect(lines, at_most=KEPT)
+        is_recent = seen.workers is workers and now - seen.at < 2 * self.interval + 1.0
+        is_occupied = look.is_debugged or (is_recent and seen.is_occupied)
+        ranks = []
+        for rank, number in workers.ranks.items():
+            line, sight = lines.get(rank), seen.sights.get(rank)
+            waited = sight.waited if sight is not None and sight.takes_steps else 0.0
+            silent = now - max(line.beat / 1e9, self._awake) - waited if line else math.inf
+            ranks.append((look.caught(rank, number, self._host), silent))
+        return NodeReport(self._host, now - workers.started, is_occupied, workers.world_size, ranks)
 
-def _name(rank: int, witness: Witness) -> str:
-    return f"rank {rank}" + (f", in {witness.place}," if witness.place else "")
+    def _take_note(self, host: str, groups: StackGroups) -> None:
+        hang_record.log_found_elsewhere(host, groups, self._workers)

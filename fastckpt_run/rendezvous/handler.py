@@ -154,6 +154,19 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Report that this node does not reach these. Its round ends if the store is silent, too."""
         self._alive.isolated(ids)
 
+    def is_given_up(self) -> bool:
+        """Whether other nodes have reported this one as gone from its last round, though it is there."""
+        with suppress(StoreLost):
+            return self._records is not None and self.id in self._records.gone(self.round)
+        return False
+
+    def gone_hosts(self) -> list[str]:
+        """The hosts of nodes that were reported gone from the last round of this one."""
+        with suppress(StoreLost):
+            gone = self._records.gone(self.round) if self._records is not None else frozenset[str]()
+            return [node.host for node in self.round.nodes if node.id in gone]
+        return []
+
     def leave_round(self) -> None:
         """End the round for this node, as if others waited for a place in it."""
         self._alive.leave_round()

@@ -1,9 +1,11 @@
 """The text of a report that people read: its tables and facts in the terminal, and what the page shares with them."""
 
 import time
+from collections.abc import Sequence
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
+from fastckpt._core.report.host_failures import HostFailures
 from fastckpt._core.report.report import Recovery, Report
 from fastckpt_run import formatting
 from fastckpt_run.cli.output import Screen
@@ -98,6 +100,7 @@ def facts(found: Report) -> list[str]:
         f"persists: {counts.persisted:,} of {decimal(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",
     ]
+    lines += _measurements(found)
     if found.decisions:
         lines.append(f"frequency: {formatting.frequency(found.decisions)}")
     if counts.uploads or counts.upload_failures:
@@ -107,6 +110,8 @@ def facts(found: Report) -> list[str]:
     lines += offload_text.facts(found, start)
     for one in found.superseded[-SHOWN:]:
         lines.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
+    if found.hosts:
+        lines.append(f"failures by host: {hosts(found.hosts)}")
     if counts.bad_checkpoints:
         lines.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
     if found.unreadable or found.events_lost:
@@ -114,6 +119,42 @@ def facts(found: Report) -> list[str]:
             f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
         )
     return lines
+
+
+def _measurements(found: Report) -> list[str]:
+    """What was measured last: the durations of steps, and what the script logged."""
+    lines = list[str]()
+    for one in found.metrics[:SHOWN]:
+        node = f" on node {one.node}" if len(found.metrics) > 1 else ""
+        count, total = (one.number(f"fastckpt_step_seconds_{name}") for name in ("count", "sum"))
+        if count and total is not None:
+            bounds = [_bound(one.number(f'fastckpt_step_seconds{{quantile="{part}"}}')) for part in ("0.5", "0.99")]
+            mean = formatting.duration(round(total / count * 1e9))
+            lines.append(f"step times{node}: {mean} on average, half take {bounds[0]} at most, 99 % {bounds[1]}")
+        if logged := one.logged():
+            shown = ", ".join(f"{name} {_number(value)}" for name, value in [*logged.items()][:SHOWN])
+            lines.append(f"logged{node} up to step {one.step:,}: {shown}")
+    return lines
+
+
+def _bound(seconds: float | None) -> str:
+    return "more than was measured" if seconds is None else formatting.duration(round(seconds * 1e9))
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def hosts(found: Sequence[HostFailures]) -> str:
+    """The hosts that have failed most, each with how often."""
+
+    def one(host: HostFailures) -> str:
+        first = f", {host.first:,} of them first" if len(found) > 1 and host.failures else ""
+        checks = f"; {formatting.count(host.checks, 'failed node check')}" if host.checks else ""
+        return f"{host.host} {host.failures:,}{first}{checks}"
+
+    more = f"; {len(found) - SHOWN:,} more hosts" if len(found) > SHOWN else ""
+    return "; ".join(map(one, found[:SHOWN])) + more
 
 
 def when(nanoseconds: int) -> str:

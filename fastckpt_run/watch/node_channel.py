@@ -1,9 +1,10 @@
 """Questions among the agents of a round about their nodes: to one, to the first, to all."""
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from fastckpt._core.ipc.sealed import SealedConnection
@@ -18,7 +19,10 @@ AT_ONCE = 32
 
 Body = dict[str, Any]
 Answer = Callable[[int, Body], Body]
-"""Answers a question of a node, given by its rank; called in any thread, and must not wait for other nodes' answers."""
+"""Answers a question of a node, given by its rank; called in any thread.
+
+It must not wait for other nodes' answers, unless those wait for nobody, and the question came by `NodeChannel.ask`.
+"""
 
 
 class NodeChannel:
@@ -48,6 +52,16 @@ class NodeChannel:
         """How many nodes are in the round; 1 before the first one."""
         return len(self._round.peers) if self._round else 1
 
+    @property
+    def round(self) -> PeerRound | None:
+        """The round itself: another one after each restart; None before the first one."""
+        return self._round
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of all nodes' hosts, for people to read, by rank; one empty name before the first round."""
+        return [peer.host or peer.address for peer in self._round.peers] if self._round else [""]
+
     def answer(self, subject: str, answer: Answer) -> None:
         """Have questions about ``subject`` answered; call it before the first round."""
         self._answers[subject] = answer
@@ -72,7 +86,7 @@ class NodeChannel:
                 self._hang_up()
                 raise
 
-    def ask(self, node: int, subject: str, body: Body, timeout: float) -> Body:
+    def ask(self, node: int, subject: str, body: Body, timeout: float, *, reach: float | None = None) -> Body:
         """Ask the agent of a node.
 
         Args:
@@ -80,6 +94,8 @@ class NodeChannel:
             subject: Which of its answers is asked for.
             body: The question.
             timeout: Seconds that each wait of the connection may take.
+            reach: Seconds for each wait until it is reached, if these are fewer: a node that is lost, or an agent that
+                is stopped, is not waited for as long as an answer may take.
 
         Raises:
             OSError: It is not reached, or does not answer in time.
@@ -88,24 +104,40 @@ class NodeChannel:
         round = self._round
         if round is None or node == round.own:
             return self._answers[subject](self.node, body)
-        link = SealedConnection.connect(round.peers[node].address, round.secret, timeout)
+        first = timeout if reach is None else reach
+        link = SealedConnection.connect(round.peers[node].address, round.secret, first, later=timeout)
         try:
             return _asked(link, round, subject, body)
         finally:
             link.close()
 
-    def ask_all(self, subject: str, body: Body, timeout: float) -> Mapping[int, Body]:
-        """Ask the agents of all nodes, this one included; the answers of those that gave one, by rank.
+    def ask_all(
+        self,
+        subject: str,
+        body: Body,
+        timeout: float,
+        *,
+        nodes: Sequence[int] | None = None,
+        at_once: int = AT_ONCE,
+        reach: float | None = None,
+    ) -> Mapping[int, Body]:
+        """Ask the agents of all nodes, this one included; the answers of those that gave one in time, by rank.
 
-        It takes at most ``timeout`` seconds for each `AT_ONCE` nodes.
+        It takes at most ``timeout`` seconds for each ``at_once`` nodes. If ``nodes`` are given, only these are asked;
+        ``reach`` is as in `ask`.
         """
         found: dict[int, Body] = {}
-        nodes = range(self.nodes)
-        with ThreadPoolExecutor(min(AT_ONCE, len(nodes)), "fastckpt-ask") as pool:
-            asked = {pool.submit(self.ask, node, subject, body, timeout): node for node in nodes}
-            for done in as_completed(asked):
-                with contextlib.suppress(OSError, FastckptError, LookupError):  # a node that is lost answers nothing
-                    found[asked[done]] = done.result()
+        nodes = range(self.nodes) if nodes is None else nodes
+        if not nodes:
+            return found
+        pool = ThreadPoolExecutor(min(at_once, len(nodes)), "fastckpt-ask")
+        asked = {pool.submit(self.ask, node, subject, body, timeout, reach=reach): node for node in nodes}
+        done, _ = wait(asked, timeout * math.ceil(len(nodes) / at_once))
+        # A question has several waits, each of which may last: what is late is not waited for.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for one in done:
+            with contextlib.suppress(OSError, FastckptError, LookupError):  # a node that is lost answers nothing
+                found[asked[one]] = one.result()
         return dict(sorted(found.items()))
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch.distributed.elastic.agent.server.api import Worker
 
@@ -13,6 +14,7 @@ from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.http_server import HttpServer, Page
+from fastckpt_run.watch.job_watch import JobWatch
 from fastckpt_run.watch.node_channel import NodeChannel
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -56,17 +58,22 @@ class Watcher:
         self._looks: list[Callable[[], None]] = []
         self._pages: dict[tuple[str, str], Page] = {}
         self._server: HttpServer | None = None
+        self._failed: set[str] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
         self.channel = NodeChannel(saver)
         self.workers = WatchedWorkers(0, {}, {}, 0)
+        self.job = JobWatch(settings, saver, lambda: self.workers.ranks)
+        self._looks.append(self.job.look)
+        self._pages |= self.job.pages()
         self.stragglers: StragglerWatch | None = None
         if settings.slow_ranks:
             self.stragglers = StragglerWatch(saver, self.channel, lambda: self.workers)
             self._looks.append(self.stragglers.look)
 
     def begin(self) -> None:
-        """Begin to look, and to serve; raises ConfigError if it cannot serve where it should."""
+        """Begin to look, and to serve; raises ConfigError if it cannot serve or write where it should."""
+        self.job.begin()
         if self._settings.metrics_port:
             self._server = HttpServer(self._settings.metrics_port, self._pages)
             logger.warning("serving metrics at %s/metrics", self._server.url)
@@ -81,24 +88,26 @@ class Watcher:
         ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self.workers = WatchedWorkers(time.monotonic_ns(), dict(pids), ranks, workers[0].world_size)
 
-    def close(self) -> None:
-        """Look no more, and serve nobody."""
+    def close(self, outcome: str) -> None:
+        """Look no more, and serve nobody: the launch ends with this outcome."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join(LAST)
+        self._attempt(partial(self.job.end, outcome), "JobWatch.end")
         if self._server is not None:
             self._server.close()
         self.channel.close()
 
     def _run(self) -> None:
-        failed = set[str]()
         while not self._ends.wait(INTERVAL):
             for look in self._looks:
-                try:
-                    look()
-                # What watches a job never ends it, nor keeps others from watching.
-                except Exception:
-                    name = look.__qualname__
-                    if name not in failed:
-                        logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
-                    failed.add(name)
+                self._attempt(look, look.__qualname__)
+
+    def _attempt(self, what: Callable[[], None], name: str) -> None:
+        try:
+            what()
+        # What watches a job never ends it, nor keeps others from watching.
+        except Exception:
+            if name not in self._failed:
+                logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
+            self._failed.add(name)

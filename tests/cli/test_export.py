@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fastckpt import DdpCheckpointer, StorageType
 from tests.cli import harm
@@ -152,12 +152,24 @@ def test_export_into_a_missing_directory_names_it(fastckpt: Fastckpt, three: Pat
     assert said.code == 2 and str(out / "none") in said.err
 
 
-def test_export_without_safetensors_installed_names_the_extra(
-    fastckpt: Fastckpt, three: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_safetensors_file_has_the_bytes_that_its_library_writes_and_needs_no_library(
+    fastckpt: Fastckpt, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    said = fastckpt("export", three, out / "m.safetensors")
-    assert said.code == 2 and "pip install 'safetensors>=0.4.3'" in said.err and listed(out) == []
+    types = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
+    state = {str(dtype): torch.arange(7).to(dtype) for dtype in types}
+    state |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(1.5), "large": torch.arange(5_000_000.0)}
+    torch.save(state, tmp_path / "model.pt")
+    save_file(state, out / "theirs.safetensors", metadata={"format": "pt"})
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "safetensors", None)
+        assert fastckpt("export", tmp_path / "model.pt", out / "ours.safetensors").code == 0
+    assert (out / "ours.safetensors").read_bytes() == (out / "theirs.safetensors").read_bytes()
+
+
+def test_a_type_of_elements_that_safetensors_lacks_is_refused_by_name(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+    torch.save({"good": torch.ones(2), "wide": torch.ones(2, dtype=torch.complex128)}, tmp_path / "model.pt")
+    said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
+    assert said.code == 2 and "'wide'" in said.err and "--format torch" in said.err and listed(out) == []
 
 
 def test_export_reads_the_memory_of_a_running_job(

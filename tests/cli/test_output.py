@@ -28,6 +28,7 @@ FAILURE = {
     "resumed", "first_step", "load", "step", "tier", "repeated", "exception", "frame", "host", "log",
     "restarts_left", "restarts",
 }  # fmt: skip
+FIGURE = {"seconds", "source"}
 DECISION = {"at", "directory", "step", "memory", "storage", "overhead", "bound", "changed", "why"}
 # Scripts depend on these keys: new ones may come, none may go or change its meaning.
 KEYS: dict[str, dict[str, Any]] = {
@@ -50,8 +51,22 @@ KEYS: dict[str, dict[str, Any]] = {
     "report": {
         "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
         "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
-        "failures": [FAILURE], "decisions": [DECISION], "superseded": list, "offloaded": list,
+        "failures": [FAILURE], "decisions": [DECISION], "superseded": list, "offloaded": list, "metrics": list,
         "checkpoints": dict, "unreadable": int, "events_lost": int, "remote": type(None),
+    },
+    "plan": {
+        "plan_of": str, "checkpoint": CHECKPOINT, "assumed": type(None),
+        "nodes": int, "ranks_per_node": int, "ranks": int, "shape_source": str,
+        "bytes": {"save", "node", "files"},
+        "memory": {
+            "slots", "slot", "arena", "tmpfs", "cgroup", "processes", "slots_that_fit", "free", "total", "docker",
+            "kubernetes",
+        },
+        "persist": FIGURE | {"rate", "written_now"}, "step": FIGURE, "snapshot": FIGURE, "restart": FIGURE,
+        "intervals": {"memory", "storage", "source"}, "mtbf": FIGURE, "goodput": {"memory", "storage", "without"},
+        "failures": {"failures", "seconds", "mean", "least", "most"},
+        "growth": {"per_step", "step", "size", "points", "method", "three_slots_until", "two_slots_until"},
+        "trial": type(None), "unknown": [{"what", "remedy"}],
     },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
@@ -119,7 +134,20 @@ def test_errors_of_the_system_end_with_code_2(fastckpt: Fastckpt, three: Path, t
 def test_exit_codes_are_in_the_help(fastckpt: Fastckpt):
     said = fastckpt("--help")
     assert said.code == 0
-    for text in ("Exit code", "DIR@STEP", "ls", "show", "which", "verify", "diff", "export", "prune", "shm", "report"):
+    for text in (
+        "Exit code",
+        "DIR@STEP",
+        "ls",
+        "show",
+        "which",
+        "verify",
+        "diff",
+        "export",
+        "prune",
+        "shm",
+        "report",
+        "plan",
+    ):
         assert text in said.out
 
 
@@ -137,6 +165,7 @@ def test_the_installed_command_starts_quickly(three: Path):
         (["show"], ["rich"]),
         (["verify"], ["rich"]),
         (["report", "--json"], []),
+        (["plan", "--json"], []),
     ):
         command = [sys.executable, "-c", program, arguments[0], str(three), *arguments[1:]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

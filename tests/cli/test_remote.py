@@ -8,10 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.inspect.checkpoint_files import find
+from fastckpt._core.inspect.export import ExportOrder, export_file
 from fastckpt._core.storage import reading
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from tests.cli.conftest import Fastckpt, state
+from tests.cli.test_progress import Recorder
 from tests.unit._core.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"
@@ -93,6 +96,16 @@ def test_diff_and_export_read_a_directory_at_a_url(fastckpt: Fastckpt, remote: S
     assert fastckpt("export", f"{URL}@20", tmp_path / "out/m.pt").code == 0
     assert fastckpt("diff", f"{URL}@20", tmp_path / "out/m.pt").code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["m.pt", "m.safetensors"]
+
+
+def test_the_bytes_of_a_download_are_reported(remote: S3, tmp_path: Path):
+    recorder = Recorder()
+    source = find(f"{URL}@20", str(tmp_path))
+    size = source.file("model.pt").size
+    export_file(source.file("model.pt"), tmp_path / "m.pt", ExportOrder("torch"), source.check_unchanged, recorder)
+    assert [stage[:3] for stage in recorder.stages[:2]] == [["verify", size, size], ["download", size, size]]
+    deed, total, done, _ = recorder.stages[2]
+    assert deed == "write" and total == done > 0
 
 
 def test_prune_deletes_checkpoints_at_a_url(fastckpt: Fastckpt, remote: S3):

@@ -159,7 +159,7 @@ def test_a_slot_overwritten_during_verify_is_not_called_bad(fastckpt: Fastckpt, 
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
         slots.write_digests(slot, SaveId(1, 7), {name: digest(slot / name) for name in slots.read(slot).files})
 
-        def digest_while_saving(path: Path, size: int) -> str:
+        def digest_while_saving(path: Path, *_: object) -> str:
             with (slot / "model.pt").open("r+b") as file:
                 file.write(b"new")
             slots.begin(slot, slots.SlotBegin(SaveId(1, 8), frozenset({0})))
@@ -172,7 +172,7 @@ def test_a_slot_overwritten_during_verify_is_not_called_bad(fastckpt: Fastckpt, 
 
 
 def test_a_checkpoint_deleted_by_its_job_during_verify_is_not_called_bad(fastckpt: Fastckpt, three: Path, monkeypatch):
-    def digest_while_deleting(path: Path, size: int) -> str:
+    def digest_while_deleting(path: Path, *_: object) -> str:
         CheckpointDirectory(three).delete(SaveId(1, 10))
         return digest(path)
 

@@ -8,10 +8,14 @@ import time
 
 import pytest
 
+from fastckpt._core.report.events import find, read
+from fastckpt._core.report.report import report
+from fastckpt_run import formatting
 from tests.faults.faults import delay, hang, stop
 from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.test_three_ranks import STEPS
 from tests.ports import free_port
+from tests.unit._core.report.schema import faults
 
 TIMEOUT = 2.5
 SLOW = TIMEOUT + 0.7
@@ -161,10 +165,8 @@ def test_auto_kills_no_busy_or_waiting_rank_without_a_restart_left(new_job):
     assert (computes.wait(), waits.wait()) == (0, 1)
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("fault", [stop(1, "train.step", 23), hang(0, "train.step", 23, "loop_in_c_with_the_gil")])
-def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninterrupted, fault):
-    """Each agent looks at its own workers; what ends those of one restarts those of all."""
+def start_two_nodes(new_job, fault) -> tuple[Job, Job]:
+    """Two agents of a rank each, in one checkpoint directory."""
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     first, second = new_job().with_faults(fault), new_job("second")
@@ -173,9 +175,39 @@ def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninte
         launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)
         start(job, "--out", str(first.folder), launcher=launcher)
     assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
+    return first, second
+
+
+def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, uninterrupted):
+    jobs = start_two_nodes(new_job, hang(1, "train.step", 23, "loop_in_c_with_the_gil"))
+    odd = re.compile(
+        r"1 of 2 ranks, rank 1 on host \S+, is in loop_in_c_with_the_gil \(faults\.py:\d+\); "
+        r"rank 0 on host \S+ waits in backward \(train\.py:\d+\)"
+    )
+    for job in jobs:
+        assert odd.search(job.text()), job.text()
+        told = [event for event in map(json.loads, job.events.read_text().splitlines()) if "groups" in event]
+        assert told and not [fault for event in told for fault in faults(event)]
+        for event in told:
+            assert [(group["ranks"], group["odd"]) for group in event["groups"]] == [("1", True), ("0", False)]
+    assert [1] in [line["culprits"] for job in jobs for line in hangs(job)], jobs[0].text() + jobs[1].text()
+    found = report([read(path) for path in find(str(jobs[0].checkpoint_dir))])
+    of_first = next(one for one in found.failures if one.node == 0)
+    assert re.search(
+        r", waiting for rank 1 on \S+ in loop_in_c_with_the_gil \(faults\.py:\d+\)$", formatting.failure(of_first)
+    ), found.failures
+    assert_as_if_nothing_had_happened(jobs[0], uninterrupted(), interval=10)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("fault", [stop(1, "train.step", 23), hang(0, "train.step", 23, "loop_in_c_with_the_gil")])
+def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninterrupted, fault):
+    """Each agent looks at its own workers; what ends those of one restarts those of all."""
+    first, second = start_two_nodes(new_job, fault)
     found = hangs(first) + hangs(second)
     assert [fault.rank] in [line["culprits"] for line in found], first.text() + second.text()
-    reasons = {line["reason"] for line in found if line["culprits"] != [fault.rank]}
+    reasons = [line["reason"] for line in found if line["culprits"] != [fault.rank]]
     # It may be ending by then, because the collective that it waited in has failed.
-    assert reasons <= {"waits, perhaps for a rank of another node", "hangs"}, first.text() + second.text()
+    waits = f"waits for rank {fault.rank} on host "
+    assert all(reason.startswith(waits) or reason == "hangs" for reason in reasons), first.text() + second.text()
     assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)

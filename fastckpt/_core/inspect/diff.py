@@ -1,6 +1,6 @@
 """Compares two states: their structure, and the values of each tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +9,7 @@ from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.pickled import Tensor
 from fastckpt._core.inspect.tree import Group, Tree, TreeEntry
 from fastckpt._core.inspect.values import StateFile
+from fastckpt._core.inspect.work_progress import UNOBSERVED, WorkObserver, share_of
 from fastckpt.errors import BadCheckpoint
 
 
@@ -112,15 +113,28 @@ class Difference:
         return bool(self.only_a or self.only_b or self.changes or self.tensors)
 
 
-def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
+def diff_all(
+    pairs: Mapping[str, tuple[InventoryFile, InventoryFile]], observer: WorkObserver = UNOBSERVED
+) -> dict[str, Difference]:
+    """Compare pairs of files, as `diff_files` does; the observer is told of the bytes that both have."""
+    sizes = {name: a.whole_size + b.whole_size for name, (a, b) in pairs.items()}
+    observer.begin("compare", sum(sizes.values()))
+    differences = {}
+    for name, (a, b) in pairs.items():
+        with share_of(observer, sizes[name]) as advance:
+            differences[name] = diff_files(a, b, advance)
+    return differences
+
+
+def diff_files(a: InventoryFile, b: InventoryFile, on_read: Callable[[int], None] = lambda _: None) -> Difference:
     """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
 
-    Strides, shared storages and the device of a tensor do not count.
+    Strides, shared storages and the device of a tensor do not count. ``on_read`` is called with each number of bytes.
 
     Raises:
         BadCheckpoint: One of the files is damaged.
     """
-    with StateFile(a) as left, StateFile(b) as right:
+    with StateFile(a, on_read) as left, StateFile(b, on_read) as right:
         in_a, in_b = _by_keys(left.tree), _by_keys(right.tree)
         difference = Difference(
             only_a=[entry.name for keys, entry in in_a.items() if keys not in in_b],
@@ -130,7 +144,7 @@ def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
             if keys in in_b:
                 other = in_b[keys]
                 difference.changes.extend(_changes(entry, other))
-                if distance := _distance(left, right, entry, other):
+                if distance := _distance(left, right, entry, other, on_read):
                     difference.compared += 1
                     if distance.differing:
                         difference.tensors[entry.name] = distance
@@ -164,7 +178,9 @@ def _shape_change(a: TreeEntry, b: TreeEntry) -> list[Change]:
     return [Change(a.name, "shape", str(list(of_a)), str(list(of_b)))]
 
 
-def _distance(left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry) -> Distance | None:
+def _distance(
+    left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry, on_read: Callable[[int], None]
+) -> Distance | None:
     """None where there is nothing to compare: no tensors, or of two shapes, or without elements."""
     if not isinstance(a.value, Tensor) or not isinstance(b.value, Tensor) or a.value.shape != b.value.shape:
         return None
@@ -175,6 +191,7 @@ def _distance(left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry) -> 
     try:
         for block_a, block_b in zip(blocks_a, blocks_b, strict=True):
             distance.add(block_a, block_b)
+            on_read(block_a.nbytes + block_b.nbytes)
     except ValueError as error:
         raise BadCheckpoint(f"{a.name} is stored in {left.path} unlike in {right.path}: {error}") from error
     return distance

@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import re
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +12,11 @@ from typing import Any
 
 import torch
 
+from fastckpt._core.format.safetensors import Tensors
+from fastckpt._core.inspect.exported_file import ExportedFile, write_safetensors, write_torch
 from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.values import StateFile, load
+from fastckpt._core.inspect.work_progress import UNOBSERVED, WorkObserver, share_of
 from fastckpt._core.io.durable import explained, sync_directory
 from fastckpt._core.storage.reading import digest_of, open_file
 from fastckpt._core.torch_private.tensors import storage_key
@@ -27,8 +28,6 @@ PART = 16 * 2**20
 """Bytes that are downloaded at once."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """The errors of file systems without hard links."""
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""The form in which safetensors reports an error of the file system."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -47,7 +46,13 @@ class ExportOrder:
     force: bool = False
 
 
-def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Callable[[], None]) -> None:
+def export_file(
+    source: InventoryFile,
+    out: Path,
+    order: ExportOrder,
+    check: Callable[[], None],
+    observer: WorkObserver = UNOBSERVED,
+) -> None:
     """Write the state in a torch.save file to ``out``, durably; ``out`` is there whole or not at all.
 
     The source is compared with its digest, then mapped, not read into memory; one at a URL is downloaded beside ``out``
@@ -60,6 +65,7 @@ def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Cal
         out: The new file.
         order: What is wanted.
         check: Raises if the source has changed since it was found; called before ``out`` gets its name.
+        observer: Follows the bytes that are compared, downloaded or put together, and written.
 
     Raises:
         ConfigError: ``out`` exists; or the state cannot be written in this format, with the names and the remedy.
@@ -69,12 +75,13 @@ def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Cal
     if os.path.lexists(out) and not order.force:
         raise ConfigError(f"{out} exists; give another name, or --force to replace it")
     draft = out.with_name(f".fastckpt-export-{secrets.token_hex(6)}")
-    with explained(f"export {source.path}", out.parent), _at_hand(source, draft.with_suffix(".source")) as path:
-        state = _part(_gathered(source) if source.has_parts else load(path, str(path)), order.only)
+    with (
+        explained(f"export {source.path}", out.parent),
+        _at_hand(source, draft.with_suffix(".source"), observer) as path,
+    ):
+        state = _part(_gathered(source, observer) if source.has_parts else load(path, str(path)), order.only)
         try:
-            _write_safetensors(state, draft) if order.format == "safetensors" else _write_torch(state, draft)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
+            _write(state, order.format, draft, observer)
             check()
             _name(draft, out, force=order.force)
         finally:
@@ -82,17 +89,22 @@ def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Cal
 
 
 @contextmanager
-def _at_hand(source: InventoryFile, copy: Path) -> Iterator[Path]:
+def _at_hand(source: InventoryFile, copy: Path, observer: WorkObserver) -> Iterator[Path]:
     """A local file with the verified bytes of the source, until the with block ends."""
-    for file in (source, *source.parts.values()):
-        if file.digest and (found := digest_of(file.path, file.size)) != file.digest:
+    files = [file for file in (source, *source.parts.values()) if file.digest]
+    observer.begin("verify", sum(file.size for file in files))
+    for file in files:
+        if (found := digest_of(file.path, file.size, observer.advance)) != file.digest:
             raise BadCheckpoint(f"{file.path} is damaged: its xxh3-128 is {found}; {file.digest} was saved")
     if isinstance(source.path, Path):
         yield source.path
         return
     try:
+        observer.begin("download", source.size)
         with open_file(source.path, source.size) as remote, copy.open("xb") as local:
-            shutil.copyfileobj(remote, local, PART)
+            while data := remote.read(PART):
+                local.write(data)
+                observer.advance(len(data))
         yield copy
     finally:
         copy.unlink(missing_ok=True)
@@ -113,9 +125,19 @@ def _name(draft: Path, out: Path, *, force: bool) -> None:
     sync_directory(out.parent)
 
 
-def _gathered(source: InventoryFile) -> Any:
-    with StateFile(source) as file:
-        return file.gathered()
+def _gathered(source: InventoryFile, observer: WorkObserver) -> Any:
+    observer.begin("read", source.whole_size)
+    with StateFile(source) as file, share_of(observer, source.whole_size) as advance:
+        return file.gathered(advance)
+
+
+def _write(state: Any, kind: str, draft: Path, observer: WorkObserver) -> None:
+    flat = _flat(state) if kind == "safetensors" else None
+    size = sum(tensor.nbytes for tensor in flat.tensors.values()) if flat else _stored_bytes(state)
+    observer.begin("write", size)
+    with share_of(observer, size) as advance, ExportedFile(draft, advance) as file:
+        write_safetensors(flat, file) if flat else write_torch(state, file)
+        file.sync()
 
 
 def _part(state: Any, only: str) -> Any:
@@ -127,33 +149,30 @@ def _part(state: Any, only: str) -> Any:
     return state
 
 
-def _write_torch(state: Any, draft: Path) -> None:
-    with draft.open("xb") as file:  # given a path, torch.save names the archive after it, and may refuse the name
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:
-            # Its writer fails once more when it is closed after the file refused.
-            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
-
-
-def _write_safetensors(state: Any, draft: Path) -> None:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise ConfigError(f"{error}: to export to safetensors, pip install 'safetensors>=0.4.3'") from error
+def _flat(state: Any) -> Tensors:
+    """A state as safetensors holds it; raises ConfigError for one that it cannot hold."""
     leaves = _leaves(state)
     tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
     _refuse(tensors, values)
     kept, same = _without_twins(tensors)
-    metadata = {"format": "pt", **same, **({VALUES: json.dumps(values)} if values else {})}
-    try:
-        save_file(kept, draft, metadata=metadata)
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        if number := _OS_ERROR.search(str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(draft)) from error
-        raise ConfigError(f"safetensors refuses the state: {error}. Export it with --format torch.") from error
+    return Tensors(kept, {"format": "pt", **same, **({VALUES: json.dumps(values)} if values else {})})
+
+
+def _stored_bytes(state: Any) -> int:
+    """Bytes of the storages of a state, each once, as torch.save writes them."""
+    sizes: dict[Any, int] = {}
+    todo = [state]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, torch.Tensor) and _is_plain(node):
+            storage = node.untyped_storage()
+            sizes[storage_key(storage)] = storage.nbytes()
+        elif isinstance(node, Mapping):
+            todo.extend(node.values())
+        elif isinstance(node, list | tuple):
+            todo.extend(node)
+    return sum(sizes.values())
 
 
 def _leaves(state: Any) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class InventoryFile:
         """Return whether it describes a state that is stored in other files."""
         return PurePath(self.path).name == METADATA
 
+    @property
+    def whole_size(self) -> int:
+        """Bytes of the file and its parts."""
+        return self.size + sum(part.size for part in self.parts.values())
+
 
 @dataclass(frozen=True)
 class InventoryItem:

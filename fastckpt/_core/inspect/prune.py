@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from contextlib import closing
 
 from fastckpt._core.inspect.inventory import Inventory, InventoryItem
+from fastckpt._core.inspect.work_progress import UNOBSERVED, WorkObserver
 from fastckpt._core.policy.lineage import kept, past
 from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepBest, Policy, RetentionEntry, measured
 from fastckpt._core.storage.store import open_store
@@ -76,7 +77,7 @@ def _check_dropped(dropped: Collection[int], entries: Sequence[RetentionEntry]) 
             )
 
 
-def delete(location: str, items: Sequence[InventoryItem]) -> None:
+def delete(location: str, items: Sequence[InventoryItem], observer: WorkObserver = UNOBSERVED) -> None:
     """Remove checkpoints at a path or URL, oldest first; each is gone as a whole or not at all, whenever this ends.
 
     A running job may publish and delete meanwhile.
@@ -84,7 +85,9 @@ def delete(location: str, items: Sequence[InventoryItem]) -> None:
     Raises:
         PersistError: Storage refused.
     """
+    observer.begin("delete", sum(item.size for item in items))
     with closing(open_store(location)) as store:
         for item in reversed(items):
             if item.id is not None:
                 store.delete(item.id)
+            observer.advance(item.size)

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
@@ -75,11 +75,16 @@ def _cut(contents: FileContents, tensor: Tensor, stored: Extent) -> Iterator[tor
 class StateFile(AbstractContextManager["StateFile"]):
     """A file of a checkpoint, open to read its tree and the elements of its tensors; no pickled code is run.
 
+    Args:
+        file: The file.
+        on_digested: Is called with each number of bytes of a file without tensors, of which a digest is made.
+
     Raises:
         BadCheckpoint: It is not there, or damaged.
     """
 
-    def __init__(self, file: InventoryFile) -> None:
+    def __init__(self, file: InventoryFile, on_digested: Callable[[int], None] | None = None) -> None:
+        self._on_digested = on_digested
         self.path = path = str(file.path)
         self._file = open_file(file.path, file.size)
         try:
@@ -93,7 +98,7 @@ class StateFile(AbstractContextManager["StateFile"]):
             whole = Distributed(self._file, self.path, lambda name: _part(file, name))
             self._contents: Chunks | FileContents = Chunks(whole)
             return whole.state()
-        self._contents = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
+        self._contents = contents(self._file, self.path, lambda: digest_of(file.path, file.size, self._on_digested))
         return self._contents.state()
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
@@ -102,10 +107,10 @@ class StateFile(AbstractContextManager["StateFile"]):
             return self._contents.blocks(tensor)
         return elements(self._contents, tensor)
 
-    def gathered(self) -> Any:
-        """The state of a DCP checkpoint, whole, in memory."""
+    def gathered(self, on_read: Callable[[int], None]) -> Any:
+        """The state of a DCP checkpoint, whole, in memory; ``on_read`` is called with the bytes of each chunk."""
         assert isinstance(self._contents, Chunks)
-        return self._contents.gathered()
+        return self._contents.gathered(on_read)
 
     def close(self) -> None:
         """Close the file."""
@@ -138,9 +143,10 @@ class Chunks:
         for index, start, count in _pieces(shape):
             yield whole[index].narrow(0, start, count).reshape(-1)
 
-    def gathered(self) -> Any:
+    def gathered(self, on_read: Callable[[int], None]) -> Any:
         """The whole state."""
-        flat = {key: self.tensor(one) if one else self._value(key) for key, one in self._whole.tensors.items()}
+        tensors = self._whole.tensors.items()
+        flat = {key: self.tensor(one, on_read) if one else self._value(key) for key, one in tensors}
         return nested(flat, self._whole.paths)
 
     def _value(self, key: str) -> Any:
@@ -149,7 +155,7 @@ class Chunks:
     def _loaded(self, chunk: Chunk) -> Any:
         return load(io.BytesIO(self._whole.read(chunk)), chunk.name)
 
-    def tensor(self, tensor: Tensor) -> torch.Tensor:
+    def tensor(self, tensor: Tensor, on_read: Callable[[int], None] = lambda _: None) -> torch.Tensor:
         """All of a tensor."""
         assert tensor.storage is not None
         key = tensor.storage.key
@@ -168,6 +174,7 @@ class Chunks:
             except (RuntimeError, ValueError, IndexError) as error:
                 raise BadCheckpoint(f"{chunk.name} does not fit into {key!r}: {error}") from error
             found += part.numel()
+            on_read(chunk.extent.size)
         if found != tensor.count:
             raise BadCheckpoint(f"{self._whole.name} has {found} of the {tensor.count} elements of {key!r}")
         return made

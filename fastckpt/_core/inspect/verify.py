@@ -1,7 +1,7 @@
 """Verification of checkpoints in any tier: reads every byte and compares it with what was saved."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from fastckpt._core.inspect.inventory import (
     InventoryItem,
     place_of,
 )
+from fastckpt._core.inspect.work_progress import UNOBSERVED, WorkObserver, share_of
 from fastckpt._core.storage.local.layout import TRACKER
 from fastckpt._core.storage.reading import digest_of, read_text
 from fastckpt._core.storage.store import open_store
@@ -72,26 +73,34 @@ def select(inventory: Inventory, address: Address, *, everything: bool) -> list[
     return chosen or items
 
 
-def verify_all(inventory: Inventory, items: list[InventoryItem], *, tracker: bool) -> list[Finding]:
+def verify_all(
+    inventory: Inventory, items: list[InventoryItem], *, tracker: bool, observer: WorkObserver = UNOBSERVED
+) -> list[Finding]:
     """Check checkpoints, and the tracker if it is asked for."""
-    findings = [finding for item in items for finding in verify(item)]
+    observer.begin("verify", sum(item.size for item in items if item.state == WHOLE))
+    findings = [finding for item in items for finding in verify(item, observer)]
     last = verify_tracker(inventory) if tracker else None
     return [*findings, last] if last else findings
 
 
-def verify(item: InventoryItem) -> Iterator[Finding]:
-    """Check the files of a whole checkpoint, one after the other; the others are bad as they are."""
+def verify(item: InventoryItem, observer: WorkObserver = UNOBSERVED) -> Iterator[Finding]:
+    """Check the files of a whole checkpoint, one after the other; the others are bad as they are.
+
+    The observer is told of the bytes that are read, not of the begin.
+    """
     if item.state != WHOLE:
         yield Finding(item, item.path, BAD, item.why)
         return
     for file in item.files.values():
-        yield check(item, file)
+        with share_of(observer, file.size) as advance:
+            finding = check(item, file, advance)
+        yield finding
 
 
-def check(item: InventoryItem, file: InventoryFile) -> Finding:
-    """Check one file of a whole checkpoint."""
+def check(item: InventoryItem, file: InventoryFile, on_read: Callable[[int], None] | None = None) -> Finding:
+    """Check one file of a whole checkpoint; ``on_read`` is called with each number of bytes."""
     try:
-        found = digest_of(file.path, file.size)
+        found = digest_of(file.path, file.size, on_read)
     except BadCheckpoint as error:
         return _unless_changed(item, Finding(item, file.path, BAD, str(error), file.digest))
     if not file.digest:

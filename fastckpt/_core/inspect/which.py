@@ -6,6 +6,7 @@ from pathlib import Path
 from fastckpt._core.format.completeness import lacks, missing_files
 from fastckpt._core.inspect.inventory import DAMAGED, INCOMPLETE, QUARANTINED, WHOLE, Inventory, InventoryItem
 from fastckpt._core.inspect.verify import BAD, verify
+from fastckpt._core.inspect.work_progress import UNOBSERVED, WorkObserver
 from fastckpt._core.policy.resume import CheckpointLocation, choose
 from fastckpt._core.storage.local.foreign_files import foreign
 from fastckpt._core.storage.store import is_url
@@ -28,18 +29,19 @@ class ResumeDecision:
     others: list[tuple[InventoryItem, str]]
 
 
-def decide(inventory: Inventory, *, verifies: bool = False) -> ResumeDecision:
+def decide(inventory: Inventory, *, verifies: bool = False, observer: WorkObserver = UNOBSERVED) -> ResumeDecision:
     """Choose as a resume of as many ranks as saved would.
 
     Args:
         inventory: What there is.
         verifies: Whether to check digests, as a resume does before it loads, and to choose again where they are bad.
+        observer: Follows that.
     """
     objections = {id(item): _objection(item) for item in inventory.items}
     candidates = {_candidate(item): item for item in inventory.items if not objections[id(item)]}
     excluded: set[CheckpointLocation] = set()
     while (choice := choose([candidates], excluded)) is not None:
-        bad = _bad_files(candidates[choice[0]]) if verifies else ""
+        bad = _bad_files(candidates[choice[0]], observer) if verifies else ""
         if not bad:
             break
         excluded |= {*choice}
@@ -62,8 +64,10 @@ def _objection(item: InventoryItem) -> str:
     return lacks(missing, world) if missing else ""
 
 
-def _bad_files(item: InventoryItem) -> str:
-    return "; ".join(f"damaged: {found.path}: {found.why}" for found in verify(item) if found.verdict == BAD)
+def _bad_files(item: InventoryItem, observer: WorkObserver) -> str:
+    observer.begin(f"verify step {item.step}", item.size)
+    bad = [found for found in verify(item, observer) if found.verdict == BAD]
+    return "; ".join(f"damaged: {found.path}: {found.why}" for found in bad)
 
 
 def _rank(item: InventoryItem, chosen: InventoryItem | None) -> str:

@@ -5,7 +5,7 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +39,15 @@ class _AtOnce:
 
     def wait_for(self, count: int) -> None:
         pass
+
+
+class Counted:
+    """No limit; a function is told of the bytes."""
+
+    portion = None
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self.wait_for = count
 
 
 def copy_file(source: Path, target: Path, pace: CopyPacing = _AtOnce()) -> tuple[int, str]:  # noqa: B008

@@ -41,8 +41,14 @@ class SealedConnection:
         self._sent = self._received = 0
 
     @classmethod
-    def connect(cls, address: str, secret: bytes, timeout: float) -> Self:
-        """Connect to the agent at HOST:PORT; each later wait ends after ``timeout`` seconds, too.
+    def connect(cls, address: str, secret: bytes, timeout: float, *, later: float | None = None) -> Self:
+        """Connect to the agent at HOST:PORT.
+
+        Args:
+            address: HOST:PORT.
+            secret: That of the job.
+            timeout: Seconds that it has to answer, and to prove that it knows the secret.
+            later: Seconds that each later wait may take; by default as many.
 
         Raises:
             OSError: Nobody answers there.
@@ -58,6 +64,7 @@ class SealedConnection:
             proof = bytes.fromhex(_text(_greeting(connected), "proof"))
             if not hmac.compare_digest(proof, _proof(secret, _SERVER, ours, theirs)):
                 raise ProtocolError(f"the process at {address} does not know the secret of this job")
+            connected.settimeout(timeout if later is None else later)
             connection = cls(connected, _proof(secret, b"session", theirs, ours), is_client=True)
             on_failure.pop_all()
         return connection

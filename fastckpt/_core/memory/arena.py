@@ -16,13 +16,14 @@ from typing import Self
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.memory import presence
 from fastckpt._core.memory.directory_claim import DirectoryClaim
-from fastckpt._core.memory.headroom import RESERVE, Headroom, headroom
+from fastckpt._core.memory.headroom import Headroom, headroom
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
 from fastckpt._core.memory.pages import allocate
 from fastckpt._core.memory.processes import boot_id
 from fastckpt._core.memory.records import names_in, remove_any
 from fastckpt._core.memory.slots import image_size
+from fastckpt._core.policy.memory_reserve import RESERVE
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 
 logger = logging.getLogger("fastckpt")

@@ -10,12 +10,9 @@ import psutil
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.huge_pages import is_in_memory
+from fastckpt._core.policy.memory_reserve import LEAST, RESERVE, reserve
 
 CGROUPS = Path("/sys/fs/cgroup")
-RESERVE = 64 << 20
-"""Bytes left to all others, or a share of the limit if that is less."""
-LEAST, ENOUGH = 20, 2
-"""The share of a small limit that is left: a twentieth; or half, so that data loaders find room in docker's 64 MB."""
 ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
 
 
@@ -79,14 +76,25 @@ def headroom(directory: Path, share: int = LEAST) -> Headroom:
     limit of a cgroup an allocation does not fail, the caller is killed. Pages of files on a disk are written back
     before that happens: there the disk alone is the limit.
     """
+    limits = _limits(directory)
+    share = LEAST if limits[0].kind is MemoryLimit.DISK else share
+    return min((_less_reserve(found, share) for found in limits), key=lambda h: h.free)
+
+
+def unreserved(directory: Path) -> Headroom:
+    """The tightest limit on what can be written under ``directory``, with what is to be left to others."""
+    return min(_limits(directory), key=lambda h: h.free)
+
+
+def _limits(directory: Path) -> list[Headroom]:
     status = os.statvfs(directory)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     if not lies_in_memory(directory):
-        return _less_reserve(Headroom(free, total, f"the disk under {directory}", MemoryLimit.DISK), LEAST)
+        return [Headroom(free, total, f"the disk under {directory}", MemoryLimit.DISK)]
     memory = psutil.virtual_memory()
     host = Headroom(memory.available, memory.total, "the host's memory", MemoryLimit.HOST)
     tmpfs = Headroom(free, total, str(directory), MemoryLimit.TMPFS)
-    return min((_less_reserve(found, share) for found in (tmpfs, host, *_cgroups())), key=lambda h: h.free)
+    return [tmpfs, host, *_cgroups()]
 
 
 def lies_in_memory(directory: Path) -> bool:
@@ -99,7 +107,7 @@ def lies_in_memory(directory: Path) -> bool:
 
 
 def _less_reserve(found: Headroom, share: int) -> Headroom:
-    return replace(found, free=max(0, found.free - min(RESERVE, found.total // share)))
+    return replace(found, free=max(0, found.free - reserve(found.total, share)))
 
 
 def _cgroups() -> Iterator[Headroom]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastckpt._core.policy.stack_groups import Frame
+
 _NAME = "fastckpt-stacks"
 _LINK = f"/memfd:{_NAME} (deleted)"
 _FD_BITS = 32
@@ -23,28 +25,21 @@ _offer: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
-class Frame:
-    """Where a thread is."""
-
-    file: str
-    line: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.function} ({self.file}:{self.line})"
-
-
-@dataclass(frozen=True)
 class Stacks:
     """The stacks of all threads of a process, as faulthandler writes them; empty if it did not.
 
     Attributes:
         text: The stacks.
-        innermost: Where its main thread is; None if that is not known.
+        frames: That of its main thread, the innermost frame first; empty if that is not known.
     """
 
     text: str = ""
-    innermost: Frame | None = None
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def innermost(self) -> Frame | None:
+        """Where its main thread is; None if that is not known."""
+        return self.frames[0] if self.frames else None
 
 
 def offer() -> int:
@@ -133,18 +128,18 @@ class _Question:
     def answer(self) -> Stacks:
         """What it has written since it was asked."""
         text = os.pread(self._fd, 1 << 20, self._begin).decode(errors="replace")
-        return Stacks(text, _innermost(text, os.pread(self._fd, 32, 0).decode(errors="replace").partition("\n")[0]))
+        return Stacks(text, _frames(text, os.pread(self._fd, 32, 0).decode(errors="replace").partition("\n")[0]))
 
     def close(self) -> None:
         """Ask no more."""
         os.close(self._fd)
 
 
-def _innermost(text: str, main: str) -> Frame | None:
-    """Where the thread is whose number is ``main``, in hexadecimal digits."""
+def _frames(text: str, main: str) -> tuple[Frame, ...]:
+    """The stack of the thread whose number is ``main``, in hexadecimal digits; the innermost frame first."""
     for thread in _THREAD.finditer(text):
         if thread[1].lstrip("0") == main:
             following = _THREAD.search(text, thread.end())
-            frame = _FRAME.search(text, thread.end(), following.start() if following else len(text))
-            return Frame(*frame.groups()) if frame else None
-    return None
+            end = following.start() if following else len(text)
+            return tuple(Frame(*frame.groups()) for frame in _FRAME.finditer(text, thread.end(), end))
+    return ()

@@ -50,6 +50,31 @@ class FailureCause:
 
 
 @dataclass(frozen=True)
+class AwaitedRank:
+    """The rank of another node for which those of this one waited when the job hung.
+
+    Attributes:
+        rank: Its number; -1 if only hosts are known where it may be, since their agents gave no answer.
+        host: Where it ran.
+        place: Where it was caught; empty if that is not known.
+        at: When this node learned of it.
+    """
+
+    rank: int
+    host: str
+    place: str
+    at: int
+
+    @classmethod
+    def of(cls, event: Event) -> Self | None:
+        """Read an event ``hang`` or ``hang_elsewhere``; None if it names no such rank."""
+        found = event.get("awaited")
+        if not isinstance(found, dict) or not text(found, "host"):
+            return None
+        return cls(whole(found, "rank", -1), text(found, "host"), text(found, "place"), _at(event))
+
+
+@dataclass(frozen=True)
 class Failure(FailureCause):
     """The failure that ended a round: a rank ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
 
@@ -58,6 +83,7 @@ class Failure(FailureCause):
     rank: int
     exitcode: int | None = None
     silent: int = 0
+    awaited: AwaitedRank | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +123,7 @@ class LaunchRound:
         loads: The first load of each local rank.
         first: When each had completed a step.
         failure: The first failure on this node.
+        awaited: The rank of another node that made the job hang, as the agent of another one has found last.
         stopped: When all were dead and reaped.
         finished: When all had ended well.
     """
@@ -111,6 +138,7 @@ class LaunchRound:
     first: dict[int, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     failure: Failure | None = None
+    awaited: AwaitedRank | None = None
     stopped: int | None = None
     finished: int | None = None
 
@@ -152,16 +180,30 @@ def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
     The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """
     found = dict[str, tuple[bool, int]]()
-    for event in (event for events in logs for event in events if event["event"] in _OF_DIRECTORY):
+    for event in (event for events in logs for event in events):
+        weigh(found, event)
+    return found
+
+
+def weigh(found: dict[str, tuple[bool, int]], event: Event) -> None:
+    """Add an event to the `weights` of directories."""
+    if event["event"] in _OF_DIRECTORY:
         loaded, saves = found.get(text(event, "directory"), (False, 0))
         loaded |= event["event"] in ("resumed", "started_fresh")
         found[text(event, "directory")] = loaded, max(saves, whole(event, "saves", 0))
-    return found
 
 
 _OF_DIRECTORY = ("worker_joined", "resumed", "started_fresh", "progress")
 _OF_STARTS = ("job_started", "rendezvous", "workers_started", "first_step", *_OF_DIRECTORY)
-_OF_ENDS = ("worker_died", "hang", "worker_failed", "workers_stopped", "workers_finished", "job_ended")
+_OF_ENDS = (
+    "worker_died",
+    "hang",
+    "hang_elsewhere",
+    "worker_failed",
+    "workers_stopped",
+    "workers_finished",
+    "job_ended",
+)
 ACCOUNTED = frozenset({*_OF_STARTS, *_OF_ENDS})
 """The events by which time is accounted for."""
 
@@ -171,16 +213,36 @@ def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) 
 
     Of several checkpoint directories, the one of the greatest weight counts.
     """
-    first, last = events[0], events[-1]
-    launch = Launch(_at(first), _at(last), round(first["time"] * 1e9), pid=first["pid"], events=events)
-    launch.rounds.append(LaunchRound(launch.begin))
-    there = {text(event, "directory") for event in events if event["event"] in _OF_DIRECTORY}
-    directory = max(there, key=lambda name: (weights[name], name), default="")
+    launch = begun(events[0])
+    launch.end, launch.events = _at(events[-1]), events
+    directory = heaviest({directory_of(event) for event in events}, weights)
     for event in events:
-        if event["event"] not in _OF_DIRECTORY or text(event, "directory") == directory:
-            _begin(launch, event)
-            _end(launch, event)
+        if directory_of(event) in (None, directory):
+            record(launch, event)
     return launch
+
+
+def begun(first: Event) -> Launch:
+    """A launch that begins with an event, which is not recorded yet."""
+    launch = Launch(_at(first), _at(first), round(first["time"] * 1e9), pid=first["pid"])
+    launch.rounds.append(LaunchRound(launch.begin))
+    return launch
+
+
+def directory_of(event: Event) -> str | None:
+    """The checkpoint directory whose event it is; None for one of the whole launch."""
+    return text(event, "directory") if event["event"] in _OF_DIRECTORY else None
+
+
+def heaviest(directories: Iterable[str | None], weights: Mapping[str, tuple[bool, int]]) -> str:
+    """The directory of the greatest weight; empty if there is none."""
+    return max((name for name in directories if name is not None), key=lambda name: (weights[name], name), default="")
+
+
+def record(launch: Launch, event: Event) -> None:
+    """Record an event of a launch; those of other checkpoint directories must be left out."""
+    _begin(launch, event)
+    _end(launch, event)
 
 
 def _at(event: Event) -> int:
@@ -230,11 +292,8 @@ def _end(launch: Launch, event: Event) -> None:
         case "worker_died" if one.failure is None and not one.is_over:
             code = event.get("exitcode")
             one.failure = Failure(at, "died", whole(event, "rank", -1), code if type(code) is int else None)
-        case "hang" if one.failure is None and not one.is_over:
-            culprits = event.get("culprits")
-            culprit = culprits[0] if isinstance(culprits, list) and culprits else -1
-            silent = max(0, nanoseconds(event, "silent") or 0)
-            one.failure = Failure(at, "hung", culprit if type(culprit) is int else -1, None, silent)
+        case "hang" | "hang_elsewhere" if one.failure is None and not one.is_over:
+            _hang(one, event)
         case "worker_failed" if one.failure is not None and not one.is_over:
             # Causes are looked for when all workers are stopped, not when the first death is seen.
             if one.failure.rank == whole(event, "rank", -1):
@@ -243,6 +302,15 @@ def _end(launch: Launch, event: Event) -> None:
             one.stopped = at
         case "workers_finished" if not one.is_over:
             one.finished = at
+
+
+def _hang(one: LaunchRound, event: Event) -> None:
+    one.awaited = AwaitedRank.of(event)
+    if event["event"] == "hang":
+        culprits = event.get("culprits")
+        culprit = culprits[0] if isinstance(culprits, list) and culprits else -1
+        silent = max(0, nanoseconds(event, "silent") or 0)
+        one.failure = Failure(_at(event), "hung", culprit if type(culprit) is int else -1, None, silent, one.awaited)
 
 
 def _pids(event: Event) -> dict[int, int]:

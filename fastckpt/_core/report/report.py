@@ -9,8 +9,22 @@ from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
 from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Spent, Steps, trains_from
-from fastckpt._core.report.launches import Failure, FailureCause, Launch, LaunchRound, Sample, launch_of, weights
+from fastckpt._core.report.host_failures import HostFailures, host_failures
+from fastckpt._core.report.launches import (
+    AwaitedRank,
+    Failure,
+    FailureCause,
+    Launch,
+    LaunchRound,
+    Sample,
+    launch_of,
+    weights,
+)
+from fastckpt._core.report.measured import Measured, measured
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, offloaded_ranks
+
+_AFTER_HANG = 60 * 10**9
+"""Nanoseconds within which workers end because another node has found a hang."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Recovery(FailureCause):
         step: From which step and ``tier`` the workers went on; -1 for a fresh start.
         load: How long the last rank's load took.
         repeated: Steps that had to be done once more.
+        awaited: The rank of another node for which these waited, if the job hung.
     """
 
     node: int
@@ -64,6 +79,7 @@ class Recovery(FailureCause):
     step: int | None = None
     tier: str = ""
     repeated: int = 0
+    awaited: AwaitedRank | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,8 @@ class Report:
         unreadable: Lines of the logs that are no events.
         events_lost: Events that an agent could not write.
         offloaded: Ranks that offload activations, by number.
+        metrics: What each node has measured last, by its number.
+        hosts: The hosts that have failed, the worst first.
     """
 
     nodes: Mapping[int, list[Placed]]
@@ -126,6 +144,8 @@ class Report:
     unreadable: int = 0
     events_lost: int = 0
     offloaded: list[OffloadedRank] = field(default_factory=list)
+    metrics: list[Measured] = field(default_factory=list)
+    hosts: list[HostFailures] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -156,18 +176,27 @@ def report(logs: Iterable[Log]) -> Report:
         failures += _recoveries(nodes[node])
     decisions = (one for chain in nodes.values() for at in chain for one in decided(at.launch.events, at.offset))
     lost = sum(whole(event, "count", 0) for each in found for event in each.events if event["event"] == "events_lost")
+    failures.sort(key=lambda failure: failure.at)
+    struck = [[(one.kind, one.host) for one in incident] for incident in incidents(failures)]
     return Report(
         nodes,
         goodput.total(times),
         max(progress.values(), key=lambda steps: steps.new, default=Steps()),
-        sorted(failures, key=lambda failure: failure.at),
+        failures,
         _counts(nodes),
         sorted(decisions, key=lambda one: one.at),
         sorted(_superseded(nodes), key=lambda one: one.at),
         sum(log.unreadable for log in logs),
         lost,
         offloaded_ranks((node, at.launch.events, at.offset) for node, chain in nodes.items() for at in chain),
+        [last for node, chain in nodes.items() if (last := _measured(node, chain)) is not None],
+        host_failures(struck, (event for each in found for event in each.events)),
     )
+
+
+def _measured(node: int, chain: list[Placed]) -> Measured | None:
+    found = (measured(node, placed.launch.events, placed.offset) for placed in reversed(chain))
+    return next((last for last in found if last is not None), None)
 
 
 def _chains(found: Iterable[Launch], offsets: Iterable[int]) -> dict[int, list[tuple[Launch, int]]]:
@@ -226,8 +255,16 @@ def _recoveries(chain: list[Placed]) -> Iterator[Recovery]:
         if failure is None and not placed.launch.outcome and after and after[0] is not placed:
             failure = Failure(placed.launch.end, "agent", -1)
         if failure is not None:
+            failure = replace(failure, awaited=failure.awaited or _awaited(one, failure))
             goes_on = after is not None and (after[0] is placed or not placed.launch.outcome)
             yield _recovery(placed, one, failure, after if goes_on else None)
+
+
+def _awaited(one: LaunchRound, failure: Failure) -> AwaitedRank | None:
+    """The rank for which a node's workers waited when they failed, or were stopped, since another node found a hang."""
+    # A hang that was none, since its ranks went on, explains no failure that comes later.
+    found = one.awaited
+    return found if found is not None and 0 <= failure.at - found.at < _AFTER_HANG else None
 
 
 def _recovery(
@@ -238,6 +275,7 @@ def _recovery(
     known = (placed.launch.node, at, failure.kind, failure.rank, failure.exitcode, failure.silent, stopped)
     why = {part.name: getattr(failure, part.name) for part in fields(FailureCause)}
     why["host"] = failure.host or placed.launch.host
+    why["awaited"] = failure.awaited
     if after is None:
         return Recovery(*known, **why)
     there, index, new = after

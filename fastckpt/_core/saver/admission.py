@@ -1,6 +1,8 @@
 """The wait for the memory of a checkpoint directory while another job on this host owns it."""
 
+import json
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,7 +11,8 @@ from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.ownership import Owner
 from fastckpt._core.saver.persistence.predecessor import PATIENCE, Job
 from fastckpt._core.saver.persistence.tenure import Tenure
-from fastckpt.errors import PersistError, PlaceInUse
+from fastckpt._core.storage.store import is_url
+from fastckpt.errors import ConfigError, PersistError, PlaceInUse
 
 logger = logging.getLogger("fastckpt")
 
@@ -17,6 +20,30 @@ GIVE_WAY = 20.0
 """Seconds that an agent from which a directory is taken has to stop its workers; then it is killed."""
 PAUSE = 0.1
 """Seconds between two looks."""
+NOT_TRIED = "the script was not tried: "
+"""How a refusal of `demand_empty` begins."""
+
+
+def demand_empty(location: str, record: Path) -> None:
+    """Refuse a directory to a job that `fastckpt plan` tries, unless there is nothing in it that it could harm.
+
+    Call it before anything of the job opens the directory: a history that it opens there ends another job, a save may
+    be the newest, and what seems damaged is quarantined. One that is not refused is noted in ``record``, with the time
+    at which it was made or last had anything: what is in it later is the trial's, and is removed.
+
+    Raises ConfigError, or OSError if it cannot be read.
+    """
+    if is_url(location):
+        raise ConfigError(f"{NOT_TRIED}{location} is a URL, and a trial stores nothing there. Give it a directory")
+    with os.scandir(location) as entries:
+        found = next((entry.name for entry in entries), "")
+    if found:
+        raise ConfigError(
+            f"{NOT_TRIED}its checkpoint directory {location} is not empty: it has {found}. Give the script an empty "
+            "one, or one that does not exist; or plan from the checkpoints that are there: fastckpt plan DIR"
+        )
+    with record.open("a") as file:
+        file.write(json.dumps({"directory": location, "modified": Path(location).stat().st_mtime}) + "\n")
 
 
 def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Arena:

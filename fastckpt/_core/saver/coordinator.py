@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from threading import Event
 
 from fastckpt._core import metrics
-from fastckpt._core.config import Settings
+from fastckpt._core.config import Settings, trial_record
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
 from fastckpt._core.ipc.messages import (
@@ -26,7 +27,7 @@ from fastckpt._core.memory import loans, slots
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.presence import forget_the_dead
 from fastckpt._core.policy.slots import Skip, choose_slot
-from fastckpt._core.saver.admission import admit
+from fastckpt._core.saver.admission import admit, demand_empty
 from fastckpt._core.saver.arena_location import left_elsewhere, place
 from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
@@ -69,6 +70,8 @@ class Coordinator:
         among: AgentPeers,
     ) -> None:
         """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
+        if record := trial_record():
+            demand_empty(hello.directory, Path(record))  # before anything is opened there
         self._settings, self._directory = settings, hello.directory
         job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
         self.tiers = DurableTiers(hello, self.newest, copier, job)

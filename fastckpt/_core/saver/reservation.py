@@ -9,8 +9,9 @@ from dataclasses import replace
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.memory.arena import Arena, too_small
-from fastckpt._core.memory.headroom import ENOUGH, LEAST, Headroom, MemoryLimit, headroom
+from fastckpt._core.memory.headroom import Headroom, MemoryLimit, headroom
 from fastckpt._core.memory.slots import discard, image_size, images_in
+from fastckpt._core.policy.memory_reserve import ENOUGH, LEAST
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import ArenaTooSmall
 

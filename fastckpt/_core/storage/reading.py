@@ -1,6 +1,7 @@
 """Reads files of checkpoints in pieces, wherever they lie: for those who look, and change nothing."""
 
 import io
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -33,19 +34,23 @@ def open_file(where: Path | str, size: int) -> BinaryIO:
         raise BadCheckpoint(f"{where} cannot be read: {error.strerror}") from error
 
 
-def digest_of(where: Path | str, size: int) -> str:
+def digest_of(where: Path | str, size: int, on_read: Callable[[int], None] | None = None) -> str:
     """The xxh3-128 digest of a file of ``size`` bytes at a path or URL, in 32 hexadecimal digits.
+
+    ``on_read`` is called with the number of bytes of each part that was read, of some MiB.
 
     Raises:
         BadCheckpoint: It cannot be read to its end.
         PersistError: The store does not answer.
     """
     if isinstance(where, Path):
-        return digest(where)
+        return digest(where, on_read)
     found = xxhash.xxh3_128()
     with closing(_objects(where)) as objects, ExplainedErrors("read a file", where):
         for part in objects.parts("", size):
             found.update(part)
+            if on_read:
+                on_read(len(part))
     return found.hexdigest()
 
 

@@ -50,12 +50,14 @@ class Peer:
         memory: What agents have in common whose memory is lost together.
         address: Where it serves files, HOST:PORT.
         launch: The name by which histories know it.
+        host: Its host's name, for people to read.
     """
 
     id: str
     memory: str
     address: str
     launch: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True)

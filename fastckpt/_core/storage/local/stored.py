@@ -2,14 +2,14 @@
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
-from fastckpt._core.io.direct import digest_file
+from fastckpt._core.io.direct import Counted, digest_file
 from fastckpt.errors import BadCheckpoint
 
 
@@ -139,9 +139,12 @@ def check_digest(entry: FileEntry, path: Path, digest: str) -> None:
         raise BadCheckpoint(f"{path} is damaged: its xxh3-128 is {digest}; {entry.digest} was saved")
 
 
-def digest(path: Path) -> str:
-    """The digest of a file; raises BadCheckpoint if it cannot be read."""
+def digest(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """The digest of a file; raises BadCheckpoint if it cannot be read.
+
+    ``on_read`` is called with the number of bytes after each MiB or two.
+    """
     try:
-        return digest_file(path)
+        return digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path)
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.memory import headroom as module
-from fastckpt._core.memory.headroom import RESERVE, headroom
+from fastckpt._core.memory.headroom import headroom
+from fastckpt._core.policy.memory_reserve import RESERVE
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[4]

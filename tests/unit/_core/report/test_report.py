@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fastckpt._core.report import goodput as g
 from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import Report, incidents, report
+from fastckpt_run import formatting
 from tests.unit._core.report.stories import Story
 
 
@@ -69,6 +70,42 @@ def test_a_report_of_a_hang_counts_the_time_until_its_detection():
     found = report([story.starts(102, 103, 104, 105).loads(106, 1, step=15).trains(116, 10).finishes(116, 116).log])
     assert seconds(found)["detection"] == 75 and seconds(found)["stop"] == 1 and seconds(found)["useful"] == 25
     assert [(one.kind, one.rank, one.silent) for one in found.failures] == [("hung", 1, 75 * 10**9)]
+
+
+AWAITED = {"rank": 37, "host": "b", "place": "take (data.py:88)", "state": "elsewhere"}
+
+
+@pytest.mark.parametrize(
+    ("awaited", "words"),
+    [
+        (AWAITED, "hung for 75 s in backward (graph.py:9), waiting for rank 37 on b in take (data.py:88)"),
+        (AWAITED | {"place": ""}, "hung for 75 s in backward (graph.py:9), waiting for rank 37 on b"),
+        (
+            AWAITED | {"rank": -1, "place": ""},
+            "hung for 75 s in backward (graph.py:9), perhaps waiting for a rank on b, from where no answer came",
+        ),
+        (None, "hung for 75 s in backward (graph.py:9)"),
+        ("nonsense", "hung for 75 s in backward (graph.py:9)"),
+        ({"rank": "x"}, "hung for 75 s in backward (graph.py:9)"),
+    ],
+)
+def test_a_report_of_a_hang_names_the_rank_of_another_node(awaited, words):
+    story = started().trains(25, 15, beat=25).at(100, "hang", culprits=[1], silent=75.0, ranks=[], awaited=awaited)
+    story.tell("worker_failed", rank=1, exitcode=-9, frame="backward (graph.py:9)", host="a").stops(101)
+    [failure] = report([story.log]).failures
+    assert formatting.what(failure) == f"rank 1 {words}"
+
+
+@pytest.mark.parametrize(("after", "names"), [(1, True), (59, True), (61, False)])
+def test_workers_that_end_since_another_node_found_a_hang_are_explained_by_it(after: int, names: bool):
+    for how in ("dies", "stops"):
+        story = started().trains(31, 20, beat=30).at(32, "hang_elsewhere", host="b", groups=[], awaited=AWAITED)
+        getattr(story, how)(32 + after)
+        if how == "dies":
+            story.stops(32 + after)
+        story.starts(200, 201, 202, 203).loads(204, 1, step=20).trains(210, 10).finishes(210, 211)
+        [failure] = report([story.log]).failures
+        assert ("waiting for rank 37 on b" in formatting.what(failure)) is names, how
 
 
 def test_a_report_names_workers_stopped_for_another_node():
@@ -286,7 +323,9 @@ def logs(draw) -> list:
         node, step = draw(st.integers(0, 1)), draw(st.sampled_from([0.0, -3600.0, 50.0]))
         story = Story(node=node, pid=pid, start=draw(instants), step=step, boot=draw(st.sampled_from("ab")))
         for _ in range(draw(st.integers(0, 25))):
-            deed = draw(st.sampled_from(("starts", "loads", "trains", "dies", "hang", "stops", "finishes")))
+            deed = draw(
+                st.sampled_from(("starts", "loads", "trains", "dies", "hang", "elsewhere", "stops", "finishes"))
+            )
             at = sorted(draw(st.lists(instants, min_size=4, max_size=4)))
             number = draw(st.integers(0, 50))
             match deed:
@@ -298,6 +337,10 @@ def logs(draw) -> list:
                     story.trains(at[1], number, stalled=at[2], beat=at[0])
                 case "hang":
                     story.at(at[0], "hang", culprits=[number], silent=at[1])
+                case "elsewhere":
+                    story.at(
+                        at[0], "hang_elsewhere", awaited={"rank": number, "host": draw(st.sampled_from(["", "b"]))}
+                    )
                 case "finishes":
                     story.finishes(at[0], at[1])
                 case _:

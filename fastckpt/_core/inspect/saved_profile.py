@@ -1,0 +1,46 @@
+"""Reads the measurements that `Checkpointer` keeps in each checkpoint: what steps and saves cost that job."""
+
+import json
+from dataclasses import dataclass
+
+from fastckpt._core.format.file_names import own_of
+from fastckpt._core.inspect.checkpoint_files import CheckpointFiles
+from fastckpt._core.inspect.tree import read_tree
+from fastckpt._core.policy.frequency.intervals import Intervals
+from fastckpt._core.policy.frequency.profiling import Profile
+from fastckpt._core.storage.reading import open_file
+from fastckpt.errors import ConfigError
+
+_KEY = "tempo"
+"""Under which `checkpointer.save_frequency` keeps them, as JSON."""
+
+
+@dataclass(frozen=True)
+class SavedProfile:
+    """The profile of a job, the intervals that it was tuned to, if it was, and the overhead that it kept to."""
+
+    profile: Profile
+    intervals: Intervals | None
+    overhead: float
+
+
+def saved_profile(source: CheckpointFiles) -> SavedProfile | None:
+    """The measurements in a checkpoint; None if it has none, as where the script chose the intervals itself.
+
+    Raises BadCheckpoint if the file of the first rank is damaged.
+    """
+    file = source.files.get(own_of(0))
+    if file is None:
+        return None
+    with open_file(file.path, file.size) as opened:
+        tree = read_tree(opened, str(file.path))
+    texts = [entry.value for entry in tree if entry.keys and entry.keys[-1] == _KEY]
+    found = texts[0] if texts and isinstance(texts[0], str) else ""
+    try:
+        content = json.loads(found)
+        memory, storage = content["intervals"] or (None, None)
+        intervals = Intervals(int(memory), int(storage)) if memory and storage else None
+        return SavedProfile(Profile(**content["profile"]), intervals, float(content["overhead"]))
+    # Whatever the checkpoint holds: what cannot be read was not measured.
+    except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,301 @@
+"""Groups of ranks that were caught at the same place when a job hung, the odd ones first, in a line for 1,000 ranks.
+
+Stacks that are equal form a group, as in ByteRobust ("Robust LLM Training Infrastructure at ByteDance", SOSP 2025,
+arXiv:2509.16293: stacks are aggregated by string matching; dominant groups are healthy, the rest are outliers). Which
+of the groups is odd is decided by more than its size: by `hangs.culprits`, as within one node.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Any, Self
+
+from fastckpt._core.policy.hangs import Witness, culprits
+
+MOST = 20
+"""Groups that are kept; of the rest, how many there are."""
+SHOWN = 4
+"""Groups that the line names; and hosts of each."""
+RANGES = 16
+"""Ranges of ranks that are shown of a group."""
+FRAMES = 100
+"""Frames of a stack that are compared, the innermost first: as many as faulthandler writes."""
+_LONGEST = 120
+"""Characters of a frame."""
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|/torch/|/fastckpt/_core/|^<frozen ")
+"""Files that a script calls, rather than is."""
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_UNKNOWN = "gives no stack, and the others wait"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a thread is."""
+
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+    @property
+    def name(self) -> str:
+        """The frame without what differs between hosts and processes: directories and addresses."""
+        file = self.file.rpartition("/")[2]
+        return _ADDRESS.sub("0x", f"{self.function} ({file}:{self.line})")[:_LONGEST]
+
+
+def place_of(frames: Sequence[Frame]) -> str:
+    """Where a thread is in its script, such as ``take (data.py:88)``; empty if it has no frames.
+
+    In a library it is the function that the script has called, and where: ``all_reduce (train.py:40)``.
+
+    Args:
+        frames: Those of the thread, the innermost first.
+    """
+    own = next((depth for depth, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
+    return replace(frames[own], function=frames[max(0, own - 1)].function).name if frames else ""
+
+
+@dataclass(frozen=True)
+class CaughtRank:
+    """A rank of the job as its agent has found it.
+
+    Attributes:
+        witness: What is known of it.
+        host: Where it runs.
+        frames: The stack of its main thread, the innermost frame first, as `Frame.name`; empty if it is not known.
+        place: As `place_of`.
+        in_collective: Whether its stack is in a function in which ranks wait for each other, though it may compute.
+    """
+
+    witness: Witness
+    host: str
+    frames: tuple[str, ...] = ()
+    place: str = ""
+    in_collective: bool = False
+
+    @property
+    def state(self) -> str:
+        """What it does, as one of `STATES`."""
+        witness = self.witness
+        if witness.state in _OF_KERNEL:
+            return _OF_KERNEL[witness.state]
+        if witness.has_left or witness.goes_on:
+            return "left" if witness.has_left else "goes_on"
+        if not self.frames:
+            return "unknown"
+        return "waits" if witness.waits else "computes" if self.in_collective else "elsewhere"
+
+
+_OF_KERNEL = {"T": "stopped", "D": "uninterruptible"}
+STATES: Mapping[str, tuple[str, str]] = {
+    "stopped": ("is stopped (SIGSTOP)", "are stopped (SIGSTOP)"),
+    "uninterruptible": ("waits in the kernel, uninterruptibly", "wait in the kernel, uninterruptibly"),
+    "elsewhere": ("is in {}", "are in {}"),
+    "computes": ("computes in {}", "compute in {}"),
+    "unknown": ("gives no stack", "give no stack"),
+    "left": ("has ended or closed its checkpointer", "have ended or closed their checkpointers"),
+    "waits": ("waits in {}", "wait in {}"),
+    "goes_on": ("goes on", "go on"),
+}
+"""What ranks may do, in words for one and for several, ``{}`` being the place: the most suspicious first."""
+_ORDER = {state: order for order, state in enumerate(STATES)}
+
+
+@dataclass(frozen=True)
+class StackGroup:
+    """Ranks that were caught at the same place.
+
+    Attributes:
+        ranks: In order.
+        hosts: Of these ranks, in order, each once.
+        is_odd: Whether these hold the others up.
+        state: What they do, as one of `STATES`.
+        place: Where they do it; empty if it is not known.
+        stack: Their frames, the innermost first.
+    """
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    is_odd: bool
+    state: str
+    place: str
+    stack: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Who they are, such as ``ranks 3,7 on hosts a and b``."""
+        return f"{self.short_name} on {_listed(self.hosts)}"
+
+    @property
+    def short_name(self) -> str:
+        """Who they are, without hosts."""
+        return f"{'ranks' if len(self.ranks) > 1 else 'rank'} {ranges(self.ranks)}"
+
+    @property
+    def deed(self) -> str:
+        """What they do, in words."""
+        words = STATES[self.state][len(self.ranks) > 1]
+        return words.format(self.place or "no Python function")
+
+    def to_event(self) -> dict[str, Any]:
+        """The fields of docs/events.md."""
+        fields = {"ranks": ranges(self.ranks), "count": len(self.ranks), "hosts": [*self.hosts[:SHOWN]]}
+        return fields | {"odd": self.is_odd, "state": self.state, "place": self.place}
+
+
+@dataclass(frozen=True)
+class StackGroups:
+    """All ranks of a job, grouped.
+
+    Attributes:
+        groups: At most `MOST`, the odd ones first, then the most suspicious, then the smallest.
+        reason: Why the odd ones are that, or why none is.
+        world: How many ranks the job has.
+        unheard: Hosts whose agents gave no answer.
+        missing: The ranks on these, as `ranges`.
+        more: How many groups there are besides, and of how many ranks.
+    """
+
+    groups: tuple[StackGroup, ...]
+    reason: str
+    world: int
+    unheard: tuple[str, ...] = ()
+    missing: str = ""
+    more: tuple[int, int] = (0, 0)
+
+    @property
+    def odd(self) -> tuple[StackGroup, ...]:
+        """The groups that hold the others up; none if that is not known."""
+        return tuple(group for group in self.groups if group.is_odd)
+
+    @property
+    def line(self) -> str:
+        """What is known, in one line of bounded length."""
+        named, counted = self.groups[:SHOWN], self.groups[SHOWN:]
+        parts = []
+        for number, group in enumerate(named):
+            count = len(group.ranks)
+            if number == 0:
+                parts.append(f"{count} of {self.world} rank{'s' * (self.world > 1)}, {group.name}, {group.deed}")
+            else:
+                parts.append(f"{count if count > SHOWN else group.name} {group.deed}")
+        places = len(counted) + self.more[0]
+        if places:
+            ranks = sum(len(group.ranks) for group in counted) + self.more[1]
+            parts.append(f"{ranks} are in {places} other places")
+        if self.unheard:
+            agents = "the agent on" if len(self.unheard) == 1 else "the agents on"
+            where = f" ({'rank' if self.missing.isdigit() else 'ranks'} {self.missing})" if self.missing else ""
+            parts.append(f"{agents} {_listed(self.unheard)} gave no answer{where}")
+        if not self.odd:
+            parts.append(self.reason)
+        elif self.odd[0].state in (
+            "waits",
+            "computes",
+        ):  # as the others do: what is odd about it is not seen by its place
+            parts.append(f"{self.odd[0].short_name} {self.reason}")
+        return "; ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `of_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Self:
+        """Read what another agent has sent; raises LookupError, TypeError or ValueError if that is no groups."""
+        groups = tuple(_group_of_json(group) for group in found["groups"][:MOST])
+        texts, more = tuple(map(str, found["unheard"])), tuple(map(int, found["more"]))
+        if len(more) != 2:
+            raise ValueError(f"{more} is no pair")
+        return cls(groups, str(found["reason"]), int(found["world"]), texts, str(found["missing"]), (more[0], more[1]))
+
+
+def _group_of_json(found: Mapping[str, Any]) -> StackGroup:
+    hosts, stack = (tuple(map(str, found[name])) for name in ("hosts", "stack"))
+    if found["state"] not in STATES or not found["ranks"]:
+        raise ValueError("this is no group of ranks")
+    return StackGroup(
+        tuple(map(int, found["ranks"])), hosts, bool(found["is_odd"]), found["state"], str(found["place"]), stack
+    )
+
+
+def grouped(ranks: Sequence[CaughtRank], world: int, unheard: Sequence[str] = ()) -> StackGroups:
+    """Group ranks that were caught at the same place; the cost is linear in ranks, but for sorting the groups.
+
+    Args:
+        ranks: Of all nodes that answered.
+        world: How many ranks the job has.
+        unheard: Hosts whose agents gave no answer.
+    """
+    odd, reason = _judged(ranks, sees_all=not unheard)
+    members = dict[Any, list[CaughtRank]]()
+    for each in sorted(ranks, key=lambda each: each.witness.rank):
+        members.setdefault((each.witness.rank in odd, each.state, each.place, each.frames), []).append(each)
+    groups = sorted(
+        (_group(key, found) for key, found in members.items()),
+        key=lambda group: (not group.is_odd, _ORDER[group.state], len(group.ranks), group.ranks[0]),
+    )
+    rest = groups[MOST:]
+    known = {each.witness.rank for each in ranks}
+    missing = ranges([rank for rank in range(world) if rank not in known]) if unheard else ""
+    more = len(rest), sum(len(group.ranks) for group in rest)
+    return StackGroups(tuple(groups[:MOST]), reason, world, tuple(unheard), missing, more)
+
+
+def _group(key: tuple[bool, str, str, tuple[str, ...]], members: Sequence[CaughtRank]) -> StackGroup:
+    is_odd, state, place, stack = key
+    hosts = tuple(dict.fromkeys(each.host for each in members))
+    return StackGroup(tuple(each.witness.rank for each in members), hosts, is_odd, state, place, stack)
+
+
+def _judged(ranks: Sequence[CaughtRank], *, sees_all: bool) -> tuple[frozenset[int], str]:
+    """The ranks that hold the others up, none if that is not certain, and the evidence."""
+    # Two ranks wait at one place if they are in one function, and their script has called it in one line.
+    known = [
+        replace(each.witness, place=f"{each.place} {each.frames[:1]}") for each in ranks if each.state != "unknown"
+    ]
+    blamed, reason = culprits(known, sees_all=sees_all)
+    present = {each.rank for each in known if not (each.has_left or each.goes_on)}
+    found = frozenset(each.rank for each in blamed)
+    alone = len(present) == 1 and not any(each.waits for each in known if each.rank in present)
+    if blamed and (blamed[0].state in _OF_KERNEL or not found >= present or alone):
+        return found, reason
+    # Ranks that wait over NCCL spin, in whatever function of the script: then it is the most that count as healthy.
+    if outliers := _outliers([each for each in known if each.rank in present]):
+        return outliers, "is not where most others are"
+    # One that has no stack may be anywhere: it is suspected only when everybody else waits.
+    silent = frozenset(each.witness.rank for each in ranks if each.state == "unknown")
+    if silent and present and all(each.waits for each in known if each.rank in present):
+        return silent, _UNKNOWN
+    if not sees_all:
+        return frozenset(), "what the others wait for may be there"
+    return frozenset(), "which of them is to blame is not known"
+
+
+def _outliers(present: Sequence[Witness]) -> frozenset[int]:
+    """Ranks that are not at the place where more than half are; none if there is no such place."""
+    [(place, count)] = Counter(each.place for each in present).most_common(1) or [("", 0)]
+    return frozenset(each.rank for each in present if 2 * count > len(present) and each.place != place)
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Ranks in order as text, such as ``0-36,38-63``; of more than `RANGES` ranges, how many ranks are in the rest."""
+    found = [
+        [rank for _, rank in run] for _, run in groupby(enumerate(sorted(ranks)), key=lambda each: each[1] - each[0])
+    ]
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found[:RANGES]]
+    rest = sum(map(len, found[RANGES:]))
+    return ",".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def _listed(hosts: Sequence[str]) -> str:
+    """Names of hosts, in words."""
+    rest = len(hosts) - SHOWN
+    if rest > 0:
+        return f"hosts {', '.join(hosts[:SHOWN])} and {rest} more"
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {', '.join(hosts[:-1])} and {hosts[-1]}"

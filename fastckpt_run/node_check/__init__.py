@@ -1,0 +1,1 @@
+"""Runs in: tools, agent, and child processes of both. Checks of a node, by itself and with others."""

@@ -1,0 +1,371 @@
+"""Progress of long work: in a terminal, and nowhere else; whatever becomes of the terminal, the work goes on."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt._core.byte_sizes import parsed
+from fastckpt._core.inspect import archive, exported_file, verify
+from fastckpt._core.inspect.work_progress import share_of
+from fastckpt._core.io import direct
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt_run.cli import progress
+from fastckpt_run.cli.progress import ProgressLine, TerminalOutput, WorkStage
+from tests.cli.conftest import Fastckpt, publish
+from tests.cli.terminals import Shown, Terminal, screen
+
+STATE = {"model": {"a": torch.zeros(2_000_000), "b": torch.ones(2_000_000), "c": torch.ones(1_000_000)}}
+"""20 MB, which are read in ten pieces."""
+
+
+@pytest.fixture
+def large(directory: Path) -> Path:
+    """Steps 1 and 2 on storage, of 20 MB each."""
+    for step in (1, 2):
+        publish(directory, step, state=STATE)
+    return directory
+
+
+class Slowed:
+    """Has work take long, in the process that calls it: each piece of it waits until progress was drawn.
+
+    Args:
+        held: The deed whose piece waits for a signal.
+        first: Seconds, at most, that the first piece waits; no other does if it has waited in vain.
+        then: Seconds, at most, that the others wait each.
+    """
+
+    def __init__(self, held: str = "", *, first: float = 60.0, then: float = 10.0) -> None:
+        self._held, self._patience, self._then = held, first, then
+
+    def __call__(self) -> None:
+        self._drawn, draw = threading.Event(), ProgressLine.draw
+
+        def drawing(line: ProgressLine, stage: WorkStage) -> None:
+            draw(line, stage)
+            self._drawn.set()
+
+        ProgressLine.draw = drawing  # type: ignore[method-assign]
+        progress.PERIOD = 0.02
+        verify.LOOKS = ()
+        self._slow(direct, "read_some", "verify")
+        self._slow(archive.OpenFile, "read", "compare")
+        self._slow(exported_file.ExportedFile, "write", "write")
+        self._slow(exported_file.ExportedFile, "sync", "write")
+        self._slow(CheckpointDirectory, "delete", "delete")
+
+    def _slow(self, place: Any, name: str, deed: str) -> None:
+        function, seen = getattr(place, name), [0]
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            seen[0] += 1
+            if self._held == deed and seen[0] == (1 if deed == "write" else 2):
+                time.sleep(100)
+            elif seen[0] < 12 and self._patience:
+                self._drawn.clear()
+                self._patience = self._then if self._drawn.wait(self._patience) else 0.0
+            return function(*arguments, **options)
+
+        setattr(place, name, slow)
+
+
+UNSEEN = Slowed(first=3 * progress.DELAY)
+"""As long as what is shown elsewhere, for what is not to be shown here."""
+COMMANDS: dict[str, tuple[str, list[str]]] = {
+    "verify": ("verify", ["{run}", "--all"]),
+    "which": ("verify step 2", ["{run}", "--verify"]),
+    "diff": ("compare", ["{run}@1", "{run}@2", "--file", "model.pt"]),
+    "export": ("write", ["{run}@1", "{out}/state.pt", "--only", "model"]),
+    "export as safetensors": ("write", ["{run}@1", "{out}/state.safetensors"]),
+    "prune": ("delete", ["{run}", "--keep-last", "1", "--yes"]),
+}
+"""The deed that is shown, and the arguments."""
+
+
+def arguments(name: str, run: Path) -> list[str]:
+    out = run.parent / "out"
+    out.mkdir(exist_ok=True)
+    return [name.split()[0], *(part.format(run=run, out=out) for part in COMMANDS[name][1])]
+
+
+def amounts(drawings: list[str]) -> list[int]:
+    return [parsed(re.search(r"([\d.]+ \w*B) of", line)[1]) for line in drawings]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_long_work_shows_bytes_rate_and_time_left_and_leaves_the_answer_alone(large: Path, name: str):
+    publish(large, 3, state=STATE) if name == "prune" else None
+    shown = Terminal(arguments(name, large), Slowed()).finish()
+    drawn = [line for line in shown.drawings if line.startswith(COMMANDS[name][0] + " ")]
+    assert shown.code == 0 and drawn, shown.raw
+    assert any(re.search(r"━ .* of \d+\.\d MB  +\S+ \wB/s  +\d+ s left$", line) for line in shown.drawings)
+    assert amounts(drawn) == sorted(amounts(drawn)) and len(set(amounts(drawn))) > 1
+    # The line has gone without a trace: what stands there is what a pipe would get, and the cursor is below it.
+    assert not any(re.search(r"B of \d|━", line) for line in shown.screen)
+    assert shown.screen[-1] == "" and len(shown.screen) > 1
+
+
+def in_pipes(command: list[str], setup: Callable[[], None]) -> tuple[int, str, str]:
+    """A command whose outputs are no terminals, in a child of this process as that of `Terminal` is."""
+    terminal = Terminal(command, lambda: (os.dup2(1, 2), setup()), piped=True)  # type: ignore[func-returns-value,arg-type]
+    shown = terminal.finish()
+    return shown.code, shown.raw, shown.out
+
+
+def test_a_pipe_gets_no_progress(fastckpt: Fastckpt, large: Path):
+    for options in ([], ["--json"]):
+        command = [*arguments("verify", large), *options]
+        assert in_pipes(command, UNSEEN) == (0, "", fastckpt(*command).out)
+
+
+def test_quiet_and_short_work_show_no_progress_in_a_terminal(fastckpt: Fastckpt, large: Path):
+    for options, setup in ((["--quiet"], UNSEEN), ([], lambda: None)):
+        command = [*arguments("verify", large), *options]
+        shown = Terminal(command, setup, piped=True).finish()
+        assert (shown.code, shown.raw, shown.out) == (0, "", fastckpt(*command).out)
+
+
+def test_json_on_standard_output_is_the_same_with_progress_on_a_terminal(fastckpt: Fastckpt, large: Path):
+    command = [*arguments("verify", large), "--json"]
+    shown = Terminal(command, Slowed(), piped=True).finish()
+    assert shown.drawings and shown.screen == [""] and shown.out == fastckpt(*command).out
+
+
+def test_a_dumb_terminal_gets_none_and_no_color_no_colors(large: Path):
+    dumb = Terminal(arguments("verify", large), UNSEEN, piped=True, TERM="dumb").finish()
+    assert (dumb.code, dumb.raw) == (0, "")
+    plain = Terminal(arguments("verify", large), Slowed(), piped=True, NO_COLOR="1").finish()
+    assert plain.drawings and "\x1b" not in plain.raw
+    assert "\x1b[" in Terminal(arguments("verify", large), Slowed(), piped=True).finish().raw
+
+
+def interrupted(
+    command: list[str],
+    deed: str,
+    act: Callable[[Terminal], None],
+    *,
+    held: bool = True,
+    shown: str = r".*B of \d",
+    **options: Any,
+) -> Shown:
+    """Run a slowed command, and do something when its progress is shown."""
+    done: list[bool] = []
+
+    def watch(terminal: Terminal, raw: str) -> None:
+        if not done and re.search(f"{deed} {shown}", raw):
+            done.append(True)
+            act(terminal)
+
+    ended = Terminal(command, Slowed(deed if held else "", then=1.0), **options).finish(watch)
+    assert done, ended
+    return ended
+
+
+@pytest.mark.parametrize("deed", ["verify", "write"])
+@pytest.mark.parametrize("name", ["export", "export as safetensors"])
+def test_ctrl_c_ends_an_export_without_half_a_file_on_a_clean_terminal(large: Path, name: str, deed: str):
+    shown = interrupted(arguments(name, large), deed, lambda terminal: terminal.type(b"\x03"))
+    assert shown.code == 128 + signal.SIGINT
+    [last, end] = shown.screen
+    assert last.removeprefix("^C").strip() == "fastckpt: stopped" and end == ""
+    assert list((large.parent / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "act"),
+    [
+        (signal.SIGTERM, lambda terminal: os.kill(terminal.pid, signal.SIGTERM)),
+        (signal.SIGHUP, lambda terminal: terminal.vanish()),
+    ],
+    ids=["it is terminated", "its terminal is closed"],
+)
+def test_an_export_that_is_ended_leaves_no_file(large: Path, number: int, act: Callable[[Terminal], None]):
+    shown = interrupted(arguments("export", large), "write", act)
+    assert shown.code == 128 + number and list((large.parent / "out").iterdir()) == []
+
+
+def test_a_prune_that_is_stopped_has_deleted_whole_checkpoints_or_none(fastckpt: Fastckpt, large: Path):
+    publish(large, 3, state=STATE)
+    command = arguments("prune", large)
+    shown = interrupted(command, "delete", lambda terminal: terminal.type(b"\x03"), shown=r".*20\.0 MB of 40")
+    assert shown.code == 128 + signal.SIGINT
+    found = fastckpt("ls", large, "--json").document["checkpoints"]
+    assert {3} <= {item["step"] for item in found} and all(item["whole"] for item in found) and len(found) == 2
+    assert fastckpt("verify", large, "--all").code == 0
+
+
+def test_work_goes_on_where_the_terminal_is_lost_or_takes_nothing_or_is_another_jobs(fastckpt: Fastckpt, large: Path):
+    command = arguments("verify", large)
+    answer = fastckpt(*command).out
+
+    def outliving() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        Slowed(then=1.0)()
+
+    def in_the_background() -> None:
+        mode = termios.tcgetattr(0)
+        mode[3] |= termios.TOSTOP  # who writes to it in the background is stopped
+        termios.tcsetattr(0, termios.TCSANOW, mode)
+        if child := os.fork():
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.setpgid(0, 0)
+        UNSEEN()
+
+    lost = []
+
+    def lose(terminal: Terminal, raw: str) -> None:
+        if not lost and " of " in raw:
+            lost.append(terminal.vanish())  # type: ignore[func-returns-value]
+
+    shown = Terminal(command, outliving, piped=True).finish(lose)
+    assert lost and (shown.code, shown.out) == (0, answer)
+    shown = interrupted(command, "verify", lambda terminal: terminal.type(b"\x13"), held=False, piped=True)  # Ctrl-S
+    assert (shown.code, shown.out) == (0, answer)
+    shown = Terminal(command, in_the_background, piped=True).finish()
+    assert (shown.code, shown.raw, shown.out) == (0, "", answer)
+
+
+def test_a_line_of_progress_fits_a_terminal_of_any_width_also_when_it_changes(large: Path):
+    widths = [70, 33, 5]
+    seen: list[tuple[int, str]] = []
+
+    def narrow(terminal: Terminal, raw: str) -> None:
+        seen.append((seen_width[-1], raw[sum(len(text) for _, text in seen) :]))
+        if widths and " of " in raw:
+            seen_width.append(widths.pop(0))
+            terminal.resize(seen_width[-1])
+
+    seen_width = [100]
+    shown = Terminal([*arguments("verify", large)], Slowed(), piped=True, columns=100).finish(narrow)
+    assert shown.code == 0 and not widths
+    lengths = [len(line) for line in re.split(r"\r", re.sub(r"\x1b\[[0-9;]*m", "", shown.raw)) if line]
+    assert {97, 67, 30, 2} <= set(lengths) and max(lengths) == 97
+    assert screen(shown.raw[-6:]) == [""]
+
+
+def test_a_closed_standard_error_is_no_terminal(fastckpt: Fastckpt, large: Path):
+    program = "from fastckpt_run.commands import tools; tools()"
+    command = [sys.executable, "-c", program, *arguments("verify", large)]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, fastckpt(*arguments("verify", large)).out)
+
+
+# --- the line and the bytes
+
+
+class Recorder:
+    """An observer that remembers the stages: deed, bytes, those of them that were reported, and in how many calls."""
+
+    def __init__(self) -> None:
+        self.stages: list[list[Any]] = []
+
+    def begin(self, deed: str, total: int) -> None:
+        self.stages.append([deed, total, 0, 0])
+
+    def advance(self, count: int) -> None:
+        assert count >= 0
+        self.stages[-1][2] += count
+        self.stages[-1][3] += 1
+
+
+class Paper(TerminalOutput):
+    """A terminal that keeps what is written to it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(-1, "utf-8")
+        self.width, self.text, self.takes = width, "", True
+
+    def columns(self) -> int:
+        return self.width
+
+    def is_ready(self) -> bool:
+        return self.takes
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_time_is_left_by_it():
+    now, paper = [0.0], Paper(100)
+    line = ProgressLine(paper, lambda: now[0])
+    stage = WorkStage("verify", 100_000_000)
+
+    def drawn(seconds: float, done: int) -> str:
+        now[0] += seconds
+        stage.done, paper.text = done, ""
+        line.draw(stage)
+        return screen(paper.text)[-1]
+
+    assert "0 B of 100.0 MB  0 B/s" in drawn(0, 0) and "left" not in paper.text
+    assert drawn(1, 10_000_000).endswith("10.0 MB of 100.0 MB  10.0 MB/s  9 s left")
+    assert drawn(1, 30_000_000).endswith("30.0 MB of 100.0 MB  15.0 MB/s  5 s left")
+    for _ in range(60):  # nothing comes any more
+        text = drawn(1, 30_000_000)
+    assert "30.0 MB of 100.0 MB  0 B/s" in text and "left" not in text
+    assert "100.0 MB of 100.0 MB" in drawn(1, 100_000_000) and "left" not in paper.text
+    stage = WorkStage("write", 5000)  # nothing of the stage before counts for it
+    assert "0 B of 5.0 kB  0 B/s" in drawn(1, 0)
+    assert "5.0 kB of 5.0 kB" in drawn(1, 6000)  # never more than all
+    paper.text, paper.takes = "", False
+    line.draw(stage)
+    line.clear()
+    assert paper.text == ""
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 20, 40, 59, 60, 61, 99, 100, 101, 300])
+def test_a_line_is_never_as_wide_as_the_terminal(width: int):
+    paper = Paper(width)
+    line = ProgressLine(paper, iter(range(9)).__next__)
+    for done in (0, 10**9, 5 * 10**12):
+        line.draw(WorkStage("verify step 1000000", 10**13, done))
+    line.clear()
+    lengths = [len(text) for text in re.sub(r"\x1b\[[0-9;]*m", "", paper.text).split("\r")]
+    assert max(lengths[:-2]) == max(0, min(width - 3, 100)) and screen(paper.text) == [""]
+
+
+@pytest.mark.parametrize(
+    ("reads", "reported"),
+    [([4, 6], [4, 6, 0]), ([4], [4, 6]), ([8, 8], [8, 2, 0]), ([], [10]), ([20, 1], [10, 0, 0])],
+)
+def test_a_share_reports_its_bytes_whatever_is_read(reads: list[int], reported: list[int]):
+    recorder, seen = Recorder(), []
+    recorder.begin("", 10)
+    recorder.advance = seen.append  # type: ignore[method-assign]
+    with share_of(recorder, 10) as advance:
+        for count in reads:
+            advance(count)
+    assert seen == reported and sum(seen) == 10
+
+
+def test_all_bytes_of_a_stage_are_reported_in_pieces_of_mebibytes(large: Path, tmp_path: Path):
+    from fastckpt._core.inspect.checkpoint_files import find
+    from fastckpt._core.inspect.diff import diff_all
+    from fastckpt._core.inspect.export import ExportOrder, export_file
+    from fastckpt._core.inspect.inventory import take
+
+    shm = os.environ["FASTCKPT_SHM_DIR"]
+    recorder, inventory = Recorder(), take(str(large), shm)
+    verify.verify_all(inventory, inventory.items, tracker=False, observer=recorder)
+    one, two = find(f"{large}@1", shm), find(f"{large}@2", shm)
+    diff_all({name: (one.file(name), two.file(name)) for name in one.files}, recorder)
+    for kind in ("torch", "safetensors"):
+        export_file(one.file("model.pt"), tmp_path / kind, ExportOrder(kind), one.check_unchanged, recorder)
+    assert [stage[0] for stage in recorder.stages] == ["verify", "compare", "verify", "write", "verify", "write"]
+    size = sum(item.size for item in inventory.items)
+    assert recorder.stages[0][1] == recorder.stages[1][1] == size > 40_000_000
+    for deed, total, done, calls in recorder.stages:
+        assert total == done >= 20_000_000 and calls <= 4 + total // 2**20, deed

@@ -1,0 +1,119 @@
+"""Memory of nodes as tables: reserves, slots, roles of files, other shapes of a job, growth."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.memory_reserve import RESERVE, limit_for, reserve, share_of, slots_that_fit
+from fastckpt._core.policy.resource_plan import (
+    PAGE,
+    JobShape,
+    Role,
+    SavedFile,
+    limits,
+    per_node,
+    reshaped,
+    round_mebibytes,
+)
+from fastckpt._core.policy.size_growth import FIRST_AND_LAST, LEAST_SQUARES, size_growth
+from fastckpt.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@given(st.integers(1, 1 << 40), st.sampled_from([2, 3]), st.integers(0, 1 << 40))
+def test_the_limit_of_a_plan_is_the_least_that_holds_its_slots(size: int, slots: int, beside: int):
+    total = limit_for(size, slots, beside)
+    assert total - reserve(total, share_of(slots)) >= slots * size + beside
+    assert total - 1 - reserve(total - 1, share_of(slots)) < slots * size + beside
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "total", "most", "slots"),
+    [
+        (11 * MIB, 64 * MIB, 64 * MIB, 3, 2),  # docker's 64 MB: three would leave less than half
+        (10 * MIB, 64 * MIB, 64 * MIB, 3, 3),
+        (10 * MIB, 64 * MIB, 64 * MIB, 2, 2),
+        (10 * MIB, 100 * MIB, 128 * MIB, 3, 3),
+        (31 * MIB, 64 * MIB, 64 * MIB, 3, 0),
+        (30 * MIB, 64 * MIB, 64 * MIB, 3, 2),
+        (1000 * MIB, 3000 * MIB + RESERVE, 1 << 40, 3, 3),
+        (1000 * MIB, 3000 * MIB + RESERVE - 1, 1 << 40, 3, 2),
+        (1000 * MIB, 0, 1 << 40, 3, 0),
+    ],
+)
+def test_slots_that_fit_leave_the_reserve(size: int, free: int, total: int, most: int, slots: int):
+    assert slots_that_fit(size, free, total, most) == slots
+
+
+DDP = [SavedFile("model.pt", 100 * PAGE, Role.NODE), *(SavedFile(f"rank_{i}.pt", PAGE, Role.RANK, i) for i in range(4))]
+FSDP = [
+    SavedFile(".metadata", 40 * PAGE, Role.NODE),
+    *(SavedFile(f"__{i}_0.distcp", (100 + 4 * i) * PAGE, Role.SHARD, i) for i in range(4)),
+    *(SavedFile(f"rank_{i}.pt", PAGE, Role.RANK, i) for i in range(4)),
+]
+ODD = [SavedFile("global_step1/zero_pp_rank_0.pt", PAGE, Role.OTHER, 0)]
+
+
+@pytest.mark.parametrize(
+    ("files", "saved", "shape", "images"),
+    [
+        (DDP, 4, JobShape(1, 4), [104]),
+        (DDP, 4, JobShape(2, 2), [102, 102]),
+        (DDP, 4, JobShape(4, 1), [101] * 4),
+        (DDP, 4, JobShape(2, 8), [108, 108]),  # the model on each node, a file for each rank
+        (FSDP, 4, JobShape(1, 4), [40 + 424 + 4]),
+        (FSDP, 4, JobShape(2, 2), [40 + 204 + 2, 40 + 220 + 2]),
+        (FSDP, 4, JobShape(2, 4), [80 + 4 * 56 + 4] * 2),  # 424 * (112 / 106) / 8 = 56 for the largest; a longer index
+        (FSDP, 4, JobShape(1, 2), [20 + 2 * 224 + 2]),
+        (ODD, 4, JobShape(2, 2), [1, 0]),
+    ],
+)
+def test_bytes_of_nodes_follow_the_roles_of_files(files, saved, shape, images):
+    found = per_node(reshaped(files, saved, shape), shape)
+    assert [node.images for node in found] == [count * PAGE for count in images]
+
+
+def test_another_number_of_ranks_is_refused_for_layouts_that_are_not_known():
+    with pytest.raises(ConfigError, match=r"zero_pp_rank_0.pt.*4 ranks.*save once with 8"):
+        reshaped(ODD, 4, JobShape(1, 8))
+
+
+@pytest.mark.parametrize("size", [1, 7 * MIB, 1000 * MIB, 12345 * MIB, 3 << 40])
+def test_sizes_to_paste_are_round_and_at_most_an_eighth_larger(size: int):
+    found = round_mebibytes(size)
+    assert size <= found * MIB <= max(size * 9 / 8, MIB)
+    assert f"{found:b}".rstrip("0").__len__() <= 4
+
+
+def test_lines_to_paste_name_the_same_size():
+    shape = JobShape(1, 4)
+    (node,) = per_node(DDP, shape)
+    found = limits(node, shape, 3)
+    assert found.docker == f"--shm-size={found.shm}m"
+    assert found.kubernetes == f"emptyDir: {{medium: Memory, sizeLimit: {found.shm}Mi}}"
+    assert found.shm * MIB >= found.tmpfs >= found.arena
+    assert found.cgroup(500 * MIB) >= found.arena + 500 * MIB + reserve(500 * MIB, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "per_step", "method"),
+    [
+        ({10: 1000, 20: 2000}, 100.0, FIRST_AND_LAST),
+        ({10: 1000, 20: 2000, 30: 3000}, 100.0, LEAST_SQUARES),
+        ({10: 2000, 20: 2000, 30: 2001}, 0.0, LEAST_SQUARES),  # a number that became longer is no growth
+        ({10: 2000, 20: 1000}, -100.0, FIRST_AND_LAST),
+    ],
+)
+def test_growth_is_the_slope_of_sizes(sizes: dict[int, int], per_step: float, method: str):
+    found = size_growth(sizes)
+    assert found is not None and (found.per_step, found.method) == (pytest.approx(per_step), method)
+    assert (found.step, found.size, found.points) == (max(sizes), sizes[max(sizes)], len(sizes))
+
+
+def test_growth_reaches_a_size_at_a_step_and_never_without_growth():
+    growing, steady = size_growth({10: 1000, 20: 2000}), size_growth({10: 1000, 20: 1000})
+    assert growing is not None and growing.reaches(2500) == 25 and growing.reaches(2000) == 20
+    assert growing.reaches(1500) == 15  # which is past
+    assert steady is not None and steady.reaches(10**9) is None
+    assert size_growth({10: 1000}) is None

@@ -1,0 +1,46 @@
+"""Costs that event logs have measured: of a recorded job that lost a worker twice, and of logs without anything."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fastckpt._core.report.events import parsed, read
+from fastckpt._core.report.measured_costs import measured_costs
+from fastckpt._core.report.report import report
+
+RECORDED = Path(__file__).parents[3] / "cli/recorded.jsonl"
+
+
+def test_costs_of_a_recorded_job_are_those_of_its_report():
+    found = report([read(RECORDED)])
+    costs = measured_costs(found)
+    first_steps = [one.first_step for one in found.failures]
+    assert (costs.failures, costs.restarts, costs.saves) == (2, 2, 44)
+    assert costs.restart == pytest.approx(median(first_steps) / 1e9 - costs.step)
+    assert costs.steps == 2037 and costs.step == pytest.approx((16.34 + 0.245) / 2037, rel=0.01)
+    assert costs.snapshot == pytest.approx(0.214 / 44, rel=0.01)
+    assert costs.observed == pytest.approx(25.3, rel=0.01)
+    events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    persisted = [(e["bytes"], e["seconds"]) for e in events if e["event"] in ("persisted", "flush_done")]
+    assert list(costs.persists) == persisted
+    assert costs.persist_rate == pytest.approx(median(size / seconds for size, seconds in persisted))
+    assert costs.decided is not None and (costs.decided.memory, costs.decided.storage) == (78, 78)
+    assert 6 < costs.start < 9
+
+
+def test_failures_of_both_nodes_at_once_are_one():
+    events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    other = [json.dumps(event | {"pid": 1}).encode() for event in events]
+    second = [line.replace(b'"node": 0', b'"node": 1') for line in other]
+    costs = measured_costs(report([read(RECORDED), parsed(Path("second"), second)]))
+    assert costs.failures == 2
+    assert costs.observed == pytest.approx(25.3, rel=0.01)
+    assert costs.step == pytest.approx((16.34 + 0.245) / 2037, rel=0.01)
+
+
+def test_an_empty_log_has_measured_nothing():
+    costs = measured_costs(report([parsed(Path("none"), [])]))
+    assert (costs.step, costs.snapshot, costs.restart, costs.start, costs.persist_rate) == (None,) * 5
+    assert (costs.failures, costs.observed, costs.persists, costs.decided) == (0, 0, (), None)

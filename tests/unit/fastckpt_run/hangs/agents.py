@@ -1,0 +1,139 @@
+"""Agents of a job that hangs, in one process: real savers and channels, and a real worker of each that is caught."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt._core.config import Settings
+from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
+from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.server import Saver
+from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.watch.node_channel import NodeChannel
+
+SECRET = b"s" * 64
+IN_TORCH = "/site-packages/torch/distributed/distributed_c10d.py"
+WAITS = f"""
+code = compile("def all_reduce():\\n    lock.acquire()", {IN_TORCH!r}, "exec")
+exec(code)
+def train():
+    all_reduce()
+"""
+LOOPS = """
+def train():
+    while True: pass
+"""
+SLEEPS = """
+import time
+def train():
+    while True: time.sleep(60)
+"""
+EXECS = """
+def train():
+    os.execvp("sleep", ["sleep", "600"])
+"""
+_PROGRAM = """
+import os, sys, threading
+from fastckpt._core.memory.stacks import offer
+lock = threading.Lock()
+lock.acquire()
+sys.stdout.write(f"{offer()}\\n")
+sys.stdout.flush()
+"""
+
+
+class CaughtWorker:
+    """A process that is caught in `train` of a program, and offers its stacks."""
+
+    def __init__(self, program: str) -> None:
+        # Named, as a script is: what is compiled from a text has the same name everywhere.
+        text = f"exec(compile({_PROGRAM + program + 'train()'!r}, '/job/train.py', 'exec'))"
+        self._process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdout is not None
+        self.pid, self.stacks = self._process.pid, int(self._process.stdout.readline())
+
+    def wait_until_caught(self) -> None:
+        """Wait until it is in `train`, as far as can be seen: it does not run, or runs for long."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            if stat[0] != "R" or int(stat[11]) > 10:
+                return
+            time.sleep(0.01)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class HungNode:
+    """The agent of one node, with one worker."""
+
+    def __init__(self, number: int, worker: CaughtWorker, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.number, self.worker = number, worker
+        self.saver = Saver(Settings())
+        self.saver.start()
+        stack.callback(self.saver.close)
+        block = TelemetryBlock(telemetry_name(folder / f"arena-{number}"), 1)
+        stack.callback(unlink, block.name)
+        stack.callback(block.close)
+        self.line = block.line(0)
+        self.channel = NodeChannel(self.saver)
+        stack.callback(self.channel.close)
+        self.watch = HangWatch("600", lambda: {"run": [block.read(0)]}, self.channel)
+        self.watch._host = f"host{number}"  # they would all have the name of this one
+
+    def start(self, world: int) -> None:
+        """Its worker has just been started, and has done a step."""
+        self.watch.started({0: self.worker.pid}, [Worker(0, global_rank=self.number, world_size=world)])
+        self.line.begin(0, self.worker.pid, self.worker.stacks)
+        self.line.step()
+        self.watch.end_hang(may_restart=True)  # the first look
+
+    def collect(self, silent: float = 0.0, lately: float = 0.0):
+        assert self.watch._exchange is not None
+        return self.watch._exchange.collect(f"host{self.number}", silent, lately)
+
+
+class HungJob:
+    """Agents of one round, a worker each."""
+
+    def __init__(self, workers: list[CaughtWorker], folder: Path, stack: contextlib.ExitStack) -> None:
+        self.nodes = [HungNode(number, worker, folder, stack) for number, worker in enumerate(workers)]
+        addresses = [f"127.0.0.1:{node.saver.serve_peers()}" for node in self.nodes]
+        self.peers = [Peer(f"agent-{i}", "", address, "", f"host{i}") for i, address in enumerate(addresses)]
+        self.meet()
+        for node in self.nodes:
+            node.start(len(workers))
+
+    def meet(self) -> None:
+        """A new round begins."""
+        for node in self.nodes:
+            round = PeerRound(self.peers, node.number, SECRET)
+            node.saver._peers.assume(round)
+            node.channel.meet(round)
+
+    def counted(self, subject: str) -> list[int]:
+        """The nodes that will have been asked about a subject, one entry for each time."""
+        asked: list[int] = []
+        for node in self.nodes:
+            before = node.channel._answers[subject]
+
+            def answer(sender, body, number=node.number, before=before):
+                asked.append(number)
+                return before(sender, body)
+
+            node.channel.answer(subject, answer)
+        return asked

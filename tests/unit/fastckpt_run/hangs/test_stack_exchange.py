@@ -1,0 +1,303 @@
+"""The exchange of stacks among agents: real servers and channels, and real workers that are caught."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt.errors import FastckptError
+from fastckpt_run.hangs import stack_exchange
+from fastckpt_run.hangs.stack_exchange import FOUND, HANG, STACKS, NodeReport
+from fastckpt_run.hangs.worker_inspection import KEPT
+from tests.unit.fastckpt_run.hangs.agents import EXECS, LOOPS, SECRET, SLEEPS, WAITS, CaughtWorker, HungJob
+
+ODD = "1 of 3 ranks, rank 2 on host host2, is in train (train.py:"
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """Two that wait in a collective, and one that is elsewhere; none of the tests that have these ends them."""
+    made = [CaughtWorker(program) for program in (WAITS, WAITS, SLEEPS)]
+    for worker in made:
+        worker.wait_until_caught()
+    yield made
+    assert all(worker.is_alive() for worker in made), "to be asked ends nobody"
+    for worker in made:
+        worker.end()
+
+
+@pytest.fixture
+def job(workers, tmp_path):
+    with contextlib.ExitStack() as stack:
+        yield HungJob(workers, tmp_path, stack)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Who gives no answer is not waited for long."""
+    monkeypatch.setattr(stack_exchange, "REACH", 1.5)
+
+
+@pytest.fixture
+def events():
+    found = []
+    metrics.listen(found.append)
+    yield found
+    metrics.unlisten(found.append)
+
+
+@contextlib.contextmanager
+def silent_listener():
+    """An address at which whoever connects gets no answer: an agent that is stopped, as the kernel goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_any_agent_learns_which_rank_of_another_node_is_the_odd_one(job):
+    for node in job.nodes:
+        found = node.collect().groups
+        assert found.line.startswith(ODD) and found.line.endswith(
+            "ranks 0-1 on hosts host0 and host1 wait in all_reduce (train.py:12)"
+        )
+        assert [group.ranks for group in found.odd] == [(2,)] and found.odd[0].stack[0].startswith("train (train.py:")
+
+
+def test_agents_that_find_a_hang_at_the_same_time_have_all_nodes_asked_once(job, events):
+    asked, told, found = job.counted(STACKS), job.counted(FOUND), {}
+    start = threading.Barrier(3)
+
+    def collect(node):
+        start.wait()
+        found[node.number] = node.collect(silent=60.0).groups.line
+
+    threads = [threading.Thread(target=collect, args=(node,)) for node in job.nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(asked) == [0, 1, 2] and len(set(found.values())) == 1 and len(found) == 3
+    assert len(told) <= 2, "who has asked by then is not told"
+
+
+def test_agents_that_have_not_found_the_hang_are_told_before_the_others_are_answered(job, events, caplog):
+    with caplog.at_level(logging.ERROR, "fastckpt.launcher"):
+        job.nodes[1].collect()
+    told = [event for event in events if event["event"] == "hang_elsewhere"]
+    assert [event["host"] for event in told] == ["host1"] * 2, "host1 itself has asked"
+    awaited = sorted((event["awaited"] or {}).get("rank", -2) for event in told)
+    assert awaited == [-2, 2], "on host2 nobody waits for another node"
+    assert [group["ranks"] for group in told[0]["groups"]] == ["2", "0-1"] and told[0]["unheard"] == []
+    assert caplog.text.count(f"the job hangs, as the agent on host host1 has found: {ODD}") == 2
+
+
+def test_a_later_hang_and_one_of_another_round_are_asked_about_again(job):
+    asked = job.counted(STACKS)
+    job.nodes[1].collect(silent=60.0)
+    job.nodes[2].collect(silent=60.0)
+    assert len(asked) == 3
+    job.nodes[2].collect(silent=0.0)
+    assert len(asked) == 6, "its ranks have reported since"
+    job.meet()
+    job.nodes[2].collect(silent=60.0)
+    assert len(asked) == 9
+
+
+def test_a_worker_that_was_asked_a_moment_ago_is_not_asked_again(job, workers):
+    """An agent that is handling its own hang answers with the stacks that it has."""
+
+    def size() -> int:
+        return os.stat(f"/proc/{workers[0].pid}/fd/{workers[0].stacks & 0xFFFFFFFF}").st_size
+
+    job.nodes[0].collect(silent=0.0)
+    before = size()
+    job.nodes[0].collect(silent=0.0)
+    assert size() == before
+    job.nodes[0].line.step()
+    job.nodes[0].collect(silent=0.0)
+    assert size() > before, "it has gone on since"
+    assert KEPT >= 10
+
+
+# --- nodes that give no answer, or none that counts
+
+
+def test_a_node_that_is_dead_or_stopped_is_named(job, impatient):
+    job.nodes[1].saver._peers.close()
+    found = job.nodes[0].collect().groups
+    assert found.line.startswith(ODD) and found.unheard == ("host1",) and found.missing == "1"
+    with silent_listener() as address:
+        job.peers[2] = replace(job.peers[2], address=address)
+        job.meet()
+        found = job.nodes[0].collect().groups
+    assert found.line.endswith(
+        "; the agents on hosts host1 and host2 gave no answer (ranks 1-2); what the others wait for may be there"
+    )
+
+
+def test_a_worker_of_a_node_that_takes_long_to_answer_is_not_waited_for(job, monkeypatch):
+    monkeypatch.setattr(stack_exchange, "NODE_TIMEOUT", 1.5)
+    over = threading.Event()
+    job.nodes[1].channel.answer(STACKS, lambda sender, body: {"late": over.wait(60)})
+    found = job.nodes[2].collect().groups
+    over.set()
+    assert found.unheard == ("host1",) and found.line.startswith(ODD)
+
+
+def test_a_first_node_that_is_dead_or_stopped_is_an_error_after_a_limited_time(job, impatient):
+    job.nodes[0].saver._peers.close()
+    with pytest.raises(OSError):
+        job.nodes[1].collect()
+    with silent_listener() as address:
+        job.peers[0] = replace(job.peers[0], address=address)
+        job.meet()
+        with pytest.raises(OSError, match="timed out"):
+            job.nodes[1].collect()
+
+
+def test_a_node_of_another_round_gives_no_answer(job, impatient):
+    strangers = [replace(job.peers[0], id="another"), *job.peers[1:]]
+    job.nodes[1].channel.meet(PeerRound(strangers, 1, SECRET))
+    assert job.nodes[0].collect().groups.unheard == ("host1",)
+    with pytest.raises(FastckptError, match="not in this round"):
+        job.nodes[2].channel.meet(PeerRound([*job.peers[:2], replace(job.peers[2], id="new")], 2, SECRET))
+        job.nodes[2].collect()
+
+
+def test_workers_that_were_started_during_the_silence_are_of_another_round(job):
+    for node in (job.nodes[0], job.nodes[2]):
+        node.watch._workers.started -= 100
+    assert job.nodes[0].collect(lately=50).groups.unheard == ("host1",)
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"host": "x", "stacks": []}, {"ranks": [{"rank": 1}]}, {"stacks": 3}, {"age": "old"}]
+)
+def test_an_answer_that_cannot_be_read_is_none(job, answer):
+    whole = job.nodes[1].watch._report().to_json()
+    assert NodeReport.of_json(whole).host == "host1"
+    job.nodes[1].channel.answer(STACKS, lambda sender, body: whole | answer if answer else {})
+    assert job.nodes[0].collect().groups.unheard == ("host1",)
+
+
+def test_an_agent_of_an_earlier_version_gives_no_answer(job):
+    del job.nodes[1].channel._answers[STACKS]
+    assert job.nodes[0].collect().groups.unheard == ("host1",)
+    del job.nodes[0].channel._answers[HANG]
+    with pytest.raises(FastckptError, match="nobody here answers"):
+        job.nodes[2].collect()
+
+
+# --- workers that others may wait for in good health
+
+
+def test_workers_wait_for_a_phase_of_another_node_that_keeps_to_its_limit(job):
+    told = job.counted(FOUND)
+    job.nodes[2].line.enter("evaluation", 60 * 10**9)
+    job.nodes[2].watch.end_hang(may_restart=True)
+    found = job.nodes[0].collect()
+    assert (found.groups, found.occupied, told) == (None, ("host2",), [])
+    job.nodes[2].line.enter("")
+    job.nodes[2].watch.end_hang(may_restart=True)
+    assert job.nodes[0].collect().groups is not None, "that answer is not kept"
+
+
+def test_a_rank_that_has_reported_lately_goes_on(job):
+    stop = threading.Event()
+
+    def step():
+        while not stop.wait(0.01):
+            job.nodes[2].line.step()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    time.sleep(1.5)
+    found = job.nodes[0].collect(lately=1.5).groups
+    stop.set()
+    thread.join()
+    assert [group.state for group in found.groups] == ["waits", "goes_on"] and not found.odd
+
+
+# --- workers that cannot answer
+
+
+def test_a_worker_that_is_stopped_or_was_replaced_is_named_without_its_stack(workers, tmp_path):
+    odd = [CaughtWorker(LOOPS), CaughtWorker(EXECS), CaughtWorker(SLEEPS)]
+    try:
+        with contextlib.ExitStack() as stack:
+            for worker in odd:
+                worker.wait_until_caught()
+            odd[2].stop()
+            job = HungJob([*workers[:2], *odd], tmp_path, stack)
+            found = job.nodes[1].collect().groups
+            assert [(group.ranks, group.state) for group in found.groups] == [
+                ((4,), "stopped"),
+                ((2,), "elsewhere"),
+                ((3,), "unknown"),
+                ((0, 1), "waits"),
+            ]
+            assert [group.ranks for group in found.odd] == [(4,)]
+    finally:
+        for worker in odd:
+            worker.end()
+
+
+def test_a_hang_is_logged_with_the_stack_of_the_odd_rank_of_another_node(workers, tmp_path, events, caplog):
+    """Each agent kills what it should: the one that hangs, and one that waits for it."""
+    odd = [CaughtWorker(WAITS), CaughtWorker(SLEEPS)]
+    for worker in odd:
+        worker.wait_until_caught()
+    try:
+        with contextlib.ExitStack() as stack, caplog.at_level(logging.ERROR, "fastckpt.launcher"):
+            job = HungJob(odd, tmp_path, stack)
+            for node in job.nodes:
+                node.watch._setting = "0.2"
+            end = time.monotonic() + 60
+            while not job.nodes[0].watch.end_hang(may_restart=True):
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert odd[0]._process.wait(10) == -signal.SIGKILL and odd[1].is_alive()
+    finally:
+        for worker in odd:
+            worker.end()
+    [hang] = [event for event in events if event["event"] == "hang"]
+    assert hang["culprits"] == [0] and hang["awaited"]["rank"] == 1 and hang["awaited"]["host"] == "host1"
+    assert hang["reason"].startswith("waits for rank 1 on host host1, which is in train (train.py:")
+    assert [group["odd"] for group in hang["groups"]] == [True, False] and hang["asked"] > 0
+    assert "stacks of all ranks: 1 of 2 ranks, rank 1 on host host1, is in train (train.py:" in caplog.text
+    assert "rank 1 on host host1, most recent call first:\n  train (train.py:" in caplog.text
+    assert "the job hangs, as the agent on host host0 has found" in caplog.text
+
+
+@pytest.mark.campaign
+def test_sixty_four_agents_ask_all_once(tmp_path, capsys):
+    programs = [SLEEPS if rank == 37 else WAITS for rank in range(64)]
+    made = [CaughtWorker(program) for program in programs]
+    try:
+        with contextlib.ExitStack() as stack:
+            for worker in made:
+                worker.wait_until_caught()
+            job = HungJob(made, tmp_path, stack)
+            asked = job.counted(STACKS)
+            began = time.monotonic()
+            found = job.nodes[63].collect(silent=600.0).groups
+            first = time.monotonic() - began
+            again = [node.collect(silent=600.0).groups.line for node in job.nodes]
+            assert set(again) == {found.line} and len(asked) == 64
+            with capsys.disabled():
+                later = time.monotonic() - began - first
+                print(f"\n64 agents on one machine: {first:.2f} s, then {later:.2f} s for 64 more")
+                print(found.line)
+            assert found.line == (
+                "1 of 64 ranks, rank 37 on host host37, is in train (train.py:11); 63 wait in all_reduce (train.py:12)"
+            )
+    finally:
+        for worker in made:
+            worker.end()

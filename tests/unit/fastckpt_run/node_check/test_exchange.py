@@ -1,0 +1,115 @@
+"""Exchange of data over real connections, with partners that change it, fall silent, hang up or are slow."""
+
+import secrets
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+
+import pytest
+
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.policy.node_check import Verdict
+from fastckpt.errors import FastckptError
+from fastckpt_run.node_check import exchange
+from fastckpt_run.node_check.exchange import ExchangeFailed, check_loopback, follow, lead
+
+SECRET = secrets.token_bytes(32)
+
+
+def with_partner(partner, call, timeout=5.0):
+    """What a call returns whose other end runs ``partner`` in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run():
+            connected, _ = server.accept()
+            link = SealedConnection.accept(connected, SECRET, timeout)
+            with closing(link), suppress(OSError, FastckptError):
+                partner(link)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            with closing(SealedConnection.connect(address, SECRET, timeout)) as link:
+                return call(link)
+        finally:
+            thread.join(30)
+
+
+def soon(seconds=20.0):
+    return time.monotonic() + seconds
+
+
+def test_both_ends_measure_the_rate_of_what_arrived_unchanged():
+    rates = []
+    rate = with_partner(lambda link: rates.append(follow(link, soon())), lambda link: lead(link, soon()))
+    assert rate > 0 and rates[0] > 0
+
+
+def damaged(link):
+    link.receive()
+    link.send({})
+    link.send_bytes(exchange._pattern()[:-1] + b"?")
+    link.receive_bytes(exchange._BLOCK)
+
+
+def hangs_up(link):
+    link.receive()
+    link.send({})
+    link.send_bytes(exchange._pattern()[:100])
+
+
+def falls_silent(link):
+    link.receive()
+    link.send({})
+    link.receive_bytes(exchange._BLOCK)
+    time.sleep(2)
+
+
+def trickles(link):
+    link.receive()
+    link.send({})
+    for byte in exchange._pattern()[:60]:
+        link.send_bytes(bytes([byte]))
+        time.sleep(0.05)
+
+
+def speaks_otherwise(link):
+    link.receive()
+    link.send({"refused": "no"})
+
+
+@pytest.mark.parametrize(
+    ("partner", "error", "text"),
+    [
+        (damaged, ExchangeFailed, "changed"),
+        (hangs_up, FastckptError, "hung up"),
+        (falls_silent, OSError, "timed out"),
+        (trickles, ExchangeFailed, "too slow"),
+        (speaks_otherwise, FastckptError, "no"),
+    ],
+)
+def test_a_partner_that_does_not_exchange_as_it_should_fails_the_exchange(partner, error, text):
+    with pytest.raises(error, match=text):
+        with_partner(partner, lambda link: lead(link, soon(1.0)), timeout=1.0)
+
+
+@pytest.mark.parametrize("order", [{}, {"blocks": -1}, {"blocks": 1 << 20}, {"blocks": True}, {"blocks": "1"}])
+def test_orders_that_make_no_sense_are_refused(order):
+    refused = []
+
+    def partner(link):
+        try:
+            follow(link, soon())
+        except FastckptError as error:
+            refused.append(str(error))
+
+    with pytest.raises((FastckptError, OSError)):
+        with_partner(partner, lambda link: link.ask(order), timeout=5.0)
+    assert refused == ["the other node does not exchange data as this one does"]
+
+
+def test_this_host_reaches_itself():
+    result = check_loopback("loopback", 20.0)
+    assert (result.verdict, result.unit) == (Verdict.OK, "MB/s") and result.value > 0

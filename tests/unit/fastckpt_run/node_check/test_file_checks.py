@@ -1,0 +1,111 @@
+"""Places for files that are full, read-only, missing, of the wrong kind, damaged or frozen: real file systems."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from fastckpt._core.policy.node_check import Verdict
+from fastckpt_run.node_check import file_checks
+from fastckpt_run.node_check.check_process import CheckProcess
+from fastckpt_run.node_check.file_checks import check_disk, check_shm
+from tests.faults.test_disk import leave, mounted, new_device, unmount
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def tmpfs(tmp_path):
+    path = mounted(tmp_path / "tmpfs", "-t", "tmpfs", "-o", "size=24m", "tmpfs")
+    yield path
+    unmount(path)
+
+
+def run(check, **request):
+    """As the commands do: the answer of a child, where an OSError becomes a result."""
+    with CheckProcess(60.0) as process:
+        return process.run({"check": check, "name": check, **request})
+
+
+def disk(path):
+    return run("disk", directory=str(path), size=4 * MIB, seconds=0.1)
+
+
+def shm(path, in_memory=True):
+    return run("shm", directory=str(path), in_memory=in_memory, size=4 * MIB)
+
+
+def test_places_that_are_well_pass_and_nothing_is_left(tmp_path, tmpfs):
+    there = tmp_path / "there"
+    there.mkdir()
+    assert check_disk("disk", str(there), 4 * MIB, 0.1).verdict is Verdict.OK
+    result = check_shm("shm", str(tmpfs), True, 4 * MIB)
+    assert (result.verdict, result.unit) == (Verdict.OK, "MB") and 0 < result.value < 24
+    assert check_shm("shm", str(there), False, 4 * MIB).verdict is Verdict.OK  # --fast-no-memory
+    assert [*there.iterdir()] == [*tmpfs.iterdir()] == []
+
+
+def test_a_full_place_has_a_problem_and_a_small_one_has_none(tmpfs):
+    ballast = leave(tmpfs, 2 * MIB)
+    assert disk(tmpfs).verdict is Verdict.OK
+    ballast.unlink()
+    leave(tmpfs, 0)
+    for result in (disk(tmpfs), shm(tmpfs)):
+        assert result.verdict is Verdict.PROBLEM and "No space left on device" in result.message
+
+
+def test_a_read_only_place_has_a_problem(tmpfs):
+    subprocess.run(["mount", "-o", "remount,ro", tmpfs], check=True)
+    for result in (disk(tmpfs), shm(tmpfs)):
+        assert result.verdict is Verdict.PROBLEM and "Read-only file system" in result.message
+
+
+def test_a_place_that_is_missing_or_no_directory_or_no_tmpfs_has_a_problem(tmp_path):
+    (tmp_path / "file").touch()
+    assert "No such file" in disk(tmp_path / "nowhere").message and "No such file" in shm(tmp_path / "nowhere").message
+    assert "Not a directory" in disk(tmp_path / "file").message
+    assert shm(tmp_path).message == f"{tmp_path} is no tmpfs; name one (--fast-shm-dir)"
+
+
+def test_a_block_that_storage_has_changed_or_put_elsewhere_or_lost_is_found(tmp_path):
+    seed = os.urandom(MIB)
+    path = tmp_path / "blocks"
+    path.write_bytes(file_checks._block(seed, 0) + file_checks._block(seed, 1))
+    buffer = bytearray(MIB)
+
+    def sound(number):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return file_checks._is_block(descriptor, memoryview(buffer), seed, number)
+        finally:
+            os.close(descriptor)
+
+    assert sound(0) and sound(1) and not sound(2)
+    content = bytearray(path.read_bytes())
+    content[MIB + 12345] ^= 4
+    path.write_bytes(content)
+    assert sound(0) and not sound(1)
+    path.write_bytes(file_checks._block(seed, 1) + file_checks._block(seed, 0))
+    assert not sound(0) and not sound(1)
+
+
+def test_a_frozen_disk_has_a_problem_after_the_deadline_and_the_next_check_goes_on(tmp_path):
+    """Its process is in a sleep that no signal ends, until the disk is thawed."""
+    device = new_device(tmp_path)
+    try:
+        subprocess.run(["fsfreeze", "-f", device.path], check=True)
+        with CheckProcess(2.0) as process:
+            frozen = process.run(
+                {"check": "disk", "name": "disk", "directory": str(device.path), "size": MIB, "seconds": 1}
+            )
+            stuck = frozen.message.endswith("not even SIGKILL ends it")
+            after = process.run({"check": "memory", "name": "memory", "size": MIB, "seconds": 0.0})
+        assert frozen.verdict is Verdict.PROBLEM and frozen.message.startswith("not done after 2 s: it hangs")
+        assert after.verdict is Verdict.OK
+    finally:
+        subprocess.run(["fsfreeze", "-u", device.path], check=True)
+        end = time.monotonic() + 30
+        while subprocess.run(["umount", device.path], capture_output=True, check=False).returncode:
+            assert time.monotonic() < end, stuck  # its process still has the file
+            time.sleep(0.05)

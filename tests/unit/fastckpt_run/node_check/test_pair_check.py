@@ -1,0 +1,206 @@
+"""Several nodes that check each other, as threads over a real store: absent, late, unreachable; their messages."""
+
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from fastckpt._core.config import Settings
+from fastckpt._core.policy.node_check import CheckResult, Verdict
+from fastckpt_run.members import Member
+from fastckpt_run.node_check import pair_check
+from fastckpt_run.node_check.board import Board, ConnectedStore
+from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
+from fastckpt_run.node_check.pair_check import CheckGone, PairCheck
+from fastckpt_run.rendezvous.round_waits import RoundEnded
+from fastckpt_run.rendezvous.store_connection import StoreConnection
+
+OK, PROBLEM, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
+NOBODY = "192.0.2.1"
+"""An address that no host has (RFC 5737)."""
+
+
+class CountedStore:
+    """A store that counts what each node sends."""
+
+    def __init__(self, store):
+        self._store, self.calls = store, Counter()
+
+    def set(self, key, value):
+        self.calls["set"] += 1
+        self._store.set(key, value)
+
+    def check(self, keys):
+        return self._store.check(keys)
+
+    def multi_get(self, keys):
+        self.calls["read"] += len(keys)
+        return self._store.multi_get(keys)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """What is waited for in vain, is waited for seconds."""
+    monkeypatch.setattr(pair_check, "EXCHANGE", 2.0)
+    monkeypatch.setattr(pair_check, "_MARGIN", 5.0)
+
+
+def results(rate=10.0):
+    return [CheckResult("memory", OK, value=rate, unit="GB/s"), CheckResult("shm", OK, value=rate, unit="MB")]
+
+
+def take_part(store, count, *, addresses=None, rates=None, absent=(), late=None, wait=20.0):
+    """The outcome of each node that is there."""
+
+    def one(rank):
+        time.sleep((late or {}).get(rank, 0.0))
+        address = (addresses or {}).get(rank, "127.0.0.1")
+        own = results((rates or {}).get(rank, 10.0))
+        return PairCheck(Board(store, "check/"), rank, range(count), address, own, wait).run()
+
+    there = [rank for rank in range(count) if rank not in absent]
+    with ThreadPoolExecutor(count) as pool:
+        return dict(zip(there, pool.map(one, there), strict=True))
+
+
+def verdicts(outcomes):
+    return {rank: outcome.result.verdict for rank, outcome in outcomes.items()}
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_nodes_that_reach_each_other_pass_and_have_a_rate(count):
+    outcomes = take_part(HashStore(), count)
+    assert all(one.result.value > 0 and one.result.unit == "MB/s" for one in outcomes.values())
+    # On a noisy machine a rate may be low for a moment: then it is said to be slow, but never bad.
+    assert not any(one.is_bad or one.bad or one.absent for one in outcomes.values())
+
+
+def test_messages_grow_with_the_number_of_nodes_and_not_with_its_square():
+    counts = {}
+    for count in (4, 8):
+        store = CountedStore(HashStore())
+        take_part(store, count)
+        counts[count] = store.calls
+    # Each writes that it came, and what it measured, twice; the others that they have read; the first one, 3 times to
+    # each of them.
+    assert {count: calls["set"] for count, calls in counts.items()} == {n: 3 * n + 4 * (n - 1) for n in (4, 8)}
+    assert {count: calls["read"] for count, calls in counts.items()} == {n: 3 * n + 4 * (n - 1) for n in (4, 8)}
+
+
+def test_of_two_nodes_that_do_not_reach_each_other_neither_is_called_bad():
+    outcomes = take_part(HashStore(), 2, addresses={1: NOBODY})
+    assert verdicts(outcomes) == {0: UNKNOWN, 1: UNKNOWN}
+    assert all("cannot be told whose fault" in one.result.message for one in outcomes.values())
+
+
+def test_a_node_of_two_that_is_slow_by_itself_is_named_to_both():
+    outcomes = take_part(HashStore(), 2, rates={1: 4.0})
+    assert outcomes[1].result.verdict is PROBLEM and not outcomes[1].is_bad
+    assert outcomes[1].result.message == "memory at 4, less than half of the other nodes"
+    assert all(one.slow == [1] and set(one.hosts) == {1} for one in outcomes.values())
+
+
+@pytest.mark.parametrize("absent", [[2], [1, 2]])
+def test_nodes_that_do_not_come_are_named_and_the_others_are_checked(absent):
+    outcomes = take_part(HashStore(), 3, absent=absent, wait=1.0)
+    assert all(one.absent == absent and one.result.verdict is OK for one in outcomes.values())
+
+
+def test_a_late_node_is_waited_for():
+    outcomes = take_part(HashStore(), 2, late={1: 0.5})
+    assert [one.absent for one in outcomes.values()] == [[], []]
+
+
+def test_without_the_node_that_decides_the_others_give_up(monkeypatch):
+    monkeypatch.setattr(pair_check, "_MARGIN", 0.2)
+    with pytest.raises(CheckGone, match="rank 0, which decides, has not answered"):
+        take_part(HashStore(), 2, absent=[0], wait=0.2)
+
+
+def test_a_round_that_ends_ends_the_check():
+    ended = threading.Event()
+    threading.Timer(0.2, ended.set).start()
+    with pytest.raises(RoundEnded):
+        PairCheck(Board(HashStore(), "", ended.is_set), 0, [0, 1], "127.0.0.1", [], 60.0).run()
+
+
+def test_a_node_that_exchanges_data_with_nobody_is_bad_and_the_others_are_not():
+    store, outcomes = HashStore(), {}
+
+    def one(rank):
+        check = PairCheck(Board(store, "check/"), rank, range(3), "127.0.0.1", results(), 20.0)
+        if rank == 2:
+            check._exchange = lambda *_: (_ for _ in ()).throw(TimeoutError)
+        outcomes[rank] = check.run()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes[2].is_bad and outcomes[2].result.verdict is PROBLEM
+    assert outcomes[2].result.message.startswith("exchanges no data with ")
+    assert [one.bad for one in outcomes.values()] == [[2]] * 3
+    assert not outcomes[0].is_bad and not outcomes[1].is_bad
+
+
+def test_strangers_at_the_port_keep_nobody_out():
+    with pair_check._Listener() as listener:
+        strangers = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(pair_check._PENDING + 5)]
+        for stranger in strangers:
+            stranger.close()
+        with pytest.raises(TimeoutError):
+            listener.accept((1, 0), b"s" * 32, time.monotonic() + 0.2)
+
+
+def test_a_board_over_a_connection_gives_what_is_there_at_the_end():
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with closing(StoreConnection("127.0.0.1", server.port)) as connection:
+        board = Board(ConnectedStore(connection), "a/")
+        board.put("x", "1")
+        Board(ConnectedStore(connection), "b/").put("y", "2")
+        assert board.take(["x"], time.monotonic() + 10) == {"x": b"1"}
+        assert board.take(["x", "y"], time.monotonic() + 0.1) == {"x": b"1"}
+        assert board.take(["y"], time.monotonic() + 0.1) == {}
+
+
+# --- when the agents of a round check each other
+
+
+def members(*checks):
+    return [
+        Member(f"id-{rank}", f"host{rank}", "", address="127.0.0.1:1", checks=each) for rank, each in enumerate(checks)
+    ]
+
+
+@pytest.mark.parametrize(("checks", "rank"), [([0], 0), ([1, 1], 0), ([0, -1], 0), ([-1, 0, 0], 0), ([3, 2, -1], 1)])
+def test_nothing_is_checked_by_a_node_alone_or_without_the_option_or_if_all_have_been(checks, rank):
+    check = NodeCheck(Settings())
+    assert check.with_others(HashStore(), members(*checks), rank, lambda: False) is None
+
+
+def test_one_newcomer_has_all_nodes_with_the_option_check_each_other():
+    store = HashStore()
+    with ThreadPoolExecutor(3) as pool:
+        all_members = members(1, -1, 0)
+        found = [
+            pool.submit(NodeCheck(Settings()).with_others, store, all_members, rank, lambda: False) for rank in (0, 2)
+        ]
+        assert [each.result(60) for each in found] == [[], []]
+
+
+def test_a_node_that_others_lose_twice_during_its_exchanges_gives_up_its_place():
+    check = NodeCheck(Settings())
+    check.given_up()  # not while it exchanged data: that is a matter of the rendezvous
+    for number in range(2):
+        with pytest.raises(RoundEnded):
+            check.with_others(HashStore(), members(0, 0), 1, lambda: True)
+        if number == 0:
+            check.given_up()
+    with pytest.raises(NodeCheckFailed, match="have lost it 2 times while it exchanged data"):
+        check.given_up()
