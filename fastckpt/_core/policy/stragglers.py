@@ -70,10 +70,13 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A window: its times, and by which share each rank's own time is above the others', and how these vary."""
+    """A window: its times, and for each rank by how many seconds, and by which share, its own time is above the median
+    of the others, and the deviation of these in seconds.
+    """
 
     number: int
     times: Mapping[int, RankTimes]
+    excess: Mapping[int, float]
     above: Mapping[int, float]
     spread: Mapping[int, float]
 
@@ -122,12 +125,13 @@ class Stragglers:
         high = {
             rank
             for rank in times
-            if min(each.above[rank] for each in last)
-            > max(ABOVE, DEVIATIONS * max(chance, median(each.spread[rank] for each in last)))
+            if min(each.above[rank] for each in last) > ABOVE
+            and min(each.excess[rank] for each in last)
+            > DEVIATIONS * max(chance, median(each.spread[rank] for each in last))
         }
         began = list[SlowRank]()
         for rank in sorted(high - self.slow.keys()):
-            found = _described(rank, last, high | self.slow.keys())
+            found = _described(rank, last, high)
             if found.cost >= WORTH:
                 began.append(found)
         ended = [
@@ -141,22 +145,23 @@ class Stragglers:
         return began, ended
 
     def _chance(self) -> float:
-        """The deviation of a rank's share from one window to another, as a share of the others' own time."""
+        """The deviation of a rank's excess from one window to another, in seconds."""
+        # Not of shares: of a rank that is slow they vary with all that the others do.
         pairs = zip([*self._seen], [*self._seen][1:], strict=False)
-        differences = [abs(after.above[rank] - before.above[rank]) for before, after in pairs for rank in after.above]
+        differences = [abs(after.excess[rank] - before.excess[rank]) for before, after in pairs for rank in after.times]
         return _NORMAL / 2**0.5 * median(differences) * (1 + FEW / len(differences))
 
 
 def _judged(number: int, times: Mapping[int, RankTimes]) -> _Judged:
     ordered = sorted(one.own for one in times.values())
     common = _deviation(ordered) if len(ordered) > _MANY else 0.0
-    above, spread = dict[int, float](), dict[int, float]()
+    excess, above, spread = dict[int, float](), dict[int, float](), dict[int, float]()
     for rank, one in times.items():
         others = max(_LEAST, _median_without(ordered, one.own))
-        above[rank] = one.own / others - 1
+        excess[rank], above[rank] = one.own - others, one.own / others - 1
         # Of many, one more changes little; and to leave out each in turn would cost the square of their number.
-        spread[rank] = (common or _deviation(_without(ordered, one.own))) / others
-    return _Judged(number, times, above, spread)
+        spread[rank] = common or _deviation(_without(ordered, one.own))
+    return _Judged(number, times, excess, above, spread)
 
 
 def _deviation(ordered: Sequence[float]) -> float:

@@ -63,6 +63,12 @@ def test_a_slow_rank_is_named_once_and_its_end_is_said_once():
     assert ended == [(3 + 40 + ROW - 1, 3)]
 
 
+def test_a_rank_that_is_slow_right_after_another_one_is_named():
+    began, ended = run([CALM[:2]] * 5 + [[0.9, 0.6]] * 5 + [[0.6, 0.9]] * 5 + [[0.9, 0.6]] * 5)
+    assert [one.rank for _, one in began] == [0, 1, 0]
+    assert [rank for _, rank in ended] == [0, 1]
+
+
 def test_a_rank_that_goes_back_and_forth_around_the_limit_is_not_named_again_and_again():
     above, below = [*CALM[:3], 0.6 * 1.2], [*CALM[:3], 0.6 * 1.12]
     began, ended = run([CALM] * 5 + [above] * 4 + [below, below, above] * 10)
