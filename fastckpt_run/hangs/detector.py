@@ -5,19 +5,19 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt._core.memory.telemetry import Telemetry
-from fastckpt._core.policy.hangs import Observation, Witness, culprits, hung, limits, occupied
-from fastckpt._core.policy.stack_groups import StackGroups, grouped
+from fastckpt._core.policy.hangs import Observation, hung, limits, occupied
+from fastckpt._core.policy.stack_groups import StackGroups, blamed_here, grouped
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt_run.failures.deaths import peek
 from fastckpt_run.hangs import hang_record
 from fastckpt_run.hangs.hang_record import Hang
 from fastckpt_run.hangs.process_activity import Activity
-from fastckpt_run.hangs.stack_exchange import NodeReport, StackExchange
+from fastckpt_run.hangs.stack_exchange import Collected, NodeReport, StackExchange
 from fastckpt_run.hangs.step_times import Lines, StepTimes, Waits
 from fastckpt_run.hangs.worker_inspection import KEPT, NOTHING, NodeWorkers
 from fastckpt_run.watch.node_channel import NodeChannel
@@ -32,6 +32,10 @@ _REMEMBERED = 86400.0
 _FRESH = 2.0
 """Seconds for which stacks that another node has asked for are good enough to judge by."""
 
+_HANDLING = 15.0
+"""Seconds for which the main thread does not look because it collects stacks, at most."""
+_ASK_AGAIN = 10.0
+"""Seconds after which other nodes are asked again whether nobody there does anything."""
 _SHORT = 0.25
 """Seconds of silence before /proc is read to see whether a worker runs."""
 
@@ -44,6 +48,7 @@ class _Seen:
     at: float = 0.0
     sights: Mapping[int, Observation] = field(default_factory=dict)
     is_occupied: bool = False
+    is_idle: bool = False
 
 
 class HangWatch:
@@ -66,12 +71,15 @@ class HangWatch:
     ) -> None:
         self._setting = setting
         self._read = read
-        self._exchange = StackExchange(channel, self._report, self._take_note) if channel is not None else None
+        self._exchange: StackExchange | None = None
+        if channel is not None:
+            self._exchange = StackExchange(channel, self._report, self._is_idle, self._take_note)
         self._host = socket.gethostname()
         self._workers = NodeWorkers({}, ())
         self._known: set[int] = set()
         self.killed: set[int] = set()
         self._hangs: list[float] = []
+        self._asked_idle = 0.0
         self._step_times = StepTimes()
         self._waits = Waits()
         # Silence counts from here on only: before, the whole machine may have been suspended, this process included.
@@ -125,16 +133,30 @@ class HangWatch:
             self._step_times.slowest(now),
             len(self._hangs),
             start=self._step_times.start,
-            sees_all=self._workers.sees_all,
+            sees_all=self._workers.sees_all or self._exchange is not None,
             may_restart=may_restart,
         )
         sights = self._observations(now, lines)
-        self._seen = _Seen(self._workers, now, sights, occupied(list(sights.values()), allowed))
-        if self._seen.is_occupied:
+        if is_occupied := occupied(list(sights.values()), allowed):
             self._waits.advance(passed)
         idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
         ranks = hung(list(sights.values()), allowed, idle)
-        return self._inspect(lines, sights, ranks) if ranks else None
+        # Found by the other limits, or by the one on idleness alone, which with several nodes has to hold for all.
+        is_late = bool(hung(list(sights.values()), replace(allowed, idle=math.inf), idle))
+        is_idle = idle > allowed.idle and (bool(ranks) or not sights)
+        self._seen = _Seen(self._workers, now, sights, is_occupied, is_idle)
+        if ranks and not is_late and not self._workers.sees_all and not self._all_idle(now):
+            return None
+        return self._inspect(lines, sights, ranks, is_late=is_late) if ranks else None
+
+    def _all_idle(self, now: float) -> bool:
+        """Whether nobody does anything on other nodes either; False, too, if they were asked a moment ago."""
+        if self._exchange is None or now - self._asked_idle < _ASK_AGAIN:
+            return False
+        self._asked_idle = now
+        is_idle = self._exchange.all_idle()
+        self._looked = time.monotonic()  # the wait for an answer is no pause of this process
+        return is_idle
 
     def _kill(self, hang: Hang) -> None:
         """Kill the culprits; all workers, if none of those can be killed."""
@@ -194,8 +216,13 @@ class HangWatch:
                 found[rank] = Observation(rank, silent, line.steps, line.phase, line.allowed / 1e9, waited)
         return found
 
-    def _inspect(self, lines: Lines, sights: Mapping[int, Observation], ranks: Sequence[int]) -> Hang | None:
-        """Inspect workers closely when ``ranks`` seem to hang; None if they do not after all."""
+    def _inspect(
+        self, lines: Lines, sights: Mapping[int, Observation], ranks: Sequence[int], *, is_late: bool
+    ) -> Hang | None:
+        """Inspect workers closely when ``ranks`` seem to hang; None if they do not after all.
+
+        Unless one ``is_late``, they hang only if nobody on any node does anything.
+        """
         # 1. a close look: debuggers, processor time, stacks   2. telemetry again: workers may have gone on meanwhile
         # 3. the stacks of other nodes   4. telemetry again   5. the culprits
         workers = self._workers
@@ -215,53 +242,38 @@ class HangWatch:
             caught = [look.caught(rank, number, self._host, goes_on=rank in spoke) for rank, number in numbers]
             groups = grouped(caught, workers.world_size)
         elif self._exchange is not None:
-            groups, waits = self._ask_others(self._exchange, max(sights[rank].silent for rank in ranks), lately)
-            if waits:
+            found = self._ask_others(self._exchange, max(sights[rank].silent for rank in ranks), lately)
+            self._looked = time.monotonic()
+            if found.occupied:
                 self._reset_silence()
+            if found.occupied or not (is_late or found.all_idle):
                 return None
+            groups = found.groups
             if self._spoke(lines, sights).issuperset(ranks):
                 logger.info("workers that were silent went on while those of other nodes were asked for their stacks")
                 return None
-        blamed, reason = self._judge(witnesses, groups)
-        return Hang(tuple(blamed), reason, sights, witnesses, look, groups, time.monotonic() - began)
+        blamed, reason = blamed_here(witnesses, workers.ranks, groups, sees_all=workers.sees_all)
+        return Hang(blamed, reason, sights, witnesses, look, groups, time.monotonic() - began)
 
     def _spoke(self, before: Lines, sights: Mapping[int, Observation]) -> set[int]:
         """The ranks that have reported since."""
         now = self._lines(self._workers)
         return {rank for rank in sights if now.get(rank, NOTHING).beat > before.get(rank, NOTHING).beat}
 
-    def _judge(self, witnesses: Mapping[int, Witness], groups: StackGroups | None) -> tuple[list[int], str]:
-        """The local ranks to kill first, and why: by all ranks of the job if these are known, else by those here."""
-        workers = self._workers
-        found, reason = culprits(list(witnesses.values()), sees_all=workers.sees_all)
-        blamed = [each.rank for each in found]
-        if groups is None:
-            return blamed, reason
-        odd = {number for group in groups.odd for number in group.ranks}
-        if here := [rank for rank, number in workers.ranks.items() if number in odd]:
-            return here, groups.reason
-        if workers.sees_all or not all(each.waits for each in found):
-            return blamed, reason
-        if groups.odd:
-            return blamed, f"waits for {groups.odd[0].name}, which {groups.odd[0].deed}"
-        if groups.unheard:
-            return blamed, f"waits, perhaps for a rank on {' or '.join(groups.unheard)}, from where no answer came"
-        return blamed, "waits, as all others do: which of them is to blame is not known"
-
     # --- other nodes
 
-    def _ask_others(self, exchange: StackExchange, silent: float, lately: float) -> tuple[StackGroups | None, bool]:
-        """The groups of all ranks of the job, as far as they are known, and whether these here may wait for others."""
+    def _ask_others(self, exchange: StackExchange, silent: float, lately: float) -> Collected:
+        """The groups of all ranks of the job; without them if the first node gives no answer."""
         try:
             found = exchange.collect(self._host, silent, lately)
         except (FastckptError, OSError) as error:
             logger.warning("the stacks of other nodes are not known, as the first node gives no answer: %s", error)
-            return None, False
+            return Collected(None)
         if found.occupied:
             logger.info(
                 "workers are silent, but those on %s may hold them up in good health", ", ".join(found.occupied)
             )
-        return found.groups, bool(found.occupied)
+        return found
 
     def _report(self) -> NodeReport:
         """The report on the workers of this node for the first one; called in any thread."""
@@ -271,15 +283,27 @@ class HangWatch:
         # How long they are silent is as of the question: the look takes seconds in which nobody may do anything.
         lines, now = self._lines(workers), time.monotonic()
         look = workers.inspect(lines, at_most=KEPT)
-        is_recent = seen.workers is workers and now - seen.at < 2 * self.interval + 1.0
-        is_occupied = look.is_debugged or (is_recent and seen.is_occupied)
+        is_occupied = look.is_debugged or (self._is_recent(seen, now) and seen.is_occupied)
         ranks = []
         for rank, number in workers.ranks.items():
             line, sight = lines.get(rank), seen.sights.get(rank)
             waited = sight.waited if sight is not None and sight.takes_steps else 0.0
             silent = now - max(line.beat / 1e9, self._awake) - waited if line else math.inf
             ranks.append((look.caught(rank, number, self._host), silent))
-        return NodeReport(self._host, now - workers.started, is_occupied, workers.world_size, ranks)
+        age, is_idle = now - workers.started, self._is_idle()
+        return NodeReport(self._host, age, is_occupied, is_idle, workers.world_size, ranks)
+
+    def _is_recent(self, seen: _Seen, now: float) -> bool:
+        """Whether the main thread looks at these workers, rather than waits for others."""
+        return seen.workers is self._workers and now - seen.at < 2 * self.interval + 1.0
+
+    def _is_idle(self) -> bool:
+        """Whether no worker of this node has done anything for longer than it would in a healthy job; in any thread."""
+        seen, found = self._seen, {rank: line.beat for rank, line in self._lines(self._workers).items()}
+        has_reported = max(found.values(), default=0) > seen.at * 1e9
+        # The main thread looks each second, unless it is collecting stacks itself.
+        is_recent = seen.workers is self._workers and time.monotonic() - seen.at < _HANDLING
+        return seen.is_idle and is_recent and not has_reported
 
     def _take_note(self, host: str, groups: StackGroups) -> None:
         hang_record.log_found_elsewhere(host, groups, self._workers)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastckpt._core.policy.hangs import Witness
 from fastckpt._core.policy.stack_groups import FRAMES, SHOWN, CaughtRank, StackGroups, grouped
-from fastckpt.errors import ProtocolError
+from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt_run.hangs.worker_inspection import STACKS_TIMEOUT
 from fastckpt_run.watch.node_channel import Body, NodeChannel
 
@@ -18,6 +18,12 @@ logger = logging.getLogger("fastckpt.launcher")
 
 HANG, STACKS, FOUND = "hang", "hang stacks", "hang found"
 """What is asked: the groups, of the first node; the stacks of its workers, of each; nothing, when each is told."""
+ALL_IDLE, IDLE = "hang all idle", "hang idle"
+"""And whether nobody does anything: on any node, and on one."""
+IDLE_TIMEOUT = 2.0
+"""Seconds that nodes have to say so: what one has not said is no."""
+IDLE_SHARED = 5.0
+"""Seconds for which that answers others."""
 NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
 """Seconds that a node has to answer with the stacks of its workers."""
 TOLD_TIMEOUT = 1.0
@@ -41,6 +47,7 @@ class NodeReport:
         age: Seconds since its workers were started.
         is_occupied: Whether one of them does something that others may wait for: it keeps to the limit of its phase, or
             is being debugged.
+        is_idle: Whether none of them has done anything for longer than a healthy job would.
         world: How many ranks the job has.
         ranks: Those of this node, each with the seconds for which it is silent; infinite if it never reported.
     """
@@ -48,6 +55,7 @@ class NodeReport:
     host: str
     age: float
     is_occupied: bool
+    is_idle: bool
     world: int
     ranks: Sequence[tuple[CaughtRank, float]]
 
@@ -75,6 +83,7 @@ class NodeReport:
             "host": self.host,
             "age": self.age,
             "occupied": self.is_occupied,
+            "idle": self.is_idle,
             "world": self.world,
             "ranks": ranks,
             "stacks": [list(stack) for stack in stacks],
@@ -93,7 +102,8 @@ class NodeReport:
             )
             caught = CaughtRank(witness, host, stacks[each["stack"]], place, bool(each["in_collective"]))
             ranks.append((caught, math.inf if each["silent"] is None else float(each["silent"])))
-        return cls(host, float(found["age"]), bool(found["occupied"]), int(found["world"]), ranks)
+        does = bool(found["occupied"]), found["idle"] is True
+        return cls(host, float(found["age"]), *does, int(found["world"]), ranks)
 
 
 @dataclass(frozen=True)
@@ -103,10 +113,12 @@ class Collected:
     Attributes:
         groups: Of all ranks; None if workers of other nodes are occupied, so that these may wait for them.
         occupied: Where these are.
+        all_idle: Whether all nodes have answered, and all are idle.
     """
 
     groups: StackGroups | None
     occupied: tuple[str, ...] = ()
+    all_idle: bool = False
 
 
 class StackExchange:
@@ -118,11 +130,16 @@ class StackExchange:
     Args:
         channel: To the agents of other nodes.
         report: The report on this node's workers; called in any thread.
+        is_idle: Whether none of them has done anything for longer than a healthy job would; called in any thread.
         told: Called in any thread, with the host that found a hang, and the groups, before workers are killed there.
     """
 
     def __init__(
-        self, channel: NodeChannel, report: Callable[[], NodeReport], told: Callable[[str, StackGroups], None]
+        self,
+        channel: NodeChannel,
+        report: Callable[[], NodeReport],
+        is_idle: Callable[[], bool],
+        told: Callable[[str, StackGroups], None],
     ) -> None:
         self._channel, self._report, self._told = channel, report, told
         self._lock = threading.Lock()
@@ -131,6 +148,10 @@ class StackExchange:
         channel.answer(HANG, self._answer_groups)
         channel.answer(STACKS, lambda sender, body: report().to_json())
         channel.answer(FOUND, self._take_note)
+        self._idle_lock = threading.Lock()
+        self._last_idle: tuple[object, float, bool] | None = None
+        channel.answer(ALL_IDLE, self._answer_idle)
+        channel.answer(IDLE, lambda sender, body: {"idle": is_idle()})
 
     @property
     def nodes(self) -> int:
@@ -159,7 +180,14 @@ class StackExchange:
         except (LookupError, TypeError, ValueError) as error:
             raise ProtocolError(f"the first node's answer cannot be read: {error}") from error
         logger.debug("collected the stacks of %d nodes in %.3f s", self.nodes, time.monotonic() - began)
-        return Collected(groups, occupied)
+        return Collected(groups, occupied, answer.get("idle") is True)
+
+    def all_idle(self) -> bool:
+        """Whether, as the first node has heard, nobody does anything on any node; False if it gives no answer."""
+        try:
+            return self._channel.ask(0, ALL_IDLE, {}, REACH, reach=REACH).get("idle") is True
+        except (OSError, FastckptError):
+            return False
 
     # --- the first node
 
@@ -186,7 +214,7 @@ class StackExchange:
         # 1. all nodes at once   2. those of another round are left out   3. groups   4. tell those that have not asked
         reports = self._reports(lately)
         if occupied := [report.host for report in reports.values() if report.is_occupied]:
-            return {"occupied": occupied, "groups": None}
+            return {"occupied": occupied, "idle": False, "groups": None}
         ranks: dict[int, CaughtRank] = {}
         for report in reports.values():
             for caught, silent in report.ranks:
@@ -199,7 +227,8 @@ class StackExchange:
         body = {"host": host, "groups": groups}
         told = [node for node in reports if node not in self._askers]
         self._channel.ask_all(FOUND, body, TOLD_TIMEOUT, nodes=told, at_once=AT_ONCE)
-        return {"occupied": [], "groups": groups}
+        idle = not unheard and all(report.is_idle for report in reports.values())
+        return {"occupied": [], "idle": idle, "groups": groups}
 
     def _reports(self, lately: float) -> dict[int, NodeReport]:
         found = {}
@@ -212,6 +241,16 @@ class StackExchange:
             if report.age >= lately:
                 found[node] = report
         return found
+
+    def _answer_idle(self, sender: int, body: Body) -> Body:
+        with self._idle_lock:
+            now, round = time.monotonic(), self._channel.round
+            if self._last_idle is None or self._last_idle[0] is not round or now - self._last_idle[1] > IDLE_SHARED:
+                answers = self._channel.ask_all(IDLE, {}, IDLE_TIMEOUT, at_once=AT_ONCE)
+                idle = [answer.get("idle") is True for answer in answers.values()]
+                all_idle = len(idle) == self._channel.nodes and all(idle)
+                self._last_idle = round, time.monotonic(), all_idle
+            return {"idle": self._last_idle[2]}
 
     # --- each node
 

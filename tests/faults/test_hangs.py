@@ -165,7 +165,7 @@ def test_auto_kills_no_busy_or_waiting_rank_without_a_restart_left(new_job):
     assert (computes.wait(), waits.wait()) == (0, 1)
 
 
-def start_two_nodes(new_job, fault) -> tuple[Job, Job]:
+def start_two_nodes(new_job, fault, **options) -> tuple[Job, Job]:
     """Two agents of a rank each, in one checkpoint directory."""
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
@@ -173,13 +173,13 @@ def start_two_nodes(new_job, fault) -> tuple[Job, Job]:
     second.faults, second.checkpoint_dir = first.faults, first.checkpoint_dir
     for job in (first, second):
         launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)
-        start(job, "--out", str(first.folder), launcher=launcher)
-    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
+        start(job, "--out", str(first.folder), launcher=launcher, **options)
     return first, second
 
 
 def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, uninterrupted):
     jobs = start_two_nodes(new_job, hang(1, "train.step", 23, "loop_in_c_with_the_gil"))
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].text() + jobs[1].text()
     odd = re.compile(
         r"1 of 2 ranks, rank 1 on host \S+, is in loop_in_c_with_the_gil \(faults\.py:\d+\); "
         r"rank 0 on host \S+ waits in backward \(train\.py:\d+\)"
@@ -204,6 +204,7 @@ def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, unin
 def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninterrupted, fault):
     """Each agent looks at its own workers; what ends those of one restarts those of all."""
     first, second = start_two_nodes(new_job, fault)
+    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
     found = hangs(first) + hangs(second)
     assert [fault.rank] in [line["culprits"] for line in found], first.text() + second.text()
     reasons = [line["reason"] for line in found if line["culprits"] != [fault.rank]]
@@ -211,3 +212,24 @@ def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninte
     waits = f"waits for rank {fault.rank} on host "
     assert all(reason.startswith(waits) or reason == "hangs" for reason in reasons), first.text() + second.text()
     assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)
+
+
+@pytest.mark.campaign
+def test_auto_notices_a_hang_of_two_nodes_when_all_ranks_of_both_are_idle(new_job, uninterrupted):
+    first, second = start_two_nodes(new_job, stop(1, "train.step", 23), timeout="auto")
+    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
+    found = hangs(first) + hangs(second)
+    assert [1] in [line["culprits"] for line in found] and all(60 < line["silent"] < 600 for line in found)
+    assert "rank 1 on host " in first.text() and "rank 1 on host " in second.text()
+    assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)
+
+
+@pytest.mark.campaign
+def test_auto_kills_nobody_on_two_nodes_while_a_rank_of_the_other_computes(new_job):
+    """The agent of the one that waits sees no work of its own; it asks the other."""
+    first, second = start_two_nodes(new_job, hang(1, "train.step", 23, "loop_in_c_with_the_gil"), timeout="auto")
+    first.until(lambda: first.injected() == 1, "the fault")
+    time.sleep(100)
+    assert hangs(first) + hangs(second) == [], first.text() + second.text()
+    first.kill_processes(1)
+    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()

@@ -277,6 +277,33 @@ def _judged(ranks: Sequence[CaughtRank], *, sees_all: bool) -> tuple[frozenset[i
     return frozenset(), "which of them is to blame is not known"
 
 
+def blamed_here(
+    witnesses: Mapping[int, Witness], numbers: Mapping[int, int], groups: StackGroups | None, *, sees_all: bool
+) -> tuple[tuple[int, ...], str]:
+    """The ranks of a node to kill first, and why: by all ranks of the job if these are known, else by those here.
+
+    Args:
+        witnesses: The ranks of the node, by local rank.
+        numbers: Their numbers in the job.
+        groups: Of all ranks; None if other nodes could not be asked.
+        sees_all: Whether all ranks of the job are on the node.
+    """
+    found, reason = culprits(list(witnesses.values()), sees_all=sees_all)
+    blamed = tuple(each.rank for each in found)
+    if groups is None:
+        return blamed, reason
+    odd = {number for group in groups.odd for number in group.ranks}
+    if here := tuple(rank for rank, number in numbers.items() if number in odd):
+        return here, groups.reason
+    if sees_all or not all(each.waits for each in found):
+        return blamed, reason
+    if groups.odd:
+        return blamed, f"waits for {groups.odd[0].name}, which {groups.odd[0].deed}"
+    if groups.unheard:
+        return blamed, f"waits, perhaps for a rank on {_listed(groups.unheard)}, from where no answer came"
+    return blamed, f"waits, as all others do: {groups.reason}"
+
+
 def _outliers(present: Sequence[Witness]) -> frozenset[int]:
     """Ranks that are not at the place where more than half are; none if there is no such place."""
     [(place, count)] = Counter(each.place for each in present).most_common(1) or [("", 0)]

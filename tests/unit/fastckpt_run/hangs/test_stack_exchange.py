@@ -12,9 +12,10 @@ from dataclasses import replace
 import pytest
 
 from fastckpt._core import metrics
+from fastckpt._core.policy import hangs
 from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt.errors import FastckptError
-from fastckpt_run.hangs import stack_exchange
+from fastckpt_run.hangs import detector, process_activity, stack_exchange
 from fastckpt_run.hangs.stack_exchange import FOUND, HANG, STACKS, NodeReport
 from fastckpt_run.hangs.worker_inspection import KEPT
 from tests.unit.fastckpt_run.hangs.agents import EXECS, LOOPS, SECRET, SLEEPS, WAITS, CaughtWorker, HungJob
@@ -223,6 +224,78 @@ def test_a_rank_that_has_reported_lately_goes_on(job):
     stop.set()
     thread.join()
     assert [group.state for group in found.groups] == ["waits", "goes_on"] and not found.odd
+
+
+# --- a job that does nothing, on no node
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Idle workers hang after a second, not a minute; first steps are measured by then."""
+    monkeypatch.setattr(hangs, "IDLE", 1.0)
+    monkeypatch.setattr(process_activity, "_WINDOW", 0.2)
+    monkeypatch.setattr(detector, "_ASK_AGAIN", 0.2)
+    monkeypatch.setattr(stack_exchange, "IDLE_SHARED", 0.1)
+
+
+def trained(job):
+    """All nodes have done some steps, and their agents use the limits of auto."""
+    for node in job.nodes:
+        node.watch._setting = "auto"
+    for _ in range(3):
+        for node in job.nodes:
+            node.line.step()
+            assert not node.watch.end_hang(may_restart=True)
+
+
+def hangs_within(job, seconds: float) -> list:
+    """The nodes whose agents find a hang, until all that have workers have, or the time is over."""
+    found, end = [], time.monotonic() + seconds
+    while time.monotonic() < end and len(found) < len(job.nodes):
+        for node in job.nodes:
+            if node.number not in found and node.watch.end_hang(may_restart=True):
+                found.append(node.number)
+        time.sleep(0.02)
+    return found
+
+
+def test_auto_finds_a_hang_in_which_no_worker_of_any_node_does_anything(quick, tmp_path):
+    made = [CaughtWorker(program) for program in (WAITS, WAITS, SLEEPS)]
+    try:
+        with contextlib.ExitStack() as stack:
+            job = HungJob(made, tmp_path, stack)
+            trained(job)
+            assert hangs_within(job, 60) != []
+    finally:
+        for worker in made:
+            worker.end()
+
+
+@pytest.mark.parametrize(
+    "why", ["one computes", "one node gives no answer", "one is in a phase", "it is another round"]
+)
+def test_auto_finds_no_hang_if_one_node_may_do_something(quick, impatient, tmp_path, why):
+    made = [CaughtWorker(program) for program in (WAITS, WAITS, LOOPS if why == "one computes" else SLEEPS)]
+    try:
+        with contextlib.ExitStack() as stack:
+            job = HungJob(made, tmp_path, stack)
+            trained(job)
+            last = job.nodes[2]
+            if why == "one node gives no answer":
+                last.saver._peers.close()
+                job.nodes.remove(last)
+            elif why == "one is in a phase":
+                last.line.enter("evaluation", 60 * 10**9)
+            elif why == "it is another round":
+                last.start(3)
+                job.nodes.remove(last)
+            end = time.monotonic() + 60
+            while not job.nodes[0].watch._seen.is_idle:  # by itself it would be one
+                assert hangs_within(job, 0.2) == [] and time.monotonic() < end
+            assert hangs_within(job, 1.0) == []
+    finally:
+        for worker in made:
+            worker.end()
 
 
 # --- workers that cannot answer
