@@ -196,10 +196,13 @@ def _write_rate(place: Path | str, size: int, *, writes: bool) -> float | None:
     """The rate of a directory; None if nothing can be written there, or is to be."""
     from fastckpt._core.io.write_rate import write_rate
 
+    if not writes or is_url(str(place)):
+        return None
     try:
-        return write_rate(Path(place), size) if writes and not is_url(str(place)) else None
+        rate = write_rate(Path(place), size)
     except OSError:
         return None
+    return min(rate, limit) if (limit := Settings.from_environment().persist_mbps * 1e6) else rate
 
 
 def _memory(settings: Settings, present: int = 0) -> tuple[int, int]:

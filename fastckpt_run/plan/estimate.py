@@ -210,9 +210,11 @@ def _shape(sizes: CheckpointSizes, seen: Observed, options: PlanOptions) -> tupl
         if sizes.world
         else "assumed"
     )
-    nodes = options.nodes or sizes.nodes or (seen.nodes if ranks is None else None)
+    nodes = options.nodes or sizes.nodes
     if ranks is None:
         ranks = sizes.world or 1
+        # Of nodes that came and went, the logs do not say how many saved this.
+        nodes = nodes or (seen.nodes if seen.nodes and ranks % seen.nodes == 0 else None)
         if not (nodes or options.ranks_per_node):
             source += ", on one node, which is assumed: --nodes or --ranks-per-node" * (sizes.world not in (1, None))
     each = options.ranks_per_node or -(-ranks // (nodes or 1))
@@ -312,6 +314,8 @@ def _intervals(
         source = "--every, and the policy for the rest"
     elif may_follow and seen.costs and (last := seen.costs.decided) and last.memory and last.storage:
         chosen, source = Intervals(last.memory, last.storage), "as the job itself chose last"
+    elif may_follow and seen.profile and seen.profile.intervals and seen.profile.overhead == options.overhead:
+        chosen, source = seen.profile.intervals, "as the job itself had chosen by then"
     during = slowdown * -(-duration // step.value)
     return chosen, source, Costs(step.value, snapshot.value, during, duration)
 

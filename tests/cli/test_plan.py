@@ -31,6 +31,7 @@ from fastckpt_run.plan import quantities
 from fastckpt_run.plan.trial_storage import USED, Remains, clear
 from tests.cli.conftest import Fastckpt, publish
 from tests.cli.test_docs import leave_log
+from tests.e2e.ddp.test_loop import Training
 
 SCRIPT = Path(__file__).with_name("trained.py")
 ROW = 4 * 1000
@@ -115,6 +116,8 @@ def test_costs_and_failures_are_those_of_the_event_log(fastckpt: Fastckpt, table
     assert plan["goodput"]["memory"] < rare["goodput"]["memory"] < rare["goodput"]["without"]
     assert rare["persist"]["seconds"] == pytest.approx(rare["bytes"]["node"] / 100e6)
     assert rare["persist"]["written_now"] is None  # nothing is written where the rate is given
+    slow = fastckpt("plan", table, "--json", env={"FASTCKPT_PERSIST_MBPS": "0.001"}).document
+    assert slow["persist"]["written_now"] == 1000
     given = fastckpt("plan", table, "--every", "5,10", "--json").document["intervals"]
     assert (given["memory"], given["storage"]) == (5, 10)
 
@@ -166,6 +169,22 @@ def test_a_directory_of_dcp_is_planned_by_its_shards(fastckpt: Fastckpt, tmp_pat
 
 def test_slack_of_images_is_that_of_the_format():
     assert checkpoint_sizes.SLACK == skeleton.SLACK
+
+
+def test_the_profile_in_a_checkpoint_gives_costs_without_event_logs(fastckpt: Fastckpt, tmp_path: Path):
+    training = Training(tmp_path / "run")
+    with training.checkpointer as checkpointer:
+        step = training.until_known(checkpointer.resume())
+        while True not in training.steps(step + 1, step + 1):
+            step += 1
+        profile = checkpointer._frequency.schedule.known.profile
+        plan = fastckpt("plan", f"{tmp_path / 'run'}@latest:memory", "--json").document
+    assert plan["step"]["seconds"] == profile.iteration and "profile" in plan["step"]["source"]
+    assert plan["snapshot"]["seconds"] == profile.stall + profile.copy_slowdown
+    assert plan["intervals"]["memory"] and "the job itself" in plan["intervals"]["source"]
+    assert [each["remedy"] for each in plan["unknown"]] == [
+        f"give --{option}" for option in ("restart-seconds", "mtbf", "process-memory")
+    ]
 
 
 def test_a_profile_that_cannot_be_read_was_not_measured(table: Path):

@@ -3,15 +3,15 @@
 import json
 from dataclasses import dataclass
 
-from fastckpt._core.format.file_names import own_of
+from fastckpt._core.format.manifest import MODEL, TRAINING
 from fastckpt._core.inspect.checkpoint_files import CheckpointFiles
 from fastckpt._core.inspect.tree import read_tree
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.storage.reading import open_file
-from fastckpt.errors import ConfigError
+from fastckpt.errors import FastckptError
 
-_KEY = "tempo"
+_KEYS = ("fastckpt", "tempo")
 """Under which `checkpointer.save_frequency` keeps them, as JSON."""
 
 
@@ -25,22 +25,18 @@ class SavedProfile:
 
 
 def saved_profile(source: CheckpointFiles) -> SavedProfile | None:
-    """The measurements in a checkpoint; None if it has none, as where the script chose the intervals itself.
-
-    Raises BadCheckpoint if the file of the first rank is damaged.
-    """
-    file = source.files.get(own_of(0))
+    """The measurements in a checkpoint; None if it has none that can be read, as where the intervals were given."""
+    file = source.files.get(TRAINING) or source.files.get(MODEL)
     if file is None:
         return None
-    with open_file(file.path, file.size) as opened:
-        tree = read_tree(opened, str(file.path))
-    texts = [entry.value for entry in tree if entry.keys and entry.keys[-1] == _KEY]
-    found = texts[0] if texts and isinstance(texts[0], str) else ""
     try:
+        with open_file(file.path, file.size) as opened:
+            tree = read_tree(opened, str(file.path))
+        found = next(str(entry.value) for entry in tree if entry.keys[-2:] == _KEYS)
         content = json.loads(found)
         memory, storage = content["intervals"] or (None, None)
         intervals = Intervals(int(memory), int(storage)) if memory and storage else None
         return SavedProfile(Profile(**content["profile"]), intervals, float(content["overhead"]))
     # Whatever the checkpoint holds: what cannot be read was not measured.
-    except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+    except (FastckptError, OSError, StopIteration, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None

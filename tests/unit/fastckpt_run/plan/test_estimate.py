@@ -1,0 +1,111 @@
+"""Estimates as tables: the shape of a job, and which source of a number counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from fastckpt._core.inspect.checkpoint_files import CheckpointFiles
+from fastckpt._core.inspect.checkpoint_sizes import CheckpointSizes
+from fastckpt._core.inspect.saved_profile import SavedProfile
+from fastckpt._core.policy.frequency.intervals import Intervals
+from fastckpt._core.policy.frequency.profiling import Profile
+from fastckpt._core.policy.frequency.requested import RequestedIntervals
+from fastckpt._core.policy.resource_plan import Role, SavedFile
+from fastckpt._core.report.measured_costs import MeasuredCosts
+from fastckpt.errors import ConfigError
+from fastckpt_run.plan.estimate import Observed, PlanOptions, estimate
+
+MB = 1_000_000
+FILES = [SavedFile("model.pt", 100 * MB, Role.NODE), *(SavedFile(f"rank_{i}.pt", MB, Role.RANK, i) for i in range(6))]
+SIZES = CheckpointSizes(CheckpointFiles("run", {}), FILES, 6, None)
+LOGS = MeasuredCosts(
+    step=0.5,
+    steps=100,
+    snapshot=0.02,
+    saves=20,
+    persists=((106 * MB, 0.4),),
+    restart=2.0,
+    restarts=3,
+    start=9.0,
+    failures=3,
+    observed=3600.0,
+    decided=None,
+)
+PROFILE = SavedProfile(Profile(0.4, 0.01, 0.3, slowdown=0.04, copy_slowdown=0.005), Intervals(4, 12), 0.035)
+SEEN = Observed(free=1 << 40, total=1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes_of_logs", "shape"),
+    [
+        ({}, None, (1, 6)),
+        ({}, 3, (3, 2)),
+        ({}, 4, (1, 6)),  # nodes that came and went: 6 ranks were never on 4
+        ({"nodes": 2}, 3, (2, 3)),
+        ({"ranks_per_node": 2}, None, (3, 2)),
+        ({"world_size": 8}, 3, (1, 8)),
+        ({"world_size": 8, "nodes": 2}, None, (2, 4)),
+        ({"nodes": 2, "ranks_per_node": 8}, None, (2, 8)),
+    ],
+)
+def test_the_shape_of_a_job_is_that_of_options_then_logs(options, nodes_of_logs, shape):
+    found = estimate(SIZES, replace(SEEN, nodes=nodes_of_logs), PlanOptions(**options))
+    assert (found.shape.nodes, found.shape.ranks_per_node) == shape
+    assert found.node.images == (100 + shape[1]) * MB
+
+
+@pytest.mark.parametrize("options", [{"nodes": 4}, {"nodes": 2, "ranks_per_node": 2, "world_size": 6}])
+def test_shapes_that_are_not_a_product_are_refused(options):
+    with pytest.raises(ConfigError, match="do not go together"):
+        estimate(SIZES, SEEN, PlanOptions(**options))
+
+
+def test_logs_count_before_the_profile_and_options_before_both():
+    by_profile = estimate(SIZES, replace(SEEN, profile=PROFILE), PlanOptions())
+    assert (by_profile.step.value, by_profile.snapshot.value) == (0.4, pytest.approx(0.015))
+    assert by_profile.persist.value == pytest.approx(0.3) and by_profile.restart.value is None
+    assert (by_profile.intervals, by_profile.goodput) == (Intervals(4, 12), None)
+    by_logs = estimate(SIZES, replace(SEEN, profile=PROFILE, costs=LOGS, nodes=1), PlanOptions())
+    assert [each.value for each in (by_logs.step, by_logs.snapshot, by_logs.restart)] == [0.5, 0.02, 2.0]
+    assert by_logs.persist.value == pytest.approx(0.4) and by_logs.mtbf.value == 1200
+    assert by_logs.goodput is not None and 0.9 < by_logs.goodput.memory < by_logs.goodput.without
+    given = PlanOptions(step=1.0, snapshot=0.0, restart=5.0, persist_rate=106e6, mtbf=100.0)
+    by_options = estimate(SIZES, replace(SEEN, costs=LOGS, nodes=1), given)
+    assert [each.value for each in (by_options.step, by_options.snapshot, by_options.restart)] == [1.0, 0.0, 5.0]
+    assert by_options.persist.value == pytest.approx(1.0) and by_options.mtbf.value == 100
+
+
+def test_few_saves_in_logs_are_no_measurement():
+    few = replace(LOGS, saves=7)
+    found = estimate(SIZES, replace(SEEN, costs=few, nodes=1), PlanOptions())
+    assert found.step.value is None and found.snapshot.source == "give --snapshot-seconds"
+    assert found.restart.value == 2.0
+
+
+def test_a_persist_is_scaled_by_the_bytes_of_a_node():
+    seen = replace(SEEN, costs=LOGS, nodes=1)
+    halves = estimate(SIZES, seen, PlanOptions(nodes=2, ranks_per_node=3))
+    assert halves.persist.value == pytest.approx(0.4 * 103 / 106)
+
+
+def test_no_failure_gives_goodput_at_the_least_time_between_failures():
+    quiet = replace(LOGS, failures=0, restart=None, restarts=0)
+    found = estimate(SIZES, replace(SEEN, costs=quiet, nodes=1), PlanOptions())
+    assert found.mtbf.value == pytest.approx(3600 / 2.302585) and "at least" in found.mtbf.source
+    assert found.restart.value == 9.0 and found.goodput is not None
+
+
+def test_a_trial_says_nothing_of_failures():
+    found = estimate(SIZES, replace(SEEN, costs=LOGS, nodes=1, is_trial=True, processes=5 * MB), PlanOptions())
+    assert (found.failures, found.mtbf.value, found.goodput) == (None, None, None)
+    assert found.processes.value == 5 * MB and found.cgroup is not None
+
+
+def test_intervals_of_other_ranks_and_requests_are_not_those_of_the_job():
+    seen = replace(SEEN, profile=PROFILE)
+    others = estimate(SIZES, seen, PlanOptions(world_size=12, nodes=1))
+    assert others.intervals != Intervals(4, 12) and "policy" in others.intervals_source
+    asked = estimate(SIZES, seen, PlanOptions(every=RequestedIntervals(3, 30)))
+    assert asked.intervals == Intervals(3, 30)
+    overhead = estimate(SIZES, seen, PlanOptions(overhead=0.2))
+    assert overhead.intervals is not None and overhead.intervals.memory < 4
