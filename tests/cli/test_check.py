@@ -5,12 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fastckpt._core.policy.node_check import FLOORS, Verdict
 from fastckpt._core.report.events import FOLDER
+from fastckpt.errors import ConfigError
 from fastckpt_run.cli.check import LONGEST
+from fastckpt_run.node_check.pairs_by_hand import check_by_hand
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_docs import RECORDED
 from tests.ports import free_port
@@ -104,28 +109,37 @@ def test_failures_of_this_host_are_named(fastckpt: Fastckpt, tmp_path: Path, mon
 # --- several nodes
 
 
-def nodes(count: int, *more: str, ranks: list[int] | None = None) -> list[tuple[int, str]]:
-    """Exit codes and output of the nodes that are there."""
-    place = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nnodes", str(count), "--only", "pair", *more]
-    ranks = list(range(count)) if ranks is None else ranks
-    commands = [[*COMMAND, *place, "--node-rank", str(rank)] for rank in ranks]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [subprocess.Popen(command, **pipes) for command in commands]
-    return [(each.communicate(timeout=120)[0], each.returncode)[::-1] for each in started]
+def by_hand(port: int, count: int, ranks: list[int], wait: float) -> list[Any]:
+    """What each node that is there found, or why it could not."""
+
+    def one(rank: int) -> Any:
+        try:
+            return check_by_hand(f"127.0.0.1:{port}", rank, count, [], wait)
+        except ConfigError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, ranks))
 
 
-def test_two_nodes_meet_by_hand_and_pass():
-    for code, said in nodes(2, "--wait", "60"):
-        assert code == 0, said
-        assert said.startswith("ok: 1 checks passed\n")
+def test_nodes_meet_by_hand_and_those_that_do_not_come_are_named():
+    found = by_hand(free_port(), 3, [0, 1], 2.0)
+    assert [(result.verdict, absent) for result, absent in found] == [(Verdict.OK, [2])] * 2
 
 
-def test_without_node_0_or_with_a_rank_twice_there_is_no_verdict():
-    [(code, said)] = nodes(2, "--wait", "0", ranks=[1])
-    assert code == 2 and said.startswith("unknown: pair: node 0 is not reached at 127.0.0.1:")
-    found = nodes(2, "--wait", "3", ranks=[0, 0])
-    assert [code for code, _ in found].count(2) >= 1
-    assert any("node 0 cannot listen at port" in said or "--node-rank 0" in said for _, said in found)
+def test_without_node_0_there_is_no_verdict(fastckpt: Fastckpt):
+    place = ["--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--wait", 0]
+    said = fastckpt("check", "--only", "pair", *place)
+    assert said.code == 2 and said.out.startswith("unknown: pair: ") and "node 0 is not reached at 127" in said.out
+
+
+def test_a_rank_that_is_there_twice_is_refused():
+    zero = by_hand(free_port(), 2, [0, 0], 1.0)
+    assert sum("node 0 cannot listen at port" in each for each in zero if isinstance(each, str)) == 1
+    found = by_hand(free_port(), 2, [0, 1, 1], 20.0)
+    refused = [each for each in found if isinstance(each, str)]
+    assert refused == ["another node has come with --node-rank 1; give each its own, from 0 on"]
+    assert [result.verdict for result, _ in (each for each in found if not isinstance(each, str))] == [Verdict.OK] * 2
 
 
 # --- docs/node_check.md
@@ -147,7 +161,5 @@ def test_the_configuration_for_node_problem_detector_runs_the_command_and_fits_i
 
 
 def test_each_check_and_its_floor_is_on_the_page():
-    from fastckpt._core.policy.node_check import FLOORS
-
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([\d.]+) [^|]* \|$", PAGE.read_text(), re.MULTILINE))
     assert {name: float(floor) for name, floor in rows.items()} == FLOORS
