@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fastckpt._core.config import Settings
-from fastckpt._core.policy.node_check import SHARE, CheckLimits, CheckResult, summary, worst
+from fastckpt._core.policy.node_check import SHARE, CheckLimits, CheckResult, in_words, summary, worst
 from fastckpt._core.storage.store import is_url
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import CommandOutput, Screen, answering, plain
@@ -188,4 +188,4 @@ def _show(
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return "-" if value is None else in_words(value)

@@ -23,6 +23,7 @@ from fastckpt._core.policy.node_check import (
     Verdict,
     below_the_others,
     first_pairs,
+    in_words,
     judge,
     second_pairs,
 )
@@ -317,7 +318,7 @@ def _slow_checks(values: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
     for name in dict.fromkeys(name for own in values.values() for name in own):
         there = {rank: own[name] for rank, own in values.items() if name in own}
         for rank in below_the_others(there):
-            found.setdefault(rank, f"{name} at {there[rank]:.3g}, less than half of the other nodes")
+            found.setdefault(rank, f"{name} at {in_words(there[rank])}, less than half of the other nodes")
     return found
 
 

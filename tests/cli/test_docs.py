@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import socket
 import sys
 import tempfile
@@ -50,9 +49,10 @@ def train(directory: Path) -> DdpCheckpointer:
 
 
 def leave_log(directory: Path) -> None:
-    """As an agent would have."""
+    """As an agent on this host would have."""
     (directory / FOLDER).mkdir()
-    shutil.copy(RECORDED, directory / FOLDER / "000001-node1-1176.jsonl")
+    text = RECORDED.read_text().replace('"host": "node1"', f'"host": "{socket.gethostname()}"')
+    (directory / FOLDER / "000001-node1-1176.jsonl").write_text(text)
 
 
 def newest_slots() -> list[Path]:

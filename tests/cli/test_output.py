@@ -51,7 +51,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "report": {
         "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
         "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
-        "failures": [FAILURE], "decisions": [DECISION], "superseded": list, "offloaded": list, "metrics": list,
+        "failures": [FAILURE], "hosts": [{"host", "failures", "first", "checks"}],
+        "decisions": [DECISION], "superseded": list, "offloaded": list, "metrics": list,
         "checkpoints": dict, "unreadable": int, "events_lost": int, "remote": type(None),
     },
     "plan": {
@@ -68,6 +69,10 @@ KEYS: dict[str, dict[str, Any]] = {
         "growth": {"per_step", "step", "size", "points", "method", "three_slots_until", "two_slots_until"},
         "trial": type(None), "unknown": [{"what", "remedy"}],
     },
+    "check": {
+        "host": str, "verdict": str, "failures": dict, "absent": list,
+        "checks": [{"name", "verdict", "message", "value", "unit", "limit", "seconds"}],
+    },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
 }  # fmt: skip
@@ -77,7 +82,12 @@ KEYS: dict[str, dict[str, Any]] = {
 def test_json_documents_of_all_commands_have_the_documented_keys(
     fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str
 ):
-    more: dict[str, list[Any]] = {"prune": ["--keep-last", 1], "export": [tmp_path / "out.pt"], "diff": [f"{three}@10"]}
+    more: dict[str, list[Any]] = {
+        "prune": ["--keep-last", 1],
+        "export": [tmp_path / "out.pt"],
+        "diff": [f"{three}@10"],
+        "check": ["--only=disk"],
+    }
     with DdpCheckpointer(three) as checkpointer:
         checkpointer.save_checkpoint(40, {"w": torch.ones(1)}, storage_type=StorageType.MEMORY)
         leave_log(three)

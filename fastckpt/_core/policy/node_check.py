@@ -122,11 +122,16 @@ class CheckLimits:
         result = replace(result, limit=limit)
         if result.verdict is not Verdict.OK or value >= limit:
             return result
-        message = f"{value:.3g} {result.unit}, less than {limit:.3g}"
+        message = f"{in_words(value)} {result.unit}, less than {in_words(limit)}"
         return replace(result, verdict=Verdict.PROBLEM, message=message)
 
 
 DEFAULT_LIMITS = CheckLimits({}, {})
+
+
+def in_words(value: float) -> str:
+    """A value in three digits or more, without an exponent if it is not tiny."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def summary(results: Sequence[CheckResult], longest: int) -> str:

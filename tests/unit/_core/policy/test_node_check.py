@@ -1,7 +1,7 @@
 """Verdicts of a node check: limits, pairs, and who is bad or slow, as tables and for random sets of bad nodes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.node_check import (
@@ -161,6 +161,7 @@ def test_of_two_nodes_neither_is_slow_for_both_measure_the_same():
     assert not any(each.is_slow for each in check([0, 1], slow=[0]).values())
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 40), st.data())
 def test_no_good_node_is_called_bad_and_no_bad_one_good(count, data):
     nodes = list(range(count))
@@ -173,6 +174,7 @@ def test_no_good_node_is_called_bad_and_no_bad_one_good(count, data):
         assert all(found[node].verdict is PROBLEM for node in bad)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 40), st.data())
 def test_links_that_fail_make_no_node_bad_that_one_other_has_reached(count, data):
     nodes = list(range(count))
@@ -181,6 +183,7 @@ def test_links_that_fail_make_no_node_bad_that_one_other_has_reached(count, data
     assert all(each.rate is None for each in found.values() if each.verdict is PROBLEM)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60), st.data())
 def test_pairs_are_few_and_everyone_has_one(numbers, data):
     nodes = sorted(numbers)

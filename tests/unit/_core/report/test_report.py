@@ -201,6 +201,26 @@ def test_one_incident_on_several_nodes_is_reported_once():
     assert kinds == [[(0, "died"), (1, "elsewhere")], [(1, "died")]]
 
 
+def test_failures_are_counted_by_host_and_by_who_was_first_over_all_launches():
+    """Host 1 fails first and takes host 0 along; then it hangs, and host 0 is stopped for it; it fails a check."""
+    stories = [started(node=node, pid=10 + node).trains(30, 20) for node in (0, 1)]
+    stories[1].dies(30)
+    stories[0].dies(30.5)
+    for story in stories:
+        story.stops(31).starts(32, 33, 34, 35).loads(36, 1, step=20).at(38, "first_step", local_rank=0, at=5037)
+    stories[1].at(60, "hang", culprits=[1], silent=20.0, reason="", ranks=[]).stops(61)
+    stories[0].at(61, "workers_stopped", pids=[100])
+    for story in stories:
+        story.starts(62, 63, 64, 65).loads(66, 1, step=20).trains(70, 4)
+    stories[1].at(71, "node_check", occasion="failure", host="host1", verdict="problem", bad=[])
+    stories[0].at(71, "node_check", occasion="round", host="host0", verdict="ok", bad=[{"host": "host2", "node": 2}])
+    stories[0].at(72, "node_check", occasion="start", host="host0", verdict="ok", bad="nonsense")
+    found = report([story.log for story in stories]).hosts
+    assert [(one.host, one.failures, one.first, one.checks) for one in found] == [
+        ("host1", 2, 2, 1), ("host0", 1, 0, 0), ("host2", 0, 0, 1)
+    ]  # fmt: skip
+
+
 def test_several_optimizer_steps_in_one_step_count_repeated_steps_right():
     """Two optimizers: each step of the script is two; step 15 is resumed after 20 were done."""
     story = started(ranks=1).says(30, step=20, steps=40, named=40).dies(30).stops(30)

@@ -1,0 +1,165 @@
+"""`fastckpt check`: exit codes, limits, one line for node-problem-detector, several nodes by hand, its page."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt._core.policy.node_check import FLOORS, Verdict
+from fastckpt._core.report.events import FOLDER
+from fastckpt.errors import ConfigError
+from fastckpt_run.cli.check import LONGEST
+from fastckpt_run.node_check.pairs_by_hand import check_by_hand
+from tests.cli.conftest import Fastckpt
+from tests.cli.test_docs import RECORDED
+from tests.ports import free_port
+
+PAGE = Path(__file__).parents[2] / "docs/node_check.md"
+DISK = ("--only", "disk")
+COMMAND = [sys.executable, "-c", "from fastckpt_run.cli import main; main()", "check"]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command printed for this node, all checks of it."""
+    path = tmp_path_factory.mktemp("baseline") / "good.json"
+    with path.open("w") as file:
+        subprocess.run([*COMMAND, "--json"], stdout=file, timeout=120, check=True)
+    return path
+
+
+def test_a_sound_node_has_code_0_and_a_value_for_each_check(good: Path):
+    document = json.loads(good.read_text())
+    assert document["verdict"] == "ok" and document["failures"] is None
+    kinds = [each["name"].split()[0] for each in document["checks"]]
+    assert kinds[:4] == ["shm", "disk", "memory", "loopback"] and set(kinds[4:]) == {"matmul"}
+    assert all(each["value"] >= each["limit"] > 0 and each["seconds"] > 0 for each in document["checks"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "line"),
+    [
+        (["--min", "disk=1"], 0, "ok: 1 checks passed"),
+        (["--min", "disk=99999999"], 1, r"problem: disk .*: .*, less than 99999999"),
+    ],
+)
+def test_a_limit_of_the_user_counts(fastckpt: Fastckpt, tmp_path: Path, options: list[str], code: int, line: str):
+    os.chdir(tmp_path)
+    said = fastckpt("check", ".", *DISK, *options)
+    assert said.code == code and re.fullmatch(line, said.out.splitlines()[0])
+    assert len(said.out.splitlines()) == 3
+
+
+def test_a_good_node_is_a_baseline_with_a_tolerance(fastckpt: Fastckpt, good: Path, tmp_path: Path):
+    document = json.loads(good.read_text())
+    for each in document["checks"]:
+        each["value"] = 1e12 if each["name"] == "loopback" else 1e-3
+    (tmp_path / "fast.json").write_text(json.dumps(document))
+    only = ("--only", "loopback", "--only", "memory", "--json")
+    found = fastckpt("check", "--baseline", tmp_path / "fast.json", *only)
+    verdicts = {each["name"]: (each["verdict"], each["limit"]) for each in found.document["checks"]}
+    assert (found.code, verdicts) == (1, {"memory": ("ok", 0.0005), "loopback": ("problem", 5e11)})
+    assert fastckpt("check", "--baseline", tmp_path / "fast.json", "--tolerance", "1e-12", *only).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--min", "disk"], "'disk' is no limit; give NAME=NUMBER"),
+        (["--min", "disk=fast"], "is no limit"),
+        (["--min", "disk=-1"], "is no limit"),
+        (["--min", "disk=inf"], "is no limit"),
+        (["--baseline", "nowhere.json"], "nowhere.json"),
+        (["--baseline", "/dev/null"], "is no baseline"),
+        (["--only", "colour"], "colour"),
+        (["--only", "pair"], "there is nothing to check: --only pair takes --nnodes"),
+        (["--nnodes", "2"], "--rdzv-endpoint is ''; give HOST:PORT"),
+        (["--nnodes", "2", "--rdzv-endpoint", "a:b"], "give HOST:PORT"),
+        (["--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1"], "is none of --nnodes 2; give 0 to 1"),
+        (["s3://bucket/run"], "is a store, in which no disk is checked"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_with_the_remedy(fastckpt: Fastckpt, arguments, message):
+    said = fastckpt("check", *arguments)
+    assert said.code == 2 and message in said.err and not said.out
+
+
+def test_one_line_is_as_long_as_node_problem_detector_takes(fastckpt: Fastckpt, tmp_path: Path):
+    said = fastckpt("check", tmp_path / ("long-" * 40), *DISK, "--one-line")
+    assert said.code == 1 and said.out.startswith("problem: disk ") and said.out.count("\n") == 1
+    assert len(said.out.strip()) == LONGEST
+
+
+def test_failures_of_this_host_are_named(fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    log = tmp_path / FOLDER / "000001-node1-1176.jsonl"
+    log.write_bytes(RECORDED.read_bytes())
+    hosts = {json.loads(line).get("host") for line in log.read_text().splitlines()} - {None}
+    monkeypatch.setattr("socket.gethostname", lambda: hosts.copy().pop())
+    said = fastckpt("check", tmp_path, *DISK)
+    assert "has failed 2 times in this job, of 2 failures in all" in said.out
+
+
+# --- several nodes
+
+
+def by_hand(port: int, count: int, ranks: list[int], wait: float) -> list[Any]:
+    """What each node that is there found, or why it could not."""
+
+    def one(rank: int) -> Any:
+        try:
+            return check_by_hand(f"127.0.0.1:{port}", rank, count, [], wait)
+        except ConfigError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, ranks))
+
+
+def test_nodes_meet_by_hand_and_those_that_do_not_come_are_named():
+    found = by_hand(free_port(), 3, [0, 1], 2.0)
+    assert [(result.verdict, absent) for result, absent in found] == [(Verdict.OK, [2])] * 2
+
+
+def test_without_node_0_there_is_no_verdict(fastckpt: Fastckpt):
+    place = ["--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--wait", 0]
+    said = fastckpt("check", "--only", "pair", *place)
+    assert said.code == 2 and said.out.startswith("unknown: pair: ") and "node 0 is not reached at 127" in said.out
+
+
+def test_a_rank_that_is_there_twice_is_refused():
+    zero = by_hand(free_port(), 2, [0, 0], 1.0)
+    assert sum("node 0 cannot listen at port" in each for each in zero if isinstance(each, str)) == 1
+    found = by_hand(free_port(), 2, [0, 1, 1], 20.0)
+    refused = [each for each in found if isinstance(each, str)]
+    assert refused == ["another node has come with --node-rank 1; give each its own, from 0 on"]
+    assert [result.verdict for result, _ in (each for each in found if not isinstance(each, str))] == [Verdict.OK] * 2
+
+
+# --- docs/node_check.md
+
+
+def test_the_configuration_for_node_problem_detector_runs_the_command_and_fits_its_output(fastckpt: Fastckpt):
+    [text] = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    config = json.loads(text)
+    assert config["plugin"] == "custom" and config["pluginConfig"]["max_output_length"] == LONGEST
+    types = {each["type"] for each in config["conditions"]}
+    for rule in config["rules"]:
+        assert rule["type"] in ("temporary", "permanent")
+        assert rule["type"] == "temporary" or rule["condition"] in types
+        assert Path(rule["path"]).name == "fastckpt" and rule["args"][0] == "check" and "--one-line" in rule["args"]
+        deadline = float(rule["args"][rule["args"].index("--deadline") + 1])
+        assert deadline < float(rule["timeout"].removesuffix("s"))
+        said = fastckpt(*rule["args"], "--only", "shm")
+        assert said.code == 0 and said.out == "ok: 1 checks passed\n"
+
+
+def test_each_check_and_its_floor_is_on_the_page():
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([\d.]+) [^|]* \|$", PAGE.read_text(), re.MULTILINE))
+    assert {name: float(floor) for name, floor in rows.items()} == FLOORS
