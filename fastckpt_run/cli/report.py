@@ -14,6 +14,7 @@ from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, de
 if TYPE_CHECKING:
     from fastckpt._core.report.offloaded_ranks import OffloadedRank
     from fastckpt._core.report.report import Recovery, Report
+    from fastckpt._core.report.slow_spells import SlowSpell
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
 """Phases that follow a failure, in this order."""
@@ -110,12 +111,17 @@ def _document(found: "Report") -> dict[str, Any]:
         "hosts": [asdict(one) for one in found.hosts],
         "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
         "superseded": [asdict(one) | {"at": one.at / 1e9} for one in found.superseded],
+        "slow_ranks": [_slow(one) for one in found.slow],
         "offloaded": [_offloaded(one) for one in found.offloaded],
         "metrics": [asdict(one) | {"at": one.at / 1e9} for one in found.metrics],
         "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
         "unreadable": found.unreadable,
         "events_lost": found.events_lost,
     }
+
+
+def _slow(one: "SlowSpell") -> dict[str, Any]:
+    return asdict(one) | {"begin": one.begin / 1e9, "end": None if one.end is None else one.end / 1e9}
 
 
 def _offloaded(one: "OffloadedRank") -> dict[str, Any]:

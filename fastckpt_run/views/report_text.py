@@ -7,6 +7,7 @@ from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
 from fastckpt._core.report.host_failures import HostFailures
 from fastckpt._core.report.report import Recovery, Report
+from fastckpt._core.report.slow_spells import SlowSpell
 from fastckpt_run import formatting
 from fastckpt_run.cli.output import Screen
 from fastckpt_run.views import offload_text
@@ -110,6 +111,9 @@ def facts(found: Report) -> list[str]:
     lines += offload_text.facts(found, start)
     for one in found.superseded[-SHOWN:]:
         lines.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
+    lines += [_slow(one, start) for one in found.slow[-SHOWN:]]
+    if len(found.slow) > SHOWN:
+        lines.append(f"{formatting.count(len(found.slow) - SHOWN, 'earlier slow rank')} not shown; --json has all")
     if found.hosts:
         lines.append(f"failures by host: {hosts(found.hosts)}")
     if counts.bad_checkpoints:
@@ -119,6 +123,13 @@ def facts(found: Report) -> list[str]:
             f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
         )
     return lines
+
+
+def _slow(one: SlowSpell, start: int) -> str:
+    """A time in which a rank was slow, in words."""
+    until = "to the end" if one.end is None else f"for {formatting.duration(one.end - one.begin)}"
+    found = f"found after {formatting.duration(one.begin - start)}, {until}"
+    return f"slow rank: {one.host}, rank {one.rank}, {one.part}: the job was {100 * one.cost:.0f}% slower ({found})"
 
 
 def _measurements(found: Report) -> list[str]:

@@ -22,6 +22,7 @@ from fastckpt._core.report.launches import (
 )
 from fastckpt._core.report.measured import Measured, measured
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, offloaded_ranks
+from fastckpt._core.report.slow_spells import SlowSpell, slow_spells
 
 _AFTER_HANG = 60 * 10**9
 """Nanoseconds within which workers end because another node has found a hang."""
@@ -132,6 +133,7 @@ class Report:
         offloaded: Ranks that offload activations, by number.
         metrics: What each node has measured last, by its number.
         hosts: The hosts that have failed, the worst first.
+        slow: Times in which a rank was slow, in order.
     """
 
     nodes: Mapping[int, list[Placed]]
@@ -146,6 +148,7 @@ class Report:
     offloaded: list[OffloadedRank] = field(default_factory=list)
     metrics: list[Measured] = field(default_factory=list)
     hosts: list[HostFailures] = field(default_factory=list)
+    slow: list[SlowSpell] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -191,6 +194,7 @@ def report(logs: Iterable[Log]) -> Report:
         offloaded_ranks((node, at.launch.events, at.offset) for node, chain in nodes.items() for at in chain),
         [last for node, chain in nodes.items() if (last := _measured(node, chain)) is not None],
         host_failures(struck, (event for each in found for event in each.events)),
+        slow_spells((at.launch.events, at.offset) for chain in nodes.values() for at in chain),
     )
 
 
