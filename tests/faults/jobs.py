@@ -39,6 +39,30 @@ def launcher_for(folder: Path) -> tuple[str, str]:
     return str(HERE / "launch.py"), str(folder)
 
 
+def run_forked(
+    folder: Path, *arguments: object, seconds: float = DEADLINE, preload: str = "auto", **environment: str
+) -> str:
+    """Have a fork run fastckpt-run, its workers forks as well, and see its good end; all that they wrote.
+
+    It takes the fixture `forked_launchers`; without, the launcher is executed.
+    """
+    variables = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": preload} | environment
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / f"output-{time.monotonic_ns()}"
+    with output.open("wb") as file:
+        command = [*launcher_for(folder), *map(str, arguments)]
+        process = launchers.start(command, variables, file.fileno())
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    text = output.read_text(errors="replace")
+    assert code == 0, text
+    return text
+
+
 class Job:
     """One launch, or several in a row, of train.py in a folder."""
 

@@ -1,12 +1,15 @@
 """Ranks that save different steps: no mixed checkpoint is ever resumed, and the ranks get an error or a warning."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.faults.jobs import run_forked
+
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 PROGRAM = """
 import json, sys
@@ -35,13 +38,8 @@ dist.destroy_process_group()
 
 def run(folder: Path, *steps: list[int | None]) -> tuple[str, list[Any]]:
     (folder / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", str(folder / "train.py"), str(folder)]
-    variables = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, json.dumps(steps)], capture_output=True, text=True, timeout=120, env=variables, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr, [json.loads((folder / f"said.{rank}").read_text()) for rank in (0, 1)]
+    text = run_forked(folder, "--nproc_per_node=2", folder / "train.py", folder, json.dumps(steps))
+    return text, [json.loads((folder / f"said.{rank}").read_text()) for rank in (0, 1)]
 
 
 def test_a_rank_whose_step_is_one_ahead_is_refused(tmp_path: Path):

@@ -1,12 +1,11 @@
 """Random sharded models come back from a checkpoint wherever stock DCP brings them back."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.faults.jobs import run_forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +22,7 @@ HOUR = pytest.mark.timeout(3600)
         pytest.param([*range(200)], id="200", marks=[pytest.mark.campaign, HOUR]),
     ],
 )
-def test_sharded_models_that_stock_dcp_restores_are_restored(tmp_path: Path, seeds: list[int]):
+def test_sharded_models_that_stock_dcp_restores_are_restored(tmp_path: Path, forked_launchers: None, seeds: list[int]):
     """Each of the two also from what the other has saved; stages of a pipeline always, which stock does not know.
 
     Where stock fails fastckpt may fail, too, but it never gives what was not saved. Model 24 is of FSDP1, in float64.
@@ -43,15 +42,8 @@ def test_sharded_models_that_stock_dcp_restores_are_restored(tmp_path: Path, see
 
 
 def run(folder: Path, seeds: list[int]) -> None:
-    program = Path(sys.executable).with_name("fastckpt-run")
-    launcher = [program, "--standalone", "--nproc-per-node=4", "--max-restarts=0"]
-    path = f"{ROOT}:{os.environ['PYTHONPATH']}"
-    environment = os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [*launcher, ROOT / "tests/fuzz/meshes.py", folder, *map(str, seeds)]
-    done = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=60 + 30 * len(seeds)
-    )
-    assert done.returncode == 0, done.stderr
+    shape = ("--standalone", "--nproc-per-node=4", "--max-restarts=0")
+    run_forked(folder, *shape, ROOT / "tests/fuzz/meshes.py", folder, *seeds, seconds=60.0 + 30 * len(seeds))
 
 
 def _is_alike(case: dict[str, str]) -> bool:

@@ -1,30 +1,20 @@
 """Models of pipeline stages are not taken for one model; replicas on meshes of their own are."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.faults.jobs import run_forked
+
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 STAGES = Path(__file__).with_name("stages.py")
 
 
 def launched(program: Path, ranks: int, folder: Path) -> str:
-    """Run it; what it writes to stderr."""
-    launcher = [
-        Path(sys.executable).with_name("fastckpt-run"),
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "--max-restarts=0",
-    ]
-    environment = os.environ | {
-        "PYTHONPATH": f"{STAGES.parents[3]}:{os.environ['PYTHONPATH']}",
-        "TMPDIR": str(folder),
-    }
-    command = [*launcher, program, folder]
-    done = subprocess.run(command, check=False, env=environment, timeout=240, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    """Run it; what it writes."""
+    return run_forked(folder, "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", program, folder)
 
 
 def test_models_of_pipeline_stages_without_stage_are_refused_at_the_first_save(tmp_path: Path):

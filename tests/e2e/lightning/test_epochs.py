@@ -2,9 +2,6 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from torch.utils.data import DataLoader
 from fastckpt.data import ResumableDataLoader
 from fastckpt.lightning import NEWEST, FastCheckpointIO, FastSingleDeviceStrategy, MemoryCheckpoint
 from tests.e2e.lightning.training import Module, samples, trainer_for
+from tests.faults.jobs import run_forked
 
 pytestmark = pytest.mark.frameworks
 
@@ -24,21 +22,16 @@ PROGRAM = Path(__file__).with_name("epochs.py")
 
 def run_job(folder: Path, *kills: str) -> list[dict[str, Any]]:
     """The log of a job with two ranks, without what it did twice."""
-    command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", "--max-restarts=3"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), str(folder / "job"), *kills],
-        env=os.environ | {"FASTCKPT_PRELOAD": "lightning.pytorch", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "weights_only" not in done.stderr.replace("weights_only=weights_only", "")  # but in lines of tracebacks
+    shape = ("--nproc_per_node=2", "--max-restarts=3")
+    text = run_forked(folder, *shape, PROGRAM, folder / "job", *kills, preload="lightning.pytorch")
+    assert "weights_only" not in text.replace("weights_only=weights_only", "")  # but in lines of tracebacks
     assert all((folder / "job" / place).exists() for place in kills)
-    assert done.stderr.count("went on") == len(kills), done.stderr
+    assert text.count("went on") == len(kills), text
     lines = [json.loads(line) for line in (folder / "job" / "log").read_text().splitlines()]
     return [line for i, line in enumerate(lines) if line not in lines[:i]]
 
 
-def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path):
+def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path, forked_launchers):
     """Early stopping, the best models, the order of each epoch and the losses are those of the undisturbed job."""
     undisturbed = run_job(tmp_path / "undisturbed")
     assert run_job(tmp_path / "killed", "validation", "epoch") == undisturbed
