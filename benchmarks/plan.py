@@ -47,6 +47,7 @@ class Run:
     def measure(self, seconds: float) -> None:
         shm = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fastckpt-bench-"))
         environment = {"OMP_NUM_THREADS": "1", "FASTCKPT_SHM_DIR": str(shm), "PYTHONPATH": str(HERE.parent)}
+        environment |= {"TMPDIR": str(self._log.parent)}
         options = self._options
         script = [str(HERE / "plan_train.py"), "--kind", self._kind, "--out", str(self.out)]
         script += ["--megabytes", str(options.megabytes), "--step-seconds", str(options.step_seconds)]

@@ -19,8 +19,8 @@ from fastckpt._core.policy.size_growth import SizeGrowth, size_growth
 from fastckpt._core.report.measured_costs import MeasuredCosts
 from fastckpt.errors import ConfigError
 
-FEW = 8
-"""Saves, or steps, below which logs are no measurement of what one costs."""
+STEPS, SAVES = 8, 3
+"""Steps and saves below which logs are no measurement of what one costs."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _costs(seen: Observed, options: PlanOptions, *, same: bool) -> tuple[Figure,
     other = "" if same else ", of the job that saved it"
     steps, saves = [(options.step, "--step-seconds")], [(options.snapshot, "--snapshot-seconds")]
     restarts = [(options.restart, "--restart-seconds")]
-    if logs and min(logs.steps, logs.saves) >= FEW:
+    if logs and logs.steps >= STEPS and logs.saves >= SAVES:
         steps.append((logs.step, f"{logs.steps:,} steps in the event logs{other}"))
         saves.append((logs.snapshot, f"{logs.saves:,} saves in the event logs{other}"))
     if profile:

@@ -65,7 +65,12 @@ def _memory(found: ResourceEstimate, trial: "ScriptTrial | None") -> Iterator[Ro
     yield ["a save on a node", decimal(node.images), count(node.files, "file")]
     yield ["arena of a node", binary(limits.arena), f"{found.slots} slots of {binary(node.slot)}"]
     if trial is not None:
-        yield ["arena as measured", binary(trial.arena), f"{count(trial.slots, 'slot')} were in use"]
+        ranks = count(trial.sizes.world or 1, "rank")
+        yield [
+            "arena of the trial",
+            binary(trial.arena),
+            f"as measured with {ranks}; {count(trial.slots, 'slot')} held a save",
+        ]
     yield ["tmpfs of a node", binary(limits.tmpfs), "the arena, and what is left to data loaders"]
     free, total = found.capacity
     yield ["planned for", binary(total), f"{binary(free)} free; {count(found.fit, 'slot')} fit"]

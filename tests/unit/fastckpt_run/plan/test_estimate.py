@@ -76,7 +76,7 @@ def test_logs_count_before_the_profile_and_options_before_both():
 
 
 def test_few_saves_in_logs_are_no_measurement():
-    few = replace(LOGS, saves=7)
+    few = replace(LOGS, saves=2)
     found = estimate(SIZES, replace(SEEN, costs=few, nodes=1), PlanOptions())
     assert found.step.value is None and found.snapshot.source == "give --snapshot-seconds"
     assert found.restart.value == 2.0
