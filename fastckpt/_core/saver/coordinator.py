@@ -42,6 +42,7 @@ from fastckpt._core.saver.readers import Readers
 from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.skipped_saves import SkippedSaves
 from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_progress import WorkerProgress
 from fastckpt._core.saver.writers import CLOSED, Loan, Writers
 from fastckpt._core.storage.download_dir import staging_path
@@ -142,6 +143,12 @@ class Coordinator:
             if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
                 logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
                 slot.clear()
+
+    def stats(self) -> SaverStats:
+        """What became of the checkpoints; in any thread."""
+        stats = self.persister.stats
+        stats.memory = max(filter(None, (slot.whole for slot in [*self.slots])), default=None)
+        return stats
 
     def newest(self) -> Slot | None:
         """The slot with the newest whole checkpoint; None if memory holds none."""
@@ -332,6 +339,7 @@ class Coordinator:
             if not self.arena.is_there():
                 self._restore()
             self._reservations.clear_away(slot, slot.begin(save, self.writers.all))
+            self.persister.stats.begin(save)
             # After `begin`, which removes the old records, and before any writer copies into the slot.
             self._lend(slot, save)
         except (OSError, ArenaInUse) as error:

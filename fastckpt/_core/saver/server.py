@@ -155,7 +155,7 @@ class Saver:
 
     def report(self) -> list[SaverStats]:
         """What became of the checkpoints of each directory; at any time."""
-        return [coordinator.persister.stats for coordinator in list(self._coordinators.values())]
+        return [coordinator.stats() for coordinator in list(self._coordinators.values())]
 
     @property
     def lost(self) -> str:

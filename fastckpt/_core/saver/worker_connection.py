@@ -126,7 +126,7 @@ class WorkerConnection:
             case m.Resumed():
                 coordinator.readers.resumed(message)
             case m.Loaded() | m.Decided():
-                record(self._hello, message)
+                record(self._hello, message, coordinator.stats())
             case OffloadPlanned() | OffloadMeasured() | OffloadEnded():
                 record_offload(self._hello.rank, self._pid, message)
             case m.Goodbye():
