@@ -1,5 +1,6 @@
 """An HTTP server for people and for tools that watch a job: pages by path, in threads that nobody waits for."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from fastckpt._core.version import VERSION
 from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt.launcher")
 
 AT_ONCE = 16
 """Requests that are served at once; further ones are closed without an answer."""
@@ -104,7 +107,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], pages: Mapping[tuple[str, str], Page]) -> None:
-        self.pages = pages
+        self.pages, self.failed = pages, set[Page]()
         self.address_family: AddressFamily = AF_INET6 if ":" in address[0] else AF_INET
         self._free = threading.BoundedSemaphore(AT_ONCE)
         super().__init__(address, _Handler)
@@ -156,13 +159,25 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             query = {name: values[-1] for name, values in parse_qs(address.query).items()}
             headers = {name.lower(): value for name, value in self.headers.items()}
-            response = page(Request(query, self.rfile.read(int(length)), headers))
+            response = self._made(page, Request(query, self.rfile.read(int(length)), headers))
         self.send_response(response.status)
         for name, value in {**_HEADERS, **response.headers, "Content-Type": response.kind}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(response.body)))
         self.end_headers()
         self.wfile.write(response.body)
+
+    def _made(self, page: Page, request: Request) -> Response:
+        try:
+            return page(request)
+        # A page that fails is a fault of ours, for the log; the job and the other pages go on.
+        except Exception:
+            if page not in self.server.failed:
+                logger.warning("a page cannot be made: %s", self.path, exc_info=True)
+            self.server.failed.add(page)
+            return Response(
+                b"this page cannot be made: see the log of the job\n", status=HTTPStatus.INTERNAL_SERVER_ERROR
+            )
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: whoever scrapes comes every few seconds."""

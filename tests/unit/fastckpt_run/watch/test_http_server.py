@@ -17,9 +17,13 @@ def echo(request: Request) -> Response:
     return Response(request.query.get("say", "").encode() + request.body, headers={"X-Own": "1"})
 
 
+def fail(request: Request) -> Response:
+    raise ValueError("a fault of a page")
+
+
 @pytest.fixture
 def server():
-    with closing(HttpServer("0", {("GET", "/echo"): echo, ("POST", "/echo"): echo})) as server:
+    with closing(HttpServer("0", {("GET", "/echo"): echo, ("POST", "/echo"): echo, ("GET", "/fail"): fail})) as server:
         yield server
 
 
@@ -54,6 +58,16 @@ def test_pages_that_do_not_exist_and_bodies_that_are_too_large_are_refused(serve
             get(server, path, data)
         error.value.close()
         assert error.value.code == status
+
+
+def test_a_page_that_fails_is_logged_once_and_the_others_are_served(server, caplog):
+    for _ in range(2):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            get(server, "/fail")
+        error.value.close()
+        assert error.value.code == 500
+    assert caplog.text.count("ValueError: a fault of a page") == 1
+    assert get(server, "/echo?say=1")[0] == b"1"
 
 
 def test_a_port_that_is_taken_is_refused_by_name(server):
