@@ -1,4 +1,4 @@
-"""Three cache lines of shared memory per local rank: how far each worker is, readable when it is dead."""
+"""Shared memory per local rank: how far each worker is, and where its time goes, readable when it is dead."""
 
 import contextlib
 import hashlib
@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,27 @@ import posix_ipc
 from fastckpt._core.memory.locks import close_lock, lock_of
 from fastckpt.errors import FastckptError
 
-LINE = 192
-"""Bytes of a rank's block: whole cache lines, so that ranks do not slow each other down."""
 LONGEST_NAME = 200
 BLOCKS = Path("/dev/shm")
 """Where the C library keeps these blocks."""
-_GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _TURN = range(11)
+STEP_BOUNDS = tuple(2**power / 1000 for power in range(21))
+"""Seconds up to which a step is in one of the first buckets; longer ones are in one more."""
+PARTS = ("data", "forward", "backward", "rest", "wait")
+"""Parts of a step; all but the last are the rank's own time, that is the wait in collectives."""
+_GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _TURN, _STEPPING = range(12)
 """Indices of eight-byte words, whose stores are never torn. The phase is written alternately in two places."""
-_NUMBERS, _PHASE = 88, 52
+_DURATIONS = range(12, 13 + len(STEP_BOUNDS))
+_SHORTEST, _LONGEST = _DURATIONS[0], _DURATIONS[-1]
+_PARTS = range(_DURATIONS.stop, _DURATIONS.stop + len(PARTS))
+_NUMBERS, _PHASE = 8 * _PARTS.stop, 52
 """Bytes of all words, and of a phase, which comes after them: the time it may take, and its name."""
+_CACHE_LINE = 64
+_HEAD = -(-(_NUMBERS + 2 * _PHASE) // _CACHE_LINE) * _CACHE_LINE
+PLACES = 32
+"""Windows that a reader finds: the newest, so that one that looks each second misses none of steps of 2 ms."""
+_WINDOW = _CACHE_LINE
+LINE = _HEAD + PLACES * _WINDOW
+"""Bytes of a rank's block: whole cache lines, so that ranks do not slow each other down."""
 _READS = 100
 """How often a phase is read again if it changed during the read."""
 
@@ -45,6 +58,10 @@ class Telemetry:
         stacks: How to ask for its Python stacks, as `memory.stacks` knows it; 0 if one cannot.
         allowed: How long its phase may last, by its own account; 0 if that is unknown.
         phase: What it is doing, such as "snapshot.fill"; empty for taking steps.
+        durations: How many steps took at most each of `STEP_BOUNDS` (and more than the one before), and longer ones;
+            each from the step before it, without saves, loads and marked phases, so that the first is not counted.
+        stepping: How long all these took.
+        parts: How long it has spent in each of `PARTS`, in total; all 0 if that is not measured.
     """
 
     generation: int = 0
@@ -59,6 +76,24 @@ class Telemetry:
     stacks: int = 0
     allowed: int = 0
     phase: str = ""
+    durations: tuple[int, ...] = (0,) * len(_DURATIONS)
+    stepping: int = 0
+    parts: tuple[int, ...] = (0,) * len(PARTS)
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """Means over the steps of one window of a worker.
+
+    Attributes:
+        number: Which it is, from 1; windows of all ranks with one number are of the same steps.
+        parts: Nanoseconds per step of each of `PARTS`; without the slowest steps of the window.
+        own: Nanoseconds per step outside of collectives, of all steps.
+    """
+
+    number: int
+    parts: tuple[int, ...]
+    own: int
 
 
 class TelemetryBlock:
@@ -105,8 +140,20 @@ class TelemetryBlock:
             if words[_TURN] == turn:
                 break
         allowed = int.from_bytes(phase[:8], sys.byteorder, signed=True)
-        found: list[Any] = [*words[:_TURN], allowed, phase[8:].rstrip(b"\0").decode(errors="replace")]
+        durations, parts = (tuple(words[each.start : each.stop]) for each in (_DURATIONS, _PARTS))
+        name = phase[8:].rstrip(b"\0").decode(errors="replace")
+        found: list[Any] = [*words[:_TURN], allowed, name, durations, words[_STEPPING], parts]
         return Telemetry(*found)
+
+    def windows(self, rank: int) -> list[StepWindow]:
+        """The newest windows of local rank ``rank``, in order; one that is being written is left out."""
+        line = self._bytes[rank * LINE + _HEAD : (rank + 1) * LINE].cast("q")
+        words, found = _WINDOW // 8, list[StepWindow]()
+        for at in range(0, len(line), words):
+            number, *values = line[at : at + words].tolist()
+            if number and line[at] == number:
+                found.append(StepWindow(number, tuple(values[: len(PARTS)]), values[len(PARTS)]))
+        return sorted(found, key=lambda window: window.number)
 
     def close(self) -> None:
         """Unmap; a read that a signal has ended keeps the mapping as long as its traceback is kept."""
@@ -126,25 +173,37 @@ class Line:
         memory = memoryview(bytearray(LINE)) if memory is None else memory
         self._words = memory[:_NUMBERS].cast("q")
         self._phases = [memory[at:][:_PHASE] for at in (_NUMBERS, _NUMBERS + _PHASE)]
+        self._windows = memory[_HEAD:].cast("q")
+        self._last = self._left = self._away = self._stepping = 0
 
     def begin(self, generation: int, pid: int, stacks: int) -> None:
         """Report that a process has begun; clears what its predecessor reported."""
         self._words[_PID] = 0
         fresh = {_GENERATION: generation, _STEP: -1, _LOADED: -1}
-        for word in range(_PID):
+        for word in (*range(_PID), _STEPPING, *_DURATIONS, *_PARTS):
             self._words[word] = fresh.get(word, 0)
+        for place in range(0, len(self._windows), _WINDOW // 8):
+            self._windows[place] = 0
+        self._last = self._left = self._away = self._stepping = 0
         self.enter("")
         self._words[_STACKS] = stacks
         self._words[_PID] = pid
 
     def step(self) -> None:
         """Report that a step is complete."""
-        words = self._words
-        now = time.monotonic_ns()
+        words, last = self._words, self._last
+        self._last = words[_BEAT] = now = time.monotonic_ns()
         words[_STEPS] += 1
-        words[_BEAT] = now
-        if not words[_FIRST]:
+        if last:
+            took = now - last - self._away
+            # The number of whole milliseconds has as many binary digits as its bucket is high.
+            bucket = _SHORTEST + ((took - 1) // 1_000_000).bit_length()
+            words[bucket if bucket < _LONGEST else _LONGEST] += 1
+            self._stepping += took
+            words[_STEPPING] = self._stepping
+        else:
             words[_FIRST] = now
+        self._left = self._away = 0
 
     def enter(self, phase: str, allowed: int = 0) -> None:
         """Report that a phase begins, which may last ``allowed`` nanoseconds; an empty one if steps follow."""
@@ -152,8 +211,26 @@ class Line:
         turn = words[_TURN] + 1
         record = allowed.to_bytes(8, sys.byteorder, signed=True) + phase.encode()[: _PHASE - 8]
         self._phases[turn % 2][:] = record.ljust(_PHASE, b"\0")
-        words[_BEAT] = time.monotonic_ns()
+        words[_BEAT] = now = time.monotonic_ns()
         words[_TURN] = turn
+        if not phase and self._left:
+            self._away += now - self._left
+            self._left = 0
+        elif phase and not self._left:
+            self._left = now
+
+    def spend(self, times: Sequence[int]) -> None:
+        """Add the nanoseconds of each of `PARTS` that a step took."""
+        for word, time_ in zip(_PARTS, times, strict=True):
+            self._words[word] += time_
+
+    def close_window(self, window: StepWindow) -> None:
+        """Report a window of steps; it replaces the one that is `PLACES` older."""
+        place, words = window.number % PLACES * (_WINDOW // 8), self._windows
+        words[place] = 0  # a reader ignores it until its number is there
+        for at, value in enumerate((*window.parts, window.own), place + 1):
+            words[at] = value
+        words[place] = window.number
 
     def at(self, step: int) -> None:
         """Report the step of a save."""
@@ -178,7 +255,7 @@ class Line:
 
     def release(self) -> None:
         """Release the memory."""
-        for part in (self._words, *self._phases):
+        for part in (self._words, self._windows, *self._phases):
             part.release()
 
 

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt._core.memory.telemetry import LINE, Telemetry, TelemetryBlock, telemetry_name, unlink
+from fastckpt._core.memory.telemetry import (
+    LINE,
+    PLACES,
+    STEP_BOUNDS,
+    StepWindow,
+    Telemetry,
+    TelemetryBlock,
+    telemetry_name,
+    unlink,
+)
 from fastckpt.errors import FastckptError
 
 
@@ -76,6 +85,91 @@ def test_telemetry_counts_steps_and_times_the_first(block: TelemetryBlock):
     assert (block.read(2).pid, block.read(2).beat) == (0, last), "to leave is no work"
     line.begin(1, 2, 0)
     assert (block.read(2).steps, block.read(2).first, block.read(2).step) == (0, 0, -1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The monotonic clock, in nanoseconds, as a test sets it."""
+    now = [10**9]
+    monkeypatch.setattr("fastckpt._core.memory.telemetry.time.monotonic_ns", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("took", "bucket"),
+    [(1, 0), (10**6, 0), (10**6 + 1, 1), (2 * 10**6, 1), (2 * 10**6 + 1, 2), (10**12, 20), (10**13, 21)],
+)
+def test_a_step_is_counted_below_the_first_bound_that_it_does_not_exceed(block, clock, took: int, bucket: int):
+    line = block.line(0)
+    line.begin(0, 1, 0)
+    line.step()
+    assert sum(block.read(0).durations) == 0, "the first one has no beginning"
+    clock[0] += took
+    line.step()
+    assert block.read(0).durations == tuple(place == bucket for place in range(len(STEP_BOUNDS) + 1))
+    assert block.read(0).stepping == took
+    assert bucket == len(STEP_BOUNDS) or took <= STEP_BOUNDS[bucket] * 1e9
+    line.begin(1, 1, 0)
+    assert (sum(block.read(0).durations), block.read(0).stepping) == (0, 0)
+
+
+def test_the_time_of_a_phase_is_not_that_of_the_step_around_it(block, clock):
+    line = block.line(0)
+    line.begin(0, 1, 0)
+    line.step()
+    for name, seconds in (("save", 5), ("snapshot.fill", 5), ("", 1), ("evaluation", 7), ("", 1)):
+        line.enter(name)
+        clock[0] += seconds * 10**9
+    line.step()
+    assert block.read(0).stepping == 2 * 10**9
+    line.enter("the script marks its whole loop")
+    for _ in range(2):
+        clock[0] += 10**9
+        line.step()
+    assert block.read(0).stepping == 4 * 10**9, "in which steps are taken all the same"
+
+
+def test_parts_of_steps_are_added_up_until_the_next_start(block):
+    line = block.line(1)
+    line.begin(0, 1, 0)
+    line.spend((1, 2, 3, 4, 5))
+    line.spend((10, 0, 0, 0, 10**15))
+    assert block.read(1).parts == (11, 2, 3, 4, 10**15 + 5)
+    line.begin(0, 1, 0)
+    assert block.read(1).parts == (0,) * 5
+
+
+def test_the_newest_windows_are_readable_in_order(block):
+    line = block.line(1)
+    line.begin(0, 1, 0)
+    windows = [StepWindow(number, (number, 2, 3, 4, 5), 10 + number) for number in range(1, PLACES + 6)]
+    for count, window in enumerate(windows, 1):
+        line.close_window(window)
+        assert block.windows(1) == windows[max(0, count - PLACES) : count]
+    assert block.windows(0) == block.windows(2) == []
+    line.begin(1, 1, 0)
+    assert block.windows(1) == []
+
+
+def test_windows_are_read_consistently_while_they_are_written(block: TelemetryBlock):
+    program = f"""
+import itertools
+from fastckpt._core.memory.telemetry import StepWindow, TelemetryBlock
+line = TelemetryBlock({block.name!r}).line(0)
+print(flush=True)
+for number in itertools.count(1):
+    line.close_window(StepWindow(number, (number,) * 5, number))
+"""
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not block.windows(0):
+        pass
+    found = [window for _ in range(1000) for window in block.windows(0)]
+    writer.kill()
+    writer.communicate()
+    assert len(found) > 1000 and all(window.parts == (window.number,) * 5 for window in found)
+    assert all(window.own == window.number for window in found)
 
 
 def test_a_telemetry_line_is_read_consistently_while_it_is_written(block: TelemetryBlock):
