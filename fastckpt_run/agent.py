@@ -74,7 +74,7 @@ class FastckptAgent(HookedAgent):
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
         self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
-        self._watcher = Watcher(settings, self._saver)
+        self._watcher = Watcher(settings, self._saver, self._recorder.lines)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
         self._died: list[Death] = []
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
@@ -88,7 +88,7 @@ class FastckptAgent(HookedAgent):
         require_script(self.get_worker_group().spec)
         self._open_events()
         self._watcher.begin()
-        self._recorder.begin(self.get_worker_group().spec)
+        self._recorder.begin(self.get_worker_group().spec, self._watcher.url)
         metrics.listen(self._notice.observe)
         self._saver.start()
         signals, outcome = 0, "failed"
@@ -111,12 +111,13 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
-        self._watcher.close()
+        self._watcher.end_looks()
         self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
             close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
+            self._watcher.close()  # until now people could see how the last flush goes on
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
             self._notice.end()

@@ -130,8 +130,19 @@ class _Position:
         return self._begun[max(known)] if known and max(known).history == save.history else None
 
     def _to_steps(self, named: int) -> int:
-        """Steps as workers count them, from those of the script, which may be epochs, or several steps each."""
+        """Steps as workers count them, from those of the script."""
         assert self._rank is not None
-        script, counted = self._rank.step - max(0, self._rank.loaded), self._rank.named
-        ratio = Fraction(counted, script) if script > 0 < counted else Fraction(1)
-        return round(named * ratio)
+        return round(named * _steps_per_step(self._rank))
+
+
+def _steps_per_step(rank: Telemetry) -> Fraction:
+    """Steps of a worker that are one of its script, which may count epochs; as far as its last save shows."""
+    script = rank.step - max(0, rank.loaded)
+    return Fraction(rank.named, script) if script > 0 < rank.named else Fraction(1)
+
+
+def reached(rank: Telemetry) -> int | None:
+    """The step that a worker has reached, as its script numbers them in saves; None before it has named one."""
+    if rank.step < 0:
+        return None
+    return rank.step + int((rank.steps - rank.named) / _steps_per_step(rank))

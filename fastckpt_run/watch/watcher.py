@@ -12,7 +12,9 @@ from fastckpt._core.config import Settings
 from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.watch.http_server import HttpServer, Page
+from fastckpt_run.watch.job_actions import JobActions
 from fastckpt_run.watch.node_channel import NodeChannel
+from fastckpt_run.watch.node_status import STATUS, NodeStatus
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -45,9 +47,10 @@ class Watcher:
     Args:
         settings: Those of the job.
         saver: Has the telemetry of the workers, and serves the agents of other nodes.
+        lines: Events of this launch so far; only ever grows.
     """
 
-    def __init__(self, settings: Settings, saver: Saver) -> None:
+    def __init__(self, settings: Settings, saver: Saver, lines: Sequence[bytes]) -> None:
         self._settings, self._saver = settings, saver
         self._looks: list[Callable[[], None]] = []
         self._pages: dict[tuple[str, str], Page] = {}
@@ -56,12 +59,27 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
         self.channel = NodeChannel(saver)
         self.workers = WatchedWorkers(0, {}, {}, 0)
+        self._actions, self._lines = JobActions(self.channel, saver), lines
+        status = NodeStatus(saver, lambda: self.workers)
+        self.channel.answer(STATUS, lambda sender, body: status.read())
+
+    @property
+    def url(self) -> str:
+        """Where the live page is, for a browser on this machine; empty if it is not served."""
+        return self._server.url if self._server else ""
 
     def begin(self) -> None:
         """Begin to look, and to serve; raises ConfigError if it cannot serve where it should."""
         if self._settings.metrics_port:
+            # Imported here: most jobs serve nothing, and need not wait for it.
+            from fastckpt_run.watch.live_page import LivePage
+
+            live = LivePage(self.channel, self._saver, self._actions, self._lines)
+            self._pages |= live.pages
+            self._looks.append(live.rest)
             self._server = HttpServer(self._settings.metrics_port, self._pages)
             logger.warning("serving metrics at %s/metrics", self._server.url)
+            live.serve_at(self._server.host, self._server.url)
         self._thread.start()
 
     def meet(self, round: PeerRound) -> None:
@@ -73,11 +91,15 @@ class Watcher:
         ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self.workers = WatchedWorkers(time.monotonic_ns(), dict(pids), ranks, workers[0].world_size)
 
-    def close(self) -> None:
-        """Look no more, and serve nobody."""
+    def end_looks(self) -> None:
+        """Look no more; what is served still answers, while the last flush is waited for."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join(LAST)
+
+    def close(self) -> None:
+        """Look no more, and serve nobody."""
+        self.end_looks()
         if self._server is not None:
             self._server.close()
         self.channel.close()

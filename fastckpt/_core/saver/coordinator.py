@@ -280,6 +280,13 @@ class Coordinator:
         if self._settings.flush and (newest := self.newest()) is not None:
             self.persister.flush(newest)
 
+    def persist(self, save: SaveId) -> str:
+        """Persist a checkpoint in memory that a user asks for; what became of that, as `Saver.persist`."""
+        slot = next((slot for slot in self.slots if slot.committed and slot.id == save), None)
+        if slot is None:
+            return "gone"
+        return "begun" if self.persister.request(slot) else "known"
+
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
         """Choose a slot for a save, once for all writers, and again for one that asks again; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)

@@ -5,7 +5,7 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.saver.stats import TIMES, Copies, SaverStats
-from fastckpt_run.watch.unsaved_work import Unsaved, unsaved_work
+from fastckpt_run.watch.unsaved_work import Unsaved, reached, unsaved_work
 
 HERE = "/checkpoints"
 STARTED, NOW = 100.0, 200.0
@@ -161,3 +161,11 @@ def test_a_job_with_many_saves_knows_about_when_an_old_one_was_made():
     (found,) = unsaved_work([known], {HERE: [rank(10 * TIMES, 10 * TIMES - 1, 10 * TIMES - 1, beat=now)]}, now)
     assert found.worker == Unsaved(known.memory, 1, 1.0)
     assert found.node.steps == TIMES - 1 and TIMES - 1 <= found.node.seconds < 2 * TIMES
+
+
+@pytest.mark.parametrize(
+    ("worker", "step"),
+    [(rank(7), None), (rank(25, 20, 20), 25), (rank(3, 0, 40, 40), 43), (rank(250, 200, 2), 2), (rank(310, 200, 2), 3)],
+)
+def test_the_step_that_a_worker_has_reached_is_one_of_the_scripts(worker, step):
+    assert reached(worker) == step
