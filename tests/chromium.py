@@ -155,12 +155,9 @@ def browser(folder: Path) -> Iterator[Browser]:
         os.close(back[0])
 
 
-def addresses(folder: Path) -> set[str]:
-    """The addresses that the browser has connected to, or sent to, by its log of the network."""
+def connected(folder: Path) -> set[str]:
+    """The addresses to which the browser has opened connections, by its log of the network."""
     log = json.loads((folder / "net.json").read_text())
-    names = {number: name for name, number in log["constants"]["logEventTypes"].items()}
-    found = set()
-    for event in log["events"]:
-        if names[event["type"]] in ("TCP_CONNECT_ATTEMPT", "UDP_CONNECT"):
-            found.add(event.get("params", {}).get("address", ""))
-    return found - {""}
+    number = log["constants"]["logEventTypes"]["TCP_CONNECT_ATTEMPT"]
+    attempts = [event.get("params", {}) for event in log["events"] if event["type"] == number]
+    return {attempt["address"] for attempt in attempts if "address" in attempt}
