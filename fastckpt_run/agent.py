@@ -111,18 +111,18 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
-        self._watcher.end_looks()
         self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
             close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
-            self._watcher.close()  # until now people could see how the last flush goes on
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
             metrics.unlisten(self._notice.observe)
+            self._recorder.look(now=True)
+            self._watcher.close(outcome)  # only now: the last flush is watched, too
             self._recorder.end(outcome)
             log_time(self._recorder.lines)
 

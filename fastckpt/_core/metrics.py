@@ -1,13 +1,16 @@
-"""Phases, counts and events: one mechanism for timing, logging and fault injection."""
+"""Phases, counts, events, and values that scripts log: one mechanism for timing, logging and fault injection."""
 
 import json
 import logging
+import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
+
+from fastckpt._core.logged_values import LoggedValues, Value
 
 logger = logging.getLogger("fastckpt")
 
@@ -22,6 +25,33 @@ _observers: list[Observer] = []
 Listener = Callable[[dict[str, Any]], None]
 _listeners: list[Listener] = []
 _events = -1
+_logged = LoggedValues()
+
+
+def log(step: SupportsIndex, values: Mapping[str, Value]) -> None:
+    """Log values of this rank, such as ``log(step, {"loss": 0.1})``, for those who watch the job (docs/metrics.md).
+
+    It returns at once: a thread sends the newest value of each name to the agent, once a second at most. A rank that
+    has no checkpointer yet keeps them until it has one. In processes forked from a worker it does nothing.
+
+    Args:
+        step: The step that they are of: a whole number, 0 or more.
+        values: Numbers by name; NaN and infinity are shown as such. A name has at most 100 printable characters, and a
+            process may use 100 names. A tensor of one element is copied to the host at once: for one on a GPU that
+            waits for all that was queued there before.
+
+    Raises:
+        ConfigError: A step, name or value is none, or there are too many names; none of the values is logged.
+    """
+    logged().put(step, values)
+
+
+def logged() -> LoggedValues:
+    """The values that this process has logged."""
+    global _logged
+    if _logged.is_of_parent:
+        _logged = LoggedValues()
+    return _logged
 
 
 def observe(observer: Observer) -> None:
@@ -79,6 +109,14 @@ def stamp(name: str) -> dict[str, Any]:
 def to_line(event: dict[str, Any]) -> bytes:
     """An event as a line of a log; what JSON does not have becomes a text."""
     return json.dumps(event, default=str).encode() + b"\n"
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | str]:
+    """Values for an event: JSON has no NaN and no infinity, which become the texts NaN, +Inf and -Inf."""
+    return {name: value if math.isfinite(value) else _INFINITE.get(value, "NaN") for name, value in values.items()}
+
+
+_INFINITE = {math.inf: "+Inf", -math.inf: "-Inf"}
 
 
 def event(name: str, /, **fields: Any) -> None:

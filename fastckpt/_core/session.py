@@ -113,7 +113,8 @@ class Session:
         )
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
-        self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
+        parts = bool(self.place.agent) and self.settings.slow_ranks
+        self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks, parts=parts)
         streams = DeviceStreams()
         self.overlap = Overlap(optimizers, streams, self.beats.stall, check=self.settings.check_overlap)
         several = self.place.group_world_size > 1

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastckpt._core.data.generators import generators_kept
+from fastckpt._core.memory.step_clock import fetching
 from fastckpt.data.order import WORKERS
 from fastckpt.data.source import Source, SourceAnswer
 from fastckpt.data.splitmix import mix
@@ -123,7 +124,7 @@ class BatchStream:
                 raise RuntimeError(
                     "another iteration of this loader has begun, or its position was set: begin a new one"
                 )
-            with self._generators():
+            with fetching(), self._generators():
                 mark, batch = self._answer(answers)
             # DataLoader takes a StopIteration of the user's code for
             # the end of the epoch: samples would be lost silently.

@@ -110,6 +110,7 @@ def _document(found: "Report") -> dict[str, Any]:
         "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
         "superseded": [asdict(one) | {"at": one.at / 1e9} for one in found.superseded],
         "offloaded": [_offloaded(one) for one in found.offloaded],
+        "metrics": [asdict(one) | {"at": one.at / 1e9} for one in found.metrics],
         "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
         "unreadable": found.unreadable,
         "events_lost": found.events_lost,

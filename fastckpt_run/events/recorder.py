@@ -94,8 +94,7 @@ class EventRecorder:
                 self._record_progress(directory, ranks)
 
     def end(self, outcome: str) -> None:
-        """The job has ended."""
-        self.look(now=True)
+        """The job has ended, and a last `look` was taken."""
         dropped = sum(max(0, count - MOST) for name, count in self._counts.items() if name not in ACCOUNTED)
         if dropped:
             metrics.event("events_lost", count=dropped)

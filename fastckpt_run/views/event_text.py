@@ -111,6 +111,8 @@ def _straggler(event: Event) -> str:
     cost = event.get("cost")
     dear = f": the job is {cost:.0%} slower" if isinstance(cost, int | float) else ""
     where = f" on {host}" if (host := text(event, "host")) else ""
+    if event.get("slow") is False:
+        return f"rank {whole(event, 'rank', -1)}{where} is not slow any more"
     return f"rank {whole(event, 'rank', -1)}{where} is slow, {text(event, 'part')}{dear}"
 
 

@@ -3,7 +3,7 @@
   const INTERVAL = 2000, LIMIT = 10000, ARMED = 5000, TOKEN = "fastckpt-token";
   const find = (id) => document.getElementById(id);
   const shown = {};
-  let seen = Date.now(), misses = 0, timer = 0;
+  let seen = Date.now(), misses = 0, timer = 0, acting = false;
 
   // The token came in the fragment, which no browser sends: it goes back in a header of POSTs alone.
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -56,6 +56,7 @@
     if (misses) lost.textContent = `The agent does not answer: the job has ended, or the connection is lost. What is shown is ${age} s old.`;
     lost.hidden = !misses;
     document.body.classList.toggle("stale", misses > 0);
+    document.querySelectorAll("#buttons button").forEach((button) => { button.disabled = acting || misses > 0; });
   }
 
   async function ask(path, options) {
@@ -78,8 +79,9 @@
   }
 
   async function act(path, say) {
-    const buttons = [find("flush"), find("stop")];
-    buttons.forEach((button) => { button.disabled = true; });
+    const had = document.activeElement;
+    acting = true;
+    tick();
     try {
       const answer = await ask(path, { method: "POST", headers: { "X-Fastckpt-Token": token } });
       if (answer.status === 403) {
@@ -91,8 +93,9 @@
     } catch (error) {
       find("said").textContent = "The agent does not answer: nothing is known of what became of this.";
     }
-    buttons.forEach((button) => { button.disabled = false; });
-    update();
+    acting = false;
+    await update();
+    if (had && had.closest("#buttons")) had.focus();
   }
 
   function flushed(answer) {

@@ -271,7 +271,7 @@ def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, 
     row = [
         f"<b>{worker['rank']}</b>",
         f"{node['node']}, {shown(node.get('host', ''))}",
-        f'<span class="{"trouble" if ended else "doing"}">{shown(worker["doing"])}</span>',
+        f'<span class="{"trouble" if ended else "doing"}">{shown(worker["doing"])}</span>{_slow(worker)}',
         "" if worker["step"] is None else f"{worker['step']:,}",
         f'<span class="{"trouble" if is_quiet else "beat"}">{beat}</span>',
     ]
@@ -280,10 +280,15 @@ def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, 
     return [*row, str(worker["pid"])]
 
 
+def _slow(worker: Json) -> str:
+    slow = worker.get("slow")
+    return f' <span class="trouble">slow: {shown(slow["part"])}, costs {slow["cost"]:.0%}</span>' if slow else ""
+
+
 def own_times(worker: Json) -> dict[str, float]:
     """Seconds of a step that are the rank's own, by part; empty where that is not measured."""
-    parts, steps = worker.get("parts") or {}, worker["steps"]
-    found = {name: parts.get(name, 0.0) / steps for name in OWN} if steps else {}
+    own = worker.get("own") or {}
+    found = {name: own.get(name, 0.0) for name in OWN}
     return found if any(found.values()) else {}
 
 
@@ -310,10 +315,16 @@ def _values(document: Json) -> str:
 
 
 def user_values(document: Json) -> Iterator[tuple[str, str]]:
-    """Names and values of what the script has logged last."""
-    values = (document["values"].get("metrics") or {}).get("logged")
-    for name, value in sorted(values.items()) if isinstance(values, dict) else ():
-        yield str(name), f"{value:.6g}" if isinstance(value, int | float) else str(value)
+    """Names and values of what the script has logged last; of several ranks, those of the first that logs the name."""
+    found = dict[str, tuple[int, Any, int]]()
+    for node in document["nodes"]:
+        for rank, logged in node.get("logged", {}).items():
+            for name, value in logged["values"].items():
+                if name not in found or int(rank) < found[name][0]:
+                    found[name] = int(rank), value, logged["step"]
+    for name, (rank, value, step) in sorted(found.items()):
+        text = f"{value:.6g}" if isinstance(value, int | float) else str(value)
+        yield name, f"{text} (step {step:,}, rank {rank})"
 
 
 def _events(document: Json) -> str:

@@ -98,6 +98,7 @@ def facts(found: Report) -> list[str]:
         f"persists: {counts.persisted:,} of {decimal(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",
     ]
+    lines += _measurements(found)
     if found.decisions:
         lines.append(f"frequency: {formatting.frequency(found.decisions)}")
     if counts.uploads or counts.upload_failures:
@@ -114,6 +115,30 @@ def facts(found: Report) -> list[str]:
             f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
         )
     return lines
+
+
+def _measurements(found: Report) -> list[str]:
+    """What was measured last: the durations of steps, and what the script logged."""
+    lines = list[str]()
+    for one in found.metrics[:SHOWN]:
+        node = f" on node {one.node}" if len(found.metrics) > 1 else ""
+        count, total = (one.number(f"fastckpt_step_seconds_{name}") for name in ("count", "sum"))
+        if count and total is not None:
+            bounds = [_bound(one.number(f'fastckpt_step_seconds{{quantile="{part}"}}')) for part in ("0.5", "0.99")]
+            mean = formatting.duration(round(total / count * 1e9))
+            lines.append(f"step times{node}: {mean} on average, half take {bounds[0]} at most, 99 % {bounds[1]}")
+        if logged := one.logged():
+            shown = ", ".join(f"{name} {_number(value)}" for name, value in [*logged.items()][:SHOWN])
+            lines.append(f"logged{node} up to step {one.step:,}: {shown}")
+    return lines
+
+
+def _bound(seconds: float | None) -> str:
+    return "more than was measured" if seconds is None else formatting.duration(round(seconds * 1e9))
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def when(nanoseconds: int) -> str:

@@ -83,11 +83,16 @@ def _workers(document: Json) -> Iterator[str | TextTable]:
         step = "" if worker["step"] is None else f"{worker['step']:,}"
         own = own_times(worker)
         times = [_duration(own[name]) if own else "?" for name in OWN] if is_measured else []
-        row = [str(worker["rank"]), f"{node['node']} {node.get('host', '')}", worker["doing"], step, beat, *times]
+        row = [str(worker["rank"]), f"{node['node']} {node.get('host', '')}", _doing(worker), step, beat, *times]
         rows.append([*row, str(worker["pid"])])
     yield TextTable([*heads, ">PROCESS"], rows)
     if len(workers) > WORKERS:
         yield f"{len(workers) - WORKERS:,} more workers are not shown; --json has all"
+
+
+def _doing(worker: Json) -> str:
+    slow = worker.get("slow")
+    return f"{worker['doing']}, slow: {slow['part']}, costs {slow['cost']:.0%}" if slow else str(worker["doing"])
 
 
 def _losses(document: Json) -> Iterator[str | TextTable]:

@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from fastckpt._core.policy.stragglers import SlowRank
 from fastckpt._core.report.events import Event, Log, text
 from fastckpt._core.report.launches import ACCOUNTED
 from fastckpt._core.report.report import Report
@@ -31,7 +32,9 @@ GROWS = 10.0
 """Seconds since the last event of a log after which it counts as one that does not grow any more."""
 NEWEST = 60
 """Events that are shown."""
-_QUIET = frozenset({"progress", "saved", "metrics", "rank_times", "frequency", "node_messages", "offload_measured"})
+_QUIET = frozenset(
+    {"progress", "saved", "metrics", "logged", "rank_times", "frequency", "node_messages", "offload_measured"}
+)
 """Events of every second, that no reader wants one by one."""
 
 
@@ -55,7 +58,6 @@ class JobView:
     found: Report
     reported: float
     events: list[Event]
-    values: dict[str, Event] = field(default_factory=dict)
     turn: str = ""
     directory: str = ""
     trouble: str = ""
@@ -110,16 +112,22 @@ class JobViews:
         channel: Asks the agents of other nodes.
         lines: Events of this launch so far.
         directories: The checkpoint directories of this node.
+        slow: The slow ranks of now, by rank.
     """
 
-    def __init__(self, channel: NodeChannel, lines: Sequence[bytes], directories: Callable[[], Sequence[str]]) -> None:
-        self._channel, self._directories = channel, directories
+    def __init__(
+        self,
+        channel: NodeChannel,
+        lines: Sequence[bytes],
+        directories: Callable[[], Sequence[str]],
+        slow: Callable[[], Mapping[int, SlowRank]] = dict,
+    ) -> None:
+        self._channel, self._directories, self._slow = channel, directories, slow
         self._logs, self._turns = LogReader(lines), Turns(lines)
         self._nodes: dict[int, Json | None] = {}
         self._nodes_at = self._nodes_wall = 0.0
         self._report = report_on([])
         self._newest: list[Event] = []
-        self._values: dict[str, Event] = {}
         self._report_at = self._report_wall = self._pause = 0.0
         self._directory = ""
         self._looked = 0.0
@@ -141,7 +149,6 @@ class JobViews:
                 self._report,
                 self._report_wall,
                 self._newest,
-                self._values,
                 self._turns.last(),
                 self._directory,
                 self._trouble(),
@@ -152,7 +159,7 @@ class JobViews:
         if self._looked and time.monotonic() - self._looked > FORGOTTEN and self._reading.acquire(blocking=False):
             try:
                 self._logs.forget()
-                self._report, self._newest, self._values = report_on([]), [], {}
+                self._report, self._newest = report_on([]), []
                 self._report_at = self._pause = self._looked = 0.0
             finally:
                 self._reading.release()
@@ -160,6 +167,10 @@ class JobViews:
     def _ask(self) -> None:
         answers = self._channel.ask_all(STATUS, {}, ANSWER)
         self._nodes = {rank: answers.get(rank) for rank in range(self._channel.nodes)}
+        for node in answers.values():
+            for worker in node["workers"]:
+                found = self._slow().get(worker["rank"])
+                worker["slow"] = {"part": found.part, "cost": found.cost} if found else None
         self._nodes_at, self._nodes_wall = time.monotonic(), time.time()
 
     def _read(self) -> None:
@@ -168,7 +179,7 @@ class JobViews:
         begin = time.thread_time()
         events = [event for log in logs for event in log.events]
         self._report = report_on([Log(log.path, settled(log.events, time.time()), log.unreadable) for log in logs])
-        self._newest, self._values = newest(events), last_values(events)
+        self._newest = newest(events)
         took = time.thread_time() - begin
         # One look in so many: what a report costs is taken from the workers' cores, and from this agent's threads.
         self._report_at, self._report_wall, self._pause = time.monotonic(), time.time(), took / SHARE
@@ -204,16 +215,6 @@ def newest(events: Sequence[Event]) -> list[Event]:
     return sorted(shown, key=lambda event: event["time"], reverse=True)[:NEWEST]
 
 
-def last_values(events: Sequence[Event]) -> dict[str, Event]:
-    """The newest event of each name that reports values now and then."""
-    found = dict[str, Event]()
-    for event in events:
-        if event["event"] in ("metrics", "rank_times", "straggler"):
-            known = found.get(event["event"])
-            found[event["event"]] = event if known is None or event["time"] >= known["time"] else known
-    return found
-
-
 def as_document(view: JobView) -> Json:
     """A view as JSON, with times in seconds; docs/cli.md has the keys."""
     found, launch = view.found, None
@@ -243,7 +244,6 @@ def as_document(view: JobView) -> Json:
         "nodes": [{"node": rank, "answers": node is not None, **(node or {})} for rank, node in view.nodes.items()],
         "loss": losses(view),
         "events": [dict(event) for event in view.events],
-        "values": {name: dict(event) for name, event in view.values.items()},
         "directory": view.directory,
         "trouble": view.trouble,
         "reported": view.reported,

@@ -6,12 +6,13 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from http import HTTPStatus
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.policy.stragglers import SlowRank
 from fastckpt._core.report.report import Report
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
@@ -45,15 +46,23 @@ class LivePage:
         saver: Has what the workers report and save.
         actions: Carries out what is asked for with the token.
         lines: Events of this launch so far.
+        slow: The slow ranks of now, by rank.
 
     Attributes:
         pages: What an `HttpServer` is to serve, by method and path.
         token: What an action must bring; not to be shown to whoever may only read.
     """
 
-    def __init__(self, channel: NodeChannel, saver: Saver, actions: JobActions, lines: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        channel: NodeChannel,
+        saver: Saver,
+        actions: JobActions,
+        lines: Sequence[bytes],
+        slow: Callable[[], Mapping[int, SlowRank]] = dict,
+    ) -> None:
         self._channel = channel
-        self._views = JobViews(channel, lines, lambda: [each.directory for each in saver.report()])
+        self._views = JobViews(channel, lines, lambda: [each.directory for each in saver.report()], slow)
         self._url, self._host = "", LOCAL
         self._refused = False
         self._reported: tuple[Report, dict[str, str]] | None = None

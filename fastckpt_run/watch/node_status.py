@@ -1,5 +1,6 @@
 """The state of one node now: its workers, its checkpoints, and what a loss would cost; as JSON."""
 
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.memory.telemetry import PARTS, Telemetry
+from fastckpt._core.memory.telemetry import PARTS, StepWindow, Telemetry
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt_run.watch.unsaved_work import UnsavedWork, reached, unsaved_work
@@ -35,11 +36,17 @@ class NodeStatus:
     def read(self) -> Json:
         """The state now. Instants are durations until now, in seconds: other nodes have other clocks."""
         now, watched = time.monotonic(), self._workers()
-        telemetry, stats = self._saver.telemetry(), self._saver.report()
+        telemetry, stats, windows = self._saver.telemetry(), self._saver.report(), self._saver.windows()
         since = watched.since / 1e9
         return {
             "host": socket.gethostname(),
-            "workers": [_worker(watched, rank, telemetry, now) for rank in sorted(watched.pids)],
+            "workers": [
+                _worker(watched, rank, telemetry, now) | _own(windows, rank, telemetry) for rank in sorted(watched.pids)
+            ],
+            "logged": {
+                str(rank): {"step": step, "values": {name: _number(value) for name, value in values.items()}}
+                for rank, (step, values) in sorted(self._saver.logged().items())
+            },
             "tiers": [
                 _tiers(each, cost, now)
                 for each, cost in zip(stats, unsaved_work(stats, telemetry, now, since), strict=True)
@@ -61,8 +68,24 @@ def _worker(watched: "WatchedWorkers", local_rank: int, telemetry: dict[str, lis
         "steps": last.steps,
         "silent": max(0.0, now - last.beat / 1e9),
         "restarts": last.generation,
-        "parts": {name: spent / 1e9 for name, spent in zip(PARTS, last.parts, strict=True)},
     }
+
+
+def _own(windows: dict[str, list[list[StepWindow]]], local_rank: int, telemetry: dict[str, list[Telemetry]]) -> Json:
+    """Seconds of each part of a step in the newest window of a worker, or since its start; empty if not measured."""
+    newest = [ranks[local_rank][-1] for ranks in windows.values() if local_rank < len(ranks) and ranks[local_rank]]
+    if newest:
+        return {"own": {name: spent / 1e9 for name, spent in zip(PARTS, newest[0].parts, strict=True)}}
+    for ranks in telemetry.values():
+        last = ranks[local_rank] if local_rank < len(ranks) else Telemetry()
+        if last.steps and any(last.parts):
+            return {"own": {name: spent / 1e9 / last.steps for name, spent in zip(PARTS, last.parts, strict=True)}}
+    return {"own": {}}
+
+
+def _number(value: float) -> float | str:
+    """A number as JSON has it: without NaN and infinity."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _doing(last: Telemetry, pid: int) -> str:

@@ -3,16 +3,20 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt._core.config import Settings
+from fastckpt._core.policy.stragglers import SlowRank
 from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.server import Saver
+from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.http_server import HttpServer, Page
 from fastckpt_run.watch.job_actions import JobActions
+from fastckpt_run.watch.job_watch import JobWatch
 from fastckpt_run.watch.node_channel import NodeChannel
 from fastckpt_run.watch.node_status import STATUS, NodeStatus
 
@@ -48,6 +52,9 @@ class Watcher:
         settings: Those of the job.
         saver: Has the telemetry of the workers, and serves the agents of other nodes.
         lines: Events of this launch so far; only ever grows.
+
+    Attributes:
+        stragglers: The watch for slow ranks; None if the user wants none.
     """
 
     def __init__(self, settings: Settings, saver: Saver, lines: Sequence[bytes]) -> None:
@@ -55,6 +62,7 @@ class Watcher:
         self._looks: list[Callable[[], None]] = []
         self._pages: dict[tuple[str, str], Page] = {}
         self._server: HttpServer | None = None
+        self._failed: set[str] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
         self.channel = NodeChannel(saver)
@@ -62,6 +70,13 @@ class Watcher:
         self._actions, self._lines = JobActions(self.channel, saver), lines
         status = NodeStatus(saver, lambda: self.workers)
         self.channel.answer(STATUS, lambda sender, body: status.read())
+        self.job = JobWatch(settings, saver, lambda: self.workers.ranks)
+        self._looks.append(self.job.look)
+        self._pages |= self.job.pages()
+        self.stragglers: StragglerWatch | None = None
+        if settings.slow_ranks:
+            self.stragglers = StragglerWatch(saver, self.channel, lambda: self.workers)
+            self._looks.append(self.stragglers.look)
 
     @property
     def url(self) -> str:
@@ -69,18 +84,22 @@ class Watcher:
         return self._server.url if self._server else ""
 
     def begin(self) -> None:
-        """Begin to look, and to serve; raises ConfigError if it cannot serve where it should."""
+        """Begin to look, and to serve; raises ConfigError if it cannot serve or write where it should."""
+        self.job.begin()
         if self._settings.metrics_port:
             # Imported here: most jobs serve nothing, and need not wait for it.
             from fastckpt_run.watch.live_page import LivePage
 
-            live = LivePage(self.channel, self._saver, self._actions, self._lines)
+            live = LivePage(self.channel, self._saver, self._actions, self._lines, self._slow)
             self._pages |= live.pages
             self._looks.append(live.rest)
             self._server = HttpServer(self._settings.metrics_port, self._pages)
             logger.warning("serving metrics at %s/metrics", self._server.url)
             live.serve_at(self._server.host, self._server.url)
         self._thread.start()
+
+    def _slow(self) -> Mapping[int, SlowRank]:
+        return self.stragglers.slow if self.stragglers else {}
 
     def meet(self, round: PeerRound) -> None:
         """Take note of a new round of several nodes, or of one that follows one."""
@@ -91,28 +110,26 @@ class Watcher:
         ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self.workers = WatchedWorkers(time.monotonic_ns(), dict(pids), ranks, workers[0].world_size)
 
-    def end_looks(self) -> None:
-        """Look no more; what is served still answers, while the last flush is waited for."""
+    def close(self, outcome: str) -> None:
+        """Look no more, and serve nobody: the launch ends with this outcome."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join(LAST)
-
-    def close(self) -> None:
-        """Look no more, and serve nobody."""
-        self.end_looks()
+        self._attempt(partial(self.job.end, outcome), "JobWatch.end")
         if self._server is not None:
             self._server.close()
         self.channel.close()
 
     def _run(self) -> None:
-        failed = set[str]()
         while not self._ends.wait(INTERVAL):
             for look in self._looks:
-                try:
-                    look()
-                # What watches a job never ends it, nor keeps others from watching.
-                except Exception:
-                    name = look.__qualname__
-                    if name not in failed:
-                        logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
-                    failed.add(name)
+                self._attempt(look, look.__qualname__)
+
+    def _attempt(self, what: Callable[[], None], name: str) -> None:
+        try:
+            what()
+        # What watches a job never ends it, nor keeps others from watching.
+        except Exception:
+            if name not in self._failed:
+                logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
+            self._failed.add(name)

@@ -50,7 +50,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "report": {
         "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
         "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
-        "failures": [FAILURE], "decisions": [DECISION], "superseded": list, "offloaded": list,
+        "failures": [FAILURE], "decisions": [DECISION], "superseded": list, "offloaded": list, "metrics": list,
         "checkpoints": dict, "unreadable": int, "events_lost": int, "remote": type(None),
     },
     "shm ls": {"arenas": [ARENA]},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastckpt import errors
-from fastckpt._core.client import worker_reports
+from fastckpt._core.client import logged_sender, worker_reports
 from fastckpt._core.client.save_results import SaveRequest
 from fastckpt._core.client.saver_options import SaverOptions
 from fastckpt._core.config import RankInfo
@@ -95,6 +95,7 @@ class SaverClient:
         self.history = welcome.history
         self.agent_slot = welcome.slot
         worker_reports.opened(self)
+        logged_sender.begin()
 
     def reserve(self, files: dict[str, int]) -> None:
         """Ask the saver to reserve images of these sizes (bytes) in the background; raises ArenaTooSmall."""
@@ -170,6 +171,15 @@ class SaverClient:
     def report_offload(self, message: OffloadMessage) -> None:
         """Report what is offloaded."""
         self._send(message, "what is offloaded")
+
+    def report_logged(self, step: int, values: dict[str, float]) -> None:
+        """Report values that the script has logged."""
+        self._send(m.Logged(step, values), "what the script has logged")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the saver has read all that was sent: a report does not wait for it, then."""
+        return self._channel.is_read
 
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""

@@ -13,6 +13,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fastckpt._core.client.arrival_hooks import ArrivalHooks, models_in_memory
+from fastckpt._core.memory.step_clock import AWAY, STEPS, StepClock, running
 from fastckpt._core.memory.telemetry import Line
 from fastckpt._core.metrics import observe, unobserve
 from fastckpt._core.policy.hangs import EXIT
@@ -35,6 +37,8 @@ _marks: list[_Mark] = []
 _ended = [0.0]
 """Seconds that marked phases took."""
 _open: "list[Heartbeat]" = []
+_LOOKS = (1, STEPS, STEPS**2, STEPS**3)
+"""Steps after which models are looked for, until there are some."""
 
 
 @contextmanager
@@ -91,6 +95,8 @@ def _exit() -> None:
 def _show_marks() -> None:
     for beats in _open:
         beats.show_mark()
+    if clock := running.clock:
+        clock.pause() if _marks else clock.go_on()
 
 
 def _only_makes_states() -> bool:
@@ -109,13 +115,14 @@ class Heartbeat:
 
     A process that has none (other libraries' may not be torch's) reports a step after each save that names a newer one
     than all before, and than the load: what was there at the start is no step. ``stacks`` is from `memory.stacks`.
+    With ``parts``, the first one of a process also reports the parts of steps, from the second step on.
 
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
         clock: Counts the steps of the training, where several steps of optimizers make one; None if each counts.
     """
 
-    def __init__(self, line: Line, generation: int, stacks: int) -> None:
+    def __init__(self, line: Line, generation: int, stacks: int, *, parts: bool = False) -> None:
         self._line = line
         self._pid = os.getpid()
         self._has_optimizer = self._works = False
@@ -123,7 +130,11 @@ class Heartbeat:
         self.stalled = 0.0
         self.clock: Callable[[], int] | None = None
         self._counted = -1
+        self._steps = 0
+        self._arrivals = ArrivalHooks()
         line.begin(generation, self._pid, stacks)
+        self._clock = StepClock(line) if parts and running.clock is None else None
+        running.clock = self._clock or running.clock
         _open.append(self)
         self.show_mark()
         _report_exit()
@@ -135,11 +146,15 @@ class Heartbeat:
         """Report that a phase of ours lasts, whose parts `metrics.phase` names; one with a timeout ends by itself."""
         self._works = True
         self._line.enter(name, 0 if timeout is None else _nanoseconds(max(0.0, timeout) + _OVERRUN))
+        clock = running.clock
+        part = clock.enter(AWAY) if clock else AWAY
         try:
             yield
         finally:
             self._works = False
             self.show_mark()
+            if clock:
+                clock.enter(part)
 
     @contextmanager
     def save(self, step: int) -> Iterator[None]:
@@ -177,6 +192,9 @@ class Heartbeat:
     def close(self) -> None:
         """Deregister."""
         self._hook.remove()
+        self._arrivals.close()
+        if self._clock is not None and running.clock is self._clock:
+            running.clock = None
         unobserve(self._see)
         _open.remove(self)
         self._line.leave()
@@ -192,6 +210,11 @@ class Heartbeat:
         if now != self._counted:
             self._counted = now
             self._line.step()
+            if (clock := running.clock) is not None and clock is self._clock:
+                clock.step()
+                self._steps += 1
+                if self._steps in _LOOKS and not self._arrivals:
+                    self._arrivals.install(models_in_memory())
 
     def _see(self, phase: str, fields: dict[str, Any]) -> None:
         # Other checkpointers have phases, too, and the saver, when it is in this process.

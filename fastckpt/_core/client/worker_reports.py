@@ -24,8 +24,15 @@ MOST = 64
 class ReportConnection(Protocol):
     """A connection to the saver."""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the saver has read all that was sent."""
+
     def report_offload(self, message: OffloadMessage) -> None:
         """Send a report; it has no answer."""
+
+    def report_logged(self, step: int, values: dict[str, float]) -> None:
+        """Send values that the script has logged; there is no answer."""
 
 
 class _Reports:
@@ -74,7 +81,12 @@ def report(message: OffloadMessage) -> None:
     if connection is not None:
         connection.report_offload(message)
     else:
-        record_offload(_rank(), os.getpid(), message)
+        record_offload(rank(), os.getpid(), message)
+
+
+def connection() -> ReportConnection | None:
+    """The oldest connection that is open."""
+    return next(iter(_of_this_process().open), None)
 
 
 def before_the_end(method: Callable[[], None]) -> None:
@@ -109,7 +121,8 @@ def _conclude_at_exit() -> None:
     atexit.register(lambda: _of_this_process().conclude())
 
 
-def _rank() -> int:
+def rank() -> int:
+    """The rank of this process; 0 if its environment does not say."""
     try:
         return RankInfo.from_environment().rank
     except ConfigError:

@@ -1,10 +1,13 @@
 """Both ends of the connection between a writer and the saver, and the check of messages on arrival."""
 
+import array
 import asyncio
+import fcntl
 import json
 import os
 import socket
 import struct
+import termios
 import threading
 import time
 import types
@@ -165,6 +168,16 @@ class Channel:
                 raise ConnectionResetError(f"closed after {len(data)} of {size} bytes")
             data += chunk
         return data
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the other end has taken all that was sent: then sending does not wait. False once it is closed."""
+        left = array.array("i", [1])
+        try:
+            fcntl.ioctl(self._socket, termios.TIOCOUTQ, left)
+        except (OSError, ValueError):
+            return False
+        return left[0] == 0
 
     def close(self) -> None:
         """Hang up."""

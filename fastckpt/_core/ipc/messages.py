@@ -220,6 +220,18 @@ class Decided:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """The newest values that the script has logged since the last such message, by name. There is no answer.
+
+    Attributes:
+        step: The newest that it gave.
+    """
+
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Goodbye:
     """The writer saves no more: nobody need wait for it. Answer: Done.
 
@@ -305,6 +317,7 @@ Message = Union[  # noqa: UP007
     OffloadPlanned,
     OffloadMeasured,
     OffloadEnded,
+    Logged,
     Goodbye,
     NextHistory,
     Ask,
@@ -312,4 +325,4 @@ Message = Union[  # noqa: UP007
     Done,
     Failed,
 ]
-UNANSWERED = Committed | Loaded | Decided | OffloadMessage
+UNANSWERED = Committed | Loaded | Decided | OffloadMessage | Logged

@@ -44,6 +44,8 @@ class Steps:
 
     def at(self, step: int, since: int = 0) -> int:
         """The number of steps before a step of the script; ``since`` are those that optimizers have done after it."""
+        if self.per_step == 1:
+            return max(0, step) + since  # the same, without fractions
         return int((max(0, step) * self.per_step + since) / min(Fraction(1), self.per_step))
 
 
@@ -115,6 +117,25 @@ def spend(launch: Launch, steps: Steps) -> Spent:
             tape.until(one.stopped, STOP)
     tape.until(launch.end, END if launch.outcome else UNEXPLAINED)
     return spent
+
+
+def settled(launch: Launch, spent: Spent) -> int:
+    """The instant up to which what a launch has ``spent`` stays as it is, whatever its next events are.
+
+    Later time has a cause that the end of a step, of a stage of a start, or of a round will decide.
+    """
+    one = launch.rounds[-1]
+    if launch.outcome:
+        return launch.end
+    if one.stopped is not None:
+        return one.stopped
+    decided = one.begin
+    for instant in (one.met, one.started, _last(one.imported, one), _last(one.joined, one), trains_from(one)):
+        if instant is None:
+            return decided
+        decided = max(decided, instant)
+    trained = [span.end for span in spent.spans[-1:-4:-1] if USEFUL in span.shares]
+    return max(decided, *trained) if trained else decided
 
 
 class _Tape:

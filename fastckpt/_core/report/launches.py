@@ -152,11 +152,17 @@ def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
     The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """
     found = dict[str, tuple[bool, int]]()
-    for event in (event for events in logs for event in events if event["event"] in _OF_DIRECTORY):
+    for event in (event for events in logs for event in events):
+        weigh(found, event)
+    return found
+
+
+def weigh(found: dict[str, tuple[bool, int]], event: Event) -> None:
+    """Add an event to the `weights` of directories."""
+    if event["event"] in _OF_DIRECTORY:
         loaded, saves = found.get(text(event, "directory"), (False, 0))
         loaded |= event["event"] in ("resumed", "started_fresh")
         found[text(event, "directory")] = loaded, max(saves, whole(event, "saves", 0))
-    return found
 
 
 _OF_DIRECTORY = ("worker_joined", "resumed", "started_fresh", "progress")
@@ -171,16 +177,36 @@ def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) 
 
     Of several checkpoint directories, the one of the greatest weight counts.
     """
-    first, last = events[0], events[-1]
-    launch = Launch(_at(first), _at(last), round(first["time"] * 1e9), pid=first["pid"], events=events)
-    launch.rounds.append(LaunchRound(launch.begin))
-    there = {text(event, "directory") for event in events if event["event"] in _OF_DIRECTORY}
-    directory = max(there, key=lambda name: (weights[name], name), default="")
+    launch = begun(events[0])
+    launch.end, launch.events = _at(events[-1]), events
+    directory = heaviest({directory_of(event) for event in events}, weights)
     for event in events:
-        if event["event"] not in _OF_DIRECTORY or text(event, "directory") == directory:
-            _begin(launch, event)
-            _end(launch, event)
+        if directory_of(event) in (None, directory):
+            record(launch, event)
     return launch
+
+
+def begun(first: Event) -> Launch:
+    """A launch that begins with an event, which is not recorded yet."""
+    launch = Launch(_at(first), _at(first), round(first["time"] * 1e9), pid=first["pid"])
+    launch.rounds.append(LaunchRound(launch.begin))
+    return launch
+
+
+def directory_of(event: Event) -> str | None:
+    """The checkpoint directory whose event it is; None for one of the whole launch."""
+    return text(event, "directory") if event["event"] in _OF_DIRECTORY else None
+
+
+def heaviest(directories: Iterable[str | None], weights: Mapping[str, tuple[bool, int]]) -> str:
+    """The directory of the greatest weight; empty if there is none."""
+    return max((name for name in directories if name is not None), key=lambda name: (weights[name], name), default="")
+
+
+def record(launch: Launch, event: Event) -> None:
+    """Record an event of a launch; those of other checkpoint directories must be left out."""
+    _begin(launch, event)
+    _end(launch, event)
 
 
 def _at(event: Event) -> int:

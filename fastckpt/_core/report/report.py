@@ -10,6 +10,7 @@ from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text
 from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Spent, Steps, trains_from
 from fastckpt._core.report.launches import Failure, FailureCause, Launch, LaunchRound, Sample, launch_of, weights
+from fastckpt._core.report.measured import Measured, measured
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, offloaded_ranks
 
 
@@ -114,6 +115,7 @@ class Report:
         unreadable: Lines of the logs that are no events.
         events_lost: Events that an agent could not write.
         offloaded: Ranks that offload activations, by number.
+        metrics: What each node has measured last, by its number.
     """
 
     nodes: Mapping[int, list[Placed]]
@@ -126,6 +128,7 @@ class Report:
     unreadable: int = 0
     events_lost: int = 0
     offloaded: list[OffloadedRank] = field(default_factory=list)
+    metrics: list[Measured] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -167,7 +170,13 @@ def report(logs: Iterable[Log]) -> Report:
         sum(log.unreadable for log in logs),
         lost,
         offloaded_ranks((node, at.launch.events, at.offset) for node, chain in nodes.items() for at in chain),
+        [last for node, chain in nodes.items() if (last := _measured(node, chain)) is not None],
     )
+
+
+def _measured(node: int, chain: list[Placed]) -> Measured | None:
+    found = (measured(node, placed.launch.events, placed.offset) for placed in reversed(chain))
+    return next((last for last in found if last is not None), None)
 
 
 def _chains(found: Iterable[Launch], offsets: Iterable[int]) -> dict[int, list[tuple[Launch, int]]]:

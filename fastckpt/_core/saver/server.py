@@ -21,12 +21,13 @@ from fastckpt._core.io.modes import choose
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import bind, peer
 from fastckpt._core.memory.census import sweep
-from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.memory.telemetry import StepWindow, Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.peer_server import Handler
 from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.ranks_values import RanksValues
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
@@ -68,6 +69,7 @@ class Saver:
         self.unfinished = False
         self.slot: int | None = None
         self._peers = AgentPeers(self._memory_of)
+        self._logged = RanksValues()
         self._shut_out = ""
         self._ending = threading.Event()
         self._entering: Coordinator | None = None
@@ -177,6 +179,14 @@ class Saver:
         """What became of the checkpoints of each directory; at any time."""
         return [coordinator.stats() for coordinator in list(self._coordinators.values())]
 
+    def logged(self) -> dict[int, tuple[int, dict[str, float]]]:
+        """The newest values that each rank has logged, and the step of the newest of them; at any time."""
+        return self._logged.by_rank()
+
+    def arenas(self) -> dict[str, Path]:
+        """Where the memory of each checkpoint directory is; at any time."""
+        return {directory: coordinator.arena.path for directory, coordinator in [*self._coordinators.items()]}
+
     @property
     def lost(self) -> str:
         """Why the workers may not save any more: another job has come in their place. Empty while they may."""
@@ -209,6 +219,10 @@ class Saver:
         for directory, coordinator in list(self._coordinators.items()):
             found[directory] = coordinator.progress.read()
         return found
+
+    def windows(self) -> dict[str, list[list[StepWindow]]]:
+        """The newest windows of steps of each local rank, by checkpoint directory; at any time."""
+        return {directory: coordinator.progress.windows() for directory, coordinator in [*self._coordinators.items()]}
 
     def close(self, *, failed: bool = False) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
@@ -272,7 +286,7 @@ class Saver:
         assert task is not None
         # SO_PEERCRED, which the kernel fills in: any user of the host can connect to an abstract socket.
         pid, uid = peer(writer.get_extra_info("socket"))
-        connection = self._connections[task] = WorkerConnection(pid, self._coordinator)
+        connection = self._connections[task] = WorkerConnection(pid, self._coordinator, self._logged.put)
         try:
             if uid != os.getuid():
                 self._refuse(pid, uid)

@@ -10,7 +10,7 @@ from typing import Any
 from fastckpt._core import metrics
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import pack, receive
-from fastckpt._core.ipc.offload_messages import OffloadEnded, OffloadMeasured, OffloadPlanned, record_offload
+from fastckpt._core.ipc.offload_messages import OffloadEnded, OffloadMeasured, OffloadPlanned
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.worker_events import joined, record
 from fastckpt.errors import FastckptError, ProtocolError
@@ -21,9 +21,15 @@ logger = logging.getLogger("fastckpt")
 class WorkerConnection:
     """Serves one writer, from its hello until it hangs up or dies."""
 
-    def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Coordinator]]) -> None:
+    def __init__(
+        self,
+        pid: int,
+        find: Callable[[m.Hello], Coroutine[Any, Any, Coordinator]],
+        logged: Callable[[int, m.Logged], None],
+    ) -> None:
         self._pid = pid
         self._find = find
+        self._logged = logged
         self._coordinator: Coordinator | None = None
         self._rank = -1
         self._heard = time.monotonic()
@@ -125,10 +131,10 @@ class WorkerConnection:
                 coordinator.give_up(message)
             case m.Resumed():
                 coordinator.readers.resumed(message)
-            case m.Loaded() | m.Decided():
-                record(self._hello, message, coordinator.stats())
-            case OffloadPlanned() | OffloadMeasured() | OffloadEnded():
-                record_offload(self._hello.rank, self._pid, message)
+            case m.Loaded() | m.Decided() | OffloadPlanned() | OffloadMeasured() | OffloadEnded():
+                record(self._hello, self._pid, message, coordinator.stats())
+            case m.Logged():
+                self._logged(self._hello.rank, message)
             case m.Goodbye():
                 coordinator.leave(self._rank, message)
             case _:

@@ -3,6 +3,7 @@
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Decided, Hello, Loaded
+from fastckpt._core.ipc.offload_messages import OffloadMessage, record_offload
 from fastckpt._core.saver.stats import SaverStats
 
 
@@ -19,8 +20,11 @@ def joined(hello: Hello, pid: int) -> None:
     )
 
 
-def record(hello: Hello, message: Loaded | Decided, stats: SaverStats) -> None:
-    """A worker has its state, or knows that there is none; or the ranks have decided how often to save."""
+def record(hello: Hello, pid: int, message: Loaded | Decided | OffloadMessage, stats: SaverStats) -> None:
+    """A worker has its state, or knows that there is none; the ranks have decided how often to save; or it offloads."""
+    if isinstance(message, OffloadMessage):
+        record_offload(hello.rank, pid, message)
+        return
     if isinstance(message, Decided):
         metrics.event("frequency", directory=hello.directory, **vars(message))
         return

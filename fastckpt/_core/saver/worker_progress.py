@@ -4,7 +4,7 @@ import logging
 import threading
 from pathlib import Path
 
-from fastckpt._core.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
+from fastckpt._core.memory.telemetry import StepWindow, Telemetry, TelemetryBlock, telemetry_name, unlink
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
@@ -38,6 +38,11 @@ class WorkerProgress:
                 # Under the lock, because `close` unmaps the block while the agent's thread may be reading it.
                 self._last = [self._block.read(rank) for rank in range(self._ranks)]
             return self._last
+
+    def windows(self) -> list[list[StepWindow]]:
+        """The newest windows of steps of each worker; none after `close`. May be called in any thread."""
+        with self._lock:
+            return [self._block.windows(rank) if self._block else [] for rank in range(self._ranks)]
 
     def log(self) -> None:
         """Log the last step and phase of each worker."""

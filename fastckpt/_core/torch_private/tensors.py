@@ -1,5 +1,6 @@
 """Private names of tensors, storages, autograd, optimizers and process groups."""
 
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from types import FrameType
@@ -84,3 +85,25 @@ def init_method() -> Any:
 def compiled_module(model: torch.nn.Module) -> torch.nn.Module | None:
     """The module inside a wrapper of ``torch.compile``, whose type takes seconds to import; None for other modules."""
     return getattr(model, "_orig_mod", None)
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Have autograd call this when all nodes of the backward that runs have, and before what is registered later."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called: its hooks are then compiled with it."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def backward_now() -> int:
+    """The number of the backward that runs: one that an operation begins within another has a number of its own."""
+    return torch._C._current_graph_task_id()
+
+
+def compile_none_of(package: str) -> None:
+    """Have ``torch.compile`` leave the code of a package to the interpreter, if the compiler is loaded."""
+    compiler = sys.modules.get("torch._dynamo.trace_rules")
+    if compiler is not None:
+        compiler.add(package)

@@ -44,7 +44,8 @@ def contrasts(page: chromium.Browser) -> list[str]:
       const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
       for (let text = texts.nextNode(); text; text = texts.nextNode()) {
         const node = text.parentElement;
-        if (!text.data.trim() || !node.checkVisibility() || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(node.tagName)) continue;
+        if (["SCRIPT", "STYLE", "NOSCRIPT"].includes(node.tagName)) continue;
+        if (!text.data.trim() || !node.checkVisibility()) continue;
         if (node.namespaceURI.includes("svg")) continue;
         const [a, b] = [light(rgb(getComputedStyle(node).color)), light(back(node))];
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);

@@ -10,14 +10,14 @@ from unittest.mock import MagicMock
 import torch
 import torch.distributed as dist
 
-from fastckpt import DdpCheckpointer, StorageType
+from fastckpt import DdpCheckpointer, StorageType, metrics
 
 # torch's optimizers import the compiler, which nothing here uses: a third of the time that a start takes.
 sys.modules["torch._dynamo"] = torch._dynamo = MagicMock(disable=lambda function, *args, **kwargs: function)
 
 folder = Path(os.environ["JOB_FOLDER"])
 dist.init_process_group("gloo")
-model = torch.nn.Linear(4, 4)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 checkpointer = DdpCheckpointer(folder / "run")
 checkpointer.load_checkpoint()
@@ -26,8 +26,8 @@ while True:
     step += 1
     loss = model(torch.ones(4)).sum()
     loss.backward()
-    dist.all_reduce(next(model.parameters()).grad)
     optimizer.step()
+    metrics.log(step, {"loss": loss})
     if step % 5 == 0:
         state = {"model": model.state_dict(), "step": step}
         checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK if step == 5 else StorageType.MEMORY)

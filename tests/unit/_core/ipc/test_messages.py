@@ -40,6 +40,7 @@ OF_NAME = {
     "sizes": st.dictionaries(texts, numbers, max_size=3),
     "digests": st.dictionaries(texts, texts, max_size=3),
     "lends": st.dictionaries(texts, numbers, max_size=3),
+    "values": st.dictionaries(texts, st.floats(allow_nan=False), max_size=3),
     "details": st.dictionaries(texts, numbers | texts, max_size=3),
 }
 OF_DECIDED = {name: st.none() | numbers for name in ("memory", "storage")} | {

@@ -253,7 +253,6 @@ def hostile_lines():
         line("skipped", step=1, reason=HOSTILE),
         line("worker_failed", rank=0, exception=HOSTILE, frame=HOSTILE, host=HOSTILE, log=HOSTILE),
         line("straggler", rank=0, host=HOSTILE, part=HOSTILE, cost=0.2),
-        line("metrics", logged={HOSTILE: HOSTILE}),
         metrics.to_line(metrics.stamp(HOSTILE) | {HOSTILE: HOSTILE}),
     ]
 
@@ -265,7 +264,10 @@ def test_names_from_logs_and_nodes_are_shown_and_never_obeyed():
         tier = {"step": 5, "history": 1, "age": 1.0, "location": HOSTILE}
         tiers = {"memory": tier, "storage": tier, "remote": tier, "saves": 1, "skipped": 0, "trouble": HOSTILE}
         tiers |= {"directory": HOSTILE, "loss": dict.fromkeys(("worker", "node", "storage"), loss)}
-        served.agents.channels[1].answer("status", lambda *_: {**status_of(1), "host": HOSTILE, "tiers": [tiers]})
+        logged = {"1": {"step": 5, "values": {HOSTILE: HOSTILE}}}
+        served.agents.channels[1].answer(
+            "status", lambda *_: {**status_of(1), "host": HOSTILE, "tiers": [tiers], "logged": logged}
+        )
         text = served.ask(0, "/")[1]
         parts = json.loads(served.ask(0, "/live")[1])["parts"]
     for html in (text, *parts.values()):

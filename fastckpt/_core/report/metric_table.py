@@ -1,0 +1,248 @@
+"""The table of all metrics of a job: from it are made the endpoint, TensorBoard's tags, events, docs/metrics.md.
+
+Names follow OpenMetrics (https://prometheus.io/docs/specs/om/open_metrics_spec): the unit is the suffix of a name, and
+counters end with ``_total``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from fastckpt._core.report.goodput import CAUSES
+
+Labels = tuple[str, ...]
+"""The values of a metric's labels, in the order of the table."""
+Series = Mapping[Labels, float]
+Values = Mapping[str, Series]
+"""What metrics are, by their names and labels."""
+
+
+class Kind(Enum):
+    """The kind of a metric: a counter never falls while the agent lives; a histogram counts by upper bounds."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Scope(Enum):
+    """Whose values an agent serves: those of its node, which add up over nodes; or, node 0 alone, those of the job."""
+
+    NODE = "each node"
+    JOB = "node 0"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: As it is at the endpoint, with the unit, and ``_total`` of a counter.
+        unit: ``seconds``, ``bytes``, ``ratio`` (0 to 1) or ``celsius``; empty for a number of things, or of a step.
+        labels: The names of its labels.
+        group: What it is about; the first part of its tag in TensorBoard.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    scope: Scope
+    group: str
+
+    @property
+    def family(self) -> str:
+        """The name without ``_total``, as libraries for Prometheus want it."""
+        return self.name.removesuffix("_total")
+
+    def tag(self, labels: Labels) -> str:
+        """The tag of a value in TensorBoard."""
+        return "/".join([self.group, self.name.removeprefix(PREFIX), *labels])
+
+    def key(self, labels: Labels) -> str:
+        """The name and the labels of a value in an event ``metrics``, as Prometheus writes them."""
+        shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(self.labels, labels, strict=True))
+        return f"{self.name}{{{shown}}}" if shown else self.name
+
+
+def parse_key(key: str) -> tuple[str, dict[str, str]]:
+    """The name and the labels by name of what `Metric.key` gives; what is none of that has no labels."""
+    name, brace, rest = key.partition("{")
+    labels = {match[1]: _UNESCAPE.sub(_unescaped, match[2]) for match in _LABEL.finditer(rest)} if brace else {}
+    return name, labels
+
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_UNESCAPE = re.compile(r"\\(.)")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+PREFIX = "fastckpt_"
+_UNITS = ("seconds", "bytes", "ratio", "celsius")
+
+
+def _row(kind: Kind, scope: Scope, group: str, name: str, help: str, *labels: str) -> Metric:
+    last = name.removesuffix("_total").rpartition("_")[2]
+    return Metric(f"{PREFIX}{name}", kind, last if last in _UNITS else "", help, labels, scope, group)
+
+
+def _counter(scope: Scope, group: str, name: str, help: str, *labels: str) -> Metric:
+    return _row(Kind.COUNTER, scope, group, f"{name}_total", help, *labels)
+
+
+def _gauge(scope: Scope, group: str, name: str, help: str, *labels: str) -> Metric:
+    return _row(Kind.GAUGE, scope, group, name, help, *labels)
+
+
+_N, _J = Scope.NODE, Scope.JOB
+
+_JOB = (
+    _row(
+        Kind.HISTOGRAM,
+        _N,
+        "job",
+        "step_seconds",
+        "Durations of steps, from one end to the next, of all workers of the node, restarted ones included.",
+    ),
+    _gauge(
+        _N,
+        "job",
+        "goodput_ratio",
+        "Useful part of the node's time since this launch began, as `fastckpt report` accounts for it.",
+    ),
+    _counter(
+        _N,
+        "job",
+        "lost_seconds",
+        "Time of the node in this launch by cause (docs/events.md), as far as it is decided: up to the last step, or "
+        "stage of a start, that is over. Of all causes, `useful` alone is not lost; together they are all time.",
+        "cause",
+    ),
+    _counter(_J, "job", "steps", "Steps done for the first time in this launch."),
+    _counter(_J, "job", "repeated_steps", "Steps that were done before, and lost."),
+    _gauge(_J, "job", "step", "The step that the furthest worker has completed, as the script numbers its saves."),
+    _gauge(_N, "job", "workers", "Workers of the node that are alive."),
+    _gauge(_J, "job", "ranks", "Ranks in the round."),
+    _gauge(_J, "job", "nodes", "Nodes in the round."),
+    _counter(_J, "job", "restarts", "Starts of workers after the first one of this agent."),
+    _gauge(_J, "job", "restarts_left", "Restarts that the job may still make."),
+    _counter(
+        _N,
+        "job",
+        "failures",
+        "Ends of rounds: a worker of the node `died` or `hung`, or all were stopped because of another node "
+        "(`elsewhere`).",
+        "kind",
+    ),
+    _counter(_N, "job", "hangs", "Hangs that were found, and ended by killing workers."),
+    _counter(
+        _J, "job", "stragglers", "Findings that a rank is slow, by the part of its steps that is.", "rank", "part"
+    ),
+    _counter(_N, "job", "events_lost", "Events that could not be written."),
+)
+
+_RANKS = (
+    _gauge(
+        _N,
+        "ranks",
+        "rank_step_seconds",
+        "Seconds of a step that a rank spends in each of its parts, which add up to the step: the mean of the last "
+        "steps. Its own time is all but `wait`.",
+        "rank",
+        "part",
+    ),
+    _gauge(_N, "ranks", "rank_silent_seconds", "Seconds since a rank last reported progress.", "rank"),
+    _gauge(_N, "ranks", "rank_step", "The step that a rank has completed, as the script numbers its saves.", "rank"),
+)
+
+_CHECKPOINTS = (
+    _counter(_J, "checkpoints", "saves", "Saves that became whole in the memory of node 0."),
+    _counter(_N, "checkpoints", "saved_bytes", "Bytes of saves in the memory of the node."),
+    _counter(
+        _J,
+        "checkpoints",
+        "skipped_saves",
+        "Saves that were skipped, by reason: of 20 reasons, and `other reasons`.",
+        "reason",
+    ),
+    _counter(_J, "checkpoints", "overtaken_saves", "Saves not persisted, as newer ones came while they waited."),
+    _counter(_J, "checkpoints", "persists", "Checkpoints that became durable."),
+    _counter(_J, "checkpoints", "persisted_bytes", "Bytes of checkpoints that became durable."),
+    _counter(_J, "checkpoints", "persist_seconds", "Duration of persists, each from its begin until it was durable."),
+    _counter(_N, "checkpoints", "persist_failures", "Attempts to persist that failed."),
+    _counter(_J, "checkpoints", "flushes", "Persists of newer memory after workers died, or the job ended."),
+    _counter(_N, "checkpoints", "uploads", "Checkpoints that this node uploaded to the remote tier."),
+    _counter(_N, "checkpoints", "uploaded_bytes", "Bytes of checkpoints that this node uploaded."),
+    _counter(_N, "checkpoints", "upload_failures", "Attempts to upload that failed."),
+    _counter(_J, "checkpoints", "resumes", "Resumes of ranks of node 0, by the tier of the checkpoint.", "source"),
+    _counter(_N, "checkpoints", "bad_checkpoints", "Checkpoints that were found, and could not be loaded."),
+    _gauge(
+        _J,
+        "checkpoints",
+        "newest_step",
+        "The step of the newest checkpoint in a tier: `memory`, `storage`, `remote`.",
+        "tier",
+    ),
+    _gauge(
+        _J,
+        "checkpoints",
+        "unsaved_steps",
+        "Steps that would have to be repeated now if the workers died (`memory`), the memory of all nodes were lost, "
+        "too (`storage`), or the directory as well (`remote`).",
+        "tier",
+    ),
+    _gauge(_J, "checkpoints", "durable_age_seconds", "Seconds since the newest durable checkpoint became that."),
+    _gauge(_N, "checkpoints", "arena_bytes", "Bytes of the node's arenas, shared memory or on a disk."),
+)
+
+_NODE = (
+    _gauge(_N, "node", "node_processor_ratio", "Part of the host's processors that is busy."),
+    _gauge(_N, "node", "node_memory_bytes", "Memory of the host: `used`, and `free` for what asks for it.", "state"),
+    _gauge(
+        _N,
+        "node",
+        "node_headroom_bytes",
+        "Bytes that an arena can still take before the tmpfs, the host or a cgroup has no more.",
+    ),
+    _gauge(_N, "node", "node_tmpfs_bytes", "The file system of the arenas: `used` and `free` bytes.", "state"),
+    _gauge(
+        _N,
+        "node",
+        "node_disk_bytes",
+        "The file system of a checkpoint directory: `used` and `free` bytes.",
+        "directory",
+        "state",
+    ),
+    _counter(_N, "node", "node_network_bytes", "Bytes `received` and `sent`, but for loopback.", "direction"),
+    _counter(_N, "agent", "agent_processor_seconds", "Time of processors that the agent has taken."),
+    _gauge(_N, "agent", "agent_memory_bytes", "Resident memory of the agent; arenas that it has mapped count in it."),
+    _gauge(_N, "gpus", "gpu_utilization_ratio", "Part of the last interval in which the GPU ran anything.", "gpu"),
+    _gauge(_N, "gpus", "gpu_memory_bytes", "Memory of the GPU: `used` and `free` bytes.", "gpu", "state"),
+    _gauge(_N, "gpus", "gpu_temperature_celsius", "Temperature of the GPU.", "gpu"),
+)
+
+_USER = (
+    _gauge(_N, "user", "user", "The newest value that a rank gave to `fastckpt.metrics.log`.", "name", "rank"),
+    _gauge(_N, "user", "user_step", "The step that it gave with its newest values.", "rank"),
+)
+
+METRICS = (*_JOB, *_RANKS, *_CHECKPOINTS, *_NODE, *_USER)
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
+    "cause": CAUSES,
+    "kind": ("died", "hung", "elsewhere"),
+    "tier": ("memory", "storage", "remote"),
+    "state": ("used", "free"),
+    "direction": ("received", "sent"),
+}
+"""All values of those labels that have few."""

@@ -1,0 +1,162 @@
+"""One job of two workers that is watched by all means, whose rank 1 is killed, and what was seen of it."""
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import launchers
+
+PROGRAM = Path(__file__).parent / "train.py"
+DEADLINE = 120.0
+STEP_SECONDS = 0.01
+FORMATS = ("text/plain", "application/openmetrics-text; version=1.0.0")
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass
+class Scraper:
+    """Asks for the page again and again, in the one format and in the other.
+
+    Attributes:
+        found: The answers: time, content type and text.
+    """
+
+    port: int = 0
+    found: list[tuple[float, str, str]] = field(default_factory=list)
+
+    def scrape(self) -> None:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/metrics", headers={"Accept": FORMATS[len(self.found) % 2]}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            kind, text = answer.headers["Content-Type"], answer.read().decode()
+        self.found.append((time.monotonic(), kind, text))
+
+    @property
+    def newest(self) -> str:
+        return self.found[-1][2] if self.found else ""
+
+
+@dataclass
+class WatchedJob:
+    """A job that has ended.
+
+    Attributes:
+        folder: Has its checkpoints, and a folder ``tensorboard``.
+        scrapes: What one reader found, in order.
+        counts: How many scrapes of a crowd were answered, and how many were turned away.
+    """
+
+    folder: Path
+    output: str
+    scrapes: list[tuple[float, str, str]]
+    counts: tuple[int, int]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / CHECKPOINTS
+
+
+def until(condition: Callable[[], object], what: str, text: Callable[[], str]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s:\n{text()}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def scrape_at_once(port: int, readers: int) -> tuple[int, int]:
+    """Of so many readers at the same time: how many were answered, and how many turned away."""
+    gate, answered, refused = threading.Barrier(readers), list[int](), list[int]()
+
+    def read() -> None:
+        gate.wait()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+                answered.append(len(answer.read()))
+        except OSError:
+            refused.append(1)
+
+    threads = [threading.Thread(target=read) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(answered), len(refused)
+
+
+@pytest.fixture(scope="package")
+def watched(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Iterator[WatchedJob]:
+    """Scraped from before its first worker to its end, by one that reads, one that never does, and a crowd."""
+    folder = tmp_path_factory.mktemp("watched")
+    shm = Path("/dev/shm") / f"fastckpt-watched-{os.getpid()}"
+    shm.mkdir(mode=0o700)
+    scraper = Scraper(free_port())
+    options = {
+        "FASTCKPT_SHM_DIR": str(shm), "TMPDIR": str(folder), "FASTCKPT_METRICS_PORT": str(scraper.port),
+        "FASTCKPT_TENSORBOARD": str(folder / "tensorboard"), "FASTCKPT_PRELOAD": "auto", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{Path(__file__).parents[2] / 'start'}{os.pathsep}{Path(__file__).parents[3]}",
+    }  # fmt: skip
+    command = ["-m", "fastckpt_run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
+    with (folder / "output").open("wb") as output:
+        arguments = [*command, str(PROGRAM), str(folder), str(STEP_SECONDS)]
+        job = launchers.start(arguments, os.environ | options, output.fileno())
+    dead = socket.socket()
+    try:
+        yield _watch(job, folder, scraper, dead)
+    finally:
+        dead.close()
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+        shutil.rmtree(shm, ignore_errors=True)
+
+
+def _watch(job, folder: Path, scraper: Scraper, dead: socket.socket) -> WatchedJob:
+    def text() -> str:
+        return (folder / "output").read_text(errors="replace")
+
+    def reaches(step: int) -> bool:
+        assert job.poll() is None, text()
+        scraper.scrape()
+        lines = dict(line.rsplit(" ", 1) for line in scraper.newest.splitlines() if not line.startswith("#"))
+        return float(lines.get("fastckpt_step", 0)) >= step and float(lines["fastckpt_workers"]) == 2
+
+    def serves() -> bool:
+        assert job.poll() is None, text()
+        try:
+            scraper.scrape()
+        except OSError:
+            return False
+        return True
+
+    until(serves, "the page", text)
+    dead.connect(("127.0.0.1", scraper.port))
+    dead.sendall(b"GET /metrics HTTP/1.0\r\n")  # it never ends its request, nor reads
+    until(lambda: reaches(40), "step 40", text)
+    os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
+    until(lambda: "died: SIGKILL" in text() or serves() is None, "the restart", text)
+    counts = scrape_at_once(scraper.port, 100)
+    until(lambda: reaches(120), "step 120", text)
+    (folder / "stop").touch()
+    while job.poll() is None:
+        try:
+            scraper.scrape()
+        except OSError:
+            break
+    assert job.wait(DEADLINE) == 0, text()
+    return WatchedJob(folder, text(), scraper.found, counts)

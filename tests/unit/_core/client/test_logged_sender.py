@@ -1,0 +1,105 @@
+"""What a script logs reaches the saver over a real socket: the newest, seldom, and never by waiting."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.client import logged_sender, worker_reports
+from fastckpt._core.ipc import messages as m
+from fastckpt._core.ipc.channel import Channel, bind, decode
+from fastckpt._core.logged_values import LoggedValues
+
+DEADLINE = 30.0
+ADDRESS = "@fastckpt-test-logged-{}"
+
+
+class Connection:
+    """A worker's connection, as `SaverClient` reports through it."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = Channel(address, DEADLINE)
+
+    @property
+    def is_read(self) -> bool:
+        return self.channel.is_read
+
+    def report_logged(self, step: int, values: dict[str, float]) -> None:
+        self.channel.send(m.Logged(step, values))
+
+
+@pytest.fixture
+def saver(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    monkeypatch.setattr(metrics, "_logged", LoggedValues())
+    monkeypatch.setattr(worker_reports, "_reports", worker_reports._Reports())
+    monkeypatch.setattr(logged_sender, "_sender", None)
+    monkeypatch.setattr(logged_sender, "PAUSE", 0.01)
+    with bind(ADDRESS.format(threading.get_native_id())) as listener:
+        listener.settimeout(DEADLINE)
+        yield listener
+
+
+def connected(saver: socket.socket) -> tuple[Connection, socket.socket]:
+    connection = Connection("@" + saver.getsockname()[1:].decode())
+    peer, _ = saver.accept()
+    peer.settimeout(DEADLINE)
+    return connection, peer
+
+
+def received(peer: socket.socket) -> m.Message:
+    size = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "little")
+    return decode(peer.recv(size, socket.MSG_WAITALL))
+
+
+def test_what_was_logged_before_the_first_connection_is_sent_over_it(saver: socket.socket):
+    metrics.log(1, {"a": 1, "b": 1})
+    metrics.log(2, {"a": 2})
+    connection, peer = connected(saver)
+    with peer:
+        worker_reports.opened(connection)
+        logged_sender.begin()
+        assert received(peer) == m.Logged(2, {"a": 2.0, "b": 1.0})
+        metrics.log(3, {"b": 3})
+        assert received(peer) == m.Logged(3, {"b": 3.0})
+        worker_reports.closing(connection)
+        connection.channel.close()
+        assert peer.recv(1) == b""
+
+
+def test_a_saver_that_does_not_read_gets_the_newest_values_later(saver: socket.socket, monkeypatch):
+    monkeypatch.setattr(logged_sender, "PAUSE", 3600.0)  # only `send` sends after the first message
+    connection, peer = connected(saver)
+    with peer:
+        worker_reports.opened(connection)
+        logged_sender.begin()
+        connection.report_logged(0, {"unread": 0.0})
+        assert not connection.is_read
+        for step in range(1, 2000):
+            metrics.log(step, {"a": step})
+            logged_sender._sender.send()
+        assert received(peer) == m.Logged(0, {"unread": 0.0})
+        assert connection.is_read
+        worker_reports.closing(connection)  # what is left is sent before the end
+        assert received(peer) == m.Logged(1999, {"a": 1999.0})
+        connection.channel.close()
+        assert not connection.is_read
+
+
+def test_each_message_is_an_event_of_the_worker(saver: socket.socket, tmp_path):
+    metrics.write_events_to(str(tmp_path / "events"))
+    try:
+        connection, peer = connected(saver)
+        with peer:
+            metrics.log(4, {"a": float("nan")})
+            worker_reports.opened(connection)
+            logged_sender.begin()
+            received(peer)
+            worker_reports.closing(connection)
+            connection.channel.close()
+    finally:
+        metrics.write_events_to("")
+    [event] = map(json.loads, (tmp_path / "events").read_text().splitlines())
+    assert (event["event"], event["step"], event["rank"], event["values"]) == ("logged", 4, 0, {"a": "NaN"})

@@ -1,0 +1,186 @@
+"""Who is slow, from windows of own times: tables, and random jobs in which nobody is."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.stragglers import PARTS, ROW, RankTimes, SlowRank, Stragglers
+
+STEP = 1.0
+"""Seconds of a step of a job in which nobody is slow, of which 0.4 are waits."""
+
+
+def times(owns: Mapping[int, float], part: int = 2) -> dict[int, RankTimes]:
+    """A window of ranks with these own times, of which what exceeds 0.6 was lost in a part; all steps end together."""
+    step = max(owns.values()) + 0.4
+    found = {}
+    for rank, own in owns.items():
+        parts = [0.05, 0.2, 0.3, 0.05]
+        parts[part] += own - sum(parts)
+        found[rank] = RankTimes(own, (*parts, step - own))
+    return found
+
+
+def run(windows: Sequence[Sequence[float]], part: int = 2) -> tuple[list[tuple[int, SlowRank]], list[tuple[int, int]]]:
+    """What begins and ends, each with the index of its window."""
+    judge, began, ended = Stragglers(), [], []
+    for index, owns in enumerate(windows):
+        more, fewer = judge.see(index + 2, times(dict(enumerate(owns)), part))
+        began += [(index, one) for one in more]
+        ended += [(index, one.rank) for one in fewer]
+    return began, ended
+
+
+def noisy(owns: Sequence[float], share: float, chance: random.Random) -> list[float]:
+    return [own * chance.uniform(1 - share, 1 + share) for own in owns]
+
+
+CALM = [0.6] * 4
+
+
+@pytest.mark.parametrize("part", range(len(PARTS)), ids=PARTS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 9, 40])
+def test_a_rank_that_becomes_slow_is_named_with_its_part_and_cost_after_three_windows(ranks: int, part: int):
+    slow = [0.6] * (ranks - 1) + [0.9]
+    began, ended = run([[0.6] * ranks] * 5 + [slow] * 5, part)
+    ((index, one),) = began
+    assert (index, one.rank, one.part) == (5 + ROW - 1, ranks - 1, PARTS[part])
+    assert one.cost == pytest.approx(0.3)
+    assert (one.own, one.others) == (pytest.approx(0.9), pytest.approx(0.6))
+    assert not ended
+
+
+def test_a_rank_that_is_slow_from_the_start_is_named_at_the_third_window():
+    assert [index for index, _ in run([[0.6, 0.9]] * 4)[0]] == [ROW - 1]
+
+
+def test_a_slow_rank_is_named_once_and_its_end_is_said_once():
+    began, ended = run([CALM] * 3 + [[*CALM[:3], 0.9]] * 40 + [CALM] * 6)
+    assert [one.rank for _, one in began] == [3]
+    assert ended == [(3 + 40 + ROW - 1, 3)]
+
+
+def test_a_rank_that_goes_back_and_forth_around_the_limit_is_not_named_again_and_again():
+    above, below = [*CALM[:3], 0.6 * 1.2], [*CALM[:3], 0.6 * 1.12]
+    began, ended = run([CALM] * 5 + [above] * 4 + [below, below, above] * 10)
+    assert len(began) == 1 and not ended
+
+
+SLOW = 0.9
+CASES = {
+    "nobody": [CALM] * 20,
+    "all alike": [CALM] * 5 + [[SLOW] * 4] * 10,
+    "two windows": [CALM] * 5 + [[*CALM[:3], SLOW]] * (ROW - 1) + [CALM] * 10,
+    "one evaluation": [CALM] * 5 + [[60.0, *CALM[1:]]] + [CALM] * 10,
+    "another rank in each window": [[SLOW if rank == window % 4 else 0.6 for rank in range(4)] for window in range(30)],
+    "two ranks in turns": [[SLOW if rank == window % 2 else 0.6 for rank in range(2)] for window in range(30)],
+    "three of four": [CALM] * 5 + [[0.6, SLOW, SLOW, SLOW]] * 10,
+    "a little": [CALM] * 5 + [[*CALM[:3], 0.6 * 1.14]] * 10,
+    "ranks that differ all the time": [[0.5, 0.6, 0.7, 0.8]] * 30,
+    "a rank alone": [[0.6]] * 5 + [[SLOW]] * 5,
+    "nothing measured": [[0.0, 0.0]] * 10,
+}
+
+
+@pytest.mark.parametrize("windows", CASES.values(), ids=CASES.keys())
+def test_nobody_is_named(windows: list[list[float]]):
+    assert run(windows) == ([], [])
+
+
+def test_two_of_four_slow_ranks_are_both_named_at_the_cost_of_both():
+    began, _ = run([CALM] * 5 + [[0.6, SLOW, 0.6, SLOW]] * 5)
+    assert [(index, one.rank) for index, one in began] == [(7, 1), (7, 3)]
+    assert all(one.cost == pytest.approx(0.3) for _, one in began)
+
+
+def test_a_rank_that_is_slower_by_much_of_little_is_not_named():
+    """Three times as much own time as the others is nothing beside a step that is all wait."""
+    judge = Stragglers()
+    for number in range(2, 12):
+        windows = {rank: RankTimes(own, (own, 0, 0, 0, 1 - own)) for rank, own in enumerate([0.001, 0.001, 0.003])}
+        assert judge.see(number, windows) == ([], [])
+
+
+def test_other_ranks_than_before_begin_again():
+    judge = Stragglers()
+    for number in range(2, 4):
+        judge.see(number, times({0: 0.6, 1: 0.9}))
+    assert judge.see(4, times({0: 0.6, 1: 0.9, 2: 0.6})) == ([], [])
+    judge.see(5, times({0: 0.6, 1: 0.9, 2: 0.6}))
+    began, _ = judge.see(6, times({0: 0.6, 1: 0.9, 2: 0.6}))
+    assert [one.rank for one in began] == [1]
+    assert judge.slow.keys() == {1}
+    for number in range(7, 7 + ROW):
+        ended = judge.see(number, times({0: 0.6, 2: 0.6}))[1]
+    assert [one.rank for one in ended] == [1] and not judge.slow
+
+
+def test_slowness_within_the_noise_of_a_job_is_not_named_and_more_than_it_is():
+    chance = random.Random(5)
+    calm = [noisy(CALM, 0.2, chance) for _ in range(30)]
+    assert run(calm) == ([], [])
+    quiet = [noisy(CALM, 0.01, chance) for _ in range(30)]
+    slow = [noisy([*CALM[:3], 0.6 * 1.25], 0.01, chance) for _ in range(5)]
+    assert [one.rank for _, one in run(quiet + slow)[0]] == [3]
+    noise = [noisy([*CALM[:3], 0.6 * 1.25], 0.2, chance) for _ in range(5)]
+    assert run(calm + noise)[0] == []
+    assert [one.rank for _, one in run(calm + [noisy([*CALM[:3], 3.0], 0.2, chance) for _ in range(5)])[0]] == [3]
+
+
+def test_windows_of_short_steps_are_joined_so_that_a_moment_counts_for_nothing():
+    """20 steps of 10 ms: 8 windows are joined."""
+    judge, found = Stragglers(), []
+    owns = [0.006] * 2
+    for number in range(2, 300):
+        slow = 0.04 if 40 <= number < 43 or number >= 200 else 0.006
+        of_ranks = {rank: RankTimes(own, (0, own, 0, 0, 0.05 - own)) for rank, own in enumerate([owns[0], slow])}
+        found += [(number, one.rank, one.part) for one in judge.see(number, of_ranks)[0]]
+    ((number, *who),) = found
+    assert who == [1, "forward"]
+    assert 200 + 2 * 2 <= number <= 200 + 4 * 2, "two windows of 20 steps of 50 ms are one"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    ranks=st.integers(2, 12),
+    share=st.floats(0, 0.3),
+    bumps=st.floats(0, 0.05),
+)
+def test_nobody_is_named_in_jobs_whose_ranks_vary_alike(seed: int, ranks: int, share: float, bumps: float):
+    """Whatever the noise is, as long as it is the same for all, and rarely has a bump."""
+    chance = random.Random(seed)
+    windows = [noisy([0.6] * ranks, share, chance) for _ in range(60)]
+    for owns in windows:
+        owns[:] = [own * 5 if chance.random() < bumps / ranks else own for own in owns]
+    assert run(windows)[0] == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), ranks=st.integers(2, 12), share=st.floats(0, 0.05), part=st.integers(0, 3))
+def test_a_rank_of_twice_the_time_is_named_alone_and_at_once(seed: int, ranks: int, share: float, part: int):
+    chance = random.Random(seed)
+    slow = chance.randrange(ranks)
+    windows = [noisy([0.6] * ranks, share, chance) for _ in range(20)]
+    windows += [noisy([1.2 if rank == slow else 0.6 for rank in range(ranks)], share, chance) for _ in range(ROW)]
+    ((index, one),) = run(windows, part)[0]
+    assert (index, one.rank, one.part) == (len(windows) - 1, slow, PARTS[part])
+
+
+@settings(max_examples=10, deadline=None)
+@given(factor=st.floats(0.1, 1e3), order=st.permutations(range(4)))
+def test_a_verdict_depends_on_no_unit_of_time_and_no_order_of_ranks(factor: float, order: list[int]):
+    windows = [CALM] * 5 + [[*CALM[:3], 0.8]] * 5
+    judge, found = Stragglers(), []
+    for number, owns in enumerate(windows, 2):
+        of_ranks = times({order[rank]: own for rank, own in enumerate(owns)})
+        scaled = {
+            rank: RankTimes(each.own * factor, tuple(part * factor for part in each.parts))
+            for rank, each in of_ranks.items()
+        }
+        found += judge.see(number, scaled)[0]
+    assert [(one.rank, one.number) for one in found] == [(order[3], 9)]
+    assert found[0].cost == pytest.approx(0.2)

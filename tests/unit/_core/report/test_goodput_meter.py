@@ -1,0 +1,113 @@
+"""Goodput while a launch runs: at its end that of the report, and before it no cause ever loses time again."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.report.events import parsed
+from fastckpt._core.report.goodput import CAUSES
+from fastckpt._core.report.goodput_meter import GoodputMeter
+from fastckpt._core.report.report import report
+from tests.unit._core.report.stories import Story
+
+
+def first() -> Story:
+    return Story().starts(met=1, started=2, imported=5, joined=8)
+
+
+def trained() -> Story:
+    story = first().loads(10, 1)
+    for step in range(1, 21):
+        story.trains(10 + step, step, stalled=step / 10)
+    return story
+
+
+def killed() -> Story:
+    story = trained().dies(30.5).trains(30.75, 20, stalled=2, beat=30.25).stops(31)
+    return story.starts(32, 32.5, 33, 34).loads(35, 0.5, step=15).trains(40, 5).trains(45, 10)
+
+
+def hung() -> Story:
+    story = trained().trains(100, 20, beat=30, stalled=2)
+    story.at(100, "hang", culprits=[1], silent=75.0, reason="", ranks=[]).trains(100.5, 20, beat=30, stalled=2)
+    return story.stops(101).starts(102, 103, 104, 105).loads(106, 1, step=20).trains(116, 10)
+
+
+STORIES = {
+    "trained": lambda: trained().finishes(31, 33),
+    "killed": lambda: killed().finishes(46, 47),
+    "killed twice": lambda: killed().dies(46).stops(46).starts(47, 48, 49, 50).loads(51, 1, 20).finishes(52, 53),
+    "hung": lambda: hung().finishes(116, 117),
+    "elsewhere": lambda: trained().stops(32).starts(33, 34, 35, 36).loads(37, 1, 20).trains(47, 10).finishes(47, 48),
+    "never joined": lambda: Story().at(1, "rendezvous", seconds=1, node=0).finishes(3, 4),
+    "no load": lambda: first().trains(30, 20).finishes(31, 32),
+    "stopped": lambda: trained().at(31, "job_ended", outcome="stopped", seconds=31),
+    "failed": lambda: trained().dies(31).stops(32).at(40, "job_ended", outcome="failed", seconds=40),
+}
+
+
+def follow(story: Story) -> list[tuple[dict[str, int], int]]:
+    """The time by cause, and the age, after each event and half a second later."""
+    meter, found = GoodputMeter(), list[tuple[dict[str, int], int]]()
+    for line in story.lines:
+        event = json.loads(line)
+        meter.follow(event)
+        for later in (0, 500_000_000):
+            measured = meter.measure(round(event["monotonic"] * 1e9) + later)
+            found.append((dict(measured.by_cause), measured.age))
+    return found
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_measured_time_grows_up_to_that_of_the_report(name: str):
+    story = STORIES[name]()
+    measured = follow(story)
+    for (before, _), (now, age) in pairwise(measured):
+        assert all(before[cause] <= now[cause] for cause in CAUSES), now
+        assert sum(now.values()) <= age
+    whole = report([story.log])
+    assert measured[-2] == (dict(whole.lost), whole.total)
+
+
+def test_the_measured_goodput_falls_while_nothing_is_done():
+    story, meter = trained(), GoodputMeter()
+    for line in story.lines:
+        meter.follow(json.loads(line))
+    begin = round(json.loads(story.lines[0])["monotonic"] * 1e9)
+    soon, late = (meter.measure(begin + seconds * 10**9) for seconds in (30, 60))
+    assert soon.by_cause == late.by_cause and soon.goodput == pytest.approx(18 / 30)
+    assert late.goodput == pytest.approx(18 / 60)
+
+
+def test_failures_are_counted_by_kind():
+    for name, kinds in (("killed twice", {"died": 2, "elsewhere": 0}), ("hung", {"hung": 1, "elsewhere": 0})):
+        meter = GoodputMeter()
+        for line in STORIES[name]().lines:
+            meter.follow(json.loads(line))
+        assert dict(meter.measure(10**15).failures) == kinds
+    meter = GoodputMeter()
+    for line in STORIES["elsewhere"]().lines:
+        meter.follow(json.loads(line))
+    assert meter.measure(10**15).failures["elsewhere"] == 1
+
+
+def test_nothing_is_measured_before_the_first_event():
+    assert GoodputMeter().measure(1).goodput is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([*STORIES]), st.lists(st.integers(0, 60), max_size=6))
+def test_a_launch_of_which_events_are_lost_is_measured_as_the_report_does(name: str, lost: list[int]):
+    story = STORIES[name]()
+    lines = [line for number, line in enumerate(story.lines) if number == 0 or number not in lost]
+    meter = GoodputMeter()
+    for line in lines:
+        meter.follow(json.loads(line))
+        measured = meter.measure(round(json.loads(line)["monotonic"] * 1e9))
+        assert 0 <= sum(measured.by_cause.values()) <= measured.age
+    if b"job_ended" in lines[-1]:
+        assert dict(measured.by_cause) == report([parsed(Path("log"), lines)]).lost

@@ -1,0 +1,82 @@
+"""The table of metrics: its names, its documentation, and that each place that shows metrics shows these."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.report import goodput
+from fastckpt._core.report.measured import Measured
+from fastckpt._core.report.metric_table import BY_NAME, LABEL_VALUES, METRICS, Kind, parse_key
+from fastckpt._core.report.report import report
+from tests.unit._core.report.stories import Story
+
+DOCS = Path(__file__).parents[4] / "docs"
+HEAD = "| metric | kind | unit | from | meaning |\n| --- | --- | --- | --- | --- |\n"
+
+
+def rows() -> str:
+    """The table of docs/metrics.md."""
+    lines = []
+    for each in METRICS:
+        labels = f"{{{', '.join(each.labels)}}}" if each.labels else ""
+        unit = each.unit or "-"
+        lines.append(f"| `{each.name}{labels}` | {each.kind.value} | {unit} | {each.scope.value} | {each.help} |\n")
+    return HEAD + "".join(lines)
+
+
+def test_the_documented_table_is_the_table():
+    assert (DOCS / "metrics.md").read_text().partition(HEAD)[2] == rows().partition(HEAD)[2]
+
+
+def test_causes_are_those_of_the_documented_accounting():
+    assert LABEL_VALUES["cause"] == goodput.CAUSES
+    text = (DOCS / "events.md").read_text().partition("## Time accounting")[2]
+    named = re.findall(r"^\| ([\w -]+?)(?: \(`(\w+)`\))? \| ", text, re.MULTILINE)
+    words = {code or name.replace("-", "") for name, code in named} - {"cause", ""}
+    assert words == set(goodput.CAUSES)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_name_is_as_openmetrics_wants_it(metric):
+    assert re.fullmatch(r"fastckpt(_[a-z]+)+", metric.name) and BY_NAME[metric.name] is metric
+    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert not re.search(r"_(count|sum|bucket|info|created)$", metric.family)
+    assert metric.family.endswith(f"_{metric.unit}") if metric.unit else True
+    assert metric.help.endswith(".") and "\n" not in metric.help and "|" not in metric.help
+    assert metric.kind is not Kind.HISTOGRAM or not metric.labels
+
+
+def test_names_and_tags_occur_once():
+    assert len({metric.name for metric in METRICS}) == len({metric.family for metric in METRICS}) == len(METRICS)
+    assert len({metric.tag(metric.labels) for metric in METRICS}) == len(METRICS)
+
+
+@pytest.mark.parametrize("labels", [("a", "0"), ('"q\\"', "\n,}"), ("", "=")])
+def test_a_key_is_read_as_it_was_written(labels):
+    metric = BY_NAME["fastckpt_user"]
+    assert parse_key(metric.key(labels)) == ("fastckpt_user", dict(zip(metric.labels, labels, strict=True)))
+    assert parse_key("fastckpt_step") == ("fastckpt_step", {})
+
+
+def test_the_report_takes_the_last_values_of_each_node_and_none_that_are_no_values():
+    def told(pid: int, node: int, **values: object) -> Story:
+        story = Story(node=node, pid=pid).starts(1, 2, 3, 4)
+        story.at(5, "metrics", step=1, values={"fastckpt_step": 1})
+        return story.at(6, "metrics", step=7, values={f"fastckpt_{name}": value for name, value in values.items()})
+
+    odd = {"loss": "NaN", "text": "many", "flag": True, "huge": 1e301, "list": [1], "x" * 500: 1}
+    found = report([told(1, 0, step=7, **odd).log, told(2, 1, step=8).log]).metrics
+    assert [(one.node, one.step, one.values) for one in found] == [
+        (0, 7, {"fastckpt_step": 7, "fastckpt_loss": "NaN"}),
+        (1, 7, {"fastckpt_step": 8}),
+    ]
+    broken = Story().at(1, "metrics", step="x", values=[1])
+    assert [(one.step, one.values) for one in report([broken.log]).metrics] == [(0, {})]
+
+
+def test_the_report_shows_what_the_first_rank_logged():
+    keys = [BY_NAME["fastckpt_user"].key(labels) for labels in (("loss", "3"), ("b", "2"), ("loss", "2"), ("x", "?"))]
+    found = Measured(0, 0, 7, dict(zip(keys, (1.0, 2.0, "NaN", 4.0), strict=True)))
+    assert found.logged() == {"b": 2.0, "loss": "NaN"}
+    assert Measured(0, 0, 7, {}).logged() == {}

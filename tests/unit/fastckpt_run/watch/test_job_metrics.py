@@ -1,0 +1,173 @@
+"""Metrics of a job from events, telemetry and the saver's counts: tables of what was seen and what is shown."""
+
+import time
+from typing import Any, cast
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.saver.server import Saver
+from fastckpt._core.saver.stats import Copies, SaverStats
+from fastckpt_run.watch.job_metrics import JobMetrics
+
+RUN = "/run"
+
+
+class Counted:
+    """What a saver would report."""
+
+    def __init__(self, **stats: Any) -> None:
+        self.stats = [SaverStats(RUN, **stats)]
+        self.ranks = {RUN: [Telemetry(), Telemetry()]}
+        self.values: dict[int, tuple[int, dict[str, float]]] = {}
+
+    def report(self) -> list[SaverStats]:
+        return self.stats
+
+    def telemetry(self) -> dict[str, list[Telemetry]]:
+        return self.ranks
+
+    def logged(self) -> dict[int, tuple[int, dict[str, float]]]:
+        return self.values
+
+
+class Watched:
+    """A job of two local ranks that are ranks 4 and 5, on the node ``node``."""
+
+    def __init__(self, saver: Counted, node: int = 0) -> None:
+        self.saver = saver
+        self.metrics = JobMetrics(cast("Saver", saver), lambda: {0: 4, 1: 5})
+        self.happens("job_started", max_restarts=3)
+        self.happens("rendezvous", node=node, nodes=2, world_size=8)
+        self.happens("workers_started", pids={0: 10, 1: 11})
+        for rank in (0, 1):
+            self.happens("worker_joined", directory=RUN, local_rank=rank)
+
+    def happens(self, name: str, **fields: Any) -> None:
+        self.metrics.observe(metrics.stamp(name) | fields)
+
+    def at(self, step: int, *, loaded: int = -1, saved: int = -1, pid: int = 10) -> None:
+        """Both ranks have come to a step; the newest that a save has named is ``saved``."""
+        base = max(loaded, 0)
+        now = time.monotonic_ns()
+        last = Telemetry(
+            step=max(saved, loaded), loaded=loaded, steps=step - base, named=max(saved - base, 0), beat=now, pid=pid
+        )
+        self.saver.ranks[RUN] = [last, last]
+        self.metrics.collect()
+
+    def found(self) -> dict[str, float]:
+        return {metric.key(labels).removeprefix("fastckpt_"): value for metric, labels, value in self.metrics.collect()}
+
+    def tiers(self, name: str) -> dict[str, float]:
+        found = self.found()
+        keys = {tier: f'{name}{{tier="{tier}"}}' for tier in ("memory", "storage", "remote")}
+        return {tier: found[key] for tier, key in keys.items() if key in found}
+
+
+def test_what_a_loss_costs_counts_from_the_newest_checkpoint_in_each_tier():
+    remote = Copies("s3://bucket", newest=SaveId(1, 10))
+    job = Watched(Counted(saved=SaveId(1, 35), durable=SaveId(1, 20), since=time.monotonic(), remote=remote))
+    job.happens("started_fresh", directory=RUN, local_rank=0, seconds=0.1)
+    job.at(37, saved=35)
+    assert job.tiers("newest_step") == {"memory": 35, "storage": 20, "remote": 10}
+    assert job.tiers("unsaved_steps") == {"memory": 2, "storage": 17, "remote": 27}
+    assert job.found()["durable_age_seconds"] >= 0 and job.found()["step"] == 37
+
+
+def test_without_any_checkpoint_all_steps_would_be_lost():
+    job = Watched(Counted())
+    job.happens("started_fresh", directory=RUN, local_rank=0, seconds=0.1)
+    job.at(12)
+    assert job.tiers("newest_step") == {} and job.tiers("unsaved_steps") == {"memory": 12, "storage": 12}
+
+
+def test_memory_that_is_older_than_storage_costs_no_more_than_storage():
+    job = Watched(Counted(durable=SaveId(1, 30)))
+    job.happens("resumed", directory=RUN, local_rank=0, history=1, step=30, tier="storage", seconds=0.1)
+    job.at(33, loaded=30)
+    assert job.tiers("newest_step") == {"storage": 30}
+    assert job.tiers("unsaved_steps") == {"memory": 3, "storage": 3}
+
+
+def test_memory_that_a_launch_adopted_counts_until_its_first_save():
+    job = Watched(Counted(durable=SaveId(1, 20)))
+    job.happens("resumed", directory=RUN, local_rank=0, history=1, step=35, tier="memory", seconds=0.1)
+    job.at(36, loaded=35)
+    assert job.tiers("newest_step") == {"memory": 35, "storage": 20}
+
+
+def test_checkpoints_of_a_line_that_was_given_up_do_not_count():
+    """Step 50 of history 1 was in memory and bad: the job went on from 40, and has saved nothing since."""
+    job = Watched(Counted(saved=SaveId(1, 50), durable=SaveId(1, 40)))
+    job.happens("resumed", directory=RUN, local_rank=0, history=1, step=40, tier="storage", seconds=0.1)
+    job.at(45, loaded=40)
+    assert job.tiers("newest_step") == {"memory": 40, "storage": 40}
+    job.saver.stats[0].saved = SaveId(2, 44)
+    assert job.tiers("unsaved_steps") == {"memory": 1, "storage": 5}
+
+
+def test_a_node_after_the_first_gives_values_of_its_own_alone():
+    job = Watched(Counted(saves=5, saved_size=70, failures=2), node=1)
+    job.at(12)
+    found = job.found()
+    assert found["saved_bytes_total"] == 70 and found["persist_failures_total"] == 2 and found["workers"] == 2
+    assert not {"saves_total", "steps_total", "step", "nodes", "restarts_total"} & found.keys()
+    assert 'rank_step{rank="4"}' in found and 'rank_step{rank="5"}' in found
+
+
+def test_counts_of_restarts_failures_and_workers_follow_the_events():
+    job = Watched(Counted())
+    job.at(12)
+    job.happens("worker_died", local_rank=1, rank=5, exitcode=-9, restarts_left=3)
+    assert job.found()["workers"] == 1
+    job.happens("workers_stopped", pids=[10, 11])
+    job.happens("hang", culprits=[5], silent=9.0, reason="", ranks=[])
+    for slow in (True, False):
+        job.happens("straggler", rank=5, part="backward", host="h", cost=0.1, slow=slow)
+    found = job.found()
+    assert found["workers"] == 0 and found['failures_total{kind="died"}'] == 1 and found["hangs_total"] == 1
+    assert found['stragglers_total{rank="5",part="backward"}'] == 1
+    job.happens("rendezvous", node=0, nodes=1, world_size=2)
+    job.happens("workers_started", pids={0: 12, 1: 13})
+    job.happens("worker_failed", restarts_left=2)
+    found = job.found()
+    assert (found["restarts_total"], found["workers"], found["nodes"], found["ranks"]) == (1, 2, 1, 2)
+    assert (found["restarts_left"], found['failures_total{kind="elsewhere"}']) == (2, 0)
+
+
+def test_reasons_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_ranks():
+    saver = Counted()
+    for number in range(50):
+        saver.stats[0].skip(f"reason {number}")
+    saver.values = {4: (7, {"loss": 0.5}), 9: (7, {"loss": 1.0})}  # rank 9 was of an earlier round
+    found = Watched(saver).found()
+    reasons = [key for key in found if key.startswith("skipped_saves_total")]
+    assert len(reasons) == 21 and sum(found[key] for key in reasons) == 50
+    logged = {key: value for key, value in found.items() if key.startswith("user")}
+    assert logged == {'user{name="loss",rank="4"}': 0.5, 'user_step{rank="4"}': 7}
+
+
+def test_a_worker_that_has_deregistered_is_not_silent():
+    job = Watched(Counted())
+    job.at(12)
+    assert job.found()['rank_silent_seconds{rank="4"}'] >= 0
+    job.at(12, pid=0)
+    assert 'rank_silent_seconds{rank="4"}' not in job.found() and job.found()['rank_step{rank="4"}'] == 12
+
+
+def test_a_counter_that_is_estimated_anew_never_falls():
+    job = Watched(Counted()).metrics
+    assert [job._never_less("steps", value) for value in (5, 3, 7)] == [5, 5, 7]
+    assert job._never_less("lost", 1, "stall") == 1 and job._never_less("lost", 0, "useful") == 0
+
+
+@pytest.mark.parametrize("event", ["saved", "persisted", "metrics"])
+def test_events_that_change_nothing_are_not_kept(event: str):
+    job = Watched(Counted()).metrics
+    job.collect()
+    for _ in range(100):
+        job.observe(metrics.stamp(event))
+    assert not job._events

@@ -1,0 +1,113 @@
+"""Values of the host, of its file systems and of its GPUs, and what becomes of those that do not answer."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fastckpt_run.watch.gpu_metrics import GpuMetrics
+from fastckpt_run.watch.metric_values import MetricValues
+from fastckpt_run.watch.node_metrics import STALE, HostMetrics, Probe, file_systems
+
+Key = tuple[str, tuple[str, ...]]
+
+
+def by_key(values: MetricValues) -> dict[Key, float]:
+    return {(metric.name.removeprefix("fastckpt_"), labels): value for metric, labels, value in values}
+
+
+def test_a_host_has_processors_memory_network_and_an_agent():
+    host = HostMetrics()
+    first = by_key(host.collect())
+    sum(number * number for number in range(300_000))
+    host._due = 0.0
+    found = by_key(host.collect())
+    assert 0 <= found["node_processor_ratio", ()] <= 1
+    for name in ("node_memory_bytes", "node_network_bytes_total"):
+        assert len([key for key in found if key[0] == name]) == 2
+    assert found["agent_memory_bytes", ()] > 1 << 20
+    for name in ("agent_processor_seconds_total", "node_network_bytes_total"):
+        assert all(found[key] >= first[key] for key in found if key[0] == name)
+
+
+def test_file_systems_have_the_arenas_bytes_and_the_space_of_each_directory(tmp_path: Path):
+    arena = tmp_path / "arena"
+    (arena / "slot").mkdir(parents=True)
+    (arena / "slot" / "image").write_bytes(bytes(1 << 20))
+    (arena / "slot" / "link").symlink_to("/")
+    directories = {str(tmp_path): arena, "s3://bucket/run": tmp_path / "gone", str(tmp_path / "gone"): arena}
+    found = by_key(file_systems(tmp_path, lambda: directories))
+    assert found["arena_bytes", ()] == 2 * 512 * (arena / "slot" / "image").stat().st_blocks
+    space = os.statvfs(tmp_path)
+    whole = found["node_tmpfs_bytes", ("used",)] + found["node_tmpfs_bytes", ("free",)]
+    assert 0 < whole <= space.f_blocks * space.f_frsize
+    assert {labels[0] for name, labels in found if name == "node_disk_bytes"} == {str(tmp_path)}
+    assert found["node_headroom_bytes", ()] >= 0
+
+
+def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish(tmp_path: Path):
+    """As a file system that does not answer: a FIFO whose other end nobody opens."""
+    fifo, looks = tmp_path / "fifo", threading.Semaphore(0)
+    os.mkfifo(fifo)
+
+    def look() -> MetricValues:
+        if not looks.acquire(blocking=False):
+            fifo.read_bytes()
+        found = MetricValues()
+        found.add("arena_bytes", 1)
+        return found
+
+    looks.release()
+    probe = Probe("test-probe", look, interval=0.05)
+    probe.begin()
+    while not by_key(probe.newest()):
+        threading.Event().wait(0.01)
+    for _ in range(600):
+        if not by_key(probe.newest()):
+            break
+        threading.Event().wait(STALE * 0.05)
+    assert not by_key(probe.newest()) and probe._thread.is_alive()
+    probe.close()
+    with fifo.open("w"):
+        pass
+    probe._thread.join(30)
+    assert not probe._thread.is_alive()
+
+
+def test_a_probe_that_fails_tries_again():
+    results = [OSError("gone"), OSError("gone"), None]
+
+    def look() -> MetricValues:
+        if (error := results.pop(0) if results else None) is not None:
+            raise error
+        found = MetricValues()
+        found.add("arena_bytes", 1)
+        return found
+
+    probe = Probe("test-probe", look, interval=0.01)
+    probe.begin()
+    for _ in range(3000):
+        if results == []:
+            break
+        threading.Event().wait(0.01)
+    probe.close()
+    probe._thread.join(30)
+    assert results == [] and not probe._thread.is_alive()
+
+
+def test_gpus_have_values_if_there_are_some_and_none_without_a_driver():
+    gpus = GpuMetrics()
+    found = by_key(gpus.collect())
+    if gpus.why_none:
+        assert found == {} and ("driver" in gpus.why_none or "not installed" in gpus.why_none)
+    else:
+        assert all(name.startswith("gpu_") for name, _ in found)
+        assert ("gpu_memory_bytes", ("0", "used")) in found
+
+
+def test_without_the_package_there_are_no_gpus_and_a_reason(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed: an import fails
+    gpus = GpuMetrics()
+    assert by_key(gpus.collect()) == {} and "pip install 'fastckpt-run[watch]'" in gpus.why_none

@@ -1,0 +1,155 @@
+"""Curves for TensorBoard on disks that fail: nobody waits, and what can be written is read by its own reader."""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fastckpt.errors import ConfigError
+from fastckpt_run.watch import tensorboard_runs
+from fastckpt_run.watch.metric_values import MetricValues, StepHistogram
+from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns
+
+DEADLINE = 60.0
+
+
+def values(step: int) -> MetricValues:
+    found = MetricValues()
+    found.add("step", step)
+    found.add("user", step / 2, "loss", "0")
+    found.add("user", step / 4, "loss", "3")
+    found.add("user_step", step + 1, "0")
+    found.add("user_step", step + 2, "3")
+    found.add("step_seconds", StepHistogram((0.5, 1.0), (step, 0, step), 2.0 * step))
+    return found
+
+
+def points(run: Path, tag: str) -> list[tuple[int, float]]:
+    reader = EventAccumulator(str(run))
+    reader.Reload()
+    return [(point.step, point.value) for point in reader.Scalars(tag)] if tag in reader.Tags()["scalars"] else []
+
+
+def until(condition) -> None:
+    wait = threading.Event()
+    for _ in range(int(DEADLINE / 0.05)):
+        if condition():
+            return
+        wait.wait(0.05)
+    pytest.fail("it did not come true")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard_runs, "PAUSE", 0.05)
+    monkeypatch.setattr(tensorboard_runs, "CLOSING", DEADLINE)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_each_start_of_workers_has_a_run_of_its_own(tmp_path: Path):
+    runs = TensorBoardRuns(str(tmp_path / "runs"))
+    runs.begin()
+    for step, restarts in ((10, 0), (20, 0), (15, 1)):
+        runs.put(step, restarts, values(step), now=True)
+    runs.put(16, 1, values(16))  # sooner than a point is due
+    runs.close()
+    [run] = (tmp_path / "runs").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == ["start0", "start1"]
+    assert points(run / "start0", "job/step") == [(10, 10), (20, 20)]
+    assert points(run / "start0", "loss") == [(11, 5), (21, 10)]
+    assert points(run / "start0", "loss/rank3") == [(12, 2.5), (22, 5)]
+    assert points(run / "start0", "job/step_seconds/mean") == [(10, 1), (20, 1)]
+    assert points(run / "start1", "job/step") == [(15, 15)]
+    reader = EventAccumulator(str(run / "start0"))
+    reader.Reload()
+    last = reader.Histograms("job/step_seconds")[-1].histogram_value
+    assert (last.num, last.sum, last.bucket_limit[:2], last.bucket) == (40, 40, [0.5, 1.0], [20, 0, 20])
+
+
+def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(disk: Path, caplog, capfd):
+    runs = TensorBoardRuns(str(disk / "runs"))
+    runs.begin()
+    runs.put(10, 0, values(10), now=True)
+    [run] = _runs_when(disk, lambda run: points(run, "job/step") == [(10, 10)])
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    with caplog.at_level(logging.WARNING, "fastckpt.launcher"):
+        for step in range(20, 40):
+            runs.put(step, 0, values(step), now=True)  # returns at once
+        until(lambda: "metrics for TensorBoard are lost" in caplog.text and not runs._points)
+        assert runs._thread.is_alive()
+    ballast.unlink()
+    runs.put(50, 0, values(50), now=True)
+    until(lambda: points(run, "job/step")[-1:] == [(50, 50)])
+    runs.close()
+    assert not runs._thread.is_alive() and caplog.text.count("are lost") == 1
+    assert points(run, "job/step")[0] == (10, 10)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _runs_when(disk: Path, condition) -> list[Path]:
+    until(lambda: any(condition(run) for run in (disk / "runs").glob("*/start0")))
+    return [*(disk / "runs").glob("*/start0")]
+
+
+def test_a_directory_that_is_read_only_keeps_nobody(disk: Path, caplog):
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    runs = TensorBoardRuns(str(disk / "runs"))
+    runs.begin()
+    runs.put(10, 0, values(10), now=True)
+    until(lambda: "Read-only file system" in caplog.text)
+    runs.close()
+    assert not runs._thread.is_alive()
+
+
+def test_a_disk_that_hangs_keeps_nobody_and_only_the_newest_points_wait(tmp_path: Path, monkeypatch):
+    hangs, begun = threading.Event(), threading.Event()
+
+    def hang(folder: Path) -> None:
+        begun.set()
+        hangs.wait(DEADLINE)
+
+    monkeypatch.setattr(tensorboard_runs, "_require_space", hang)
+    monkeypatch.setattr(tensorboard_runs, "CLOSING", 0.05)
+    runs = TensorBoardRuns(str(tmp_path))
+    runs.begin()
+    runs.put(0, 0, values(0), now=True)
+    assert begun.wait(DEADLINE)
+    for step in range(1, 100):
+        runs.put(step, 0, values(step), now=True)
+    assert [point[0] for point in runs._points] == [*range(100 - tensorboard_runs.WAITING, 100)]
+    runs.close()  # returns though the disk does not
+    assert runs._thread.is_alive()
+    hangs.set()
+    runs._thread.join(DEADLINE)
+    assert not runs._thread.is_alive()
+
+
+def test_without_the_package_the_launch_fails_at_once_and_names_the_extra(tmp_path: Path):
+    code = (
+        "import sys; sys.modules['tensorboard'] = None\n"
+        "from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns\n"
+        "TensorBoardRuns(sys.argv[1]).begin()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "runs"], capture_output=True, text=True, check=False)
+    assert done.returncode and ConfigError.__name__ in done.stderr
+    assert "tensorboard is 'runs', but the package tensorboard is not installed" in done.stderr
+    assert "pip install 'fastckpt-run[watch]' (--fast-tensorboard, FASTCKPT_TENSORBOARD)" in done.stderr
