@@ -16,7 +16,7 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt_run.cli import main, output
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
-from tests.cli.test_docs import leave_log
+from tests.cli.test_docs import leave_log, page_of_a_job
 
 FASTCKPT = str(Path(sys.executable).with_name("fastckpt"))
 CHECKPOINT = {"step", "history", "tier", "state", "whole", "why", "size", "world", "time", "age", "path"}
@@ -53,6 +53,13 @@ KEYS: dict[str, dict[str, Any]] = {
         "failures": [FAILURE], "decisions": [DECISION], "superseded": list, "offloaded": list, "metrics": list,
         "checkpoints": dict, "unreadable": int, "events_lost": int, "remote": type(None),
     },
+    "top": {
+        "url": str, "at": float, "job": {"state", "run_id", "script", "host", "begin", "launches"}, "goodput": float,
+        "total": float, "time": dict, "steps": {"new", "repeated", "per_second", "now"}, "failures": int,
+        "nodes": [{"node", "answers", "host", "workers", "tiers", "logged"}],
+        "loss": [{"directory", "worker", "node", "storage"}], "events": list, "directory": str, "trouble": str,
+        "reported": float,
+    },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
 }  # fmt: skip
@@ -63,10 +70,11 @@ def test_json_documents_of_all_commands_have_the_documented_keys(
     fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str
 ):
     more: dict[str, list[Any]] = {"prune": ["--keep-last", 1], "export": [tmp_path / "out.pt"], "diff": [f"{three}@10"]}
-    with DdpCheckpointer(three) as checkpointer:
+    with DdpCheckpointer(three) as checkpointer, page_of_a_job(tmp_path / "live"):
         checkpointer.save_checkpoint(40, {"w": torch.ones(1)}, storage_type=StorageType.MEMORY)
         leave_log(three)
-        arguments = [] if command.startswith("shm") else [three, *more.get(command, [])]
+        where = tmp_path / "live" if command == "top" else three
+        arguments = [] if command.startswith("shm") else [where, *more.get(command, [])]
         said = fastckpt(*command.split(), *arguments, "--json")
     assert not said.err and said.out.endswith("}\n")
     document = said.document
@@ -93,7 +101,7 @@ def test_the_keys_of_every_command_are_frozen_in_this_file():
 
 
 @pytest.mark.parametrize(
-    "command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"], ["report"]]
+    "command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"], ["report"], ["top"]]
 )
 def test_errors_go_to_stderr_with_code_2(fastckpt: Fastckpt, tmp_path: Path, command: list[str]):
     said = fastckpt(*command, tmp_path / "none", "--json")
