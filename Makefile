@@ -18,6 +18,7 @@ EXTRA_NEEDS_accelerate := torchdata
 EXTRA_TESTS_export := tests/cli/test_export.py
 EXTRA_TESTS_s3 := tests/unit/_core/storage/remote/test_remote_store.py
 EXTRA_NEEDS_s3 := moto[server]
+EXTRA_TESTS_watch := tests/e2e/watch tests/unit/fastckpt_run/watch
 
 .DEFAULT_GOAL := help
 .PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes stores clean

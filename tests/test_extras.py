@@ -24,9 +24,11 @@ NEEDED = {
     "fastckpt.huggingface": {"transformers", "accelerate", "safetensors"},
     "fastckpt.lightning": {"lightning", "transformers", "safetensors"},  # torchmetrics imports what pip has installed
     "fastckpt._core.inspect.export": {"safetensors"},
+    "fastckpt_run.watch.watcher": set[str](),  # --fast-tensorboard alone needs it, and says so
+    "torch.utils.tensorboard": {"tensorboard"},
 }
 """What an extra brings: by the names of modules, what it needs itself included."""
-ALL = set[str]().union({"peft", "s3fs", "torchdata"}, *NEEDED.values())
+ALL = set[str]().union({"peft", "pynvml", "s3fs", "torchdata"}, *NEEDED.values())
 
 
 @pytest.mark.frameworks
