@@ -139,6 +139,8 @@ def test_the_page_can_be_read_without_scripts(tmp_path: Path, forked_launchers: 
             page.open(agent.address["url"] + "/")
             agent.until(lambda: sum(url.endswith("/") for url in _asked(page)) > 1, "it loads itself again")
             assert {urlsplit(url).path for url in page.requests} == {"/"}
+        agent.ask("/stop", token=agent.address["token"])
+        ended(agent.process)
     finally:
         agent.end()
 
