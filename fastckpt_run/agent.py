@@ -75,7 +75,7 @@ class FastckptAgent(HookedAgent):
         self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
-        self._watcher = Watcher(settings, self._saver)
+        self._watcher = Watcher(settings, self._saver, self._recorder.lines)
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry, self._watcher.channel)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
@@ -99,7 +99,7 @@ class FastckptAgent(HookedAgent):
         require_script(self.get_worker_group().spec)
         self._open_events()
         self._watcher.begin()
-        self._recorder.begin(self.get_worker_group().spec)
+        self._recorder.begin(self.get_worker_group().spec, self._watcher.url)
         metrics.listen(self._notice.observe)
         self._saver.start()
         signals, outcome = 0, "failed"

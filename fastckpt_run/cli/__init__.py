@@ -11,6 +11,7 @@ from fastckpt_run.cli.prune import prune
 from fastckpt_run.cli.report import report
 from fastckpt_run.cli.shm import shm
 from fastckpt_run.cli.show import show
+from fastckpt_run.cli.top import top
 from fastckpt_run.cli.verify import verify
 from fastckpt_run.cli.which import which
 from fastckpt_run.commands import version_line
@@ -41,5 +42,5 @@ def main() -> None:
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report, plan, check):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check):
     main.add_command(_command)

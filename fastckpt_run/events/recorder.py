@@ -51,8 +51,8 @@ class EventRecorder:
         self._lock = threading.Lock()
         self.lines: list[bytes] = []
 
-    def begin(self, spec: WorkerSpec) -> None:
-        """The job begins."""
+    def begin(self, spec: WorkerSpec, page: str = "") -> None:
+        """The job begins; its live page is at the URL ``page``, if it has one."""
         metrics.listen(self._record)
         metrics.event(
             "job_started",
@@ -63,6 +63,7 @@ class EventRecorder:
             script=_name_of(spec),
             local_world_size=spec.local_world_size,
             max_restarts=spec.max_restarts,
+            page=page,
         )
 
     @contextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fastckpt._core.report.goodput import TRAINING
+from fastckpt_run.cli.output import plain
 
 WIDTH = 2000
 """Units of a lane's width; a bar has at least one."""
@@ -94,6 +95,6 @@ def _rectangle(bar: Bar, axis: Axis, *, crowded: bool) -> str:
     least = _MARK if bar.begin == bar.end else 0.0 if is_true else 1.0
     if crowded and max(least, right - left) < _THINNEST:
         return ""
-    title = f"<title>{escape(bar.title)}</title>" if bar.title else ""
+    title = f"<title>{escape(plain(bar.title))}</title>" if bar.title else ""
     place = f'x="{min(left, WIDTH - least):.1f}" width="{max(least, right - left):.1f}" height="{_HEIGHT}"'
     return f'<rect class="{escape(bar.kind)}" {place}>{title}</rect>'

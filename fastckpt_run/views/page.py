@@ -22,17 +22,7 @@ def page(found: Report, directory: str) -> str:
     """The whole page."""
     style = files("fastckpt_run.views").joinpath("page.css").read_text(encoding="utf-8")
     title = _text(f"What happened in {directory}")
-    body = "".join(
-        [
-            _summary(found),
-            _time(found),
-            _timeline(found),
-            _frequency(found),
-            _offloading(found),
-            _failures(found),
-            _launches(found),
-        ]
-    )
+    body = "".join(sections(found).values())
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -40,6 +30,19 @@ def page(found: Report, directory: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>\n{style}</style></head>\n'
         f"<body><main><h1>{title}</h1>\n{body}</main></body></html>\n"
     )
+
+
+def sections(found: Report) -> dict[str, str]:
+    """The parts of the page, by name, in their order; those that have nothing to say are empty."""
+    return {
+        "summary": _summary(found),
+        "time": _time(found),
+        "timeline": _timeline(found),
+        "frequency": _frequency(found),
+        "offloading": _offloading(found),
+        "failures": _failures(found),
+        "launches": _launches(found),
+    }
 
 
 def _text(value: object) -> str:
@@ -185,6 +188,6 @@ def _launches(found: Report) -> str:
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
     """A table of cells that are HTML already."""
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

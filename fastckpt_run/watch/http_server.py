@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, AddressFamily, socket
+from socket import AF_INET, AF_INET6, SO_REUSEADDR, SOL_SOCKET, AddressFamily, socket
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -113,7 +113,8 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without looking up this host's name, which may take long."""
+        """Bind without looking up this host's name, which may take long; also where a launch before has just ended."""
+        self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # connections to that one stay in the kernel for a minute
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 

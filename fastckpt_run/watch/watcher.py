@@ -3,19 +3,22 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt._core.config import Settings
+from fastckpt._core.policy.stragglers import SlowRank
 from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.http_server import HttpServer, Page
+from fastckpt_run.watch.job_actions import JobActions
 from fastckpt_run.watch.job_watch import JobWatch
 from fastckpt_run.watch.node_channel import NodeChannel
+from fastckpt_run.watch.node_status import STATUS, NodeStatus
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -48,12 +51,13 @@ class Watcher:
     Args:
         settings: Those of the job.
         saver: Has the telemetry of the workers, and serves the agents of other nodes.
+        lines: Events of this launch so far; only ever grows.
 
     Attributes:
         stragglers: The watch for slow ranks; None if the user wants none.
     """
 
-    def __init__(self, settings: Settings, saver: Saver) -> None:
+    def __init__(self, settings: Settings, saver: Saver, lines: Sequence[bytes]) -> None:
         self._settings, self._saver = settings, saver
         self._looks: list[Callable[[], None]] = []
         self._pages: dict[tuple[str, str], Page] = {}
@@ -63,6 +67,9 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
         self.channel = NodeChannel(saver)
         self.workers = WatchedWorkers(0, {}, {}, 0)
+        self._actions, self._lines = JobActions(self.channel, saver), lines
+        status = NodeStatus(saver, lambda: self.workers)
+        self.channel.answer(STATUS, lambda sender, body: status.read())
         self.job = JobWatch(settings, saver, lambda: self.workers.ranks)
         self._looks.append(self.job.look)
         self._pages |= self.job.pages()
@@ -71,13 +78,28 @@ class Watcher:
             self.stragglers = StragglerWatch(saver, self.channel, lambda: self.workers)
             self._looks.append(self.stragglers.look)
 
+    @property
+    def url(self) -> str:
+        """Where the live page is, for a browser on this machine; empty if it is not served."""
+        return self._server.url if self._server else ""
+
     def begin(self) -> None:
         """Begin to look, and to serve; raises ConfigError if it cannot serve or write where it should."""
         self.job.begin()
         if self._settings.metrics_port:
+            # Imported here: most jobs serve nothing, and need not wait for it.
+            from fastckpt_run.watch.live_page import LivePage
+
+            live = LivePage(self.channel, self._saver, self._actions, self._lines, self._slow)
+            self._pages |= live.pages
+            self._looks.append(live.rest)
             self._server = HttpServer(self._settings.metrics_port, self._pages)
             logger.warning("serving metrics at %s/metrics", self._server.url)
+            live.serve_at(self._server.host, self._server.url)
         self._thread.start()
+
+    def _slow(self) -> Mapping[int, SlowRank]:
+        return self.stragglers.slow if self.stragglers else {}
 
     def meet(self, round: PeerRound) -> None:
         """Take note of a new round of several nodes, or of one that follows one."""

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 from click.testing import CliRunner
 
 from fastckpt import DdpCheckpointer, StorageType
+from fastckpt._core import metrics
 from fastckpt._core.memory import slots
 from fastckpt._core.report.events import FOLDER
 from fastckpt_run.cli import main
+from fastckpt_run.watch.http_server import HttpServer, Response
 from tests.cli import harm
 
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
@@ -55,6 +58,17 @@ def leave_log(directory: Path) -> None:
     (directory / FOLDER / "000001-node1-1176.jsonl").write_text(text)
 
 
+@contextmanager
+def page_of_a_job(directory: Path) -> Iterator[str]:
+    """The URL of what an agent has once answered, as the event log of a directory has it."""
+    recorded = Path(__file__).with_name("recorded_status.json").read_bytes()
+    with closing(HttpServer("0", {("GET", "/status.json"): lambda request: Response(recorded)})) as server:
+        (directory / FOLDER).mkdir(parents=True)
+        begin = metrics.stamp("job_started") | {"host": socket.gethostname(), "page": server.url}
+        (directory / FOLDER / "000001-node1-1.jsonl").write_bytes(metrics.to_line(begin))
+        yield server.url
+
+
 def newest_slots() -> list[Path]:
     found = Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*")
     return [slot for slot in found if (slots.read(slot).committed or (0, 0))[1] == 300]
@@ -76,7 +90,7 @@ def run(line: str, folder: Path) -> list[str]:
 
 def pages(folder: Path) -> Iterator[tuple[str, str]]:
     """Each block of the page, and what it is when it is run now."""
-    with train(folder / "run"):
+    with train(folder / "run"), page_of_a_job(folder / "live"):
         leave_log(folder / "run")
         for part in _PART.finditer(PAGE.read_text()):
             if part["flip"]:

@@ -16,7 +16,7 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt_run.cli import main, output
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
-from tests.cli.test_docs import leave_log
+from tests.cli.test_docs import leave_log, page_of_a_job
 
 FASTCKPT = str(Path(sys.executable).with_name("fastckpt"))
 CHECKPOINT = {"step", "history", "tier", "state", "whole", "why", "size", "world", "time", "age", "path"}
@@ -52,7 +52,8 @@ KEYS: dict[str, dict[str, Any]] = {
         "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
         "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
         "failures": [FAILURE], "hosts": [{"host", "failures", "first", "checks"}],
-        "decisions": [DECISION], "superseded": list, "offloaded": list, "metrics": list,
+        "decisions": [DECISION], "superseded": list, "slow_ranks": list, "offloaded": list,
+        "metrics": list,
         "checkpoints": dict, "unreadable": int, "events_lost": int, "remote": type(None),
     },
     "plan": {
@@ -73,6 +74,13 @@ KEYS: dict[str, dict[str, Any]] = {
         "host": str, "verdict": str, "failures": dict, "absent": list,
         "checks": [{"name", "verdict", "message", "value", "unit", "limit", "seconds"}],
     },
+    "top": {
+        "url": str, "at": float, "job": {"state", "run_id", "script", "host", "begin", "launches"}, "goodput": float,
+        "total": float, "time": dict, "steps": {"new", "repeated", "per_second", "now"}, "failures": int,
+        "nodes": [{"node", "answers", "host", "workers", "tiers", "logged"}],
+        "loss": [{"directory", "worker", "node", "storage"}], "events": list, "directory": str, "trouble": str,
+        "reported": float,
+    },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
 }  # fmt: skip
@@ -88,10 +96,11 @@ def test_json_documents_of_all_commands_have_the_documented_keys(
         "diff": [f"{three}@10"],
         "check": ["--only=disk"],
     }
-    with DdpCheckpointer(three) as checkpointer:
+    with DdpCheckpointer(three) as checkpointer, page_of_a_job(tmp_path / "live"):
         checkpointer.save_checkpoint(40, {"w": torch.ones(1)}, storage_type=StorageType.MEMORY)
         leave_log(three)
-        arguments = [] if command.startswith("shm") else [three, *more.get(command, [])]
+        where = tmp_path / "live" if command == "top" else three
+        arguments = [] if command.startswith("shm") else [where, *more.get(command, [])]
         said = fastckpt(*command.split(), *arguments, "--json")
     assert not said.err and said.out.endswith("}\n")
     document = said.document
@@ -118,7 +127,7 @@ def test_the_keys_of_every_command_are_frozen_in_this_file():
 
 
 @pytest.mark.parametrize(
-    "command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"], ["report"]]
+    "command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"], ["report"], ["top"]]
 )
 def test_errors_go_to_stderr_with_code_2(fastckpt: Fastckpt, tmp_path: Path, command: list[str]):
     said = fastckpt(*command, tmp_path / "none", "--json")

@@ -57,7 +57,7 @@ SAFE_TAGS = {
 }
 SAFE_ATTRIBUTES = {
     *("lang", "charset", "name", "content", "http-equiv", "class", "style", "viewbox", "preserveaspectratio"),
-    *("aria-hidden", "x", "width", "height"),
+    *("aria-hidden", "x", "width", "height", "scope"),
 }
 
 

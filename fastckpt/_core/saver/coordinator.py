@@ -43,6 +43,7 @@ from fastckpt._core.saver.readers import Readers
 from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.skipped_saves import SkippedSaves
 from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_progress import WorkerProgress
 from fastckpt._core.saver.writers import CLOSED, Loan, Writers
 from fastckpt._core.storage.download_dir import staging_path
@@ -145,6 +146,12 @@ class Coordinator:
             if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
                 logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
                 slot.clear()
+
+    def stats(self) -> SaverStats:
+        """What became of the checkpoints; in any thread."""
+        stats = self.persister.stats
+        stats.memory = max(filter(None, (slot.whole for slot in [*self.slots])), default=None)
+        return stats
 
     def newest(self) -> Slot | None:
         """The slot with the newest whole checkpoint; None if memory holds none."""
@@ -276,6 +283,13 @@ class Coordinator:
         if self._settings.flush and (newest := self.newest()) is not None:
             self.persister.flush(newest)
 
+    def persist(self, save: SaveId) -> str:
+        """Persist a checkpoint in memory that a user asks for; what became of that, as `Saver.persist`."""
+        slot = next((slot for slot in self.slots if slot.committed and slot.id == save), None)
+        if slot is None:
+            return "gone"
+        return "begun" if self.persister.request(slot) else "known"
+
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
         """Choose a slot for a save, once for all writers, and again for one that asks again; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
@@ -335,6 +349,7 @@ class Coordinator:
             if not self.arena.is_there():
                 self._restore()
             self._reservations.clear_away(slot, slot.begin(save, self.writers.all))
+            self.persister.stats.begin(save)
             # After `begin`, which removes the old records, and before any writer copies into the slot.
             self._lend(slot, save)
         except (OSError, ArenaInUse) as error:

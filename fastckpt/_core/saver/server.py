@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
 from fastckpt._core.io.modes import choose
 from fastckpt._core.ipc import messages as m
@@ -130,6 +131,25 @@ class Saver:
 
         self._call(flush()).result(START_TIMEOUT)
 
+    def in_memory(self) -> dict[str, list[SaveId]]:
+        """The checkpoints that are whole in memory, by checkpoint directory; at any time."""
+        return {
+            directory: sorted(save for slot in [*coordinator.slots] if (save := slot.whole))
+            for directory, coordinator in list(self._coordinators.items())
+        }
+
+    def persist(self, directory: str, save: SaveId) -> str:
+        """Begin to persist a checkpoint that is in memory, while workers run, whatever the settings say.
+
+        Returns "begun"; "known" if it or a newer one is durable, or on its way; "gone" if it is not there any more.
+        """
+
+        async def persist() -> str:
+            coordinator = self._coordinators.get(directory)
+            return coordinator.persist(save) if coordinator else "gone"
+
+        return self._call(persist()).result(START_TIMEOUT)
+
     def let_copies_end(self, dead: Collection[int]) -> None:
         """Wait until what ranks are copying is whole, for up to `WRITERS_TIMEOUT`; local ranks that are dead copy not.
 
@@ -157,7 +177,7 @@ class Saver:
 
     def report(self) -> list[SaverStats]:
         """What became of the checkpoints of each directory; at any time."""
-        return [coordinator.persister.stats for coordinator in list(self._coordinators.values())]
+        return [coordinator.stats() for coordinator in list(self._coordinators.values())]
 
     def logged(self) -> dict[int, tuple[int, dict[str, float]]]:
         """The newest values that each rank has logged, and the step of the newest of them; at any time."""

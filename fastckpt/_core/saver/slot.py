@@ -48,6 +48,12 @@ class Slot:
     _parts: dict[int, slots.SlotDone] = field(default_factory=dict)
     _recovered: float = 0.0
 
+    @property
+    def whole(self) -> SaveId | None:
+        """The checkpoint that is whole here; None for none. May be read in any thread."""
+        id = self.id
+        return id if self.committed and self.id == id else None
+
     def read(self, known: Mapping[int, slots.SlotDone] = MappingProxyType({})) -> None:
         """Take the state from the records, of which those that are ``known`` have just been read."""
         records = slots.read(self.path, known)
@@ -122,7 +128,8 @@ class Slot:
     def begin(self, save: SaveId, writers: frozenset[int]) -> set[str]:
         """Start a new save in this slot; returns images that nobody needs any more."""
         left = slots.begin(self.path, slots.SlotBegin(save, writers))
-        self.id, self.writers, self.done, self.committed = save, writers, set(), False
+        self.committed = False  # first, for threads that read `whole` meanwhile
+        self.id, self.writers, self.done = save, writers, set()
         self.verified, self.lost = False, ""
         self.wanted.clear()
         self._parts.clear()

@@ -10,6 +10,8 @@ from fastckpt._core.format.ids import SaveId
 KINDS = 20
 """Reasons that are counted apart, at most."""
 OTHER = "other reasons"
+TIMES = 512
+"""Saves whose time is remembered, at most; of older ones every second."""
 
 
 @dataclass
@@ -54,6 +56,11 @@ class SaverStats:
         wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
         durable: The newest one that is; since ``since``, in seconds of the monotonic clock.
         remote: What became of the copies in a remote store, if there is one.
+        memory: The newest checkpoint that is whole in memory; None if there is none.
+        begun: When saves were begun, that is, which instant of the job they hold; by id, in seconds of the monotonic
+            clock, oldest first. Not all older ones are there.
+        loaded: What a rank loaded last; None if there was nothing to load, or nobody has asked yet.
+        loaded_at: When that was, in seconds of the monotonic clock; 0 for never.
     """
 
     directory: str
@@ -74,6 +81,10 @@ class SaverStats:
     durable: SaveId | None = None
     since: float = 0.0
     remote: Copies | None = None
+    memory: SaveId | None = None
+    begun: dict[SaveId, float] = field(default_factory=dict)
+    loaded: SaveId | None = None
+    loaded_at: float = 0.0
 
     @property
     def lacking(self) -> SaveId | None:
@@ -87,6 +98,18 @@ class SaverStats:
     def targets(self, save: SaveId | None) -> list[str]:
         """The paths at which a checkpoint is to be made durable, and is not (yet)."""
         return [target for asked, target in self.asked if asked == save]
+
+    def begin(self, save: SaveId) -> None:
+        """A save begins."""
+        if len(self.begun) >= TIMES:
+            kept = [*self.begun][::2]
+            # Another dictionary: a thread that watches the job may be reading this one.
+            self.begun = {id: self.begun[id] for id in kept}
+        self.begun[save] = time.monotonic()
+
+    def load(self, save: SaveId | None) -> None:
+        """A rank has loaded a checkpoint, or found nothing to load."""
+        self.loaded, self.loaded_at = save, time.monotonic()
 
     def save(self, save: SaveId, size: int) -> None:
         """A checkpoint of ``size`` bytes is whole in memory; may be reported more than once."""

@@ -132,7 +132,7 @@ class WorkerConnection:
             case m.Resumed():
                 coordinator.readers.resumed(message)
             case m.Loaded() | m.Decided() | OffloadPlanned() | OffloadMeasured() | OffloadEnded():
-                record(self._hello, self._pid, message)
+                record(self._hello, self._pid, message, coordinator.stats())
             case m.Logged():
                 self._logged(self._hello.rank, message)
             case m.Goodbye():

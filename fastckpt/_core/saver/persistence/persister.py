@@ -160,6 +160,20 @@ class Persister:
             metrics.event("flush_started", step=slot.id.step)
             self._submit(slot, "", flush=True)
 
+    def request(self, slot: Slot) -> bool:
+        """Persist the checkpoint in ``slot`` since a user asks for it while workers run; False if there is no need.
+
+        A node alone does so once no other persist is under way, and pins nothing until then, so that saves find slots;
+        it takes the newest then. Of several nodes each persists this very one, as all have been asked to.
+        """
+        if slot.id is None or any(slot.id <= id for id in self._on_their_way):
+            return False
+        if self.owed.alone:
+            self.submit(slot, urgency=Urgency.OVERTAKABLE)
+        else:
+            self.flush(slot)
+        return True
+
     def _submit(self, slot: Slot, target: str, *, flush: bool = False, lasting: bool = True) -> None:
         assert slot.id is not None
         job = PersistJob(slot, slot.id, target or slot.target, flush, lasting)

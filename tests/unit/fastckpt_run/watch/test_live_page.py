@@ -1,0 +1,373 @@
+"""The live page over real servers of agents: who may see and do what, nodes that are gone, names that are hostile."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.config import Settings
+from fastckpt._core.report.events import parsed
+from fastckpt._core.report.report import report
+from fastckpt._core.saver.server import Saver
+from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
+from fastckpt_run.views import live_view
+from fastckpt_run.watch import job_actions, job_view
+from fastckpt_run.watch.http_server import HttpServer
+from fastckpt_run.watch.job_actions import JobActions
+from fastckpt_run.watch.job_view import Turns, newest, settled
+from fastckpt_run.watch.live_page import REFUSED, LivePage
+from fastckpt_run.watch.node_status import STATUS, NodeStatus
+from fastckpt_run.watch.watcher import WatchedWorkers
+from tests.unit._core.report.stories import WALL, Story
+from tests.unit.fastckpt_run.watch.test_node_channel import Agents
+
+HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(2)>\x1b[31m\x07"""
+
+
+def line(name, **fields):
+    return metrics.to_line(metrics.stamp(name) | fields)
+
+
+def status_of(rank, **more):
+    worker = {"rank": rank, "local_rank": 0, "pid": 100 + rank, "doing": "takes steps", "step": 7, "steps": 7}
+    return {"host": f"host{rank}", "workers": [{**worker, "silent": 0.1, "restarts": 0, **more}], "tiers": []}
+
+
+class Served:
+    """The pages of agents that are in one round, each with a server of its own."""
+
+    def __init__(self, count, stack, lines=(), **more):
+        self.agents = Agents(count, stack)
+        self.pages = [
+            LivePage(channel, saver, JobActions(channel, saver), list(lines))
+            for channel, saver in zip(self.agents.channels, self.agents.savers, strict=True)
+        ]
+        for rank, channel in enumerate(self.agents.channels):
+            channel.answer(STATUS, lambda sender, body, rank=rank: status_of(rank, **more))
+        self.servers = [stack.enter_context(contextlib.closing(HttpServer("0", page.pages))) for page in self.pages]
+        for page, server in zip(self.pages, self.servers, strict=True):
+            page.serve_at(server.host, server.url)
+
+    def ask(self, node, path, token=None, **headers):
+        given = {} if token is None else {"X-Fastckpt-Token": token}
+        method = "GET" if token is None else "POST"
+        request = urllib.request.Request(self.servers[node].url + path, method=method, headers=given | headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode(), error.headers
+
+    def status(self):
+        return json.loads(self.ask(0, "/status.json")[1])
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch):
+    """Each look makes a new view."""
+    monkeypatch.setattr(job_view, "FRESH", -1.0)
+    monkeypatch.setattr(job_view, "SHARE", 1e9)
+
+
+LINES = [line("job_started", script="train.py", host="host0"), line("workers_started")]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """For tests that leave them as they were."""
+    with contextlib.ExitStack() as stack:
+        served = Served(3, stack, LINES)
+        for node in (1, 2):
+            served.ask(node, "/")  # over connections that are kept from then on
+        yield served
+
+
+@pytest.fixture
+def own_nodes():
+    with contextlib.ExitStack() as stack:
+        yield Served(3, stack, LINES)
+
+
+# --- who shows what
+
+
+def test_the_first_node_shows_all_and_the_others_say_where(nodes):
+    found = nodes.status()
+    assert [node["workers"][0]["rank"] for node in found["nodes"]] == [0, 1, 2] and found["job"]["state"] == "trains"
+    code, text, _ = nodes.ask(0, "/")
+    assert code == 200 and all(f"host{rank}" in text for rank in range(3))
+    for node in (1, 2):
+        code, text, _ = nodes.ask(node, "/")
+        assert code == 421 and f"This is node {node}" in text and f'href="{nodes.servers[0].url}"' in text
+        assert nodes.ask(node, "/live")[0] == nodes.ask(node, "/status.json")[0] == 421
+
+
+def test_a_node_that_does_not_answer_is_shown_as_such(own_nodes):
+    own_nodes.agents.savers[1]._peers.close()
+    assert [node["answers"] for node in own_nodes.status()["nodes"]] == [True, False, True]
+    assert "does not answer" in own_nodes.ask(0, "/")[1]
+
+
+def test_nodes_are_asked_only_when_somebody_looks_and_then_once_for_many(nodes, monkeypatch):
+    monkeypatch.setattr(job_view, "FRESH", 60.0)
+    asked = []
+    ask_all = nodes.agents.channels[0].ask_all
+    monkeypatch.setattr(
+        nodes.agents.channels[0], "ask_all", lambda *question: asked.append(question[0]) or ask_all(*question)
+    )
+    nodes.pages[0]._views._nodes_at = 0.0
+    threads = [threading.Thread(target=nodes.status) for _ in range(8)]
+    assert not asked
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert asked == ["status"]
+
+
+def test_another_first_node_has_nothing_to_say_when_the_first_is_lost(own_nodes):
+    own_nodes.agents.savers[0]._peers.close()
+    code, text, _ = own_nodes.ask(1, "/")
+    assert code == 421 and "node 0, which does not answer" in text
+
+
+# --- who may do what
+
+
+def test_actions_without_the_right_token_are_refused_counted_and_logged_once(nodes, caplog):
+    before = metrics.counts[REFUSED]
+    wrong = ["", "x", nodes.pages[0].token[:-1], nodes.pages[1].token, "é"]
+    for path in ("/flush", "/stop"):
+        for token in wrong:
+            assert nodes.ask(0, path, token.encode().decode("latin-1"))[0] == 403
+    assert nodes.ask(0, "/flush?token=" + nodes.pages[0].token, "")[0] == 403
+    assert metrics.counts[REFUSED] - before == 2 * len(wrong) + 1
+    assert sum("is refused" in record.message for record in caplog.records) == 1
+
+
+def test_reading_needs_no_token_and_nothing_that_is_read_has_it(nodes):
+    for path in ("/", "/live", "/status.json"):
+        code, text, headers = nodes.ask(0, path)
+        assert code == 200 and nodes.pages[0].token not in text + str(headers)
+    assert nodes.ask(0, "/flush")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:80", 200), ("evil.example:9400", 403), ("10.0.0.1", 403)],
+)
+def test_a_page_for_this_machine_alone_answers_to_its_names_alone(nodes, host, code):
+    assert nodes.ask(0, "/", Host=host)[0] == nodes.ask(0, "/status.json", Host=host)[0] == code
+    assert nodes.ask(0, "/flush", nodes.pages[0].token, Host=host)[0] == code
+
+
+def test_a_flush_of_nodes_that_have_nothing_in_memory_persists_nothing(nodes):
+    code, text, _ = nodes.ask(0, "/flush", nodes.pages[0].token)
+    assert code == 200 and json.loads(text)["directories"] == {}
+
+
+def test_a_flush_takes_the_newest_save_that_all_nodes_have(own_nodes):
+    """Each node's own newest would be another one, of which no checkpoint would become whole."""
+    asked = []
+    for rank, (saver, steps) in enumerate(zip(own_nodes.agents.savers, ([5, 10], [10, 15], [5, 10, 15]), strict=True)):
+        saver.in_memory = lambda steps=steps: {"/run": [(1, step) for step in steps]}
+        saver.persist = lambda directory, save, rank=rank: asked.append((rank, directory, tuple(save))) or "begun"
+    answer = json.loads(own_nodes.ask(0, "/flush", own_nodes.pages[0].token)[1])
+    assert answer["directories"] == {"/run": {"step": 10, "history": 1, "outcome": "begun"}}
+    assert sorted(asked) == [(rank, "/run", (1, 10)) for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("held", "outcomes", "why"),
+    [
+        ([[5], [10], [15]], [], "no save is whole on all nodes yet"),
+        ([[], [], []], [], "nothing is in memory yet"),
+        ([[5], [5], [5]], ["begun", "begun", "gone"], "each save was overwritten"),
+    ],
+)
+def test_a_flush_of_what_is_not_there_says_so(own_nodes, held, outcomes, why):
+    for saver, steps, outcome in zip(own_nodes.agents.savers, held, outcomes or ["begun"] * 3, strict=True):
+        saver.in_memory = lambda steps=steps: {"/run": [(1, step) for step in steps]}
+        saver.persist = lambda directory, save, outcome=outcome: outcome
+    (one,) = json.loads(own_nodes.ask(0, "/flush", own_nodes.pages[0].token)[1])["directories"].values()
+    assert one["outcome"] == "nothing" and why in one["why"]
+
+
+def test_a_flush_without_a_node_says_which(own_nodes):
+    own_nodes.agents.savers[0].in_memory = lambda: {"/run": [(1, 5)]}
+    own_nodes.agents.savers[2]._peers.close()
+    (one,) = json.loads(own_nodes.ask(0, "/flush", own_nodes.pages[0].token)[1])["directories"].values()
+    assert one["outcome"] == "nothing" and "node 2 does not answer" in one["why"]
+
+
+def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, monkeypatch):
+    """These three agents are in one process, which would end: a third signal to one gives up its last flush."""
+    sent = []
+    monkeypatch.setattr(job_actions, "_LATER", 0.01)
+    monkeypatch.setattr(job_actions.os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(job_actions.signal, "getsignal", lambda number: SIGNAL_HANDLER)
+    answers = [json.loads(own_nodes.ask(0, "/stop", own_nodes.pages[0].token)[1]) for _ in range(3)]
+    assert all(answer["nodes"] == [0, 1, 2] and not answer["missing"] for answer in answers)
+    end = time.monotonic() + 30
+    while len(sent) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert sent == [(os.getpid(), signal.SIGTERM)] * 3
+
+
+def test_an_agent_that_handles_no_signal_is_not_killed(nodes):
+    answer = json.loads(nodes.ask(0, "/stop", nodes.pages[0].token)[1])
+    assert answer["nodes"] == [] and set(answer["refused"]) == {"0", "1", "2"}
+
+
+# --- what is shown
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.on = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(tag)
+        self.on += [name for name, _ in attrs if name.startswith("on")]
+
+
+def hostile_lines():
+    return [
+        line("job_started", script=HOSTILE, host=HOSTILE, run_id=HOSTILE, boot=HOSTILE),
+        line("workers_started", pids={"0": 5, HOSTILE: 7}),
+        line("worker_joined", directory=HOSTILE, rank=0, local_rank=0),
+        line("skipped", step=1, reason=HOSTILE),
+        line("worker_failed", rank=0, exception=HOSTILE, frame=HOSTILE, host=HOSTILE, log=HOSTILE),
+        line("straggler", rank=0, host=HOSTILE, part=HOSTILE, cost=0.2),
+        metrics.to_line(metrics.stamp(HOSTILE) | {HOSTILE: HOSTILE}),
+    ]
+
+
+def test_names_from_logs_and_nodes_are_shown_and_never_obeyed():
+    with contextlib.ExitStack() as stack:
+        served = Served(2, stack, hostile_lines(), doing=HOSTILE)
+        loss = {"save": [1, 5], "steps": 2, "seconds": 1.0, "at_least": True}
+        tier = {"step": 5, "history": 1, "age": 1.0, "location": HOSTILE}
+        tiers = {"memory": tier, "storage": tier, "remote": tier, "saves": 1, "skipped": 0, "trouble": HOSTILE}
+        tiers |= {"directory": HOSTILE, "loss": dict.fromkeys(("worker", "node", "storage"), loss)}
+        logged = {"1": {"step": 5, "values": {HOSTILE: HOSTILE}}}
+        served.agents.channels[1].answer(
+            "status", lambda *_: {**status_of(1), "host": HOSTILE, "tiers": [tiers], "logged": logged}
+        )
+        text = served.ask(0, "/")[1]
+        parts = json.loads(served.ask(0, "/live")[1])["parts"]
+    for html in (text, *parts.values()):
+        tags = Tags(html)
+        assert "img" not in tags.found and not tags.on and "\x1b" not in html and "\x07" not in html
+    assert Tags(text).found.count("script") == 1 and text.count("&lt;script&gt;") > 10
+    assert not any("<script" in html for html in parts.values())
+
+
+def test_the_policy_allows_this_script_and_this_style_alone(nodes):
+    _, text, headers = nodes.ask(0, "/")
+    policy = dict(rule.strip().split(" ", 1) for rule in headers["Content-Security-Policy"].split(";"))
+    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy[rule] == f"'sha256-{digest}'"
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+
+
+def test_a_page_without_scripts_loads_itself_again(nodes):
+    assert f'<noscript><meta http-equiv="refresh" content="{live_view.RELOAD}"></noscript>' in nodes.ask(0, "/")[1]
+
+
+def test_a_job_of_which_nothing_is_known_yet_has_a_page():
+    with contextlib.ExitStack() as stack:
+        saver = Saver(Settings())
+        saver.start()
+        stack.callback(saver.close)
+        channel = job_view.NodeChannel(saver)
+        status = NodeStatus(saver, lambda: WatchedWorkers(0, {}, {}, 0))
+        channel.answer(STATUS, lambda sender, body: status.read())
+        page = LivePage(channel, saver, JobActions(channel, saver), [])
+        server = stack.enter_context(contextlib.closing(HttpServer("0", page.pages)))
+        with urllib.request.urlopen(server.url, timeout=30) as answer:
+            text = answer.read().decode()
+    assert "waits for nodes" in text and "None has been started yet" in text
+
+
+def test_all_parts_of_a_page_are_there_in_their_order(nodes):
+    parts = json.loads(nodes.ask(0, "/live")[1])["parts"]
+    assert tuple(parts) == live_view.ORDER
+    assert re.findall(r'data-part="(\w+)"', nodes.ask(0, "/")[1]) == list(live_view.ORDER)
+
+
+# --- the view
+
+
+@pytest.mark.parametrize(
+    ("turns", "last"),
+    [
+        ([], ""),
+        (["job_started"], "job_started"),
+        (["rendezvous", "workers_started", "progress", "saved"], "workers_started"),
+        (["workers_started", "worker_died", "workers_stopped"], "workers_stopped"),
+    ],
+)
+def test_the_state_of_a_job_follows_from_its_last_turn(turns, last):
+    lines = []
+    found = Turns(lines)
+    for name in turns:
+        lines.append(line(name))
+        found.last()
+    assert found.last() == last == Turns(lines).last()
+
+
+def test_a_log_that_grows_counts_up_to_its_last_record_and_one_that_has_ended_to_its_end():
+    events = Story().starts(1, 2, 3, 4).loads(5, 0.1).trains(6, 10).tell("persisted", step=5).log.events
+    assert [len(events) - len(settled(events, WALL + now)) for now in (7.0, 60.0)] == [1, 0]
+    assert settled([], 0.0) == []
+
+
+def test_a_long_log_is_shown_in_full_and_its_newest_events_alone():
+    story = Story(ranks=8).starts(1, 2, 3, 4).loads(5, 0.1)
+    for second in range(6, 5000):
+        story.trains(float(second), second)
+        for step in range(3):
+            story.tell("persisted", step=4 * second + step, bytes=1000, seconds=0.1)
+    log = story.log
+    assert len(log.events) > 19_000
+    last = newest(log.events)
+    assert len(last) == job_view.NEWEST and [event["step"] for event in last[:3]] == [19996, 19997, 19998]
+    parts = live_view.report_parts(report([log]))
+    assert sum(map(len, parts.values())) < 3_000_000
+
+
+def test_the_memory_of_logs_is_given_back_when_nobody_looks_any_more(own_nodes, monkeypatch):
+    monkeypatch.setattr(job_view, "FORGOTTEN", -1.0)
+    page = own_nodes.pages[0]
+    page.rest()
+    assert own_nodes.status()["events"]
+    page.rest()
+    assert not page._views._newest and not page._views._logs._own.events
+    assert own_nodes.status()["events"]
+
+
+def test_events_in_words_have_those_of_several_ranks_in_one_line():
+    from fastckpt_run.views.event_text import lines
+
+    story = Story().starts(1, 2, 3, 4).loads(5, 0.1, step=20).dies(6).tell("strange", level=3)
+    texts = [one.text for one in lines(parsed("log", story.lines).events)]
+    assert "ranks 0-1 resumed step 20 from memory in 100 ms" in texts and "rank 1 died: SIGKILL" in texts
+    assert texts[-1] == "strange: level 3"
