@@ -12,7 +12,6 @@ from fastckpt_run.watch.gpu_metrics import GpuMetrics
 from fastckpt_run.watch.http_server import Page
 from fastckpt_run.watch.job_metrics import JobMetrics
 from fastckpt_run.watch.metric_values import MetricValues
-from fastckpt_run.watch.metrics_endpoint import MetricsEndpoint
 from fastckpt_run.watch.node_metrics import INTERVAL, HostMetrics, Probe, file_systems
 from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns
 
@@ -56,6 +55,8 @@ class JobWatch:
 
     def pages(self) -> dict[tuple[str, str], Page]:
         """The pages that it serves."""
+        from fastckpt_run.watch.metrics_endpoint import MetricsEndpoint  # most jobs serve nothing
+
         return {("GET", "/metrics"): MetricsEndpoint(lambda: self._newest).page}
 
     def newest(self) -> MetricValues:

@@ -72,7 +72,6 @@ class Watcher:
         self.channel.answer(STATUS, lambda sender, body: status.read())
         self.job = JobWatch(settings, saver, lambda: self.workers.ranks)
         self._looks.append(self.job.look)
-        self._pages |= self.job.pages()
         self.stragglers: StragglerWatch | None = None
         if settings.slow_ranks:
             self.stragglers = StragglerWatch(saver, self.channel, lambda: self.workers)
@@ -91,7 +90,7 @@ class Watcher:
             from fastckpt_run.watch.live_page import LivePage
 
             live = LivePage(self.channel, self._saver, self._actions, self._lines, self._slow)
-            self._pages |= live.pages
+            self._pages |= self.job.pages() | live.pages
             self._looks.append(live.rest)
             self._server = HttpServer(self._settings.metrics_port, self._pages)
             logger.warning("serving metrics at %s/metrics", self._server.url)
