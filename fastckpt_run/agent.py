@@ -237,7 +237,7 @@ class FastckptAgent(HookedAgent):
         # 5. decide on restarts, before torch does by the number that is left
         died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
         # Only without a death: ranks that wait for a dead one would look like a hang.
-        if not died and self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left)):
+        if not died and self._hangs.is_due and self._end_hang():
             died = self._watch.wait(0.0)
         deaths = [death for death in died if death.exitcode]
         for death in deaths:
@@ -253,6 +253,9 @@ class FastckptAgent(HookedAgent):
             metrics.event("workers_finished")
             return result
         return self._leave_round(result) if self._peers.may_rejoin else self._judge(result, deaths)
+
+    def _end_hang(self) -> bool:
+        return self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left))
 
     def _judge(self, result: RunResult, deaths: Sequence[Death]) -> RunResult:
         """Decide what follows from workers that failed, or must be stopped."""

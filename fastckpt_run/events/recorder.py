@@ -84,11 +84,14 @@ class EventRecorder:
 
     def look(self, *, now: bool = False) -> None:
         """See how far the workers are; record it if it is time to, or if it must be ``now``."""
+        time_now = time.monotonic()
+        due = now or time_now - self._looked >= max(INTERVAL, (time_now - self._begun) / LOOKS)
+        if not (due or self._awaits_first_steps):
+            return
         telemetry = self._saver.telemetry()
         for ranks in telemetry.values():
             self._record_first_steps(ranks)
-        time_now = time.monotonic()
-        if now or time_now - self._looked >= max(INTERVAL, (time_now - self._begun) / LOOKS):
+        if due:
             self._looked = time_now
             for directory, ranks in telemetry.items():
                 self._record_progress(directory, ranks)
@@ -123,6 +126,11 @@ class EventRecorder:
         if directory not in self._logs and not is_url(directory):
             # With all lines so far: the directory is known only once the first worker has named it.
             self._logs[directory] = EventLog(Path(directory), self.lines)
+
+    @property
+    def _awaits_first_steps(self) -> bool:
+        """Whether a worker has yet to take its first step, which is recorded soon after."""
+        return self._group is None or len(self._first) < len(self._group.workers)
 
     def _record_first_steps(self, ranks: list[Telemetry]) -> None:
         for local_rank, last in enumerate(ranks):

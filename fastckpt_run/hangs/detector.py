@@ -104,6 +104,11 @@ class HangWatch:
         self._waits.begin()
         self._step_times.begin(self._awake)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another look: what waits for deaths wakes up more often."""
+        return time.monotonic() - self._looked >= 0.9 * self.interval
+
     def end_hang(self, *, may_restart: bool) -> bool:
         """If the job hangs, log the hang and kill the culprits; return whether it did.
 
