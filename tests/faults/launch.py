@@ -22,6 +22,8 @@ def may_fork() -> bool:
     return FORKED in os.environ and os.environ["FASTCKPT_PRELOAD"] != "off"
 
 
+if group := os.environ.get("TEST_CGROUP"):
+    (Path(group) / "cgroup.procs").write_text(str(os.getpid()))  # before anything is forked, which would stay outside
 # A worker of the template, which is a fork of this process, ends here.
 if __name__ == "__main__" and (not may_fork() or with_a_template()):
     launch(Path(sys.argv[1]), *sys.argv[2:])

@@ -2,34 +2,22 @@
 
 import json
 import os
-import subprocess
-import sys
 
-from tests.e2e.example.test_train import ROOT, SMALL, TRAIN, text  # noqa: F401 (a fixture)
+from tests.e2e.example.test_train import SMALL, TRAIN, text  # noqa: F401 (a fixture)
+from tests.faults.jobs import run_forked
 
 
 def losses(folder, data, *more: str) -> tuple[list[str], str]:
     folder.mkdir()
-    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1"]
-    command += ["--log-dir", str(folder / "logs"), str(TRAIN)]
+    command = ["--standalone", "--nproc_per_node=1", "--log-dir", str(folder / "logs"), str(TRAIN)]
     command += [*SMALL.replace("--n_embd 64", "--n_embd 128").split(), "--batch_size", "32", "--max_steps", "4"]
     command += ["--checkpoint_dir", str(folder / "checkpoints"), "--data_dir", str(data)]
-    command += ["--losses", str(folder / "losses"), *more]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    said = run_forked(folder, *command, "--losses", folder / "losses", *more)
     lines = map(json.loads, (folder / "losses").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line], done.stdout + done.stderr
+    return [line["loss"] for line in lines if "loss" in line], said
 
 
-def test_the_example_trains_the_same_with_its_activations_offloaded(tmp_path, text):  # noqa: F811
+def test_the_example_trains_the_same_with_its_activations_offloaded(tmp_path, text, forked_launchers):  # noqa: F811
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     plain, _ = losses(tmp_path / "plain", text)

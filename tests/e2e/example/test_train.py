@@ -14,6 +14,8 @@ from examples.gpt2 import options
 from examples.gpt2.afterwards import weights_equal
 from examples.gpt2.report import Comparison, read_lines
 from fastckpt.ddp import StorageType
+from tests import launchers
+from tests.faults.jobs import DEADLINE, launcher_for
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "examples" / "ddp_gpt2" / "train.py"
@@ -47,12 +49,13 @@ def test_the_example_prefers_storage_to_memory_and_persists_its_last_step():
 
 def start(folder: Path, text: Path, steps: int) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1"]
+    command = [*launcher_for(folder), "--standalone", "--nproc_per_node=1"]
     command += ["--log-dir", str(folder / "logs"), str(TRAIN)]
     named = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
     named |= {"data_dir": text, "max_steps": steps, "save_storage_interval": 15}
     command += [*SMALL.split(), *(str(part) for name, value in named.items() for part in (f"--{name}", value))]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    with (folder / "output").open("ab") as output:
+        return launchers.start(command, os.environ | {"FASTCKPT_PRELOAD": "auto"}, output.fileno())
 
 
 def steps_done(folder: Path) -> int:
@@ -60,19 +63,19 @@ def steps_done(folder: Path) -> int:
     return len(losses.read_bytes().splitlines()) if losses.exists() else 0
 
 
-def test_an_example_stopped_and_launched_again_ends_with_the_same_weights(tmp_path, text):
+def test_an_example_stopped_and_launched_again_ends_with_the_same_weights(tmp_path, text, forked_launchers):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert start(whole, text, steps=50).wait(60) == 0
+    assert start(whole, text, steps=50).wait(DEADLINE) == 0
 
     job = start(stopped, text, steps=50)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE
     while steps_done(stopped) < 20 and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     job.send_signal(signal.SIGTERM)
-    assert job.wait(60) != 0
+    assert job.wait(DEADLINE) != 0
     before = steps_done(stopped)
     assert 20 <= before < 50
-    assert start(stopped, text, steps=50).wait(60) == 0
+    assert start(stopped, text, steps=50).wait(DEADLINE) == 0
 
     records = read_lines(stopped / "losses")
     assert str(Comparison.of(read_lines(whole / "losses"), records)).endswith("50 of 50 steps bit for bit")

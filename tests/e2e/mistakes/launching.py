@@ -1,13 +1,12 @@
 """Mistakes with the environment, the launcher, and who takes part."""
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from fastckpt.errors import ConfigError
 from fastckpt_run.main import main
 from tests.e2e.mistakes.table import WARNING, WORKS, Scene, answered, save
+from tests.faults.jobs import run_forked
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = str(ROOT / "tests/e2e/launcher/programs" / "touch.py")
@@ -95,8 +94,6 @@ def first_rank_only_steps(scene: Scene) -> None:
 
 def _of_two_ranks(scene: Scene, what: str) -> str:
     """What a job prints whose second rank leaves something to the first."""
-    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=2"]
-    command += ["--log-dir", f"{scene.directory}-logs", FIRST_RANK_ONLY, what, scene.directory]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    folder = Path(f"{scene.directory}-job")
+    shape = ("--standalone", "--nproc_per_node=2", "--log-dir", folder / "logs")
+    return run_forked(folder, *shape, FIRST_RANK_ONLY, what, scene.directory)

@@ -19,7 +19,7 @@ GRADES = os.environ.get("MISTAKES_GRADES", "")
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tmpfs) -> Iterator[Scene]:  # noqa: F811
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tmpfs, forked_launchers: None) -> Iterator[Scene]:  # noqa: F811
     monkeypatch.setenv("FASTCKPT_FLUSH_TIMEOUT", "20")
     yield Scene(str(tmp_path / "checkpoints"), monkeypatch, small_tmpfs)
     stop_own_saver()
