@@ -146,6 +146,7 @@ def _figures(document: Json, found: Report) -> str:
     steps, workers = document["steps"], list(_all_workers(document))
     alive = sum(worker["doing"] != "has ended" for _, worker in workers)
     rate = steps["now"] if steps["now"] is not None else steps["per_second"]
+    failures, repeated = len(incidents(found.failures)), formatting.count(steps["repeated"], "step")
     job = document["job"]
     age = formatting.duration(round((document["at"] - job["begin"]) * 1e9)) if job["begin"] else "?"
     furthest = max((worker["step"] for _, worker in workers if worker["step"] is not None), default=None)
@@ -157,7 +158,7 @@ def _figures(document: Json, found: Report) -> str:
         ("?" if furthest is None else f"{furthest:,}", "step of the furthest worker"),
         ("?" if rate is None else formatting.rate(rate), "steps per second, lately"),
         (f"{alive} of {len(workers)}", "workers run"),
-        (f"{len(incidents(found.failures)):,}", f"failures, {steps['repeated']:,} steps repeated"),
+        (f"{failures:,}", f"{'failure' if failures == 1 else 'failures'}, {repeated} repeated"),
         (age, f"age of the job, in {formatting.count(job['launches'], 'launch', 'launches')}"),
     ]
     cards = "".join(f"<div><b>{shown(value)}</b><span>{shown(what)}</span></div>" for value, what in figures)
