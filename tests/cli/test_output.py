@@ -26,7 +26,7 @@ ENTRY = {"name", "kind", "type", "shape", "bytes", "storage", "value"}
 FAILURE = {
     "node", "at", "kind", "rank", "exitcode", "silent", "stopped", "relaunched", "met", "started", "imported", "joined",
     "resumed", "first_step", "load", "step", "tier", "repeated", "exception", "frame", "host", "log",
-    "restarts_left", "restarts",
+    "restarts_left", "restarts", "awaited",
 }  # fmt: skip
 FIGURE = {"seconds", "source"}
 DECISION = {"at", "directory", "step", "memory", "storage", "overhead", "bound", "changed", "why"}

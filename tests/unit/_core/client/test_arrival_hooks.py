@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastckpt._core.client import arrival_hooks
 from fastckpt._core.client.heartbeat import Heartbeat, phase
-from fastckpt._core.memory.step_clock import AWAY, BETWEEN, STEPS, fetching, running
+from fastckpt._core.memory.step_clock import AWAY, BETWEEN, STEPS, WAIT, fetching, running
 from fastckpt._core.memory.telemetry import LINE, PARTS, Line, TelemetryBlock, telemetry_name, unlink
 
 NAP = {"data": 0.01, "forward": 0.02, "backward": 0.03, "rest": 0.04, "wait": 0.05}
@@ -91,9 +91,17 @@ class Model(torch.nn.Module):
 
 
 def late(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook, whose reduction ends late."""
+    """A communication hook, whose reduction ends so long after the rank has arrived at it."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    threading.Timer(NAP["wait"], lambda: future.set_result(bucket.buffer())).start()
+    clock, end = running.clock, time.monotonic() + 10.0
+
+    def reduce() -> None:
+        while clock is not None and clock.in_backward and clock.part != WAIT and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(NAP["wait"])
+        future.set_result(bucket.buffer())
+
+    threading.Thread(target=reduce).start()
     return future
 
 
