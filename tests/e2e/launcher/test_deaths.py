@@ -167,7 +167,12 @@ class Saver:
     lost, may_start_over = "", True
     def __init__(self, settings): pass
     def start(self): note("start")
+    def serve(self, request, handler): pass
     def telemetry(self): return {}
+    def windows(self): return {}
+    def arenas(self): return {}
+    def logged(self): return {}
+    def report(self): return []
     def let_copies_end(self, dead): pass
     def breakpoint(self):
         if all("template.main" in " ".join(child.cmdline()) for child in psutil.Process().children()):
