@@ -36,7 +36,7 @@ class MetricsEndpoint:
         """Answer a request, in the format that its header Accept prefers."""
         try:
             encode, kind = choose_encoder(request.headers.get("accept", ""))
-        except ValueError:  # the header asks for a version that is none
+        except (TypeError, ValueError):  # the header asks for a version that is none
             encode, kind = choose_encoder("")
         with self._lock:
             values = self._newest()

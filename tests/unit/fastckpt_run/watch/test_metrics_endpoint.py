@@ -76,7 +76,7 @@ def test_odd_names_nan_and_infinity_are_read_back(accept, read):
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text;version=abc", "text/plain;version=.;q=z", ";;=,"])
 def test_a_header_that_makes_no_sense_is_answered_in_the_classic_format(accept):
-    kind, text = answer(filled(), accept)
+    text, kind = answer(filled(), accept)
     assert kind.startswith("text/plain") and "# TYPE fastckpt_steps_total counter" in text
 
 
