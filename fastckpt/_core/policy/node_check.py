@@ -114,6 +114,11 @@ class CheckLimits:
             return self.tolerance * self.baseline[name]
         return FLOORS.get(kind)
 
+    def unused(self, names: Iterable[str]) -> str:
+        """The first name in ``given`` that limits none of these checks; empty if there is none."""
+        known = {key for name in names for key in (name, name.partition(" ")[0])}
+        return next((name for name in self.given if name not in known), "")
+
     def apply(self, result: CheckResult) -> CheckResult:
         """The result with its limit, and with the verdict that follows from that."""
         value, limit = result.value, self.of(result.name)
