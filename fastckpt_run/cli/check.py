@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fastckpt._core.config import Settings
-from fastckpt._core.policy.node_check import SHARE, CheckLimits, CheckResult, in_words, summary, worst
+from fastckpt._core.policy.node_check import FLOORS, SHARE, CheckLimits, CheckResult, in_words, summary, worst
 from fastckpt._core.storage.store import is_url
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import CommandOutput, Screen, answering, plain
@@ -32,6 +32,8 @@ def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
             equals = ""
         if not equals or not name or not 0 <= found[name] < float("inf"):
             raise click.BadParameter(f"{text!r} is no limit; give NAME=NUMBER, such as disk=200", param=parameter)
+        if name.partition(" ")[0] not in FLOORS:
+            raise click.BadParameter(f"no check is named {name!r}; there are {', '.join(FLOORS)}", param=parameter)
     return found
 
 
@@ -98,6 +100,7 @@ def check(directory: str, kinds: tuple[str, ...], one_line: bool, deadline: floa
         Settings.from_environment(), [directory] if directory else [], kinds=chosen, limits=limits, deadline=deadline
     )
     results = checks.run()
+    results += limits.missing(results, chosen)
     absent = list[int]()
     if place.nnodes > 1 and (not kinds or "pair" in kinds):
         result, absent = place.check(results)

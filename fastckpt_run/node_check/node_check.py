@@ -112,7 +112,8 @@ class NodeCheck:
         if outcome.is_bad:
             raise _failure([outcome.result])
         if outcome.slow:
-            logger.warning("slow nodes, which take part all the same: %s", _names(outcome, outcome.slow))
+            why = f"; this one: {outcome.result.message}" if rank in outcome.slow and outcome.result.message else ""
+            logger.warning("slow nodes, which take part all the same: %s%s", _names(outcome, outcome.slow), why)
         if outcome.bad:
             logger.warning("the job goes on without nodes that failed the node check: %s", _names(outcome, outcome.bad))
         return [members[each] for each in outcome.bad]

@@ -89,8 +89,35 @@ def _step(event: Event) -> str:
     return f"step {whole(event, 'step', -1):,}"
 
 
+def _earlier(event: Event) -> str:
+    count = whole(event, "earlier", 0)
+    return f"; {count:,} more before it" if count > 0 else ""
+
+
 def _durable(event: Event) -> str:
-    return f"{_step(event)} is on storage: {decimal(max(0, whole(event, 'bytes', 0)))} in {_seconds(event)}"
+    size = decimal(max(0, whole(event, "bytes", 0)))
+    return f"{_step(event)} is on storage: {size} in {_seconds(event)}{_earlier(event)}"
+
+
+def _node_check(event: Event) -> str:
+    checks = event.get("checks")
+    bad = [each for each in checks if isinstance(each, dict)] if isinstance(checks, list) else []
+    why = [f"{each.get('name')}: {each.get('message')}" for each in bad if each.get("verdict") != "ok"]
+    occasions = {"start": "before it joins", "round": "with the others", "failure": "after a failure"}
+    when = occasions.get(text(event, "occasion"), "at an unknown time")
+    found = f"node check {when}, {_seconds(event)}: {text(event, 'verdict')}"
+    return "; ".join([found, *why, *(f"{kind}: {_hosts(event, kind)}" for kind in ("bad", "slow") if event.get(kind))])
+
+
+def _hosts(event: Event, name: str) -> str:
+    hosts = event.get(name)
+    found = [each for each in hosts if isinstance(each, dict)] if isinstance(hosts, list) else []
+    return ", ".join(f"node {each.get('node')} on {each.get('host')}" for each in found)
+
+
+def _node_lost(event: Event) -> str:
+    nodes = event.get("nodes")
+    return f"lost: node {', '.join(map(str, nodes)) if isinstance(nodes, list) else '?'}: {text(event, 'reason')}"
 
 
 def _died(event: Event) -> str:
@@ -137,16 +164,25 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "hang": _hang,
     "restarted": lambda event: text(event, "text"),
     "gave_up": lambda event: text(event, "text") or f"no restart: {text(event, 'why')}",
-    "skipped": lambda event: f"{_step(event)} was not saved: {text(event, 'reason')}",
+    "skipped": lambda event: f"{_step(event)} was not saved: {text(event, 'reason')}{_earlier(event)}",
     "persisted": _durable,
     "flush_started": lambda event: f"flush of {_step(event)} begins",
     "flush_done": _durable,
     "persist_failed": lambda event: f"{_step(event)} could not be persisted: {text(event, 'error')}",
-    "uploaded": lambda event: f"{_step(event)} is in {text(event, 'remote')}, in {_seconds(event)}",
+    "uploaded": lambda event: f"{_step(event)} is in {text(event, 'remote')}, in {_seconds(event)}{_earlier(event)}",
     "upload_failed": lambda event: f"an upload failed: {text(event, 'error')}",
     "preload_ready": lambda event: f"the template has imported all, in {_seconds(event)}",
     "stop_asked": lambda event: "a stop with a flush was asked for on the live page",
     "straggler": _straggler,
+    "node_check": _node_check,
+    "node_lost": _node_lost,
+    "bad_checkpoint": lambda event: (
+        f"{_step(event)} cannot be loaded from {text(event, 'tier')}: {text(event, 'reason')}"
+    ),
+    "hang_elsewhere": lambda event: f"the agent on {text(event, 'host')} has found that the job hangs",
+    "restarts_given_back": lambda event: f"restarts are returned: {whole(event, 'restarts_left', 0):,} left",
+    "preload_fallback": lambda event: f"workers are started without the template: {text(event, 'why')}",
+    "superseded": lambda event: f"another job has taken over {text(event, 'place')}: {text(event, 'holder')}",
     "job_ended": lambda event: f"the launch has ended: {text(event, 'outcome')}",
 }
 """Other events; those that are missing are shown with their fields."""

@@ -90,8 +90,8 @@ def html(parts: Mapping[str, str]) -> str:
 
 
 _ACTIONS = (
-    '<section class="actions" aria-label="Actions"><p id="readonly">Read only. The link with a token, which the '
-    "launcher logged at its start, offers a flush and a stop.</p>"
+    '<section class="actions" aria-label="Actions"><p id="readonly">Read only. To flush or stop, open the '
+    "link in the launcher's log.</p>"
     '<div id="buttons" hidden><button id="flush" type="button">Flush now</button>'
     '<button id="stop" type="button" class="danger">Stop with a flush</button></div>'
     '<p id="said" role="status"></p></section>'
@@ -158,7 +158,7 @@ def _figures(document: Json, found: Report) -> str:
         ("?" if rate is None else formatting.rate(rate), "steps per second, lately"),
         (f"{alive} of {len(workers)}", "workers run"),
         (f"{len(incidents(found.failures)):,}", f"failures, {steps['repeated']:,} steps repeated"),
-        (age, f"old is this job, in {formatting.count(job['launches'], 'launch', 'launches')}"),
+        (age, f"age of the job, in {formatting.count(job['launches'], 'launch', 'launches')}"),
     ]
     cards = "".join(f"<div><b>{shown(value)}</b><span>{shown(what)}</span></div>" for value, what in figures)
     return f'<section class="figures" aria-label="Figures">{cards}</section>'
@@ -251,16 +251,15 @@ def _workers(document: Json) -> str:
             rows.append(_worker(node, worker, own[id(worker)], longest, several=several))
     if not rows:
         return "<section><h2>Workers</h2><p>None has been started yet.</p></section>"
-    heads = ["rank", *(["node"] if several else []), "doing", "step", "heartbeat"]
+    heads = ["rank", *(["node"] if several else []), "doing", "step", *(["own time of a step"] if longest else [])]
     if not several:
-        rows = [[row[0], *row[2:]] if len(row) > len(heads) + bool(longest) + 1 else row for row in rows]
-    heads += ["own time of a step"] if longest else []
+        rows = [[row[0], *row[2:]] if len(row) > len(heads) + 2 else row for row in rows]
     key = (
         '<ul class="legend">' + "".join(f'<li><i class="own-{part}"></i>{part}</li>' for part in OWN) + "</ul>"
         if longest
         else ""
     )
-    return f"<section><h2>Workers</h2>{table([*heads, 'process'], rows)}{key}</section>"
+    return f"<section><h2>Workers</h2>{table([*heads, 'heartbeat', 'process'], rows)}{key}</section>"
 
 
 def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, *, several: bool) -> list[str]:
@@ -273,16 +272,15 @@ def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, 
         f"{node['node']}, {shown(node.get('host', ''))}",
         f'<span class="{"trouble" if ended else "doing"}">{shown(worker["doing"])}</span>{_slow(worker)}',
         "" if worker["step"] is None else f"{worker['step']:,}",
-        f'<span class="{"trouble" if is_quiet else "beat"}">{beat}</span>',
     ]
     if longest:
         row.append(_own(own, longest))
-    return [*row, str(worker["pid"])]
+    return [*row, f'<span class="{"trouble" if is_quiet else "beat"}">{beat}</span>', str(worker["pid"])]
 
 
 def _slow(worker: Json) -> str:
     slow = worker.get("slow")
-    return f' <span class="trouble">slow: {shown(slow["part"])}, costs {slow["cost"]:.0%}</span>' if slow else ""
+    return f' <span class="trouble slow">slow: {shown(slow["part"])}, costs {slow["cost"]:.0%}</span>' if slow else ""
 
 
 def own_times(worker: Json) -> dict[str, float]:

@@ -153,6 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a POST."""
         self._answer("POST")
 
+    def do_HEAD(self) -> None:
+        """Answer a HEAD as a GET, without the body."""
+        self._answer("GET")
+
     def _answer(self, method: str) -> None:
         try:
             address = urlsplit(self.path)
@@ -160,8 +164,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
         page = self.server.pages.get((method, address.path))
+        others = [name for name, path in self.server.pages if path == address.path]
         length = self.headers.get("Content-Length") or "0"
-        if page is None:
+        if page is None and others:
+            text = f"{method} has no meaning here; use {' or '.join(others)}\n"
+            response = Response(
+                text.encode(), "text/plain", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": ", ".join(others)}
+            )
+        elif page is None:
             response = Response(b"there is no such page\n", status=HTTPStatus.NOT_FOUND)
         elif not length.isdigit() or int(length) > LARGEST_BODY:
             response = Response(b"the body is too large\n", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -174,7 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(response.body)))
         self.end_headers()
-        self.wfile.write(response.body)
+        if self.command != "HEAD":
+            self.wfile.write(response.body)
 
     def _made(self, page: Page, request: Request) -> Response:
         try:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastckpt._core.policy.stragglers import SlowRank
-from fastckpt._core.report.events import Event, Log, text
+from fastckpt._core.report.events import Event, Log, text, whole
 from fastckpt._core.report.launches import ACCOUNTED
-from fastckpt._core.report.report import Report
+from fastckpt._core.report.report import Report, incidents
 from fastckpt._core.report.report import report as report_on
 from fastckpt._core.storage.store import is_url
 from fastckpt_run.watch.growing_logs import LogReader
@@ -33,9 +33,11 @@ GROWS = 10.0
 NEWEST = 60
 """Events that are shown."""
 _QUIET = frozenset(
-    {"progress", "saved", "metrics", "logged", "rank_times", "frequency", "node_messages", "offload_measured"}
+    {"progress", "saved", "metrics", "logged", "rank_times", "frequency", "node_messages", "offload_measured", "report"}
 )
-"""Events of every second, that no reader wants one by one."""
+"""Events of every second, that no reader wants one by one, and the summary of the others at the end."""
+_ROUTINE = frozenset({"persisted", "uploaded", "skipped"})
+"""Events that come as often as saves: of those in a row the newest is shown, or nothing else would be."""
 
 
 @dataclass
@@ -212,7 +214,23 @@ def newest(events: Sequence[Event]) -> list[Event]:
             hosts[event["pid"]] = text(event, "host")
         if event["event"] not in _QUIET:
             shown.append({**event, "host": text(event, "host") or hosts.get(event["pid"], "")})
-    return sorted(shown, key=lambda event: event["time"], reverse=True)[:NEWEST]
+    return _joined(sorted(shown, key=lambda event: event["time"], reverse=True))[:NEWEST]
+
+
+def _joined(events: Sequence[Event]) -> list[Event]:
+    """Events, newest first; of a row of routine ones the newest of each kind, with the number of ``earlier`` steps."""
+    found, row = list[Event](), dict[tuple[str, str], tuple[Json, set[int]]]()
+    for event in events:
+        if event["event"] not in _ROUTINE:
+            row.clear()
+            found.append(event)
+            continue
+        newer, steps = row.setdefault((event["event"], text(event, "reason")), ({**event}, set()))
+        if not steps:
+            found.append(newer)
+        steps.add(whole(event, "step", -1))  # each node reports it
+        newer["earlier"] = len(steps) - 1
+    return found
 
 
 def as_document(view: JobView) -> Json:
@@ -229,7 +247,7 @@ def as_document(view: JobView) -> Json:
             "script": launch.launch.script if launch else "",
             "host": launch.launch.host if launch else "",
             "begin": min(chain[0].begin for chain in found.nodes.values()) / 1e9 if launch else None,
-            "launches": sum(len(chain) for chain in found.nodes.values()),
+            "launches": max((len(chain) for chain in found.nodes.values()), default=0),
         },
         "goodput": found.goodput,
         "total": found.total / 1e9,
@@ -240,7 +258,7 @@ def as_document(view: JobView) -> Json:
             "per_second": found.steps.new * len(found.nodes) * 1e9 / useful if useful else None,
             "now": steps_per_second(found),
         },
-        "failures": len(found.failures),
+        "failures": len(incidents(found.failures)),
         "nodes": [{"node": rank, "answers": node is not None, **(node or {})} for rank, node in view.nodes.items()],
         "loss": losses(view),
         "events": [dict(event) for event in view.events],

@@ -79,7 +79,7 @@ class LivePage:
     def serve_at(self, host: str, url: str) -> None:
         """Take note of where the page is served, and log it with the token, once."""
         self._host, self._url = host, url
-        logger.warning("the live page of the job is %s/#token=%s (with several nodes, that of node 0)", url, self.token)
+        logger.warning("the live page of the job is %s/#token=%s (of several nodes, node 0 serves it)", url, self.token)
 
     def rest(self) -> None:
         """Give back memory if nobody looks any more."""

@@ -88,6 +88,7 @@ def test_a_good_node_is_a_baseline_with_a_tolerance(fastckpt: Fastckpt, good: Pa
         (["--min", "disk=fast"], "is no limit"),
         (["--min", "disk=-1"], "is no limit"),
         (["--min", "disk=inf"], "is no limit"),
+        (["--min", "dsik=200"], "no check is named 'dsik'; there are matmul, memory, shm, disk, loopback, pair"),
         (["--baseline", "nowhere.json"], "nowhere.json"),
         (["--baseline", "/dev/null"], "is no baseline"),
         (["--only", "colour"], "colour"),

@@ -5,7 +5,7 @@ A node that fails in both rounds is bad, and one whose rate is below half the me
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import count
@@ -118,6 +118,22 @@ class CheckLimits:
         """The first name in ``given`` that limits none of these checks; empty if there is none."""
         known = {key for name in names for key in (name, name.partition(" ")[0])}
         return next((name for name in self.given if name not in known), "")
+
+    def missing(self, results: Sequence[CheckResult], kinds: Collection[str]) -> list[CheckResult]:
+        """Results of checks of these kinds that have a limit of their own, and were not made.
+
+        A processor, such as a GPU, that is not there any more is a problem; of others nothing is known.
+        """
+        made = {each.name for each in results}
+        named = [
+            name for name in dict.fromkeys((*self.given, *self.baseline)) if name not in made and name not in FLOORS
+        ]
+        found = [CheckResult(name, Verdict.UNKNOWN, "has a limit, and was not checked") for name in named]
+        return [
+            replace(each, verdict=Verdict.PROBLEM, message="is not there") if each.kind == "matmul" else each
+            for each in found
+            if each.kind in kinds
+        ]
 
     def apply(self, result: CheckResult) -> CheckResult:
         """The result with its limit, and with the verdict that follows from that."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
@@ -186,7 +187,9 @@ def _seen(state: TuningState, span: int) -> Measurement:
 
 def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
     """Constraints of users and failures, in steps."""
-    least = daly(cost.snapshot + cost.persist, terms.mtbf) if terms.mtbf else 0.0
+    both = cost.snapshot + cost.persist
+    # A cost that was measured once has an infinite error: failures ask for nothing until there is a second one.
+    least = daly(both, terms.mtbf) if terms.mtbf and isfinite(both) else 0.0
     return terms.every.fixed(pace, whole_steps(least / pace))
 
 

@@ -60,6 +60,20 @@ def test_a_limit_is_what_is_given_else_a_share_of_the_baseline_else_the_floor(li
     assert limits.of(name) == limit
 
 
+def test_what_has_a_limit_and_was_not_checked_is_not_passed_over():
+    made = [CheckResult("matmul cuda:0 float32", OK), CheckResult("disk /data", OK)]
+    good = {"matmul cuda:0 float32": 9.0, "matmul cuda:1 float32": 9.0, "disk /other": 5.0, "shm": 7.0, "memory": 2.0}
+    limits = CheckLimits({"disk": 1.0, "disk /third": 1.0, "matmul cuda:2 float32": 1.0}, good)
+    found = {each.name: each.verdict for each in limits.missing(made, ("disk", "matmul"))}
+    assert found == {
+        "disk /third": UNKNOWN,
+        "matmul cuda:2 float32": PROBLEM,
+        "matmul cuda:1 float32": PROBLEM,
+        "disk /other": UNKNOWN,
+    }
+    assert limits.missing(made, ("loopback",)) == []
+
+
 def test_a_value_below_its_limit_is_a_problem_that_names_both():
     limits = CheckLimits({"disk": 50.0}, {})
     low = limits.apply(CheckResult("disk /data", OK, value=49.94, unit="MB/s"))

@@ -60,6 +60,20 @@ def test_pages_that_do_not_exist_and_bodies_that_are_too_large_are_refused(serve
         assert error.value.code == status
 
 
+def test_another_method_is_told_which_one_there_is_and_a_head_has_no_body(server):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(server, "/fail", b"posted")
+    with refused.value as error:
+        assert (error.code, error.headers["Allow"], error.read()) == (
+            405,
+            "GET",
+            b"POST has no meaning here; use GET\n",
+        )
+    request = urllib.request.Request(server.url + "/echo?say=abc", method="HEAD")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert (answer.read(), answer.headers["Content-Length"]) == (b"", "3")
+
+
 def test_a_page_that_fails_is_logged_once_and_the_others_are_served(server, caplog):
     for _ in range(2):
         with pytest.raises(urllib.error.HTTPError) as error:

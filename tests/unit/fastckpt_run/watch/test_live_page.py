@@ -161,7 +161,7 @@ def test_reading_needs_no_token_and_nothing_that_is_read_has_it(nodes):
     for path in ("/", "/live", "/status.json"):
         code, text, headers = nodes.ask(0, path)
         assert code == 200 and nodes.pages[0].token not in text + str(headers)
-    assert nodes.ask(0, "/flush")[0] == 404
+    assert nodes.ask(0, "/flush")[0] == 405
 
 
 @pytest.mark.parametrize(
@@ -345,13 +345,55 @@ def test_a_long_log_is_shown_in_full_and_its_newest_events_alone():
     for second in range(6, 5000):
         story.trains(float(second), second)
         for step in range(3):
-            story.tell("persisted", step=4 * second + step, bytes=1000, seconds=0.1)
+            story.tell("persist_failed", step=4 * second + step, error="full")
     log = story.log
     assert len(log.events) > 19_000
     last = newest(log.events)
     assert len(last) == job_view.NEWEST and [event["step"] for event in last[:3]] == [19996, 19997, 19998]
     parts = live_view.report_parts(report([log]))
     assert sum(map(len, parts.values())) < 3_000_000
+
+
+def test_routine_events_in_a_row_are_one_line_and_hide_no_others():
+    from fastckpt_run.views.event_text import lines
+
+    story = Story().starts(1, 2, 3, 4).loads(5, 0.1).dies(6)
+    for step in range(1000):
+        story.at(7.0 + step, "persisted", step=step, bytes=1000, seconds=0.1)
+        story.at(7.5 + step, "persisted", step=step, bytes=1000, seconds=0.2)  # by the other node
+        story.at(7.6 + step, "skipped", step=step, reason=("busy", "full")[step % 2])
+    story.at(2000.0, "persist_failed", step=7, error="full").at(2001.0, "persisted", step=8, seconds=0.1)
+    found = [one.text for one in lines(newest(story.log.events))]
+    assert found[:5] == [
+        "step 8 is on storage: 0 B in 100 ms",
+        "step 7 could not be persisted: full",
+        "step 999 was not saved: full; 499 more before it",
+        "step 999 is on storage: 1.0 kB in 200 ms; 999 more before it",
+        "step 998 was not saved: busy; 499 more before it",
+    ]
+    assert "rank 1 died: SIGKILL" in found
+
+
+def test_checks_and_losses_of_nodes_are_told_in_words():
+    from fastckpt_run.views.event_text import lines
+
+    slow = {"name": "matmul cpu", "verdict": "problem", "message": "3 GFLOP/s, less than 9"}
+    node = [{"node": 1, "host": "b"}]
+    events = [
+        line("node_check", occasion="failure", seconds=2.1, verdict="ok", checks=[{"verdict": "ok"}], bad=[], slow=[]),
+        line("node_check", occasion="round", seconds=1.0, verdict="problem", checks=[slow], bad=node, slow=node),
+        line("node_check", occasion=7, checks="none", bad="x", slow=[3]),
+        line("node_lost", nodes=[2, 3], reason="no sign of life"),
+        line("node_lost", nodes="all"),
+    ]
+    assert [one.text for one in lines(parsed("log", events).events)] == [
+        "node check after a failure, 2.1 s: ok",
+        "node check with the others, 1 s: problem; matmul cpu: 3 GFLOP/s, less than 9; bad: node 1 on b; slow: "
+        "node 1 on b",
+        "node check at an unknown time, ?: ; bad: ; slow: ",
+        "lost: node 2, 3: no sign of life",
+        "lost: node ?: ",
+    ]
 
 
 def test_the_memory_of_logs_is_given_back_when_nobody_looks_any_more(own_nodes, monkeypatch):

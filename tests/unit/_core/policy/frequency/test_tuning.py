@@ -14,7 +14,7 @@ from fastckpt._core.policy.frequency.overhead import RECENT, Measurement
 from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import less_often, more_often
-from fastckpt._core.policy.frequency.tuning import AGREE, Decision, Terms, TuningState, started, tuned, window
+from fastckpt._core.policy.frequency.tuning import AGREE, LATELY, Decision, Terms, TuningState, started, tuned, window
 from fastckpt.errors import ConfigError
 
 PROFILE = Profile(iteration=1.0, stall=0.3, duration=12.3)
@@ -84,6 +84,14 @@ def test_intervals_within_the_bound_stay():
     assert pair(after.intervals) == (8, 16)
     assert not any(each.changed for each in decisions)
     assert "as before: they cost 4.50% of training, of 5.00% at most" in decisions[-1].why
+
+
+def test_failures_ask_for_nothing_while_the_error_of_a_cost_is_unknown():
+    """Persists that are shorter than an iteration are seldom seen: of one that was seen once the error is infinite."""
+    without = replace(seen(), slowdown=Estimate())
+    state, _ = started(PROFILE, Terms(0.05, mtbf=15.6))
+    after, decisions = follow(state, replace(seen(), slowdown=Estimate(1, 0.01)), *[without] * LATELY)
+    assert pair(after.intervals) == pair(state.intervals) and not any(each.changed for each in decisions)
 
 
 def test_a_clear_breach_of_the_bound_doubles_intervals_at_once():
