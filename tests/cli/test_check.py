@@ -59,7 +59,7 @@ def test_a_limit_of_the_user_counts(fastckpt: Fastckpt, tmp_path: Path, options:
 def test_a_limit_for_no_check_is_refused_not_passed(fastckpt: Fastckpt, tmp_path: Path):
     os.chdir(tmp_path)
     said = fastckpt("check", ".", *DISK, "--min", "disc=1")
-    assert said.code == 2 and "--min disc: no check of this node is called that; give one of disk ." in said.err
+    assert said.code == 2 and "no check is named 'disc'; there are matmul, memory" in said.err
 
 
 def test_a_node_to_which_nobody_comes_is_not_checked_with_others(fastckpt: Fastckpt):

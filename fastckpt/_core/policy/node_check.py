@@ -114,11 +114,6 @@ class CheckLimits:
             return self.tolerance * self.baseline[name]
         return FLOORS.get(kind)
 
-    def unused(self, names: Iterable[str]) -> str:
-        """The first name in ``given`` that limits none of these checks; empty if there is none."""
-        known = {key for name in names for key in (name, name.partition(" ")[0])}
-        return next((name for name in self.given if name not in known), "")
-
     def missing(self, results: Sequence[CheckResult], kinds: Collection[str]) -> list[CheckResult]:
         """Results of checks of these kinds that have a limit of their own, and were not made.
 

@@ -36,18 +36,18 @@ def scrapes(job: WatchedJob) -> Iterator[Samples]:
         yield parsed(kind, text)[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def events(watched: WatchedJob) -> list[dict[str, Any]]:
     [path] = find(watched.checkpoints)
     return [dict(event) for event in read(path).events]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def last(events) -> dict[str, Any]:
     return [event for event in events if event["event"] == "metrics"][-1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def report(watched: WatchedJob) -> dict[str, Any]:
     done = CliRunner().invoke(main, ["report", str(watched.checkpoints), "--json"])
     assert done.exit_code == 0, done.output
@@ -193,7 +193,7 @@ def check_nothing_of_this_kept_the_job_from_its_good_end(watched: WatchedJob):
 CHECKS = [check for name, check in globals().items() if name.startswith("check_")]
 
 
-def test_all_means_of_watching_a_job_say_the_same_and_the_truth(request: pytest.FixtureRequest):
+def test_all_means_of_watching_a_job_say_the_same_and_the_truth(watched: WatchedJob, request: pytest.FixtureRequest):
     """One test, whose job runs once: of several, workers of pytest would run it once each."""
     assert len(CHECKS) > 10
     for check in CHECKS:
