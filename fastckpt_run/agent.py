@@ -1,6 +1,7 @@
 """torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -42,6 +43,8 @@ logger = logging.getLogger("fastckpt.launcher")
 
 T = TypeVar("T")
 _CLOSE_MARGIN = 60.0
+_LOOK, _START = 1.0, 30.0
+"""Seconds from one look at workers that run to the next, and after a start in which each wake is one."""
 _HEARTBEAT = 5.0
 """Seconds to wait for the end of one that is under way."""
 
@@ -88,6 +91,7 @@ class FastckptAgent(HookedAgent):
         self._node_check = node_check or NodeCheck(settings)
         self._left_out: list[Member] = []
         self._died: list[Death] = []
+        self._started = self._due = 0.0
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
             spec.rdzv_handler.before_joining = self._preloader.wait
 
@@ -219,6 +223,7 @@ class FastckptAgent(HookedAgent):
         self._preloader.prepare()
         pids, worker_group = proceed(), self.get_worker_group()
         self._watch, self._died = DeathWatch(pids), []
+        self._started = self._due = time.monotonic()
         self._hangs.started(pids, worker_group.workers)
         self._watcher.started(pids, worker_group.workers)
         metrics.event(
@@ -236,6 +241,8 @@ class FastckptAgent(HookedAgent):
         # 3. work that must not delay a death: the template, the event log, notices   4. torch reads the exit codes
         # 5. decide on restarts, before torch does by the number that is left
         died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
+        if not died and not self._is_due():
+            return RunResult(WorkerState.HEALTHY)  # torch looks for nodes that join at each wake; all else can wait
         # Only without a death: ranks that wait for a dead one would look like a hang.
         if not died and self._hangs.is_due and self._end_hang():
             died = self._watch.wait(0.0)
@@ -253,6 +260,14 @@ class FastckptAgent(HookedAgent):
             metrics.event("workers_finished")
             return result
         return self._leave_round(result) if self._peers.may_rejoin else self._judge(result, deaths)
+
+    def _is_due(self) -> bool:
+        """Whether to look at more than deaths: often while workers start, then once a second."""
+        now = time.monotonic()
+        if now < self._due and not self._hangs.is_due:
+            return False
+        self._due = now + (_LOOK if now > self._started + _START else 0.0)
+        return True
 
     def _end_hang(self) -> bool:
         return self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left))

@@ -1,5 +1,6 @@
 """`fastckpt top`: a job while it runs, in the terminal."""
 
+import http.client
 import json
 import socket
 import sys
@@ -27,6 +28,18 @@ INTERVAL = 2.0
 TIMEOUT = 10.0
 """Seconds that the agent has to answer."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "at": (int, float),
+    "job": dict,
+    "steps": dict,
+    "nodes": list,
+    "loss": list,
+    "events": list,
+    "trouble": str,
+}
+"""Some keys of the document of each job, and their types."""
 
 
 class NoAnswer(FastckptError):
@@ -124,12 +137,14 @@ def fetch(url: str) -> dict[str, Any]:
         with error:
             said = error.read(1000).decode(errors="replace").strip()
         raise ConfigError(f"{url} answers {error.code}: {said}") from error
-    except (OSError, ValueError) as error:
-        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+    # A server of another kind answers in its own way; one that dies while it answers leaves the answer torn.
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        is_torn = isinstance(error, http.client.IncompleteRead)
+        if isinstance(error, ValueError | RecursionError | http.client.HTTPException) and not is_torn:
             raise ConfigError(f"{url} is not the live page of a job") from error
         reason = getattr(error, "reason", error)
         raise NoAnswer(f"{url} does not answer: {reason}; the job has ended, or its agent is gone") from error
-    if not isinstance(document, dict) or "job" not in document:
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), kind) for name, kind in _KEYS.items()):
         raise ConfigError(f"{url} is not the live page of a job")
     return document
 

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -60,6 +61,8 @@ def _check(
         raise ConfigError(f"another node has come with --node-rank {rank}; give each its own, from 0 on")
     board = Board(ConnectedStore(connection), "check/")
     outcome = PairCheck(board, rank, range(count), host_for(host, rank, None), results, wait).run()
+    if len(outcome.absent) == count - 1:
+        return replace(outcome.result, verdict=Verdict.UNKNOWN, message="no other node has come"), outcome.absent
     return outcome.result, outcome.absent
 
 

@@ -121,7 +121,11 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a request in a thread, unless too many are under way: readers that never end keep nobody out."""
         if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread can be started: the next one may be
+                self._free.release()
+                raise
         else:
             self.shutdown_request(request)
 
@@ -154,7 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("GET")
 
     def _answer(self, method: str) -> None:
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
         page = self.server.pages.get((method, address.path))
         others = [name for name, path in self.server.pages if path == address.path]
         length = self.headers.get("Content-Length") or "0"

@@ -34,7 +34,10 @@ class MetricsEndpoint:
 
     def page(self, request: Request) -> Response:
         """Answer a request, in the format that its header Accept prefers."""
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, kind = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # the header asks for a version that is none
+            encode, kind = choose_encoder("")
         with self._lock:
             values = self._newest()
             if values is not self._of or len(self._written) >= MOST:

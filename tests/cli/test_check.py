@@ -56,6 +56,19 @@ def test_a_limit_of_the_user_counts(fastckpt: Fastckpt, tmp_path: Path, options:
     assert len(said.out.splitlines()) == 3
 
 
+def test_a_limit_for_no_check_is_refused_not_passed(fastckpt: Fastckpt, tmp_path: Path):
+    os.chdir(tmp_path)
+    said = fastckpt("check", ".", *DISK, "--min", "disc=1")
+    assert said.code == 2 and "no check is named 'disc'; there are matmul, memory" in said.err
+
+
+def test_a_node_to_which_nobody_comes_is_not_checked_with_others(fastckpt: Fastckpt):
+    place = ("--only", "pair", "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--wait", 1)
+    said = fastckpt("check", *place)
+    assert said.code == 2 and said.out.startswith("unknown: pair: no other node has come")
+    assert said.out.endswith("did not come: node 1\n")
+
+
 def test_a_good_node_is_a_baseline_with_a_tolerance(fastckpt: Fastckpt, good: Path, tmp_path: Path):
     document = json.loads(good.read_text())
     for each in document["checks"]:

@@ -4,8 +4,10 @@ import json
 import os
 import pty
 import select
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ ENTRY = {"name", "kind", "type", "shape", "bytes", "storage", "value"}
 FAILURE = {
     "node", "at", "kind", "rank", "exitcode", "silent", "stopped", "relaunched", "met", "started", "imported", "joined",
     "resumed", "first_step", "load", "step", "tier", "repeated", "exception", "frame", "host", "log",
-    "restarts_left", "restarts",
+    "restarts_left", "restarts", "awaited",
 }  # fmt: skip
 FIGURE = {"seconds", "source"}
 DECISION = {"at", "directory", "step", "memory", "storage", "overhead", "bound", "changed", "why"}
@@ -238,6 +240,30 @@ def test_control_characters_in_names_reach_no_terminal(fastckpt: Fastckpt, tmp_p
     assert "[bold]w[/bold]\\udc80" in said.out
     entries = json.loads(fastckpt("show", tmp_path / "model.pt", "--json").out)["files"][0]["entries"]
     assert entries[1]["name"] == name
+
+
+STRANGERS = {
+    "another protocol": b"SSH-2.0-x\r\n",
+    "no job": b"HTTP/1.0 200 OK\r\n\r\n" + b'{"job": {}}',
+    "very deep": b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("answer", [*STRANGERS.values(), b'HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n{"job":'])
+def test_top_says_what_is_wrong_with_a_server_that_is_no_page(fastckpt: Fastckpt, answer: bytes):
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve, args=(listening,), daemon=True)
+        server.start()
+        said = fastckpt("top", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        server.join(60)
+    is_torn = answer not in STRANGERS.values()
+    assert said.code == 2 and ("does not answer" if is_torn else "is not the live page of a job") in said.err
 
 
 def test_a_bad_newest_checkpoint_is_a_finding_with_output(fastckpt: Fastckpt, three: Path):

@@ -9,13 +9,15 @@ of the wrapper and those of the module in it.
 ``fully_shard`` gathers parameters in a hook before a module's forward and in one before its backward, and reduces
 gradients in a node of autograd between the module's inputs and what it gets; ours are around each of them.
 
-All hooks are functions of this module, which copies and pickles of a model refer to by name.
+A model is its user's: outside of a forward, no hook is on the module in a wrapper, which users script, export and save
+whole; and where a hook would be copied or pickled with a model, `contextlib.nullcontext` goes in its place, which does
+nothing, and is there where this library is not.
 """
 
 import gc
 import logging
 from collections.abc import Callable, Iterable
-from functools import wraps
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ _DEEPEST = 3
 
 
 class ArrivalHooks:
-    """The hooks on all models of this process, until `close`; copies that the script made of a model keep theirs."""
+    """The hooks on all models of this process, until `close`."""
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
@@ -70,12 +72,12 @@ class ArrivalHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        _forget_buffers()
 
     def _install_replicated(self, model: DistributedDataParallel) -> None:
         broadcasts = model.broadcast_buffers and any(True for _ in model.module.buffers())
         if broadcasts and not is_compiled_in_place(model.module):
-            self._handles.append(model.register_forward_pre_hook(_wait_in_forward))
-            self._handles.append(model.module.register_forward_pre_hook(_end_wait))
+            self._handles.append(model.register_forward_pre_hook(_wait_for_buffers))
         else:
             self._handles.append(model.register_forward_pre_hook(_begin_forward))
         self._handles.append(model.register_forward_hook(_await_backward))
@@ -128,8 +130,8 @@ def _first_tensor(found: object, depth: int = _DEEPEST) -> torch.Tensor | None:
         inside = found.values()
     elif isinstance(found, list | tuple):
         inside = found
-    elif hasattr(found, "__dataclass_fields__"):
-        inside = vars(found).values()
+    elif (fields := getattr(type(found), "__dataclass_fields__", None)) is not None:
+        inside = (getattr(found, name, None) for name in fields)  # one with slots has no dictionary
     return next((tensor for each in inside if (tensor := _first_tensor(each, depth - 1)) is not None), None)
 
 
@@ -148,27 +150,41 @@ class _Seen:
     input: torch.Tensor | None = None
     output: torch.Tensor | None = None
     handle: RemovableHandle | None = None
+    buffers: RemovableHandle | None = None
     backward = -1
 
 
 _seen = _Seen()
 
 
-def _watching(hook: Callable[[StepClock, Any, Any], None]) -> Callable[..., None]:
-    """A hook that gets the clock, and what torch gives after the module; a failure of it ends the watch alone."""
+class _Hook:
+    """A hook that gets the clock, and what torch gives, the module first; a failure of it ends the watch alone."""
+
+    __torch_unserializable__ = True
+    """Whether torch leaves it out, without a warning, where a tensor is saved that has it."""
+
+    def __init__(self, hook: Callable[[StepClock, Any, Any, Any], None]) -> None:
+        self._hook = hook
 
     @untraced
-    @wraps(hook)
-    def called(first: Any = None, second: Any = None, third: Any = None) -> None:
+    def __call__(self, first: Any = None, second: Any = None, third: Any = None) -> None:
+        """Call it, if there is a clock."""
         clock = running.clock
         if clock is not None:
             try:
-                hook(clock, second, third)
+                self._hook(clock, first, second, third)
             except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
                 running.clock = None
                 logger.warning("which rank is slow is not found any more: %s", error)
 
-    return called
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
+        """Copy, or pickle, something that does nothing instead."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _watching(hook: Callable[[StepClock, Any, Any], None]) -> _Hook:
+    """A hook that needs no module."""
+    return _Hook(lambda clock, _, second, third: hook(clock, second, third))
 
 
 @_watching
@@ -180,6 +196,21 @@ def _begin_forward(clock: StepClock, args: Any, _: Any) -> None:
 def _wait_in_forward(clock: StepClock, args: Any, _: Any) -> None:
     _open_forward(clock, WAIT)
     _seen.input = _first_tensor(args)
+
+
+@_Hook
+def _wait_for_buffers(clock: StepClock, model: Any, args: Any, _: Any) -> None:
+    _forget_buffers()  # of a forward that failed before it
+    _open_forward(clock, WAIT)
+    if clock.part == WAIT:
+        _seen.buffers = model.module.register_forward_pre_hook(_end_wait_for_buffers)
+
+
+@_Hook
+def _end_wait_for_buffers(clock: StepClock, model: Any, args: Any, _: Any) -> None:
+    _forget_buffers()
+    if clock.part == WAIT:
+        clock.enter(BACKWARD if clock.in_backward else FORWARD)
 
 
 @_watching
@@ -264,6 +295,12 @@ def _see_last_gradient(clock: StepClock, _: Any, __: Any) -> None:
 def _arrive_inside(clock: StepClock, _: Any, __: Any) -> None:
     clock.arrive()
     when_backward_ends(_end_wait)
+
+
+def _forget_buffers() -> None:
+    handle, _seen.buffers = _seen.buffers, None
+    if handle is not None:
+        handle.remove()
 
 
 def _open_forward(clock: StepClock, part: int) -> None:

@@ -1,5 +1,6 @@
 """One job that is watched by all means: what each of them says of it is the same, and true."""
 
+import inspect
 import json
 import math
 from collections.abc import Iterator
@@ -35,25 +36,25 @@ def scrapes(job: WatchedJob) -> Iterator[Samples]:
         yield parsed(kind, text)[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def events(watched: WatchedJob) -> list[dict[str, Any]]:
     [path] = find(watched.checkpoints)
     return [dict(event) for event in read(path).events]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def last(events) -> dict[str, Any]:
     return [event for event in events if event["event"] == "metrics"][-1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def report(watched: WatchedJob) -> dict[str, Any]:
     done = CliRunner().invoke(main, ["report", str(watched.checkpoints), "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
-def test_both_formats_have_the_metrics_of_the_table_with_kind_unit_and_help(watched: WatchedJob):
+def check_both_formats_have_the_metrics_of_the_table_with_kind_unit_and_help(watched: WatchedJob):
     kinds = {"openmetrics" in kind for _, kind, _ in watched.scrapes}
     assert kinds == {True, False}
     for _, kind, text in watched.scrapes[-2:]:
@@ -67,7 +68,7 @@ def test_both_formats_have_the_metrics_of_the_table_with_kind_unit_and_help(watc
                 assert metric.kind is Kind.HISTOGRAM or set(sample.labels) == set(metric.labels)
 
 
-def test_the_page_answers_before_the_first_worker_during_the_restart_and_to_a_crowd(watched: WatchedJob):
+def check_the_page_answers_before_the_first_worker_during_the_restart_and_to_a_crowd(watched: WatchedJob):
     first = next(scrapes(watched))
     assert first["fastckpt_workers", ()] == 0 and first["fastckpt_steps_total", ()] == 0
     answered, refused = watched.counts
@@ -75,7 +76,7 @@ def test_the_page_answers_before_the_first_worker_during_the_restart_and_to_a_cr
     assert [*scrapes(watched)][-1]["fastckpt_restarts_total", ()] == 1
 
 
-def test_counters_and_the_histogram_never_fall_though_workers_are_restarted(watched: WatchedJob):
+def check_counters_and_the_histogram_never_fall_though_workers_are_restarted(watched: WatchedJob):
     before: Samples = {}
     counted = tuple(metric.name for metric in METRICS if metric.kind is Kind.COUNTER)
     counted += tuple(f"fastckpt_step_seconds_{part}" for part in ("bucket", "count", "sum"))
@@ -88,7 +89,7 @@ def test_counters_and_the_histogram_never_fall_though_workers_are_restarted(watc
     assert before["fastckpt_step_seconds_count", ()] >= 2 * (120 - 2)
 
 
-def test_the_last_values_are_those_of_the_report(watched: WatchedJob, events, last, report):
+def check_the_last_values_are_those_of_the_report(watched: WatchedJob, events, last, report):
     values, begin = last["values"], events[0]["monotonic"]
     for cause in set(goodput.CAUSES) - {goodput.END}:  # which goes on until the very end
         key = BY_NAME["fastckpt_lost_seconds_total"].key((cause,))
@@ -106,7 +107,7 @@ def test_the_last_values_are_those_of_the_report(watched: WatchedJob, events, la
     assert (values["fastckpt_restarts_left"], values["fastckpt_restarts_total"]) == (2, 1)
 
 
-def test_the_report_has_the_last_event_and_events_have_names_of_the_table_alone(watched: WatchedJob, last, report):
+def check_the_report_has_the_last_event_and_events_have_names_of_the_table_alone(watched: WatchedJob, last, report):
     [measured] = report["metrics"]
     assert (measured["node"], measured["step"], measured["values"]) == (0, last["step"], last["values"])
     steps = {f"fastckpt_step_seconds{end}" for end in ("", "_count", "_sum")}
@@ -116,7 +117,7 @@ def test_the_report_has_the_last_event_and_events_have_names_of_the_table_alone(
     assert "step times: " in text and f"logged up to step {last['step']:,}: " in text and "bad NaN" in text
 
 
-def test_what_a_loss_would_cost_follows_the_saves(watched: WatchedJob):
+def check_what_a_loss_would_cost_follows_the_saves(watched: WatchedJob):
     for samples in scrapes(watched):
         if (key := ("fastckpt_unsaved_steps", (("tier", "storage"),))) in samples:
             memory = samples["fastckpt_unsaved_steps", (("tier", "memory"),)]
@@ -125,7 +126,7 @@ def test_what_a_loss_would_cost_follows_the_saves(watched: WatchedJob):
     assert newest["memory"] >= newest["storage"] > 0 and newest["memory"] % 5 == newest["storage"] % 5 == 0
 
 
-def test_values_of_the_script_arrive_by_name_and_rank_also_from_before_its_checkpointer(watched: WatchedJob, last):
+def check_values_of_the_script_arrive_by_name_and_rank_also_from_before_its_checkpointer(watched: WatchedJob, last):
     seen = {key: value for samples in scrapes(watched) for key, value in samples.items() if key[0] == "fastckpt_user"}
     found = {(dict(labels)["name"], dict(labels)["rank"]): value for (_, labels), value in seen.items()}
     names = ("before", "loss", "train/lr", "bad", "rank")
@@ -136,14 +137,14 @@ def test_values_of_the_script_arrive_by_name_and_rank_also_from_before_its_check
     assert last["values"]['fastckpt_user_step{rank="0"}'] <= last["step"]
 
 
-def test_parts_of_steps_of_each_rank_add_up_to_about_a_step(watched: WatchedJob, last):
+def check_parts_of_steps_of_each_rank_add_up_to_about_a_step(watched: WatchedJob, last):
     name = BY_NAME["fastckpt_rank_step_seconds"]
     for rank in "01":
         parts = [last["values"][name.key((rank, part))] for part in PARTS]
         assert 0.9 * STEP_SECONDS < sum(parts) < DEADLINE and min(parts) >= 0
 
 
-def test_values_of_the_node_and_the_agent_are_there(watched: WatchedJob):
+def check_values_of_the_node_and_the_agent_are_there(watched: WatchedJob):
     samples = [*scrapes(watched)][-1]
     there = {name for name, _ in samples}
     ours = {metric.name for metric in METRICS if metric.group in ("node", "agent")}
@@ -153,7 +154,7 @@ def test_values_of_the_node_and_the_agent_are_there(watched: WatchedJob):
     assert samples["fastckpt_agent_memory_bytes", ()] > 10 << 20
 
 
-def test_tensorboards_own_reader_finds_the_curves_of_each_start(watched: WatchedJob, last):
+def check_tensorboards_own_reader_finds_the_curves_of_each_start(watched: WatchedJob, last):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     [run] = (watched.folder / "tensorboard").iterdir()
@@ -181,9 +182,19 @@ def test_tensorboards_own_reader_finds_the_curves_of_each_start(watched: Watched
     assert found["start1"].Scalars("job/step_seconds/mean")[-1].value > 0
 
 
-def test_nothing_of_this_kept_the_job_from_its_good_end(watched: WatchedJob):
+def check_nothing_of_this_kept_the_job_from_its_good_end(watched: WatchedJob):
     assert "is not watched as it should be" not in watched.output, watched.output
     tracebacks = [line for line in watched.output.splitlines() if "Traceback" in line]
     assert all(line.startswith("[rank") for line in tracebacks), (
         watched.output
     )  # of the peer of the one that was killed
+
+
+CHECKS = [check for name, check in globals().items() if name.startswith("check_")]
+
+
+def test_all_means_of_watching_a_job_say_the_same_and_the_truth(watched: WatchedJob, request: pytest.FixtureRequest):
+    """One test, whose job runs once: of several, workers of pytest would run it once each."""
+    assert len(CHECKS) > 10
+    for check in CHECKS:
+        check(**{name: request.getfixturevalue(name) for name in inspect.signature(check).parameters})

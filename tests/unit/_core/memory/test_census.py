@@ -17,7 +17,7 @@ from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census, clean, sweep
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name
+from fastckpt._core.memory.telemetry import LINE, TelemetryBlock, telemetry_name
 from fastckpt.errors import ArenaInUse, FastckptError
 
 SAVE = SaveId(2, 7)
@@ -140,7 +140,7 @@ def test_an_arena_of_a_killed_owner_is_removed_with_its_telemetry(shm: Path, pat
     program = f"""
 import os, pathlib, signal
 from fastckpt._core.memory.arena import Arena
-from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name
+from fastckpt._core.memory.telemetry import LINE, TelemetryBlock, telemetry_name
 path = pathlib.Path({str(path)!r})
 arena = Arena.open(path, "/checkpoints")
 block = TelemetryBlock(telemetry_name(path), 2)
@@ -163,7 +163,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, path: Path):
     block = TelemetryBlock(telemetry_name(path), 2)
     entry = found(shm)
-    assert (entry.state, entry.size) == (ArenaState.IN_USE, 4096)
+    assert (entry.state, entry.size) == (ArenaState.IN_USE, -(-2 * LINE // 4096) * 4096)
     with pytest.raises(ArenaInUse):
         clean(entry)
     block.close()

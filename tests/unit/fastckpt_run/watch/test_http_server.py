@@ -89,6 +89,24 @@ def test_a_port_that_is_taken_is_refused_by_name(server):
         HttpServer(str(server.port), {})
 
 
+def test_threads_that_cannot_be_started_keep_nobody_out_once_they_can(server, monkeypatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", refuse)
+        for _ in range(http_server.AT_ONCE):
+            with socket.create_connection((server.host, server.port), timeout=10) as connection:
+                assert connection.recv(1) == b""
+    assert get(server, "/echo?say=1")[0] == b"1"
+
+
+def test_an_address_that_makes_no_sense_is_refused(server):
+    with socket.create_connection((server.host, server.port), timeout=10) as connection:
+        connection.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
+        assert b" 400 " in connection.recv(64)
+
+
 def test_readers_that_ask_for_nothing_are_few_and_keep_nobody_out_for_ever(server, monkeypatch):
     monkeypatch.setattr(http_server._Handler, "timeout", 0.5)
     idle = [socket.create_connection((server.host, server.port)) for _ in range(http_server.AT_ONCE + 4)]

@@ -74,6 +74,12 @@ def test_odd_names_nan_and_infinity_are_read_back(accept, read):
     assert str([found[rank].value for rank in "012"]) == "[nan, inf, -1e+300]"
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text;version=abc", "text/plain;version=.;q=z", ";;=,"])
+def test_a_header_that_makes_no_sense_is_answered_in_the_classic_format(accept):
+    text, kind = answer(filled(), accept)
+    assert kind.startswith("text/plain") and "# TYPE fastckpt_steps_total counter" in text
+
+
 @BOTH
 def test_a_page_without_any_value_has_all_names(accept, read):
     assert [family.name for family in read(answer(MetricValues(), accept)[0])] == [each.family for each in METRICS]
