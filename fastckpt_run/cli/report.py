@@ -82,7 +82,6 @@ def _held(location: str) -> Held:
 def _document(found: "Report") -> dict[str, Any]:
     """A report as JSON; all times in seconds."""
     counts = asdict(found.counts)
-    useful = found.lost["useful"]
     return {
         "goodput": found.goodput,
         "total": found.total / 1e9,
@@ -90,7 +89,7 @@ def _document(found: "Report") -> dict[str, Any]:
         "steps": {
             "new": found.steps.new,
             "repeated": found.steps.repeated,
-            "per_second": found.steps.new * len(found.nodes) * 1e9 / useful if useful else None,
+            "per_second": found.steps_per_second,
         },
         "launches": [
             {

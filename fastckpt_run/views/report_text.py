@@ -84,7 +84,7 @@ def change(one: DecidedIntervals, start: int) -> list[str]:
 
 def facts(found: Report) -> list[str]:
     """Steps and checkpoints, in words."""
-    counts, steps, useful = found.counts, found.steps, found.lost["useful"]
+    counts, steps = found.counts, found.steps
     stall = found.lost["stall"] // counts.saves // len(found.nodes) if counts.saves else 0
     each = f", each stalls for {formatting.duration(stall)}" if counts.saves else ""
     rate = (
@@ -93,8 +93,8 @@ def facts(found: Report) -> list[str]:
     lines = [
         f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
         + (
-            f", {formatting.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time"
-            if useful
+            f", {formatting.rate(rate_of_steps)} per second of useful time"
+            if (rate_of_steps := found.steps_per_second) is not None
             else ""
         ),
         f"saves: {counts.saves:,} of {decimal(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",

@@ -238,7 +238,6 @@ def as_document(view: JobView) -> Json:
     found, launch = view.found, None
     for chain in view.found.nodes.values():
         launch = launch or chain[-1]
-    useful = found.lost["useful"]
     return {
         "at": view.at,
         "job": {
@@ -255,7 +254,7 @@ def as_document(view: JobView) -> Json:
         "steps": {
             "new": found.steps.new,
             "repeated": found.steps.repeated,
-            "per_second": found.steps.new * len(found.nodes) * 1e9 / useful if useful else None,
+            "per_second": found.steps_per_second,
             "now": steps_per_second(found),
         },
         "failures": len(incidents(found.failures)),

@@ -11,6 +11,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import PARTS, StepWindow, Telemetry
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.stats import SaverStats
+from fastckpt_run.hangs.process_activity import state_of
 from fastckpt_run.watch.unsaved_work import UnsavedWork, reached, unsaved_work
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _worker(watched: "WatchedWorkers", local_rank: int, telemetry: dict[str, lis
     pid = watched.pids[local_rank]
     found = {"rank": watched.ranks.get(local_rank, -1), "local_rank": local_rank, "pid": pid}
     if last is None:
-        return found | {"doing": "starts" if is_alive(pid) else "has ended", "step": None, "steps": 0, "silent": None}
+        return found | {"doing": "starts" if state_of(pid) else "has ended", "step": None, "steps": 0, "silent": None}
     return found | {
         "doing": _doing(last, pid),
         "step": reached(last),
@@ -89,20 +90,11 @@ def _number(value: float) -> float | str:
 
 
 def _doing(last: Telemetry, pid: int) -> str:
-    if not is_alive(pid):
+    if not state_of(pid):
         return "has ended"
     if last.phase:
         return last.phase
     return "takes steps" if last.steps else "sets up"
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and is not reaped yet does not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123  # cheaper than by a Path
-            return file.read(4096).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (OSError, IndexError):
-        return False
 
 
 def _tiers(stats: SaverStats, cost: UnsavedWork, now: float) -> Json:

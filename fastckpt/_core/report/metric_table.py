@@ -13,9 +13,6 @@ from fastckpt._core.report.goodput import CAUSES
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the table."""
-Series = Mapping[Labels, float]
-Values = Mapping[str, Series]
-"""What metrics are, by their names and labels."""
 
 
 class Kind(Enum):

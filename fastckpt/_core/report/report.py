@@ -156,6 +156,12 @@ class Report:
         return sum(self.lost.values())
 
     @property
+    def steps_per_second(self) -> float | None:
+        """Steps done for the first time in a second of useful time; None if there was none."""
+        useful = self.lost[goodput.USEFUL]
+        return self.steps.new * len(self.nodes) * 1e9 / useful if useful else None
+
+    @property
     def goodput(self) -> float | None:
         """The part of it that was useful; None if no worker reported a step."""
         return self.lost[goodput.USEFUL] / self.total if self.total and self.steps.new else None
