@@ -70,7 +70,7 @@ class AuthenticatedLink:
             _check(_text(await _line(reader), "mac"), signature(secret, "responder", *parts))
             return cls(reader, writer, bytes.fromhex(signature(secret, "key", *parts)), "initiator")
         except BaseException:
-            writer.close()
+            close(writer)
             raise
 
     @classmethod
@@ -107,13 +107,21 @@ class AuthenticatedLink:
 
     def close(self) -> None:
         """Close the connection."""
-        self._writer.close()
+        close(self._writer)
 
 
 async def connection(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A TCP connection to ``host:port``."""
     host, _, port = address.rpartition(":")
     return await asyncio.open_connection(host.strip("[]"), int(port), limit=LONGEST)
+
+
+def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection; the error with which it ended, if any, is not logged by asyncio besides."""
+    writer.close()
+    # It is stored in a future, too, and if the garbage collector comes upon that first, it was never retrieved.
+    closed = asyncio.ensure_future(writer.wait_closed())
+    closed.add_done_callback(lambda _: closed.cancelled() or closed.exception())
 
 
 def signature(key: bytes, *parts: str) -> str:

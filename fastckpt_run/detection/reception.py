@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from fastckpt._core.ipc.listener import BACKLOG, without_prefix
-from fastckpt_run.detection.authenticated_link import LONGEST, AuthenticatedLink, ForgedMessage, Purpose
+from fastckpt_run.detection.authenticated_link import LONGEST, AuthenticatedLink, ForgedMessage, Purpose, close
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -84,13 +84,13 @@ class Reception:
         except OSError:  # TimeoutError among them
             logger.debug("a connection from %s was closed", host)
         finally:
-            writer.close()
+            close(writer)
 
     async def _introduced(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[AuthenticatedLink, Purpose]:
         if len(self._strangers) >= MOST_STRANGERS:
-            self._strangers.popleft().close()
+            close(self._strangers.popleft())
         self._strangers.append(writer)
         try:
             async with asyncio.timeout(HANDSHAKE):
