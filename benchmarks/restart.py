@@ -1,7 +1,7 @@
 """How long a job stands still when a worker is killed, beside torchrun, DLRover and the copy that nobody can save.
 
     python benchmarks/restart.py [--sizes tiny 0.5 1.5] [--contenders torchrun exec preload dlrover] [--kills 5]
-                                 [--dlrover VENV] [--picture docs/restart.png]
+                                 [--dlrover VENV] [--picture docs/images/restart.png]
 
 The example's GPT-2 under DDP on two workers; one of them is killed with SIGKILL at a random instant. Measured is the
 time from there to the end of the first step of the resumed job on all ranks; an attempt to restart that fails counts.
