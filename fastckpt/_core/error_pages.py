@@ -60,7 +60,8 @@ PAGES: Sequence[ErrorPage] = (
         (
             "See what is needed: `fastckpt plan DIR`, or three times the bytes of what one node saves (weights, "
             "gradients not, optimizer states twice the weights for Adam).",
-            "See what there is: `df -h /dev/shm`, `fastckpt shm ls`; `fastckpt shm rm` removes what earlier jobs left.",
+            "See what there is: `df -h /dev/shm`, `fastckpt shm ls`; `fastckpt shm clean --yes` removes what earlier "
+            "jobs left and nobody needs.",
             "Docker: `docker run --shm-size=64g`. Kubernetes: a volume `emptyDir: {medium: Memory, sizeLimit: 64Gi}` "
             "mounted at /dev/shm, and a memory limit of the container that includes it.",
             "With less: `--fast-slots 2`, or `--fast-no-memory`, which keeps the slots in files on a local disk.",
@@ -160,7 +161,7 @@ PAGES: Sequence[ErrorPage] = (
         "the next save is a whole one.",
         (
             "Somebody, or a clean-up script of the cluster, has removed files in /dev/shm.",
-            "`fastckpt shm rm --force` was given the arena of a running job.",
+            "A container or a sandbox that shares /dev/shm was cleaned up by its runtime.",
             "systemd's RemoveIPC=yes removes what a user has in /dev/shm when the last session ends: jobs started by "
             "ssh with nohup.",
         ),
@@ -685,7 +686,7 @@ PAGES: Sequence[ErrorPage] = (
         ),
         (
             "Mend what the reason names. A running job tries again by itself.",
-            "After the end: any next job with this directory and `--fast-remote` uploads it.",
+            "After the end: the next job with this directory and this `remote=` uploads it.",
             "If the checkpoint directory itself was lost and the remote tier is needed: see that the store answers "
             "before the job is started, as it is ignored otherwise.",
         ),
@@ -781,7 +782,8 @@ PAGES: Sequence[ErrorPage] = (
             "`oom_kill`; Kubernetes shows OOMKilled.",
             "If it was that: raise the limit, have fewer loader workers, or less memory for checkpoints "
             "(`--fast-slots 2`, `--fast-no-memory`). `fastckpt plan DIR` says what they take.",
-            "If memory grows from step to step, look for the leak: `fastckpt top DIR` shows memory of each node.",
+            "If memory grows from step to step, look for the leak: [watch.md](operate/watch.md) has the metrics of "
+            "memory by node.",
         ),
         "Steps since the newest save: the line says how many are repeated.",
         ("fastckpt_run.failures.restart_notice",),
@@ -806,7 +808,7 @@ PAGES: Sequence[ErrorPage] = (
         (
             "Read the stack of the rank that is blamed; `fastckpt report DIR` shows it later, too.",
             "If it is always one host: `fastckpt check` there.",
-            "If the job was only slow: mark that part with `fastckpt.metrics.phase('evaluation', timeout=3600)`, or "
+            "If the job was only slow: mark that part with `with fastckpt.phase('evaluation', timeout=3600):`, or "
             "give `--fast-hang-timeout SECONDS`. [hangs.md](operate/hangs.md) has the rules.",
         ),
         "Steps since the newest save.",
@@ -881,7 +883,7 @@ PAGES: Sequence[ErrorPage] = (
             "One was updated while the job ran.",
         ),
         (
-            "On each host: `python -c 'import fastckpt; print(fastckpt.__version__)'`, with the Python of the job.",
+            "On each host: `fastckpt-run --version`, in the environment of the job.",
             "Install one version everywhere; then start again.",
         ),
         "Nothing.",

@@ -62,30 +62,23 @@ def calls() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-@cache
-def literals() -> list[str]:
-    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
-    return [plain(text) for node in nodes if len(text := text_of(node)) > 12]
-
-
 def test_numbers_are_consecutive_so_that_none_is_used_again():
     assert [page.code for page in PAGES] == [f"FC-{number:03d}" for number in range(1, len(PAGES) + 1)]
     assert len(PAGES) >= LAST_OF_0_3
     assert len({page.title for page in PAGES}) == len(PAGES)
 
 
-def test_each_code_of_the_product_is_in_the_table_with_its_places_and_no_other():
+def test_codes_are_used_at_the_places_and_with_the_messages_of_their_pages():
+    # One test, as sources are parsed once: with xdist each test may be another process.
     used = {code: tuple(sorted({module for module, _ in places})) for code, places in calls().items()}
     assert used == {page.code: page.places for page in PAGES if page.places}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)
-def test_a_page_shows_the_messages_as_the_product_has_them(page):
-    lines = [plain(shown(line)) for line in page.lines]
-    missing = [text for _, text in calls().get(page.code, []) if text.strip("<>") and plain(text) not in lines]
-    assert not missing, "messages that the page does not show"
-    unknown = [line for line in lines if not any(line in text for text in literals())]
-    assert not unknown, "messages that nothing in the product has"
+    literals = [plain(text) for tree in trees().values() for node in ast.walk(tree) if len(text := text_of(node)) > 12]
+    for page in PAGES:
+        lines = [plain(shown(line)) for line in page.lines]
+        coded_with = [text for _, text in calls().get(page.code, []) if text.strip("<>")]
+        assert [text for text in coded_with if plain(text) not in lines] == [], f"{page.code} does not show these"
+        unknown = [line for line in lines if not any(line in text for text in literals)]
+        assert unknown == [], f"{page.code} shows these, and nothing in the product has them"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)
@@ -112,3 +105,13 @@ def test_an_error_has_the_code_with_which_its_message_ends():
     outer = coded(f"not durable: {text}. Again", "FC-025")
     assert code_of(outer) == "FC-025" and code_of(f"in memory only ({text}). It is kept") == "FC-001"
     assert code_of("FC-001, or docs/errors.md#fc-001") == ""
+
+
+def test_remedies_name_options_and_commands_that_there_are():
+    from fastckpt_run.cli import main
+    from fastckpt_run.options import LauncherParser
+
+    text = document()
+    assert set(re.findall(r"--fast-[a-z-]+", text)) <= set(LauncherParser().ours)
+    words = set(re.findall(r"`fastckpt ([a-z]+)", text))
+    assert len(words) > 5 and words <= set(main.commands)
