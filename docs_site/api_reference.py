@@ -57,20 +57,20 @@ def _module(module: str, homes: dict[str, str]) -> Iterator[str]:
     names = [name for name in sources.exported(module) if name != "metrics"]
     elsewhere = {name: home for name in names if (home := homes[sources.find(f"{module}.{name}").path]) != module}
     if elsewhere:
-        links = (f"[`{name}`](#{_anchor(f'{home}.{name}')})" for name, home in elsewhere.items())
+        links = (f"[`{name}`](#{_anchor(name)})" for name in elsewhere)
         yield f"Also here: {', '.join(links)}."
     for name in names:
         if name not in elsewhere:
-            yield from _object(f"{module}.{name}", sources.find(f"{module}.{name}"))
+            yield from _object(name, sources.find(f"{module}.{name}"))
     if module == "fastckpt":
         home, name = METRICS
-        yield from _object(f"fastckpt.metrics.{name}", sources.find(f"{home}.{name}"))
+        yield from _object(f"metrics.{name}", sources.find(f"{home}.{name}"))
 
 
-def _object(path: str, found: griffe.Object) -> Iterator[str]:
-    yield f"### {path}"
+def _object(name: str, found: griffe.Object) -> Iterator[str]:
+    yield f"### {name}"
     if isinstance(found, griffe.Class):
-        yield from _class(path.rpartition(".")[2], found)
+        yield from _class(name, found)
     elif isinstance(found, griffe.Function):
         yield _signature(found.name, found)
         yield from _docstring(found)

@@ -24,7 +24,7 @@ def test_the_api_page_has_every_public_module_and_name():
         names = sources.exported(module)
         assert names
         assert [
-            name for name in names if name != "metrics" and f"{name}`](#" not in text and f".{name}\n" not in text
+            name for name in names if name != "metrics" and f"{name}`](#" not in text and f"### {name}\n" not in text
         ] == []
 
 
