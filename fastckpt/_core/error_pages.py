@@ -223,7 +223,7 @@ PAGES: Sequence[ErrorPage] = (
             "Slow storage: persist less often (`every={'storage': N}`, or the interval of `StorageType.DISK`), or "
             "have three slots.",
             "Uneven data: give all ranks as many batches, with `drop_last=True` or ResumableDataLoader, which fills "
-            "up the last step (guides/data.md).",
+            "up the last step ([data.md](guides/data.md)).",
             "Different steps: decide on one rank, and broadcast.",
         ),
         "Steps since the last save that was made, if the job fails now. The line at the end of the job names the "
