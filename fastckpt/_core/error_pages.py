@@ -655,13 +655,13 @@ PAGES: Sequence[ErrorPage] = (
     ),
     ErrorPage(
         "FC-025",
-        "The job succeeded, but its newest checkpoint is not durable (exit code 75)",
+        "The script succeeded, but its newest checkpoint is not durable (exit code 75)",
         (
             "the script succeeded, but <id> is not durable in <directory>, and <newest durable>: <reason>. Launch the "
             "job here again: it resumes from what is kept in memory, and persists it.",
         ),
-        "With `--fast-require-persist` a job counts as done only when its newest checkpoint is durable. 75 is "
-        "EX_TEMPFAIL: try again.",
+        "With `--fast-require-persist` a job counts as done only when its newest checkpoint is durable. Its "
+        "exit code is 75, or 74 with `--fast-exit-codes` ([exit codes](reference/exit_codes.md)).",
         ("As of [FC-024](#fc-024).",),
         (
             "Mend storage; the reason is in the message.",
@@ -713,7 +713,8 @@ PAGES: Sequence[ErrorPage] = (
         (
             "Look at the cause: the line names exception, place and log file of the first rank that failed; `fastckpt "
             "report DIR` lists all failures.",
-            "Launch the job again: it resumes the newest checkpoint.",
+            "Launch the job again: it resumes the newest checkpoint. A scheduler does so by the exit code "
+            "([exit codes](reference/exit_codes.md)).",
             "For long jobs: `--max-restarts 3 --fast-restart-budget 1/h` gives restarts back as training progresses.",
         ),
         "Steps since the newest save; with saves to memory at each step, at most one.",
