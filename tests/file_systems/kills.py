@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.layout import Layout
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, publish
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/_core/storage"))
@@ -59,7 +60,11 @@ def survive(folder: Path, stride: int) -> int:
         publish(directory, NEXT)
         assert assert_sound(directory)[0] == NEXT
         directory.sweep()
-        assert_clean(directory)
+        if Layout(directory.path).has_locks():
+            assert_clean(directory)
+        else:  # what made way counts still, and is deleted in its turn
+            kinds = {path.name.partition("-")[0] for path in (directory.path / ".fastckpt").iterdir()}
+            assert not kinds & {"tmp", "dropped", "parts"}, kinds
         shutil.rmtree(folder / str(number))
         number += stride
     assert number > 20

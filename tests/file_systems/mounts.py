@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 SIZE = 400 << 20
 """Of images, which are sparse: xfs makes none that is smaller than 300 MiB."""
@@ -240,3 +243,25 @@ FILE_SYSTEMS: dict[str, Mount] = {
     ),
     "ntfs-3g": on_fuse_block,
 }
+REFUSED = ("FUSE without rename of directories", "rclone, write cache")
+"""Those on which no checkpoint directory can be."""
+
+
+def mounted(stack: contextlib.ExitStack, folder: Path, mount: Mount) -> Mounted:
+    """Mount until the end of a test; skips it where that cannot be had, and says why."""
+    try:
+        return stack.enter_context(mount(folder / "file-system"))
+    except Unavailable as missing:
+        pytest.skip(f"this needs a file system that cannot be mounted here: {missing}")
+
+
+_WITH_VERSION = ("bindfs", "mergerfs", "fuse-overlayfs", "sshfs", "ntfs-3g")
+
+
+def version_of(name: str) -> str:
+    """Of the program that serves a file system, or of the kernel."""
+    if name not in _WITH_VERSION:
+        return f"Linux {'.'.join(os.uname().release.split('.')[:2])}"
+    done = subprocess.run([name, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(rf"(?is)\b{name}\D*(\d+(?:\.\d+)+)", done.stdout + done.stderr)
+    return found.group(1) if found else "of unknown version"
