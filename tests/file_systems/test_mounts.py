@@ -12,14 +12,24 @@ import pytest
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.durable import write_text
-from fastckpt._core.io.file_system import fault_in_renames, file_system_of
+from fastckpt._core.io.file_system import FileSystem, fault_in_renames, file_system_of
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import ConfigError, PersistError
 from tests.file_systems import operations
 from tests.file_systems.kills import survive
-from tests.file_systems.mounts import FILE_SYSTEMS, REFUSED, Mounted, by_kernel, mounted, own_fuse
+from tests.file_systems.mounts import (
+    FILE_SYSTEMS,
+    REFUSED,
+    Mount,
+    Mounted,
+    by_kernel,
+    mounted,
+    on_device,
+    own_fuse,
+    run,
+)
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
 
 PLACE = RankInfo()
@@ -53,6 +63,32 @@ def test_a_file_system_that_tears_directories_is_refused_by_its_name(
     with pytest.raises(ConfigError, match=rf"checkpoint_dir is {path}, on .*Give .* URL of (the|a) store"):
         make_ready(str(path), PLACE)
     assert os.listdir(path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "is_refused"),
+    [
+        *[("fuse.s3fs", "s3fs", True), ("fuse.gcsfuse", "bucket", True), ("fuse", "mountpoint-s3", True)],
+        *[("fuse", "blobfuse2", True), ("fuse.rclone", "remote:", True), ("fuse.geesefs", "bucket:run", True)],
+        *[("fuse.sshfs", "host:/home", False), ("fuse.juicefs", "JuiceFS:runs", False), ("nfs4", "s3fs:/runs", False)],
+    ],
+)
+def test_a_mount_of_an_object_store_is_known_by_what_its_program_calls_itself(
+    kind: str, source: str, is_refused: bool
+) -> None:
+    assert FileSystem(kind, source, (), "/mnt").is_of_a_store is is_refused
+
+
+def test_the_mount_of_a_path_is_found_whatever_its_name_and_what_it_hides(mounting: ExitStack, tmp_path: Path) -> None:
+    outer = mounted(mounting, tmp_path / "a b\\c\n d", FILE_SYSTEMS["tmpfs"])
+    assert file_system_of(outer.path / "not/yet").mount_point == str(outer.path)
+    inner = mounted(mounting, outer.path, FILE_SYSTEMS["overlay"])
+    assert file_system_of(inner.path).kind == "overlay" and file_system_of(outer.path).kind == "tmpfs"
+    (tmp_path / "link").symlink_to(inner.path)
+    assert file_system_of(tmp_path / "link/x").kind == "overlay"
+    run("mount", "-t", "tmpfs", "tmpfs", inner.path)  # over the other
+    assert file_system_of(inner.path).kind == "tmpfs"
+    run("umount", inner.path)
 
 
 def test_a_rename_that_dies_midway_is_seen_by_the_probe_and_tears_nothing_that_counts(fuse: Mounted) -> None:
@@ -125,12 +161,18 @@ def test_a_file_replaced_on_the_server_while_it_is_read_is_read_again(fuse: Moun
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [("tmpfs", "on tmpfs: it is memory"), ("overlay, volatile", "volatile, which syncs nothing")]
+    ("mount", "text"),
+    [
+        (FILE_SYSTEMS["tmpfs"], "on tmpfs: it is memory"),
+        (FILE_SYSTEMS["overlay, volatile"], "volatile, which syncs nothing"),
+        (on_device("ext4", "mkfs.ext4", "-q", options="nobarrier"), "on ext4: it is mounted with nobarrier"),
+    ],
+    ids=["tmpfs", "volatile", "nobarrier"],
 )
 def test_a_file_system_that_forgets_is_warned_of_once_a_node(
-    option: str, text: str, mounting: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    mount: Mount, text: str, mounting: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = mounted(mounting, tmp_path, FILE_SYSTEMS[option]).path / "checkpoints"
+    path = mounted(mounting, tmp_path, mount).path / "checkpoints"
     make_ready(str(path), PLACE)
     assert [text in record.message for record in caplog.records] == [True]
     make_ready(str(path), RankInfo(rank=1, local_rank=1, world_size=2, local_world_size=2))
