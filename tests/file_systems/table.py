@@ -16,6 +16,14 @@ def slug(name: str) -> str:
     return re.sub(r"\W+", "_", name).lower()
 
 
+def record(name: str, **found: str | int) -> None:
+    """Keep what a run has found of a file system, with what other runs have."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{slug(name)}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {"name": name} | found, indent=1) + "\n")
+
+
 def results() -> list[dict[str, str]]:
     """What was recorded, by name."""
     found = (json.loads(path.read_text()) for path in RESULTS.glob("*.json"))

@@ -1,6 +1,5 @@
 """Jobs whose checkpoint directory is on a FUSE file system that fails, stops and dies; and jobs on each file system."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,7 +12,7 @@ from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.file_systems import operations
 from tests.file_systems.kills import survive
 from tests.file_systems.mounts import FILE_SYSTEMS, REFUSED, mounted, own_fuse, unmount, version_of
-from tests.file_systems.table import RESULTS, slug
+from tests.file_systems.table import record
 
 
 def restarts(job: Job) -> int:
@@ -74,7 +73,6 @@ def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_st
 ) -> None:
     """A rank, the agent, all with their memory; the results are recorded for docs/clusters/file_systems.md."""
     path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
-    found = operations.all_on(path / "operations")
     kills = survive(path / "killed", int(os.environ.get("STRIDE", "1")))
     job = new_job(checkpoint_dir=path / "checkpoints")
     job.start("--wait-at", "16", "36", restarts=2)
@@ -98,6 +96,11 @@ def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_st
     assert job.ends() == uninterrupted().ends()
     for rank in (0, 1):
         assert job.losses(rank) == uninterrupted().losses(rank)
-    result = {"name": name, "version": version_of(name), "kills in a publication": kills, "jobs killed": len(resumes)}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{slug(name)}.json").write_text(json.dumps(result | found, indent=1) + "\n")
+    record(name, **{"kills in a publication": kills, "jobs killed": len(resumes)})
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
+def test_operations_of_each_file_system_are_recorded(name: str, mounting: ExitStack, tmp_path: Path) -> None:
+    path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
+    record(name, version=version_of(name), **operations.all_on(path / "operations"))
