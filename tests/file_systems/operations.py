@@ -44,7 +44,7 @@ def o_direct(folder: Path) -> str:
 
 
 def rename(folder: Path) -> str:
-    """How often a look misses a file, or finds it empty, while a child renames others over it; directories move, too."""
+    """How often a look misses a file, or finds it empty, while a child renames others over it."""
     name, home, away = folder / "name", folder / "home", folder / "away"
     name.write_text("0")
     home.mkdir()
