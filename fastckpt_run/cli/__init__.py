@@ -2,6 +2,7 @@
 
 import click
 
+from fastckpt_run.cli.chaos import chaos
 from fastckpt_run.cli.check import check
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
@@ -42,5 +43,5 @@ def main() -> None:
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check, chaos):
     main.add_command(_command)
