@@ -8,6 +8,7 @@ from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
 from fastckpt_run.cli.plan import plan
+from fastckpt_run.cli.prove import prove
 from fastckpt_run.cli.prune import prune
 from fastckpt_run.cli.report import report
 from fastckpt_run.cli.shm import shm
@@ -43,5 +44,5 @@ def main() -> None:
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check, chaos):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check, chaos, prove):
     main.add_command(_command)
