@@ -42,6 +42,7 @@ from fastckpt._core.retention import CheckpointDeletionStrategy, policy_of, warn
 from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.session_history import SessionHistory
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
+from fastckpt._core.snapshot.rng_state import rng_state
 from fastckpt._core.snapshot.snapshotter import Snapshotter
 from fastckpt._core.storage.store import is_url, normalised, target_in
 from fastckpt._core.transfer.device_streams import DeviceStreams
@@ -104,7 +105,7 @@ class Session:
         choose(self.settings.mode)
         self.directory = normalised(arguments.directory(checkpoint_dir))
         if record := proof_folder():
-            run_record.begin(Path(record), self.directory, self.place)
+            run_record.begin(Path(record), self.directory, self.place, rng_state)
         if not is_url(self.directory):
             make_ready(self.directory, self.place)
         self.threads = self.settings.fill_threads or idle_cores()

@@ -154,7 +154,8 @@ def _comparison(found: "RunComparison") -> dict[str, Any]:
         and {
             "step": state.step,
             "only": state.only,
-            "changes": [asdict(change) for change in state.changes],
+            "names": state.names,
+            "changes": [{"file": file, **asdict(change)} for file, change in state.changes],
             "tensors": [
                 {"name": name, **asdict(distance), "max_abs": number(distance.max_abs)}
                 for name, distance in state.tensors.items()

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fastckpt._core.format.manifest import MODEL
+from fastckpt._core.inspect.diff import Change
 from fastckpt_run.proof.run_comparison import RunComparison, StateDifference
 from fastckpt_run.proof.run_history import RunHistory, WorkerStart
 
@@ -33,8 +35,8 @@ _USUAL = {
     KERNEL: "torch.use_deterministic_algorithms(True) names kernels whose results vary; DDP with 3 ranks or more "
     "takes fastckpt.ddp.settle",
 }
-_GENERATOR_BYTES = (5056, 16)
-"""Elements of the state of a generator of torch: on the CPU, on a GPU."""
+_GENERATOR_BYTES = 5056
+"""Elements of the state of a generator of torch on the CPU."""
 _RANDOM = re.compile(r"rng|random|generator|noise|seed|mt19937", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|exp_avg|momentum|sched|scaler|ema", re.IGNORECASE)
 _AHEAD = re.compile(r"prefetch|ahead|lookahead|next_batch|num_workers", re.IGNORECASE)
@@ -70,6 +72,12 @@ def not_resumed(killed: RunHistory) -> LikelyCause | None:
     return None
 
 
+def varies_by_itself(found: RunComparison, killed: RunHistory) -> bool:
+    """Whether the first value that differs was logged before any kill had an effect: by the first process of a rank."""
+    one = found.value
+    return one is not None and not one.repeated and one.start is not None and one.start is killed.starts[one.of.rank][0]
+
+
 def likely_causes(found: RunComparison, killed: RunHistory, tree: ast.Module | None) -> list[LikelyCause]:
     """The causes of the first difference, the likeliest first."""
     if (cause := not_resumed(killed)) is not None:
@@ -97,19 +105,25 @@ def _by_time(found: RunComparison, start: WorkerStart | None) -> list[str]:
 
 def _by_state(state: StateDifference) -> Iterator[tuple[str, str]]:
     """What the entries that differ in a checkpoint say, but for weights, which follow from all causes."""
+    for file, change in state.changes:
+        if (name := _cause_of(change)) is not None:
+            yield name, f"{file} of step {state.step}: {change.name} is {change.a}, and {change.b} with kills"
     for file, difference in state.files.items():
-        for change in difference.changes:
-            with_kills = f"{file} of step {state.step}: {change.name} is {change.a}, and {change.b} with kills"
-            a, b = _whole(change.a), _whole(change.b)
-            if _OPTIMIZER.search(change.name):
-                continue
-            if _RANDOM.search(change.name):
-                yield GENERATOR, with_kills
-            elif a is not None and b is not None:
-                yield (POSITION if b < a else PREFETCH), with_kills
-        for name, distance in difference.tensors.items():
-            if distance.count in _GENERATOR_BYTES and not _OPTIMIZER.search(name):
-                yield GENERATOR, f"{file} of step {state.step}: {name} differs"
+        for entry, distance in difference.tensors.items():
+            if distance.count == _GENERATOR_BYTES or (file != MODEL and _RANDOM.search(entry)):
+                yield GENERATOR, f"{file} of step {state.step}: {entry} differs"
+            elif _OPTIMIZER.search(entry) and entry.endswith(".step"):
+                yield OPTIMIZER, f"{file} of step {state.step}: {entry} is {distance.max_abs} apart"
+
+
+def _cause_of(change: Change) -> str | None:
+    if _OPTIMIZER.search(change.name):
+        return None
+    if _RANDOM.search(change.name):
+        return GENERATOR
+    a, b = _whole(change.a), _whole(change.b)
+    # A position that is behind was not restored; one that is ahead has counted what was drawn and not used.
+    return None if a is None or b is None else POSITION if b < a else PREFETCH
 
 
 def _by_source(tree: ast.Module | None) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,15 @@ from fastckpt._core.policy.planned_kills import CourseOfRun, PlannedKill, plan_k
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.kill_notes import made
 from fastckpt.errors import ConfigError
-from fastckpt_run.proof.likely_causes import BACKGROUND, LikelyCause, likely_causes, not_resumed
+from fastckpt_run.proof.likely_causes import BACKGROUND, LikelyCause, likely_causes, not_resumed, varies_by_itself
 from fastckpt_run.proof.run_comparison import RunComparison, compare_runs
 from fastckpt_run.proof.script_run import ScriptRun, ScriptRunner
 
 PLAIN, KILLED, AGAIN = "uninterrupted", "killed", "again"
+_VARIES = (
+    "so that this tells nothing of a resume: seed all generators that the script uses, call "
+    "torch.use_deterministic_algorithms(True), and leave out what depends on time"
+)
 
 
 @dataclass
@@ -77,7 +81,7 @@ def prove(
     """
     tell("1. running it without kills")
     plain = runner.run(PLAIN)
-    _check_plain(plain)
+    _check_plain(plain, tell)
     course = _course(plain, shm_dir)
     kills = plan_kills(course, plan.kills, plan.seed)
     if not kills:
@@ -91,31 +95,34 @@ def prove(
     found = compare_runs(plain.history, killed.history, (plain.checkpoints, killed.checkpoints), shm_dir)
     proof = Proof(plain, killed, [(kill, made(killed.record, kill)) for kill in kills], found)
     _check_killed(proof, plan)
-    wrong = not_resumed(killed.history)
-    if plan.twice or (plan.twice is None and not found.equal and wrong is None and killed.code == 0):
+    if plan.twice or (plan.twice is None and _may_vary(proof)):
         tell("3. running it again without kills, to see whether it gives the same each time")
         again = runner.run(AGAIN)
-        _check_plain(again)
+        _check_plain(again, tell)
         proof.again = compare_runs(plain.history, again.history, (plain.checkpoints, again.checkpoints), shm_dir)
     proof.causes = _causes(proof, tree)
     return proof
 
 
+def _may_vary(proof: Proof) -> bool:
+    """Whether a difference may be one of any two runs of the script, as far as these two show."""
+    found, history = proof.found, proof.killed.history
+    is_known = not_resumed(history) is not None or varies_by_itself(found, history)
+    return not found.equal and proof.killed.code == 0 and not is_known
+
+
 def _causes(proof: Proof, tree: ast.Module | None) -> list[LikelyCause]:
+    found, history = proof.found, proof.killed.history
     if proof.again is not None and not proof.again.equal:
-        return [
-            LikelyCause(
-                BACKGROUND,
-                "two runs without kills differ as well, so that this tells nothing of a resume: seed all generators "
-                "that the script uses, torch.use_deterministic_algorithms(True), and leave out what depends on time",
-            )
-        ]
-    if proof.found.equal and not_resumed(proof.killed.history) is None:
+        return [LikelyCause(BACKGROUND, f"two runs without kills differ as well, {_VARIES}")]
+    if varies_by_itself(found, history):
+        return [LikelyCause(BACKGROUND, f"the first difference comes before any kill, {_VARIES}")]
+    if found.equal and not_resumed(history) is None:
         return []
-    return likely_causes(proof.found, proof.killed.history, tree)
+    return likely_causes(found, history, tree)
 
 
-def _check_plain(run: ScriptRun) -> None:
+def _check_plain(run: ScriptRun, tell: Callable[[str], None]) -> None:
     """Raise ConfigError if a run without kills shows that the script cannot be tried."""
     history = run.history
     if history.outside:
@@ -125,7 +132,9 @@ def _check_plain(run: ScriptRun) -> None:
             "--dir-variable"
         )
     if run.code:
-        raise ConfigError("\n".join([f"the script fails without any kill (exit code {run.code}):", *run.output]))
+        for line in run.output:
+            tell(f"| {line}")
+        raise ConfigError(f"the script fails without any kill: fastckpt-run ended with exit code {run.code}")
     if not history.starts:
         raise ConfigError("no worker made a checkpointer of fastckpt: there is nothing to resume")
     if not history.saved:
@@ -149,6 +158,12 @@ def _check_killed(proof: Proof, plan: ProofPlan) -> None:
         proof.notes.append(
             "the script logs no values: checkpoints alone were compared. fastckpt.metrics.log(step, {'loss': loss}) "
             "has each step compared"
+        )
+    if proof.found.unseeded:
+        names = ", ".join("torch" if name == "cpu" else name for name in sorted(proof.found.unseeded))
+        proof.notes.append(
+            f"the global random generator of {names} is not seeded, and differs from run to run before any kill: its "
+            "state is not compared"
         )
     if not proof.found.steps:
         proof.notes.append("no step was durable in both runs: checkpoints were not compared")

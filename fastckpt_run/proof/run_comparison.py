@@ -1,13 +1,13 @@
 """Comparison of two runs of a script: the values that they logged, and the checkpoints that both have made durable."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt._core.format.manifest import VARYING
 from fastckpt._core.inspect.checkpoint_files import CheckpointFiles, find
-from fastckpt._core.inspect.diff import Change, Difference, Distance, diff_files
+from fastckpt._core.inspect.diff import BitDistance, Change, Difference, Distance, diff_files
 from fastckpt._core.inspect.inventory import InventoryItem, take
 from fastckpt_run.proof.run_history import Logged, RunHistory, WorkerStart
 
@@ -51,9 +51,14 @@ class StateDifference:
         return {f"{file}: {name}": d for file, found in self.files.items() for name, d in found.tensors.items()}
 
     @property
-    def changes(self) -> list[Change]:
-        """Numbers and other values that differ."""
-        return [change for found in self.files.values() for change in found.changes]
+    def changes(self) -> list[tuple[str, Change]]:
+        """Numbers and other values that differ, each with its file."""
+        return [(file, change) for file, found in self.files.items() for change in found.changes]
+
+    @property
+    def names(self) -> list[str]:
+        """Names that one state alone has, the file before each."""
+        return [f"{file}: {name}" for file, found in self.files.items() for name in (*found.only_a, *found.only_b)]
 
 
 @dataclass
@@ -70,6 +75,7 @@ class RunComparison:
         identical: Files that are equal byte for byte, of ``files``.
         state: The first checkpoint that differs.
         last: The last durable step of each run; None for none.
+        unseeded: Global random generators that differ before any kill: their states are not compared.
     """
 
     values: int = 0
@@ -82,6 +88,7 @@ class RunComparison:
     files: int = 0
     state: StateDifference | None = None
     last: tuple[int | None, int | None] = (None, None)
+    unseeded: set[str] = field(default_factory=set)
 
     @property
     def equal(self) -> bool:
@@ -104,7 +111,7 @@ def compare_runs(a: RunHistory, b: RunHistory, folders: tuple[Path, Path], shm_d
         folders: Below which each has its checkpoint directories.
         shm_dir: A tmpfs without arenas of these runs: only what is durable is compared.
     """
-    found = RunComparison()
+    found = RunComparison(unseeded=a.unseeded(b))
     _compare_values(a, b, found)
     for directory in a.directories:
         name = Path(directory).relative_to(folders[0])
@@ -197,18 +204,17 @@ def _compare_checkpoint(
         if a.digest and a.digest == b.digest and not a.parts:
             found.identical += 1
             continue
-        difference = diff_files(a, b)
+        difference = diff_files(a, b, kind=BitDistance)
         found.tensors += difference.compared
-        difference.changes = [change for change in difference.changes if not change.name.startswith(VARYING)]
-        for names in (difference.only_a, difference.only_b):
-            names[:] = [each for each in names if not each.startswith(VARYING)]
+        _leave_out(difference, (*VARYING, *(f"rng.{generator}" for generator in found.unseeded)))
         if difference:
             files[name] = difference
     return StateDifference(step, dict(sorted(files.items())), only) if files or only else None
 
 
-def differing_names(state: StateDifference) -> Iterator[str]:
-    """The names of all that differs in a checkpoint."""
-    for difference in state.files.values():
-        yield from difference.tensors
-        yield from (change.name for change in difference.changes)
+def _leave_out(difference: Difference, beginnings: tuple[str, ...]) -> None:
+    """Leave out what differs between any two runs."""
+    difference.changes = [change for change in difference.changes if not change.name.startswith(beginnings)]
+    difference.tensors = {n: found for n, found in difference.tensors.items() if not n.startswith(beginnings)}
+    for names in (difference.only_a, difference.only_b):
+        names[:] = [each for each in names if not each.startswith(beginnings)]

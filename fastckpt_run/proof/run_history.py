@@ -28,6 +28,7 @@ class WorkerStart:
         tier: Where it was.
         fresh: Whether it asked for a checkpoint and there was none.
         values: The last value of each name at each step.
+        generators: Digests of the states of the global random generators at its first save, by name.
         saved: Steps that it has saved.
     """
 
@@ -35,6 +36,7 @@ class WorkerStart:
     tier: str = ""
     fresh: bool = False
     values: dict[tuple[int, str], Value] = field(default_factory=dict)
+    generators: dict[str, str] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
 
     @property
@@ -76,6 +78,14 @@ class RunHistory:
     def loads(self) -> list[int]:
         """The steps that were resumed."""
         return sorted({start.loaded for start in self._all() if start.loaded is not None})
+
+    def unseeded(self, other: "RunHistory") -> set[str]:
+        """Global random generators that differ from another run's at the first save, before any kill."""
+        found = set[str]()
+        for rank in self.starts.keys() & other.starts.keys():
+            ours, theirs = self.starts[rank][0].generators, other.starts[rank][0].generators
+            found |= {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
+        return found
 
     def counting(self) -> dict[Logged, tuple[Value, WorkerStart]]:
         """The values that count, those of the last process that took a step, and that process."""
@@ -129,6 +139,8 @@ def _take(start: WorkerStart, line: dict[str, Any]) -> None:
             start.fresh = True
         case "logged":
             start.values |= {(line["step"], name): value for name, value in line["values"].items()}
+        case "generators":
+            start.generators = line["states"]
         case "saved":
             start.saved.append(line["step"])
 

@@ -7,6 +7,8 @@ from fastckpt_run.formatting import count, duration
 from fastckpt_run.proof.proof import Proof
 from fastckpt_run.proof.run_comparison import RunComparison, StateDifference, ValueDifference
 
+_CAUSES = 4
+"""Causes that are shown; the others are less likely."""
 _MOST = 5
 """Tensors, and other values, of a checkpoint that are shown."""
 
@@ -35,7 +37,7 @@ def _lines(proof: Proof) -> Iterator[str]:
     if proof.again is not None and not proof.again.equal:
         yield "two runs without kills differ, too:"
         yield from (f"  {line}" for line in differences(proof.again))
-    yield from (f"cause {number}: {cause.name}: {cause.text}" for number, cause in enumerate(proof.causes, 1))
+    yield from (f"cause {number}: {cause.name}: {cause.text}" for number, cause in enumerate(proof.causes[:_CAUSES], 1))
     yield from (f"note: {note}" for note in proof.notes)
     yield verdict(proof)
 
@@ -46,6 +48,10 @@ def verdict(proof: Proof) -> str:
     if proof.proven:
         took = duration(round((proof.plain.seconds + proof.killed.seconds) * 1e9))
         return f"PROVEN: with {kills} the script gives the same, bit for bit (two runs, {took})"
+    if proof.killed.code:
+        return f"NOT PROVEN: with {kills} the script does not come to its end"
+    if proof.found.equal:
+        return f"NOT RESUMED: with {kills} the script gives the same only because it began again"
     return f"NOT EQUAL: with {kills} the script does not give the same"
 
 
@@ -89,8 +95,10 @@ def _state(one: StateDifference) -> Iterator[str]:
             f"first checkpoint, step {one.step}, {name}: {distance.differing:,} of {count(distance.count, 'element')} "
             f"differ, by {apart} at most"
         )
-    for change in one.changes[:_MOST]:
-        yield f"first checkpoint, step {one.step}, {change.name}: {change.a}, and {change.b} in the other run"
-    more = max(0, len(one.tensors) - _MOST) + max(0, len(one.changes) - _MOST)
+    for file, change in one.changes[:_MOST]:
+        yield f"first checkpoint, step {one.step}, {file}: {change.name}: {change.a}, and {change.b} in the other run"
+    for name in one.names[:_MOST]:
+        yield f"first checkpoint, step {one.step}, {name}: in one run alone"
+    more = sum(max(0, len(each) - _MOST) for each in (one.tensors, one.changes, one.names))
     if more:
         yield f"first checkpoint, step {one.step}: {more:,} more"

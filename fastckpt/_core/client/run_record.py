@@ -3,14 +3,16 @@
 Each line is written in one go before the worker goes on, so that a kill loses none.
 """
 
+import hashlib
 import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -29,10 +31,12 @@ class RunRecord:
     Args:
         folder: Has the plan of the run, and gets the records.
         place: The place of this process in the job.
+        generators: The states of the global random generators, by name, as a checkpoint has them.
     """
 
-    def __init__(self, folder: Path, place: RankInfo) -> None:
+    def __init__(self, folder: Path, place: RankInfo, generators: Callable[[], Mapping[str, Any]]) -> None:
         self._folder, self._pid = folder, os.getpid()
+        self._generators: Callable[[], Mapping[str, Any]] | None = generators
         self._file = os.open(
             folder / f"rank-{place.rank}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -81,6 +85,10 @@ class RunRecord:
 
     def _happened(self, event: dict[str, Any]) -> None:
         if event["event"] == "saved" and self.is_of_this_process:
+            if self._generators is not None:
+                # What no script has seeded differs from run to run here already, before any kill.
+                states, self._generators = self._generators(), None
+                self.write("generators", states={name: _digest(state) for name, state in states.items()})
             self.write("saved", int(event["step"]))
 
     def _entered(self, phase: str, fields: dict[str, Any]) -> None:
@@ -93,11 +101,29 @@ class RunRecord:
                 self._in_saves[kill] = seen + 1
 
 
+def _digest(state: Any) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(state):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(state: Any) -> Iterator[bytes]:
+    """The bytes of a state of tensors, numbers and texts."""
+    if isinstance(state, torch.Tensor):
+        yield bytes(state.detach().cpu().contiguous().view(torch.uint8).flatten().tolist())
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.items() if isinstance(state, Mapping) else state:
+            yield from _parts(each)
+    else:
+        yield repr(state).encode()
+
+
 _records: list[RunRecord] = []
 
 
-def begin(folder: Path, directory: str, place: RankInfo) -> None:
-    """Record this process from now on, which opens a checkpoint directory.
+def begin(folder: Path, directory: str, place: RankInfo, generators: Callable[[], Mapping[str, Any]]) -> None:
+    """Record this process from now on, which opens a checkpoint directory; the others are as in `RunRecord`.
 
     Raises:
         ConfigError: The directory is not below the one that was given to the script: it may have checkpoints of the
@@ -106,7 +132,7 @@ def begin(folder: Path, directory: str, place: RankInfo) -> None:
     within = allowed_place(folder)
     is_within = Path(directory).is_relative_to(within)
     if not (_records and _records[-1].is_of_this_process):
-        _records[:] = [RunRecord(folder, place)]
+        _records[:] = [RunRecord(folder, place, generators)]
     _records[-1].write("opened", directory=directory, within=is_within)
     if not is_within:
         raise ConfigError(f"{REFUSAL}its checkpoint directory is {directory}, which is not {within} that it was given")
