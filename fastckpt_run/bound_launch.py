@@ -19,6 +19,8 @@ ENDING = 120.0
 """Seconds that a launcher has to flush and end."""
 OLD = 600.0
 """Seconds after which memory that nobody uses is that of a command that was killed."""
+DYING = 10.0
+"""Seconds in which the workers of a launcher that was killed let go of its memory."""
 _PROGRAM = """
 import sys
 from fastckpt_run.parent_death import die_with
@@ -98,8 +100,13 @@ def sweep(shm_dir: Path) -> None:
 
 
 def _remove_memory(memory: Path) -> None:
+    end = time.monotonic() + DYING
     with contextlib.suppress(OSError):
-        for entry in census(memory):
-            with contextlib.suppress(FastckptError, OSError):
-                clean(entry, force=True)
+        while entries := census(memory):
+            for entry in entries:
+                with contextlib.suppress(FastckptError, OSError):
+                    clean(entry, force=True)
+            if time.monotonic() > end or all(entry.state is not ArenaState.IN_USE for entry in entries):
+                break
+            time.sleep(0.05)
     shutil.rmtree(memory, ignore_errors=True)

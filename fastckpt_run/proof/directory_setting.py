@@ -126,11 +126,12 @@ class _SourceReader:
                     yield DirectorySetting(argument=self._options[name])
                 case ast.Subscript(value=target, slice=ast.Constant(value=key)):
                     yield from _subscript(target, key)
-                case ast.Call(func=ast.Attribute(value=target, attr=("get" | "getenv")), args=[key, *_]) if (
-                    _ends(target, "environ") or ast.unparse(node.func) == "os.getenv"
-                ):
-                    if _text(key):
-                        yield DirectorySetting(variable=_text(key))
+                case ast.Call(
+                    func=ast.Attribute(value=target, attr="get"), args=[ast.Constant(value=str(key)), *_]
+                ) if _ends(target, "environ"):
+                    yield DirectorySetting(variable=key)
+                case ast.Call(func=ast.Attribute(attr="getenv") | ast.Name(id="getenv"), args=[key, *_]) if _text(key):
+                    yield DirectorySetting(variable=_text(key))
                 case ast.Name(id=name) if name in self._assigned and depth:
                     yield from self.sources(self._assigned[name], depth - 1)
                 case ast.Constant(value=str(text)) if text:

@@ -48,7 +48,16 @@ def read_command(what: Sequence[str], argument: str, variable: str, kills: int) 
         options.append("--standalone")
     source = script_analysis.read([*(["-m"] if namespace.module else []), script, *given])
     setting = DirectorySetting(argument, variable) if argument or variable else find_setting(source, script)
-    return ProvedCommand(options, script, given, setting, namespace.max_restarts, _arenas(settings), source.tree)
+    return ProvedCommand(
+        options,
+        script,
+        given,
+        setting,
+        restarts=namespace.max_restarts,
+        shm_dir=_arenas(settings),
+        tree=source.tree,
+        logs=bool(namespace.log_dir),
+    )
 
 
 def _arenas(settings: Settings) -> str:

@@ -165,8 +165,19 @@ def _check_killed(proof: Proof, plan: ProofPlan) -> None:
             f"the global random generator of {names} is not seeded, and differs from run to run before any kill: its "
             "state is not compared"
         )
-    if not proof.found.steps:
+    found = proof.found
+    if not found.steps and not found.values and proof.killed.code == 0:
+        raise ConfigError(
+            "there is nothing to compare: no step was durable in both runs, and the script logs no values. Have it log "
+            "its loss with fastckpt.metrics.log, or save to storage more often"
+        )
+    if not found.steps:
         proof.notes.append("no step was durable in both runs: checkpoints were not compared")
+    elif found.last[0] != found.last[1]:
+        proof.notes.append(
+            f"the newest durable step is {found.last[0]} without kills, and {found.last[1]} with them (saves may be "
+            f"skipped while storage is slow): the newest that was compared is {found.steps[-1]}"
+        )
 
 
 def _course(run: ScriptRun, shm_dir: str) -> CourseOfRun:

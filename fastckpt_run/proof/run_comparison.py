@@ -9,7 +9,7 @@ from fastckpt._core.format.manifest import VARYING
 from fastckpt._core.inspect.checkpoint_files import CheckpointFiles, find
 from fastckpt._core.inspect.diff import BitDistance, Change, Difference, Distance, diff_files
 from fastckpt._core.inspect.inventory import InventoryItem, take
-from fastckpt_run.proof.run_history import Logged, RunHistory, WorkerStart
+from fastckpt_run.proof.run_history import LoggedPlace, RunHistory, WorkerStart
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ValueDifference:
         repeated: Whether both are of the other run: a step that was taken again.
     """
 
-    of: Logged
+    of: LoggedPlace
     a: float | None
     b: float | None
     start: WorkerStart | None = None
@@ -93,7 +93,7 @@ class RunComparison:
     @property
     def equal(self) -> bool:
         """Whether nothing differs."""
-        return self.value is None and self.state is None and self.last[0] == self.last[1]
+        return self.value is None and self.state is None
 
     @property
     def first_step(self) -> int | None:
@@ -146,12 +146,12 @@ def _compare_values(a: RunHistory, b: RunHistory, found: RunComparison) -> None:
     found.value = min(differences, key=lambda each: (each.of, each.repeated), default=None)
 
 
-def _executions(history: RunHistory) -> dict[Logged, int]:
-    counts = dict[Logged, int]()
+def _executions(history: RunHistory) -> dict[LoggedPlace, int]:
+    counts = dict[LoggedPlace, int]()
     for rank, starts in history.starts.items():
         for start in starts:
             for step, name in start.values:
-                counts[Logged(step, rank, name)] = counts.get(Logged(step, rank, name), 0) + 1
+                counts[LoggedPlace(step, rank, name)] = counts.get(LoggedPlace(step, rank, name), 0) + 1
     return counts
 
 

@@ -11,7 +11,7 @@ Value = str
 """A number as text: hexadecimal, so that it is exact."""
 
 
-class Logged(NamedTuple):
+class LoggedPlace(NamedTuple):
     """What one value is of; in order of steps."""
 
     step: int
@@ -87,22 +87,22 @@ class RunHistory:
             found |= {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
         return found
 
-    def counting(self) -> dict[Logged, tuple[Value, WorkerStart]]:
+    def counting(self) -> dict[LoggedPlace, tuple[Value, WorkerStart]]:
         """The values that count, those of the last process that took a step, and that process."""
-        found = dict[Logged, tuple[Value, WorkerStart]]()
+        found = dict[LoggedPlace, tuple[Value, WorkerStart]]()
         for rank, starts in self.starts.items():
             for start in starts:
-                found |= {Logged(step, rank, name): (value, start) for (step, name), value in start.values.items()}
+                found |= {LoggedPlace(step, rank, name): (value, start) for (step, name), value in start.values.items()}
         return found
 
-    def repeated(self) -> Iterator[tuple[Logged, Value, Value, WorkerStart]]:
+    def repeated(self) -> Iterator[tuple[LoggedPlace, Value, Value, WorkerStart]]:
         """Values of steps that were taken again and gave another value: the first, the later one, by which process."""
         for rank, starts in self.starts.items():
             first = dict[tuple[int, str], Value]()
             for start in starts:
                 for (step, name), value in start.values.items():
                     if first.setdefault((step, name), value) != value:
-                        yield Logged(step, rank, name), first[step, name], value, start
+                        yield LoggedPlace(step, rank, name), first[step, name], value, start
 
     def _all(self) -> Iterator[WorkerStart]:
         return (start for starts in self.starts.values() for start in starts)

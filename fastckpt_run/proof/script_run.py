@@ -35,6 +35,7 @@ class ProvedCommand:
         restarts: The restarts that the user gives to the run with kills, if more than it needs.
         shm_dir: Where jobs with these options have their arenas.
         tree: The script's source, if it can be read.
+        logs: Whether the user has given a place for the logs of workers.
     """
 
     options: Sequence[str]
@@ -44,6 +45,7 @@ class ProvedCommand:
     restarts: int = 0
     shm_dir: str = ""
     tree: ast.Module | None = None
+    logs: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class ScriptRunner:
         restarts = max(command.restarts, len(kills)) if kills else 0
         # The last one of an option counts. Kills may follow on each other without a step in between.
         options = [f"--max-restarts={restarts}", "--fast-max-stalls=0", f"--fast-shm-dir={self._memory}"]
+        if not command.logs:
+            options.append(f"--log-dir={folder / 'logs'}")
         script = [command.script, *command.setting.arguments(command.arguments, given)]
         arguments = [*command.options, *options, *script]
         with (folder / "output").open("wb") as output:

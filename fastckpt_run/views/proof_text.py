@@ -72,8 +72,6 @@ def differences(found: RunComparison) -> Iterator[str]:
         yield f"first value: {_value(found.value)}"
     if found.state is not None:
         yield from _state(found.state)
-    if found.last[0] != found.last[1]:
-        yield f"the newest durable step is {found.last[0]} in the first run, and {found.last[1]} in the other"
 
 
 def _value(one: ValueDifference) -> str:
