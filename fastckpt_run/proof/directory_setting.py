@@ -128,7 +128,7 @@ class _SourceReader:
                     yield from _subscript(target, key)
                 case ast.Call(
                     func=ast.Attribute(value=target, attr="get"), args=[ast.Constant(value=str(key)), *_]
-                ) if _ends(target, "environ"):
+                ) if _ends(target, "environ") and key:
                     yield DirectorySetting(variable=key)
                 case ast.Call(func=ast.Attribute(attr="getenv") | ast.Name(id="getenv"), args=[key, *_]) if _text(key):
                     yield DirectorySetting(variable=_text(key))

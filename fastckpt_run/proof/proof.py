@@ -1,7 +1,7 @@
 """The proof that a script resumes bit for bit: a run without kills, one with, and one more without if they differ."""
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,13 +94,13 @@ def prove(
     killed = runner.run(KILLED, kills)
     found = compare_runs(plain.history, killed.history, (plain.checkpoints, killed.checkpoints), shm_dir)
     proof = Proof(plain, killed, [(kill, made(killed.record, kill)) for kill in kills], found)
-    _check_killed(proof, plan)
+    _check_killed(proof)
     if plan.twice or (plan.twice is None and _may_vary(proof)):
         tell("3. running it again without kills, to see whether it gives the same each time")
         again = runner.run(AGAIN)
         _check_plain(again, tell)
         proof.again = compare_runs(plain.history, again.history, (plain.checkpoints, again.checkpoints), shm_dir)
-    proof.causes = _causes(proof, tree)
+    proof.causes, proof.notes = _causes(proof, tree), list(_notes(proof, plan))
     return proof
 
 
@@ -141,40 +141,40 @@ def _check_plain(run: ScriptRun, tell: Callable[[str], None]) -> None:
         raise ConfigError("the script saves nothing: every kill would lose all of it")
 
 
-def _check_killed(proof: Proof, plan: ProofPlan) -> None:
-    """Raise ConfigError if nothing was tried; note what was not."""
-    count = sum(note is not None for _, note in proof.kills)
-    if not count:
+def _check_killed(proof: Proof) -> None:
+    """Raise ConfigError if nothing was tried, or nothing can be compared."""
+    if not any(note is not None for _, note in proof.kills):
         raise ConfigError("the script ended before the first kill; give it more steps, or another --seed")
-    if len(proof.kills) < plan.kills:
-        proof.notes.append(f"there are steps for {len(proof.kills)} kills, not for {plan.kills}")
-    for kill, note in proof.kills:
-        if note is None:
-            proof.notes.append(
-                f"kill {kill.number} ({kill.kind}, rank {kill.rank}, from step {kill.step} on) did not come: the run "
-                "ended before"
-            )
-    if not proof.plain.history.logs:
-        proof.notes.append(
-            "the script logs no values: checkpoints alone were compared. fastckpt.metrics.log(step, {'loss': loss}) "
-            "has each step compared"
-        )
-    if proof.found.unseeded:
-        names = ", ".join("torch" if name == "cpu" else name for name in sorted(proof.found.unseeded))
-        proof.notes.append(
-            f"the global random generator of {names} is not seeded, and differs from run to run before any kill: its "
-            "state is not compared"
-        )
-    found = proof.found
-    if not found.steps and not found.values and proof.killed.code == 0:
+    if not proof.found.steps and not proof.found.values and proof.killed.code == 0:
         raise ConfigError(
             "there is nothing to compare: no step was durable in both runs, and the script logs no values. Have it log "
             "its loss with fastckpt.metrics.log, or save to storage more often"
         )
+
+
+def _notes(proof: Proof, plan: ProofPlan) -> Iterator[str]:
+    """What was not tried, or not compared."""
+    found = proof.found
+    if len(proof.kills) < plan.kills:
+        yield f"there are steps for {len(proof.kills)} kills, not for {plan.kills}"
+    for kill, note in proof.kills:
+        if note is None:
+            yield f"kill {kill.number} ({kill.kind}, rank {kill.rank}, from step {kill.step} on) did not come in time"
+    if not proof.plain.history.logs:
+        yield (
+            "the script logs no values: checkpoints alone were compared. fastckpt.metrics.log(step, {'loss': loss}) "
+            "has each step compared"
+        )
+    if found.unseeded:
+        names = ", ".join("torch" if name == "cpu" else name for name in sorted(found.unseeded))
+        yield (
+            f"the global random generator of {names} is not seeded, and differs from run to run before any kill: its "
+            "state is not compared"
+        )
     if not found.steps:
-        proof.notes.append("no step was durable in both runs: checkpoints were not compared")
+        yield "no step was durable in both runs: checkpoints were not compared"
     elif found.last[0] != found.last[1]:
-        proof.notes.append(
+        yield (
             f"the newest durable step is {found.last[0]} without kills, and {found.last[1]} with them (saves may be "
             f"skipped while storage is slow): the newest that was compared is {found.steps[-1]}"
         )
