@@ -25,7 +25,7 @@ class LikelyCause:
 
 
 _USUAL = {
-    POSITION: "save how many batches were taken, and go on behind them: data= of Checkpointer, or docs/data.md",
+    POSITION: "save how many batches were taken, and go on behind them: data= of Checkpointer, or docs/guides/data.md",
     PREFETCH: "a batch that was drawn ahead of its step is drawn, and counted, before it is used: save the position of "
     "the batch that is used next, or keep the batch in the state",
     GENERATOR: "checkpointers save the generators of torch, Python and numpy; one that the script makes itself "

@@ -20,7 +20,7 @@ Starter = Callable[[Sequence[str], Mapping[str, str], int], "subprocess.Popen[by
 """Starts fastckpt-run with arguments, an environment and a descriptor for its output."""
 CHECKPOINTS, RECORD = "checkpoints", "record"
 _PAUSE = 0.05
-_SHOWN = 20
+_SHOWN = 40
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fastckpt._core.memory.processes import Process, boot_id, signal_together
 from fastckpt._core.report.events import FOLDER
 from fastckpt_run.chaos.running_job import LocalAgent, agents_of, find_job
 from tests.cli.conftest import Fastckpt, Said
+from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import ChaosJob
 
 SHM = "FASTCKPT_SHM_DIR"
@@ -57,6 +58,7 @@ def test_a_job_comes_back_from_each_kill_and_all_of_it_is_told(fastckpt: Fastckp
     # 1. workers   2. again, for people   3. the agent, started again by somebody   4. a lost host, not started again
     said = chaos(fastckpt, job, "--kill=rank", "--count=2", "--seed=1", "--json")
     document = said.document
+    assert set(document) == set(KEYS["chaos"]) and document["job"] is None
     assert said.code == 0 and document["came_back"] == 2 and not document["faults"] and not document["warnings"]
     assert document["tiers"] == {"memory": 2} and document["ended"] == "2 kills are made"
     for kill in document["kills"]:

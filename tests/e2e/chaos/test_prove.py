@@ -19,6 +19,7 @@ from fastckpt_run.proof.likely_causes import BACKGROUND, GENERATOR, OPTIMIZER, P
 from fastckpt_run.proof.proof import Proof, ProofPlan
 from fastckpt_run.views import proof_text
 from tests.cli.conftest import Fastckpt
+from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import TRAIN, start_forked
 
 run_proof = sys.modules["fastckpt_run.cli.prove"].run_proof
@@ -112,10 +113,8 @@ def test_the_keys_of_the_json_document(tmp_path: Path, fastckpt: Fastckpt, monke
     out = tmp_path / "runs"
     options = ["--kills=1", "--seed=2", f"--folder={out}", "--no-baseline-twice", "--json", "--nproc-per-node=1"]
     answer = fastckpt("prove", *options, TRAIN, "--out", "x", "--fault=position")
-    assert answer.code == 1 and set(answer.document) == {
-        "proven", "kills", "resumed", "exit_code", "equal", "values", "checkpoints", "last", "first_step",
-        "first_value", "first_checkpoint", "again", "causes", "notes", "folder", "seconds",
-    }  # fmt: skip
+    assert answer.code == 1 and set(answer.document) == set(KEYS["prove"])
+    assert all(type(answer.document[key]) is kind for key, kind in KEYS["prove"].items())
     assert answer.document["causes"][0]["name"] == POSITION and answer.document["folder"] == str(out)
     json.dumps(answer.document, allow_nan=False)
 
