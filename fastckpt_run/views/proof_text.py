@@ -61,9 +61,9 @@ def compared(found: RunComparison) -> Iterator[str]:
     yield f"{count(found.values, 'logged value')} compared{repeats}: {found.differing:,} differ"
     steps = ", ".join(map(str, found.steps[:10])) + (", ..." if len(found.steps) > 10 else "")
     if found.steps:
-        detail = f"{found.identical} of {count(found.files, 'file')} equal byte for byte"
-        more = f", {count(found.tensors, 'tensor')} of the others compared" if found.tensors else ""
-        yield f"checkpoints of {count(len(found.steps), 'step')} compared ({steps}): {detail}{more}"
+        files = f"{count(found.tensors, 'tensor')} in {count(found.files - found.identical, 'file')}"
+        same = f", and {count(found.identical, 'file')} that are the same byte for byte" if found.identical else ""
+        yield f"checkpoints of {count(len(found.steps), 'step')} compared ({steps}), bit by bit: {files}{same}"
 
 
 def differences(found: RunComparison) -> Iterator[str]:
