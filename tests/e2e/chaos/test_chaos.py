@@ -109,7 +109,10 @@ def test_a_job_that_ends_by_itself_ends_the_kills(fastckpt: Fastckpt, job: Chaos
     assert said.code == 1 and "the job has ended (succeeded)" in said.out and "give a shorter --every" in said.out
 
 
-def test_ctrl_c_ends_with_the_summary(fastckpt: Fastckpt, job: ChaosJob):
+def test_ctrl_c_ends_with_the_summary_also_without_an_event_log(
+    fastckpt: Fastckpt, job: ChaosJob, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTCKPT_EVENT_LOG", "0")
     job.start(ranks=1)
     [agent] = begun(job)
     stop = threading.Thread(
@@ -122,7 +125,10 @@ def test_ctrl_c_ends_with_the_summary(fastckpt: Fastckpt, job: ChaosJob):
     stop.start()
     said = fastckpt("chaos", job.directory, "--kill=rank", "--every=0.2s", "--json")
     stop.join()
-    assert said.code == 0 and said.document["ended"] == "stopped by Ctrl-C" and said.document["kills"]
+    assert said.code == 0 and said.document["ended"] == "stopped by Ctrl-C"
+    first = said.document["kills"][0]
+    assert first["came_back"] and first["resumed"]["step"] >= first["held"]["step"]
+    assert first["resumed"]["history"] is None and not first["tiers"] and first["restarts_left"] is None
     assert agents(job)[0].process == agent.process
 
 

@@ -23,7 +23,7 @@ from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import TRAIN, start_forked
 
 run_proof = sys.modules["fastckpt_run.cli.prove"].run_proof
-RANKS = ["--nproc-per-node=2"]
+RANKS, ALONE = ["--nproc-per-node=2"], ["--nproc-per-node=1"]
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_
     [("position", POSITION, 1), ("rng", GENERATOR, 1), ("prefetch", PREFETCH, 1), ("optimizer", OPTIMIZER, 2)],
 )
 def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, capsys, fault, cause, after):
-    proof = prove(tmp_path, f"--fault={fault}", kills=1, seed=2)
+    proof = prove(tmp_path, f"--fault={fault}", kills=1, seed=2, options=RANKS if fault == "position" else ALONE)
     [resumed] = proof.killed.history.loads
     value, state = proof.found.value, proof.found.state
     assert not proof.proven and proof.causes[0].name == cause, said(proof, capsys)
@@ -74,7 +74,7 @@ def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, 
 
 
 def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=random", kills=1, twice=True)
+    proof = prove(tmp_path, "--fault=random", kills=1, twice=True, options=ALONE)
     assert not proof.proven and proof.again is not None and not proof.again.equal
     assert [cause.name for cause in proof.causes] == [BACKGROUND]
     assert "two runs without kills differ, too" in said(proof, capsys)
@@ -87,8 +87,16 @@ def test_a_script_that_begins_afresh_is_not_proven_though_its_values_are_the_sam
     assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 1 resumed nothing" in text
 
 
+def test_a_script_that_cannot_be_started_again_is_not_proven(tmp_path: Path, capsys):
+    proof = prove(tmp_path, "--fault=twice", kills=1, options=ALONE)
+    assert proof.killed.code == 1 and not proof.proven and proof.again is None
+    text = said(proof, capsys)
+    assert "ended with exit code 1" in text and "NOT PROVEN: with 1 kill" in text
+    assert "this cannot be started twice" in text
+
+
 def test_of_a_script_that_logs_nothing_checkpoints_alone_are_compared(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--quiet", "--disk=4", kills=1, options=["--nproc-per-node=1"])
+    proof = prove(tmp_path, "--quiet", "--disk=4", kills=1, options=ALONE)
     assert proof.proven and proof.found.values == 0 and proof.found.steps == [4, 8, 12, 16, 20, 24]
     assert "checkpoints alone were compared" in said(proof, capsys)
 
@@ -104,7 +112,7 @@ def test_of_a_script_that_logs_nothing_checkpoints_alone_are_compared(tmp_path: 
 )
 def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path, script, why):
     with pytest.raises(ConfigError, match=why):
-        prove(tmp_path, *script, options=["--nproc-per-node=1"])
+        prove(tmp_path, *script, options=ALONE)
     assert not Path("/tmp/fixed").exists()
 
 

@@ -26,6 +26,8 @@ parser.add_argument("--fault", default="")
 arguments = parser.parse_args()
 fault = arguments.fault
 
+if fault == "twice" and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+    raise SystemExit("this cannot be started twice")
 if fault == "fails":
     raise SystemExit("no data: give some")
 dist.init_process_group("gloo")
