@@ -125,7 +125,7 @@ class ChaosRun:
         end = max(due, time.monotonic()) + self._plan.limit
         while True:
             if not self._look():
-                raise _JobEnded(self._ending() or "its agent is gone")
+                raise _JobEnded(self._last_words())
             now = time.monotonic()
             if now >= due and all(_is_steady(agent.telemetry()) for agent in self._agents):
                 return
@@ -210,7 +210,7 @@ class ChaosRun:
                 self._record_resume(kill, here, ranks, instant)
                 return
             gone_since = 0.0 if here else gone_since or now
-            if self._plan.kind == RANK and gone_since and now > gone_since + (END if not self._ending() else 0.0):
+            if self._plan.kind == RANK and gone_since:
                 self._record_end(kill, instant)
                 return
             if now > end:
@@ -236,11 +236,11 @@ class ChaosRun:
 
     def _record_end(self, kill: KillOutcome, instant: float) -> None:
         """Record what is known of a kill after which the job has ended: it may have come back, and been done soon."""
-        how = self._ending()
+        how = self._last_words()
         found = self._resumes(instant)
         first = [event for event in self._job.events.since(instant) if event["event"] == "first_step"]
         if how != "succeeded" or not first:
-            kill.trouble = f"the job has ended: {how or 'its agent is gone'}"
+            kill.trouble = f"the job has ended: {how}"
             return
         kill.seconds = max(event["monotonic"] for event in first) - instant
         self._take_tiers(kill, found)
@@ -279,6 +279,15 @@ class ChaosRun:
         """How the job has ended, as its event log says."""
         self._job.events.grow()
         return next(filter(None, (ending(self._job.events.of_agent(pid)) for pid in self._last_pids)), "")
+
+    def _last_words(self) -> str:
+        """How the job has ended; its log is waited for, which is the last that an agent writes."""
+        end = time.monotonic() + END
+        self._job.events.grow()
+        has_log = any(self._job.events.of_agent(pid) for pid in self._last_pids)
+        while has_log and not self._ending() and time.monotonic() < end:
+            time.sleep(PAUSE)
+        return self._ending() or "its agent is gone"
 
     def _restarts_left(self) -> int | None:
         self._job.events.grow()

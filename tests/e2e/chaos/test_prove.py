@@ -58,10 +58,10 @@ def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_
 
 @pytest.mark.parametrize(
     ("fault", "cause", "after"),
-    [("position", POSITION, 1), ("rng", GENERATOR, 1), ("prefetch", PREFETCH, 1), ("optimizer", OPTIMIZER, 2)],
+    [("rng", GENERATOR, 1), ("prefetch", PREFETCH, 1), ("optimizer", OPTIMIZER, 2)],
 )
 def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, capsys, fault, cause, after):
-    proof = prove(tmp_path, f"--fault={fault}", kills=1, seed=2, options=RANKS if fault == "position" else ALONE)
+    proof = prove(tmp_path, f"--fault={fault}", kills=1, seed=2, options=ALONE)
     [resumed] = proof.killed.history.loads
     value, state = proof.found.value, proof.found.state
     assert not proof.proven and proof.causes[0].name == cause, said(proof, capsys)
@@ -80,11 +80,13 @@ def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tm
     assert "two runs without kills differ, too" in said(proof, capsys)
 
 
-def test_a_script_that_begins_afresh_is_not_proven_though_its_values_are_the_same(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=fresh", kills=1)
+def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_path: Path, capsys):
+    proof = prove(tmp_path, "--fault=fresh", "--quiet", "--disk=4", kills=1)
     assert proof.found.equal and not proof.proven and [cause.name for cause in proof.causes] == [RESUME]
+    assert proof.found.values == 0 and proof.found.steps == [4, 8, 12, 16, 20, 24]
     text = said(proof, capsys)
     assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 1 resumed nothing" in text
+    assert "checkpoints alone were compared" in text, "it logs no values"
 
 
 def test_a_script_that_cannot_be_started_again_is_not_proven(tmp_path: Path, capsys):
@@ -95,19 +97,12 @@ def test_a_script_that_cannot_be_started_again_is_not_proven(tmp_path: Path, cap
     assert "this cannot be started twice" in text
 
 
-def test_of_a_script_that_logs_nothing_checkpoints_alone_are_compared(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--quiet", "--disk=4", kills=1, options=ALONE)
-    assert proof.proven and proof.found.values == 0 and proof.found.steps == [4, 8, 12, 16, 20, 24]
-    assert "checkpoints alone were compared" in said(proof, capsys)
-
-
 @pytest.mark.parametrize(
     ("script", "why"),
     [
         (["--fault=fails"], "fails without any kill: fastckpt-run ended with exit code 1"),
         (["--fault=unsaved"], "saves nothing"),
         (["--fault=fixed"], "it saves to /tmp/fixed, not to the directory that it was given"),
-        (["--steps=2"], "no step is left between the first save and the end"),
     ],
 )
 def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path, script, why):
@@ -116,15 +111,20 @@ def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path
     assert not Path("/tmp/fixed").exists()
 
 
-def test_the_keys_of_the_json_document(tmp_path: Path, fastckpt: Fastckpt, monkeypatch):
+def test_a_forgotten_data_position_is_named_as_json(tmp_path: Path, fastckpt: Fastckpt, monkeypatch):
     monkeypatch.setattr("fastckpt_run.bound_launch.start_bound", start_forked)
     out = tmp_path / "runs"
-    options = ["--kills=1", "--seed=2", f"--folder={out}", "--no-baseline-twice", "--json", "--nproc-per-node=1"]
+    options = ["--kills=1", "--seed=2", f"--folder={out}", "--no-baseline-twice", "--json", *RANKS]
     answer = fastckpt("prove", *options, TRAIN, "--out", "x", "--fault=position")
-    assert answer.code == 1 and set(answer.document) == set(KEYS["prove"])
-    assert all(type(answer.document[key]) is kind for key, kind in KEYS["prove"].items())
-    assert answer.document["causes"][0]["name"] == POSITION and answer.document["folder"] == str(out)
-    json.dumps(answer.document, allow_nan=False)
+    document = answer.document
+    assert answer.code == 1 and set(document) == set(KEYS["prove"])
+    assert all(type(document[key]) is kind for key, kind in KEYS["prove"].items())
+    first, [start] = document["first_value"], document["resumed"]["0"]
+    assert (first["step"], first["rank"], first["name"]) == (start["step"] + 1, 0, "loss")
+    assert first["resumed"] == start["step"] and first["step"] == document["first_step"]
+    assert {change["name"] for change in document["first_checkpoint"]["changes"]} == {"state.position"}
+    assert document["causes"][0]["name"] == POSITION and document["folder"] == str(out)
+    json.dumps(document, allow_nan=False)
 
 
 @pytest.mark.parametrize(
