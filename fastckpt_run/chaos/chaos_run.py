@@ -14,6 +14,7 @@ from fastckpt_run.chaos.job_events import ending, last, restarts_left
 from fastckpt_run.chaos.kill_outcome import AGENT, NODE, RANK, ChaosSummary, KillOutcome
 from fastckpt_run.chaos.resumed_bytes import Digests, bytes_in_memory, compare, whole_items
 from fastckpt_run.chaos.running_job import LocalAgent, Ranks, RunningJob, agents_of
+from fastckpt_run.formatting import count
 from fastckpt_run.watch.unsaved_work import reached
 
 PAUSE = 0.05
@@ -81,7 +82,7 @@ class ChaosRun:
         if plan.kind == RANK and left is not None and (plan.needed is None or plan.needed > left):
             many = "as many kills as you let it make" if plan.needed is None else f"{plan.needed} kills"
             found.append(
-                f"the job has {left} restarts left for {many}, and gives up when none is left: start it with "
+                f"the job has {count(left, 'restart')} left for {many}, and gives up when none is left: start it with "
                 "--max-restarts N, or have progress give some back with --fast-restart-budget 20/h"
             )
         if plan.kind != RANK:

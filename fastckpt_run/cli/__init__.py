@@ -1,4 +1,4 @@
-"""The command `fastckpt`: looks at checkpoints, compares, exports and removes them; reports on jobs; checks nodes."""
+"""The command `fastckpt`: looks at checkpoints, jobs and nodes, changes checkpoints, and tries what comes back."""
 
 import click
 
@@ -39,8 +39,8 @@ def main() -> None:
     With --json each command prints one JSON document, and nothing else, to standard output.
 
     Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
-    which: checkpoints exist, but none can be loaded; check: the node has a problem); 2 if there is no answer (wrong
-    usage, no such checkpoint, a file that cannot be read).
+    which: checkpoints exist, but none can be loaded; check: the node has a problem; chaos: something did not come back;
+    prove: the runs differ); 2 if there is no answer (wrong usage, no such checkpoint, a file that cannot be read).
     """
 
 

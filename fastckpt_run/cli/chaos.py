@@ -29,7 +29,7 @@ def _signal(text: str) -> int:
 
 @click.command()
 @click.argument("directory", metavar="DIR")
-@click.option("--kill", "kind", type=click.Choice(KINDS), required=True, help="What is killed: see below.")
+@click.option("--kill", "kind", type=click.Choice(KINDS), required=True, help="What is killed, as above.")
 @click.option("--every", type=positive_seconds, metavar="TIME", default="2m", help="From one kill to the next (2m).")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Kills, at most.")
 @click.option("--for", "duration", type=positive_seconds, metavar="TIME", help="No kill after this time, such as 30m.")

@@ -95,7 +95,7 @@ def test_restarts_that_are_used_up_are_told_before_and_after(fastckpt: Fastckpt,
     process = job.start(restarts=1)
     begun(job)
     said = chaos(fastckpt, job, "--kill=rank", "--count=3")
-    assert "the job has 1 restarts left for 3 kills" in said.err and "--max-restarts N" in said.err
+    assert "the job has 1 restart left for 3 kills" in said.err and "--max-restarts N" in said.err
     assert said.code == 1 and "kill 2: rank " in said.out and "NOT BACK: the job has ended: failed" in said.out
     assert process.wait(60) == 1
     said = chaos(fastckpt, job, "--kill=rank")
