@@ -20,6 +20,7 @@ from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
 from fastckpt._core.resume.tiers import OTHER_KIND
 from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.micro_batches import MicroBatches
+from fastckpt._core.schedule.profiler import Due
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
 from fastckpt.checkpointer.backends import backend_of
@@ -181,7 +182,8 @@ class Checkpointer:
 
         Args:
             step: Counts on from what `resume` gave, through all epochs; equal on all ranks.
-            metrics: What was measured of this state, for `KeepBestStrategy`.
+            metrics: What was measured of this state, for `KeepBestStrategy`: then it is saved and persisted, whether
+                or not a checkpoint is due. All ranks give some at the same steps; those of the first rank count.
 
         Returns:
             What became of the save; None if none was made.
@@ -204,8 +206,15 @@ class Checkpointer:
         if step > self._step or metrics is None:  # else it is the same one, with what was measured of it
             self._batches.turn(step)
         self._step = self._unclosed.step = step
-        due, epoch = self._batches.due(self._frequency.due(step), self._ended_epoch())
+        scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
+        due, epoch = self._batches.due(Due(True, True) if metrics else scheduled, self._ended_epoch())
         if not (due.snapshot or epoch):
+            if metrics and self._writer.place.rank == 0:
+                logger.warning(
+                    "step %d has metrics, and is in the middle of an accumulation, whose state is not saved: they are "
+                    "not kept. Give them with a step that ends one",
+                    step,
+                )
             return None
         return self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
 

@@ -18,7 +18,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader
-from fastckpt.ddp import KeepLatestStepStrategy, KeepStepIntervalStrategy
+from fastckpt.ddp import KeepBestStrategy, KeepLatestStepStrategy, KeepStepIntervalStrategy
 from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
 from tests.e2e.ddp.overlapping import Held
 
@@ -122,6 +122,30 @@ def test_a_resume_of_an_earlier_step_begins_a_history_that_later_resumes_go_on_f
         assert checkpointer.resume() == 6, "not step 8, which is older than what was saved after going back"
         assert all(map(torch.equal, second.weights(), third.weights()))
     assert 8 in on_storage(directory), "what was left is still there"
+
+
+def test_a_step_with_metrics_is_durable_though_none_is_due_and_the_best_is_kept(directory: Path):
+    best = KeepBestStrategy(1, "loss", directory)
+    training = Training(directory, every=1000, deletion_strategy=best)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        for step, loss in enumerate([3.0, 1.0, 2.0, None, 4.0], 1):
+            training.model(torch.ones(8) * step).square().sum().backward()
+            training.optimizer.step()
+            result = checkpointer.step(step, None if loss is None else {"loss": loss})
+            assert (result is not None) == (loss is not None)
+            checkpointer._checkpointer.wait_latest_checkpoint(60)
+    assert on_storage(directory) == [2, 5]
+
+
+def test_metrics_in_the_middle_of_an_accumulation_are_refused_aloud(directory: Path, caplog: pytest.LogCaptureFixture):
+    loader = ResumableDataLoader(torch.ones(8, 8), 1, accumulate=2)
+    training = Training(directory, every=1000, data=loader)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        next(iter(loader))
+        assert checkpointer.step(1, {"loss": 1.0}) is None
+    assert "step 1 has metrics" in caplog.text and "Give them with a step that ends one" in caplog.text
 
 
 def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory: Path):

@@ -214,19 +214,19 @@ def test_parameters_frozen_at_resume_keep_their_optimizer_states(run: Run):
 
 
 def back(directory: Path) -> None:
-    first = Training(directory, deletion_strategy=KeepStepIntervalStrategy(2, directory))
+    first, states = Training(directory, deletion_strategy=KeepStepIntervalStrategy(2, directory)), dict[int, Any]()
     with first.checkpointer as checkpointer:
         checkpointer.resume()
         for step in range(1, 7):
             first.steps(step, step, 1)
             checkpointer._checkpointer.wait_latest_checkpoint(60)
-            before = first.state if step == 2 else before if step > 2 else None
+            states[step] = first.state
     second = Training(directory, seed=3)
     with second.checkpointer as checkpointer:
         with pytest.raises(BadCheckpoint, match="holds no checkpoint 3"):
             checkpointer.resume(step=3)
         assert checkpointer.resume(step=2) == 2
-        assert same(second.state, before)
+        assert same(second.state, states[2])
         second.steps(3, 3, 1)
     third = Training(directory, seed=4)
     with third.checkpointer as checkpointer:
