@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import launchers
-from tests.docs.blocks import KINDS, ROOT, blocks_of, kinds_of, missing
+from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of, missing
 
 COMMANDS = {
     "fastckpt-run": "from fastckpt_run.commands import launch; launch()",
