@@ -22,14 +22,10 @@ COMMANDS = {
     "torchrun": "from torch.distributed.run import main; main()",
 }
 NOT_YET = {
-    "docs/guides/data.md",
     "docs/guides/dcp.md",
     "docs/guides/deepspeed.md",
-    "docs/guides/frequency.md",
-    "docs/guides/fsdp.md",
     "docs/guides/huggingface.md",
     "docs/guides/integrations.md",
-    "docs/guides/saving.md",
     "docs/operate/hangs.md",
     "docs/operate/watch.md",
     "docs/reference/format.md",
