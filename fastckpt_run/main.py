@@ -23,8 +23,9 @@ from torch.distributed.launcher import api as launcher_api
 from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
+from fastckpt_run.dry_run.dry_run_text import show_dry_run
 from fastckpt_run.node_check.node_check import BAD_NODE, NodeCheck, NodeCheckFailed
-from fastckpt_run.options import parse
+from fastckpt_run.options import read
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -109,7 +110,11 @@ def substituted(settings: Settings, node_check: NodeCheck | None = None) -> Iter
 @record
 def run(argv: Sequence[str]) -> None:
     """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail."""
-    settings, arguments = parse(argv)
+    command = read(argv)
+    settings, arguments = command.settings, command.torchrun
+    if command.is_dry_run:
+        show_dry_run(command)
+        return
     node_check = NodeCheck(settings)
     node_check.before_joining()  # first of all: some rendezvous end for all nodes when one of them leaves
     with substituted(settings, node_check):

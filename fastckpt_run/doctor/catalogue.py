@@ -59,7 +59,6 @@ NETWORK: tuple[Check, ...] = (
     network_checks.secret,
 )
 ALL: tuple[Check, ...] = (*HOST, *SHARED_MEMORY, *PATH, *URL, *CLAIMS, *RESUME, *NETWORK)
-_BY_NAME = {check.__name__.replace("_", " "): check for check in ALL}
 
 
 def name_of(check: Check) -> str:
@@ -67,17 +66,24 @@ def name_of(check: Check) -> str:
     return check.__name__.replace("_", " ")
 
 
+_BY_NAME = {name_of(check): check for check in ALL}
+
+
 def examine(which: str, **subject: Any) -> list[dict[str, Any]]:
     """The lines of a check, as JSON objects. Raises nothing: an error is a line, too."""
-    lines = list[Diagnosis]()
+    return [line.to_record() for line in lines_of(_BY_NAME[which], Subject(**subject))]
+
+
+def lines_of(check: Check, subject: Subject) -> Iterator[Diagnosis]:
+    """The lines of a check; an error is one, too."""
+    name = name_of(check)
     try:
-        lines += _BY_NAME[which](Subject(**subject))
+        yield from check(subject)
     except FastckptError as error:
-        lines.append(of_error(which, error))
+        yield of_error(name, error)
     except OSError as error:
         where = f"{os.fspath(error.filename)!s}: " if error.filename else ""
-        lines.append(problem(which, f"{where}{error.strerror or error}", "Repair what it names, and look again"))
+        yield problem(name, f"{where}{error.strerror or error}", "Repair what it names, and look again")
     except Exception as error:  # noqa: BLE001 (a defect of one check must not hide what the others find)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        lines.append(problem(which, f"the check failed: {text}", "Report it, with this line"))
-    return [line.to_record() for line in lines]
+        yield problem(name, f"the check failed: {text}", "Report it, with this line")

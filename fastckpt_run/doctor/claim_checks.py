@@ -10,8 +10,9 @@ from fastckpt._core.config import Settings
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.presence import signed
+from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.arena_location import left_elsewhere
-from fastckpt._core.saver.persistence.predecessor import PATIENCE, STALE, describe, has_died
+from fastckpt._core.saver.persistence.predecessor import PATIENCE, STALE, has_died
 from fastckpt._core.storage.store import as_path, is_url, normalised, open_store
 from fastckpt_run.doctor.diagnosis import Diagnosis, Subject, ok, problem, warning
 from fastckpt_run.formatting import count
@@ -69,11 +70,12 @@ def history(subject: Subject) -> Iterator[Diagnosis]:
     if record is None:
         yield ok("history", "none: nobody has saved there")
         return
-    whom = describe(record)
+    process = Process.from_record(dict(record.holder)) or "a process that did not sign"
+    whom = f"{process} (history {record.history}, since {record.since})"
     if record.closed:
-        yield ok("history", f"{record.history}, closed in order by {whom}")
+        yield ok("history", f"closed in order by {whom}")
     elif has_died(record):
-        yield ok("history", f"{record.history}, held by {whom}, which is dead: a launch opens the next one at once")
+        yield ok("history", f"held by {whom}, which is dead: a launch opens the next one at once")
     elif subject.job.take_over:
         yield warning(
             "history", f"a launch takes the directory over from {whom}, without waiting", "Drop --fast-take-over"
@@ -82,7 +84,7 @@ def history(subject: Subject) -> Iterator[Diagnosis]:
         waits = (
             f"a launch waits until it is closed, or has not been renewed for {STALE:g} s, and ends after {PATIENCE:g} s"
         )
-        yield warning("history", f"{record.history} is held by {whom}, which lives as far as is known: {waits}", END_IT)
+        yield warning("history", f"held by {whom}, which lives as far as is known: {waits}", END_IT)
 
 
 def _of_arena(entry: ArenaEntry, location: str, settings: Settings) -> Diagnosis:

@@ -34,10 +34,8 @@ def resume(subject: Subject) -> Iterator[Diagnosis]:
         yield ok("resume", f"{_in_words(choice)}: {choice.path}")
         world = subject.nodes * subject.ranks
         if world and choice.world and choice.world != world:
-            text = f"{choice.world} ranks saved it, and this launch has {world}"
-            yield warning(
-                "resume", text, "Sharded checkpoints are loaded so, and models of DDP; each rank's own state is not"
-            )
+            text = f"{count(choice.world, 'rank')} saved it, and this launch has {world}: others' own states are lost"
+            yield warning("resume", text, f"Launch {choice.world}, or look on the page of your framework what it loads")
     yield from _passed_over(decision)
 
 

@@ -10,9 +10,9 @@ from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.parent_death import die_with
 
 MESSAGE = 1 << 16
-DEVICES, FAILURES, DOCTOR = "devices", "failures", "doctor"
-"""The requests for the devices that torch sees, for how often hosts have failed in the job of a directory, and for the
-lines of a check of `fastckpt doctor`."""
+DEVICES, FAILURES, DOCTOR, DIRECTORIES = "devices", "failures", "doctor", "directories"
+"""The requests for the devices that torch sees, for how often hosts have failed in the job of a directory, for the
+lines of a check of `fastckpt doctor`, and for what is known of the directories of a script."""
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -31,7 +31,7 @@ def _answer(request: dict[str, Any]) -> Any:
     name = request["name"]
     try:
         check = _check(request.pop("check"))
-        if name in (DEVICES, FAILURES, DOCTOR):
+        if name in (DEVICES, FAILURES, DOCTOR, DIRECTORIES):
             request.pop("name")
             return check(**request)
         result: CheckResult = check(**request)
@@ -64,10 +64,11 @@ def _check(what: str) -> Callable[..., Any]:
         return check_loopback
     if what == FAILURES:
         return _failures
-    if what == DOCTOR:
+    if what in (DOCTOR, DIRECTORIES):
         from fastckpt_run.doctor.catalogue import examine
+        from fastckpt_run.dry_run.known_directories import known_directories
 
-        return examine
+        return examine if what == DOCTOR else known_directories
     from fastckpt_run.node_check import matmul_check
 
     return matmul_check.devices if what == DEVICES else matmul_check.check_matmul

@@ -66,7 +66,7 @@ class Preloader:
         """Start a template for the script of ``spec``, if it can be forked."""
         if self._off:
             return
-        if why := _unfit(spec):
+        if why := unfit(spec):
             head_start.end()  # whether it would be needed was guessed
             self._give_up(why)
             return
@@ -234,7 +234,7 @@ def runs_script(spec: WorkerSpec) -> bool:
     return spec.entrypoint == sys.executable and spec.args[:1] == ("-u",) and len(spec.args) > 1
 
 
-def _unfit(spec: WorkerSpec) -> str:
+def unfit(spec: WorkerSpec) -> str:
     """The reason why workers of this kind cannot be forked; empty if they can."""
     if callable(spec.entrypoint):
         return "--run-path starts them in its own way"

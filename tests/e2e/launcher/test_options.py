@@ -71,6 +71,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-node-check",
         "--fast-no-node-check",
         "--fast-no-preload",
+        "--fast-dry-run",
     ]
 
 
@@ -190,9 +191,12 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
     ],
 )
-def test_an_error_of_the_command_line_is_one_line(argv: list[str], code: int, message: str, capfd) -> None:
+@pytest.mark.parametrize("dry", [[], ["--fast-dry-run"]], ids=["launch", "dry-run"])
+def test_an_error_of_the_command_line_is_one_line(
+    argv: list[str], code: int, message: str, dry: list[str], capfd
+) -> None:
     with pytest.raises(SystemExit) as exit:
-        main(argv)
+        main([*dry, *argv])
     assert exit.value.code == code
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("fastckpt-run: error: ") and message in line] == lines[-1:]
