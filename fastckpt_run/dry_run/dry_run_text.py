@@ -15,9 +15,9 @@ from fastckpt_run.doctor import catalogue, shm_checks
 from fastckpt_run.doctor.diagnosis import Diagnosis, Subject, without_secrets
 from fastckpt_run.doctor.examination import of_directory, run
 from fastckpt_run.dry_run.launch_reading import ReadLaunch, read_launch
+from fastckpt_run.exit_codes import BAD_NODE
 from fastckpt_run.formatting import count
 from fastckpt_run.node_check.check_process import CheckProcess
-from fastckpt_run.node_check.node_check import BAD_NODE
 from fastckpt_run.options import PREFIX, CommandLine
 from fastckpt_run.preload.preloader import AUTO, OFF, runs_script, unfit
 from fastckpt_run.script_analysis import read as read_script
