@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -206,16 +207,21 @@ def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_and_a_warni
     fastckpt: Fastckpt, directory: Path, tmp_path: Path
 ):
     program = (
-        "import os, signal, sys, torch; from fastckpt import DdpCheckpointer, StorageType\n"
+        "import os, signal, subprocess, sys, torch; from fastckpt import DdpCheckpointer, StorageType\n"
         "c = DdpCheckpointer(sys.argv[1])\n"
         "c.save_checkpoint(6, {'w': torch.ones(2)}, storage_type=StorageType.DISK)\n"
         "c.wait_latest_checkpoint(60)\n"
         "c.save_checkpoint(7, {'w': torch.ones(2)}, storage_type=StorageType.MEMORY)\n"
+        "print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", program, directory], timeout=120, check=False, capture_output=True)
+    command = [sys.executable, "-c", program, directory]
+    done = subprocess.run(command, timeout=120, check=False, stdout=subprocess.PIPE, start_new_session=True)
     assert done.returncode == -signal.SIGKILL
-    [line] = look("arena of directory", directory)
+    line, left = look("arena of directory", directory)
+    assert left["state"] == "warning" and "a launch kills them" in left["found"]
+    assert re.search(rf"\b{int(done.stdout)}\b", left["found"])
+    os.kill(int(done.stdout), signal.SIGKILL)
     assert line["state"] == "ok" and "step 7 of history 1 whole: a launch adopts it" in line["found"]
     assert "which is dead" in look("history", directory)[0]["found"]
     assert look("resume", directory)[0]["found"].startswith("step 7 of history 1 from memory")
