@@ -38,7 +38,6 @@ SHARED_MEMORY: tuple[Check, ...] = (
     shm_checks.shared_memory,
     shm_checks.shared_memory_size,
     shm_checks.shared_memory_writes,
-    claim_checks.memory_of_others,
 )
 PATH: tuple[Check, ...] = (
     storage_checks.directory,
@@ -50,6 +49,7 @@ PATH: tuple[Check, ...] = (
     storage_checks.locks,
 )
 URL: tuple[Check, ...] = (url_checks.store,)
+ARENAS: tuple[Check, ...] = (claim_checks.memory_of_others,)
 CLAIMS: tuple[Check, ...] = (claim_checks.arena_of_directory, claim_checks.history)
 RESUME: tuple[Check, ...] = (resume_checks.resume, resume_checks.memory_needed)
 NETWORK: tuple[Check, ...] = (
@@ -58,7 +58,7 @@ NETWORK: tuple[Check, ...] = (
     network_checks.endpoints,
     network_checks.secret,
 )
-ALL: tuple[Check, ...] = (*HOST, *SHARED_MEMORY, *PATH, *URL, *CLAIMS, *RESUME, *NETWORK)
+ALL: tuple[Check, ...] = (*HOST, *SHARED_MEMORY, *PATH, *URL, *ARENAS, *CLAIMS, *RESUME, *NETWORK)
 
 
 def name_of(check: Check) -> str:

@@ -23,10 +23,11 @@ END_IT = "End that job, or give this one another directory; --fast-take-over tak
 def memory_of_others(subject: Subject) -> Iterator[Diagnosis]:
     """Memory of this host that other directories have: of live jobs, left behind, of other users."""
     own = _location(subject)
-    others = [entry for entry in census(Path(subject.job.arenas)) if not own or entry.directory != own]
+    arenas = [entry for entry in census(Path(subject.job.arenas)) if entry.is_arena]
+    others = [entry for entry in arenas if not own or entry.directory != own]
     name = "memory of others"
     left = [entry for entry in others if entry.state is ArenaState.LEFT_BEHIND]
-    swept = [entry for entry in others if entry.state is ArenaState.OLD_BOOT or entry.path.suffix]
+    swept = [entry for entry in others if entry.state is ArenaState.OLD_BOOT or (entry in left and entry.path.suffix)]
     used = [entry for entry in others if entry.state is ArenaState.IN_USE]
     foreign = [entry for entry in others if entry.state is ArenaState.FOREIGN]
     yield ok(name, f"{_sum(used)} of live jobs of this user, {len(foreign)} of other users")

@@ -24,12 +24,13 @@ def examine(subject: Subject, deadline: float) -> list[Diagnosis]:
         ]
 
 
-def of_directory(process: CheckProcess, subject: Subject, storage: bool = True) -> list[Diagnosis]:
-    """What is found on a checkpoint directory; of one that does not answer, that alone."""
+def of_directory(process: CheckProcess, subject: Subject, *, storage: bool = True) -> list[Diagnosis]:
+    """What is found on a checkpoint directory, or without one on memory; of one that does not answer, that alone."""
     if not subject.directory:
-        return []
+        return list(run(process, catalogue.ARENAS, subject))
     of_storage = (catalogue.URL if is_url(subject.directory) else catalogue.PATH) if storage else ()
-    return list(run(process, (*of_storage, *catalogue.CLAIMS, *catalogue.RESUME), subject, is_one_place=True))
+    checks = (*of_storage, *catalogue.ARENAS, *catalogue.CLAIMS, *catalogue.RESUME)
+    return list(run(process, checks, subject, is_one_place=True))
 
 
 def run(

@@ -19,7 +19,7 @@ from fastckpt_run.exit_codes import BAD_NODE
 from fastckpt_run.formatting import count
 from fastckpt_run.node_check.check_process import CheckProcess
 from fastckpt_run.options import PREFIX, CommandLine
-from fastckpt_run.preload.preloader import AUTO, OFF, runs_script, unfit
+from fastckpt_run.preload.preloader import AUTO, is_off, runs_script, unfit
 from fastckpt_run.script_analysis import read as read_script
 
 DEADLINE = 30.0
@@ -45,21 +45,21 @@ def show_dry_run(command: CommandLine) -> None:
     with CheckProcess(DEADLINE) as process:
         found = process.directories(_command(launch), command.settings.arenas)
         known = [] if isinstance(found, CheckResult) else found
-        one = known[0][0] if len(known) == 1 else ""
         screen.line("")
         screen.line("this node")
         # Not the trial write: a dry run writes nothing.
         looked = [check for check in catalogue.SHARED_MEMORY if check is not shm_checks.shared_memory_writes]
-        _show(screen, run(process, looked, replace(subject, directory=one)))
+        _show(screen, run(process, looked, subject))
         # Here, where torch has been imported: what they ask has an answer, or a deadline.
         _show(screen, (line for check in catalogue.NETWORK for line in catalogue.lines_of(check, subject)))
         for directory, how in known:
             screen.line("")
             screen.line(f"checkpoint directory {without_secrets(directory)} ({how})")
             _show(screen, of_directory(process, replace(subject, directory=directory), storage=False))
-    if not known:
-        screen.line("")
-        screen.line(f"checkpoint directory: {found.message if isinstance(found, CheckResult) else UNKNOWN}")
+        if not known:
+            screen.line("")
+            screen.line(f"checkpoint directory: {found.message if isinstance(found, CheckResult) else UNKNOWN}")
+            _show(screen, of_directory(process, subject))
 
 
 def _launch(command: CommandLine, launch: ReadLaunch) -> Iterator[Row]:
@@ -96,7 +96,7 @@ def _run_by(entrypoint: Any, arguments: Sequence[str]) -> str:
 def _start(settings: Settings, launch: ReadLaunch) -> str:
     """How workers are started, as far as that is known."""
     choice = settings.preload
-    if choice == OFF:
+    if is_off(choice):
         return "executed: --fast-no-preload"
     why = unfit(launch.spec)
     if not why and choice == AUTO:
@@ -125,7 +125,7 @@ def _rendezvous(launch: ReadLaunch) -> Iterator[Row]:
     yield "job", config.run_id or "a name is drawn"
     yield "endpoint", config.rdzv_endpoint or "none"
     if not launch.is_ours:
-        yield "store", "held as that backend has it; agents of a node that is lost are not replaced"
+        yield "store", "held as that backend has it"
     elif config.max_nodes == 1 and config.rdzv_endpoint == "localhost:0":
         yield "store", "held by this agent, at a free port"
     else:

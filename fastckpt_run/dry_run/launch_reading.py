@@ -3,22 +3,23 @@
 import os
 from argparse import Namespace
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig
 
 from fastckpt._core.config import Settings
 from fastckpt._core.policy.restarts import parse_budget
 from fastckpt.errors import ConfigError
 from fastckpt_run.options import CommandLine
-from fastckpt_run.rendezvous.handler import BACKEND, FastckptRendezvousHandler, create_handler
+from fastckpt_run.rendezvous.handler import BACKEND, create_handler
 from fastckpt_run.rendezvous.signing import secret_of
 from fastckpt_run.script import require_script
-from fastckpt_run.torchrun_patches import is_this_host
+from fastckpt_run.torchrun_patches import is_registered, is_this_host, registered
 from fastckpt_run.watch.http_server import parse_address
 from fastckpt_run.workers import run_script_path
 
@@ -55,16 +56,19 @@ def read_launch(command: CommandLine) -> ReadLaunch:
         **config.rdzv_configs,
     )
     is_ours = config.rdzv_backend == BACKEND and parameters.get("store_type", "tcp") == "tcp"
-    handler: FastckptRendezvousHandler | None = None
-    if is_ours:
-        handler = create_handler(parameters, secret=secret, is_here=is_this_host)
+    handler: RendezvousHandler | None = None
+    with registered(partial(create_handler, secret=secret, is_here=is_this_host)):
+        if is_ours or not is_registered(
+            config.rdzv_backend
+        ):  # which raises; torch's own would connect, or hold a store
+            handler = rendezvous_handler_registry.create_handler(parameters)
     parse_budget(settings.restart_budget)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=run_script_path if entrypoint is torchrun.run_script_path else entrypoint,
         args=tuple(arguments),
-        rdzv_handler=cast(RendezvousHandler, handler),  # torch's own would connect, or hold a store
+        rdzv_handler=cast(RendezvousHandler, handler),
         max_restarts=config.max_restarts,
     )
     require_script(spec)

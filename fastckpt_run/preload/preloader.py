@@ -51,7 +51,7 @@ class Preloader:
 
     def __init__(self, choice: str) -> None:
         self._asked = [] if choice in (AUTO, *_OFF) else [name for name in re.split(r"[,\s]+", choice) if name]
-        self._off = choice in _OFF
+        self._off = is_off(choice)
         self._arguments: list[str] = []
         self._script = Script()
         self._plan = ImportPlan()
@@ -227,6 +227,11 @@ class Preloader:
         self._start()
         if self._template is not None:
             self._template.started = since  # unfit modules must not extend the wait of the workers
+
+
+def is_off(choice: str) -> bool:
+    """Return whether --fast-preload says that workers are executed."""
+    return choice in _OFF
 
 
 def runs_script(spec: WorkerSpec) -> bool:

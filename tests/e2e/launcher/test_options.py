@@ -187,6 +187,8 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
         (["--no-python", "-m", "t.py"], 1, "Don't use both"),
         (["--redirects=9", "t.py"], 1, "9 does not match"),
+        (["--rdzv-conf=join_timeout=x", TOUCH], 1, "join_timeout is 'x' in --rdzv-conf; give a number above 0"),
+        (["--fast-secret-file=/none/such", TOUCH], 2, "the secret cannot be read from /none/such: No such file"),
         (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
         (["missing.py"], 1, "no such script: missing.py"),
         (["--no-python", "./missing"], 1, "no such script: ./missing"),
