@@ -29,9 +29,10 @@ from torch.distributed.launcher import api as launcher_api
 from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
+from fastckpt_run.dry_run.dry_run_text import show_dry_run
 from fastckpt_run.exit_codes import ADVICE, Ending, ExitStatus
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
-from fastckpt_run.options import parse
+from fastckpt_run.options import read
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -46,7 +47,8 @@ from fastckpt_run.torchrun_patches import (
 )
 
 _ENDINGS: dict[type[BaseException], Ending] = {
-    click.ClickException: Ending.SETTING,
+    click.UsageError: Ending.SETTING,
+    click.ClickException: Ending.SCRIPT,  # there is none
     ConfigError: Ending.SETTING,
     NodeCheckFailed: Ending.NODE_CHECK,
     NotDurable: Ending.NOT_DURABLE,
@@ -139,9 +141,13 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
         argv: The command line.
         status: Learns how the agent ends.
     """
-    settings, arguments = parse(argv)
+    command = read(argv)
+    settings, arguments = command.settings, command.torchrun
     status = status or ExitStatus()
     status.fast = settings.exit_codes
+    if command.is_dry_run:
+        show_dry_run(command)
+        return
     if status.fast:
         _raise_at_signals(arguments.signals_to_handle)
     node_check = NodeCheck(settings)

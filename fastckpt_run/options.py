@@ -4,7 +4,7 @@ import inspect
 import re
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from dataclasses import Field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -23,12 +23,25 @@ Every option of torchrun means what it means there; the options that begin with 
 They may stand anywhere before the script, with their names in full."""
 
 
-def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
-    """Read a command line.
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line, read.
 
-    Returns our settings (options before ``FASTCKPT_*`` variables before defaults) and the namespace that torchrun would
-    have had for the same command line without our options. Raises click.UsageError or ConfigError.
+    Attributes:
+        settings: Ours: options before ``FASTCKPT_*`` variables before defaults.
+        torchrun: The namespace that torchrun would have had for the same command line without our options.
+        given: Names of the settings that options gave.
+        is_dry_run: Whether only to print what the launch would do.
     """
+
+    settings: Settings
+    torchrun: Namespace
+    given: frozenset[str]
+    is_dry_run: bool
+
+
+def read(argv: Sequence[str]) -> CommandLine:
+    """Read a command line. Raises click.UsageError or ConfigError."""
     parser = LauncherParser()
     # So that a misspelt --fast option has an error of its own, with the name that is nearest.
     namespace, unknown = parser.parse_known_args(argv)
@@ -36,8 +49,16 @@ def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
         raise click.UsageError(_unknown(ours[0].partition("=")[0], list(parser.ours)))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    given = {field.name: vars(namespace).pop(_destination(field)) for field in fields(Settings)}
-    return replace(Settings.from_environment(), **{n: v for n, v in given.items() if v is not None}), namespace
+    is_dry_run = vars(namespace).pop("fast_dry_run")
+    options = {field.name: vars(namespace).pop(_destination(field)) for field in fields(Settings)}
+    given = {name: value for name, value in options.items() if value is not None}
+    return CommandLine(replace(Settings.from_environment(), **given), namespace, frozenset(given), is_dry_run)
+
+
+def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
+    """Our settings, and the namespace of torchrun; raises as `read`."""
+    command = read(argv)
+    return command.settings, command.torchrun
 
 
 class LauncherHelp(RawDescriptionHelpFormatter):
@@ -77,6 +98,8 @@ class LauncherParser(ArgumentParser):
         added = [group.add_argument(*_flags(field), **_described(field)) for field in fields(Settings)]
         off: dict[str, Any] = {"action": "store_const", "const": "off", "dest": "fast_preload", "help": SUPPRESS}
         added.append(group.add_argument(f"{PREFIX}-no-preload", **off))
+        dry = "Print what this launch would do, and start, write and change nothing (docs/operate/doctor.md)."
+        added.append(group.add_argument(f"{PREFIX}-dry-run", action="store_true", help=dry))
         self.ours = {flag: action for action in added for flag in action.option_strings}
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:

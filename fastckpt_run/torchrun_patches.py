@@ -274,6 +274,11 @@ def registered(create: Callable[[RendezvousParameters], RendezvousHandler]) -> I
         del backends["c10d-torch"]
 
 
+def is_registered(backend: str) -> bool:
+    """Return whether there is a rendezvous of this name."""
+    return backend in rendezvous_handler_registry._registry
+
+
 def is_this_host(name: str) -> bool:
     """Return whether a name or an address is that of this host."""
     return bool(_matches_machine_hostname(name))

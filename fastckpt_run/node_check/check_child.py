@@ -10,8 +10,9 @@ from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.parent_death import die_with
 
 MESSAGE = 1 << 16
-DEVICES, FAILURES = "devices", "failures"
-"""The requests for the devices that torch sees, and for how often hosts have failed in the job of a directory."""
+DEVICES, FAILURES, DOCTOR, DIRECTORIES = "devices", "failures", "doctor", "directories"
+"""The requests for the devices that torch sees, for how often hosts have failed in the job of a directory, for the
+lines of a check of `fastckpt doctor`, and for what is known of the directories of a script."""
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -30,7 +31,7 @@ def _answer(request: dict[str, Any]) -> Any:
     name = request["name"]
     try:
         check = _check(request.pop("check"))
-        if name in (DEVICES, FAILURES):
+        if name in (DEVICES, FAILURES, DOCTOR, DIRECTORIES):
             request.pop("name")
             return check(**request)
         result: CheckResult = check(**request)
@@ -49,14 +50,10 @@ def _answer(request: dict[str, Any]) -> Any:
 
 def _check(what: str) -> Callable[..., Any]:
     # Imported when they are asked for: torch takes a second, and may be what does not work.
-    if what == "shm":
-        from fastckpt_run.node_check.file_checks import check_shm
+    if what in ("shm", "disk"):
+        from fastckpt_run.node_check.file_checks import check_disk, check_shm
 
-        return check_shm
-    if what == "disk":
-        from fastckpt_run.node_check.file_checks import check_disk
-
-        return check_disk
+        return check_shm if what == "shm" else check_disk
     if what == "memory":
         from fastckpt_run.node_check.memory_check import check_memory
 
@@ -67,6 +64,11 @@ def _check(what: str) -> Callable[..., Any]:
         return check_loopback
     if what == FAILURES:
         return _failures
+    if what in (DOCTOR, DIRECTORIES):
+        from fastckpt_run.doctor.catalogue import examine
+        from fastckpt_run.dry_run.known_directories import known_directories
+
+        return examine if what == DOCTOR else known_directories
     from fastckpt_run.node_check import matmul_check
 
     return matmul_check.devices if what == DEVICES else matmul_check.check_matmul

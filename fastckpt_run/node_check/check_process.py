@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from fastckpt._core.policy.node_check import CheckResult, Verdict
 from fastckpt_run.failures.deaths import describe
-from fastckpt_run.node_check.check_child import DEVICES, FAILURES, MESSAGE
+from fastckpt_run.node_check.check_child import DEVICES, DIRECTORIES, DOCTOR, FAILURES, MESSAGE
 
 _START = """import sys
 if not sys.flags.safe_path: del sys.path[0]
@@ -71,6 +71,21 @@ class CheckProcess:
         """
         answer = self._ask({"check": FAILURES, "name": FAILURES, "directory": directory, "host": host})
         return answer if isinstance(answer, dict) and answer.keys() == {"own", "all"} else None
+
+    def lines(self, check: str, **subject: Any) -> list[dict[str, Any]] | CheckResult:
+        """The lines of a check of `fastckpt doctor`; or why there are none: it hangs, or has died."""
+        answer = self._ask({"check": DOCTOR, "name": DOCTOR, "which": check, **subject})
+        if isinstance(answer, list):
+            return answer
+        return answer if isinstance(answer, CheckResult) else CheckResult.from_record(answer)
+
+    def directories(self, command: Sequence[str], shm_dir: str) -> list[tuple[str, str]] | CheckResult:
+        """The checkpoint directories of a script as far as they are known, and how; or why that is not known."""
+        request = {"check": DIRECTORIES, "name": DIRECTORIES, "command": [*command], "shm_dir": shm_dir}
+        answer = self._ask(request)
+        if isinstance(answer, list):
+            return [(str(directory), str(how)) for directory, how in answer]
+        return answer if isinstance(answer, CheckResult) else CheckResult.from_record(answer)
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         """The answer of the child; a result if it gave none."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fastckpt_run.preload.environment import current
 from fastckpt_run.preload.template_process import Template, inheritance
 
-_NOT_NEEDED = re.compile(r"--fast-(no-)?preload(=.*)?|--no[-_]python|--run[-_]path|--version|--help|-h")
+_NOT_NEEDED = re.compile(r"--fast-(no-)?preload(=.*)?|--fast-dry-run|--no[-_]python|--run[-_]path|--version|--help|-h")
 """Options with which no template may be needed, or another one: wherever they stand, for nothing is parsed yet."""
 _WORKERS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")
 _THREADS = "OMP_NUM_THREADS"

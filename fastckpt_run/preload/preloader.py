@@ -51,7 +51,7 @@ class Preloader:
 
     def __init__(self, choice: str) -> None:
         self._asked = [] if choice in (AUTO, *_OFF) else [name for name in re.split(r"[,\s]+", choice) if name]
-        self._off = choice in _OFF
+        self._off = is_off(choice)
         self._arguments: list[str] = []
         self._script = Script()
         self._plan = ImportPlan()
@@ -66,7 +66,7 @@ class Preloader:
         """Start a template for the script of ``spec``, if it can be forked."""
         if self._off:
             return
-        if why := _unfit(spec):
+        if why := unfit(spec):
             head_start.end()  # whether it would be needed was guessed
             self._give_up(why)
             return
@@ -229,12 +229,17 @@ class Preloader:
             self._template.started = since  # unfit modules must not extend the wait of the workers
 
 
+def is_off(choice: str) -> bool:
+    """Return whether --fast-preload says that workers are executed."""
+    return choice in _OFF
+
+
 def runs_script(spec: WorkerSpec) -> bool:
     """Return whether workers are this interpreter with a script or module, as without ``--no-python``."""
     return spec.entrypoint == sys.executable and spec.args[:1] == ("-u",) and len(spec.args) > 1
 
 
-def _unfit(spec: WorkerSpec) -> str:
+def unfit(spec: WorkerSpec) -> str:
     """The reason why workers of this kind cannot be forked; empty if they can."""
     if callable(spec.entrypoint):
         return "--run-path starts them in its own way"

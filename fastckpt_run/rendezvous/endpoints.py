@@ -99,6 +99,10 @@ class Endpoints:
     def __str__(self) -> str:
         return ",".join(f"{host}:{port}" for host, port in self._list)
 
+    def places(self) -> list[tuple[str, int, bool]]:
+        """Host and port of each, and whether this process may hold the store there."""
+        return [(host, port, number in self._own) for number, (host, port) in enumerate(self._list)]
+
     def connect(
         self, rounds_in: Callable[[StoreConnection], int], timeout: float, *, hold: bool = True
     ) -> StoreConnection:

@@ -76,6 +76,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "host": str, "verdict": str, "failures": dict, "absent": list,
         "checks": [{"name", "verdict", "message", "value", "unit", "limit", "seconds"}],
     },
+    "doctor": {"host": str, "directory": str, "state": str, "lines": [{"name", "state", "found", "remedy"}]},
     "top": {
         "url": str, "at": float, "job": {"state", "run_id", "script", "host", "begin", "launches"}, "goodput": float,
         "total": float, "time": dict, "steps": {"new", "repeated", "per_second", "now"}, "failures": int,

@@ -27,7 +27,7 @@ def write_rate(directory: Path, size: int) -> float:
     Raises:
         OSError: Nothing can be written there.
     """
-    descriptor = _open_nameless(directory)
+    descriptor = open_nameless(directory)
     try:
         size = max(1, min(size, MOST))
         block_size = min(BLOCK, size)
@@ -45,7 +45,8 @@ def write_rate(directory: Path, size: int) -> float:
         os.close(descriptor)
 
 
-def _open_nameless(directory: Path) -> int:
+def open_nameless(directory: Path) -> int:
+    """A file that is gone when it is closed, written past the page cache where that is taken; raises OSError."""
     try:
         descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -13,6 +13,7 @@ from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.policy.memory_reserve import LEAST, RESERVE, reserve
 
 CGROUPS = Path("/sys/fs/cgroup")
+_V2, _V1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
 
 
@@ -94,7 +95,7 @@ def _limits(directory: Path) -> list[Headroom]:
     memory = psutil.virtual_memory()
     host = Headroom(memory.available, memory.total, "the host's memory", MemoryLimit.HOST)
     tmpfs = Headroom(free, total, str(directory), MemoryLimit.TMPFS)
-    return [tmpfs, host, *_cgroups()]
+    return [tmpfs, host, *cgroup_memory()]
 
 
 def lies_in_memory(directory: Path) -> bool:
@@ -110,33 +111,34 @@ def _less_reserve(found: Headroom, share: int) -> Headroom:
     return replace(found, free=max(0, found.free - reserve(found.total, share)))
 
 
-def _cgroups() -> Iterator[Headroom]:
+def cgroup_memory() -> Iterator[Headroom]:
+    """The limits on memory of the cgroups of this process."""
+    for group in cgroups("memory"):
+        for limit_name, usage_name in (_V2, _V1):
+            try:
+                limit, usage = (group / limit_name).read_text().strip(), (group / usage_name).read_text()
+            except OSError:
+                continue  # not this version of cgroups, or not visible in this container
+            if limit != "max":
+                cached = _reclaimable(group / "memory.stat")
+                free, name = int(limit) - int(usage) + cached, f"the memory limit of cgroup {group}"
+                yield Headroom(free, int(limit), name, MemoryLimit.CGROUP)
+
+
+def cgroups(controller: str) -> Iterator[Path]:
+    """The cgroups of this process that may have limits of a controller, of both versions, each before its parent."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             for root in (CGROUPS, CGROUPS / "unified"):
-                yield from _ancestors(root, path, "memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            yield from _ancestors(CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+                yield from _with_parents(root, path)
+        elif controller in controllers.split(","):
+            yield from _with_parents(CGROUPS / controller, path)
 
 
-def _ancestors(root: Path, path: str, limit_name: str, usage_name: str) -> Iterator[Headroom]:
+def _with_parents(root: Path, path: str) -> Iterator[Path]:
     group = root / path.lstrip("/")
-    for directory in (group, *group.parents):
-        if not directory.is_relative_to(root):
-            return
-        try:
-            limit, usage = (directory / limit_name).read_text().strip(), (directory / usage_name).read_text()
-        except OSError:
-            continue  # not this version of cgroups, or not visible in this container
-        if limit != "max":
-            cached = _reclaimable(directory / "memory.stat")
-            yield Headroom(
-                int(limit) - int(usage) + cached,
-                int(limit),
-                f"the memory limit of cgroup {directory}",
-                MemoryLimit.CGROUP,
-            )
+    yield from (each for each in (group, *group.parents) if each.is_relative_to(root))
 
 
 def _reclaimable(statistics: Path) -> int:

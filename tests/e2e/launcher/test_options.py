@@ -73,6 +73,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-exit-codes",
         "--fast-no-exit-codes",
         "--fast-no-preload",
+        "--fast-dry-run",
     ]
 
 
@@ -186,15 +187,20 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
         (["--no-python", "-m", "t.py"], 1, "Don't use both"),
         (["--redirects=9", "t.py"], 1, "9 does not match"),
+        (["--rdzv-conf=join_timeout=x", TOUCH], 1, "join_timeout is 'x' in --rdzv-conf; give a number above 0"),
+        (["--fast-secret-file=/none/such", TOUCH], 2, "the secret cannot be read from /none/such: No such file"),
         (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
         (["missing.py"], 1, "no such script: missing.py"),
         (["--no-python", "./missing"], 1, "no such script: ./missing"),
         (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
     ],
 )
-def test_an_error_of_the_command_line_is_one_line(argv: list[str], code: int, message: str, capfd) -> None:
+@pytest.mark.parametrize("dry", [[], ["--fast-dry-run"]], ids=["launch", "dry-run"])
+def test_an_error_of_the_command_line_is_one_line(
+    argv: list[str], code: int, message: str, dry: list[str], capfd
+) -> None:
     with pytest.raises(SystemExit) as exit:
-        main(argv)
+        main([*dry, *argv])
     assert exit.value.code == code
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("fastckpt-run: error: ") and message in line] == lines[-1:]

@@ -1,0 +1,1 @@
+"""Checks of `fastckpt doctor`: what is configured on this host, for a checkpoint directory and for a rendezvous."""

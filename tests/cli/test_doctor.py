@@ -1,0 +1,363 @@
+"""`fastckpt doctor`: each class of what it finds, on real file systems, memory, processes and sockets."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt import DdpCheckpointer, StorageType
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt_run.doctor import catalogue
+from fastckpt_run.doctor.catalogue import examine, name_of
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt, publish
+from tests.ports import free_port
+from tests.unit._core.memory.conftest import small_disk  # noqa: F401 (a fixture)
+from tests.unit._core.storage.s3 import S3, s3, s3_server  # noqa: F401 (fixtures)
+
+COMMAND = [sys.executable, "-c", "from fastckpt_run.commands import tools; tools()", "doctor", "--json"]
+IN_DOCKER = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs -o size=64m tmpfs "$FASTCKPT_SHM_DIR" && exec "$@"',
+    "sh",
+]
+AS_OTHERS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Root that may do only what modes let it."""
+ON_A_DEAD_FILE_SYSTEM = """
+import ctypes, os, sys
+server, libc = os.open("/dev/fuse", os.O_RDWR), ctypes.CDLL(None, use_errno=True)
+options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+assert libc.mount(b"dead", sys.argv[1].encode(), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
+os.set_inheritable(server, True)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Mounts a file system whose server reads no request, and runs a command beside it."""
+
+
+def as_root() -> None:
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespace can be made here")
+
+
+def run(*arguments: object, within: list[str] | None = None, **environment: str) -> tuple[int, dict[str, list[Any]]]:
+    """The exit code, and the lines by their names."""
+    command = [*(within or []), *COMMAND, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, by_name(json.loads(done.stdout))
+
+
+def by_name(document: dict[str, Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for line in document["lines"]:
+        assert (line["state"] == "ok") == (not line["remedy"]), line
+        found.setdefault(line["name"], []).append(line)
+    return found
+
+
+def look(check: str, directory: Path | str = "", **settings: str) -> list[dict[str, Any]]:
+    """One check, in this process."""
+    return examine(check, directory=str(directory), settings={**os.environ, **settings})
+
+
+def states(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["state"] for line in lines]
+
+
+@pytest.fixture
+def served(fastckpt: Fastckpt, directory: Path) -> Iterator[Path]:
+    """A directory that a job of this process saves to."""
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.DISK)
+        checkpointer.wait_latest_checkpoint(60)
+        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
+        yield directory
+
+
+def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt: Fastckpt, three: Path):
+    before = sorted(map(str, three.rglob("*")))
+    said = fastckpt("doctor", three, "--json")
+    lines = by_name(said.document)
+    assert said.code == 0 and said.document["state"] in ("ok", "warning")
+    assert sorted(map(str, three.rglob("*"))) == before
+    assert lines["resume"][0]["found"].startswith("step 30 of history 1 from storage")
+    assert "step 20 in storage, step 10 in storage" in lines["resume"][1]["found"]
+    assert "became durable" in lines["writes"][0]["found"] and states(lines["locks"]) == ["ok"]
+
+
+def test_lines_for_people_have_states_remedies_and_a_count(fastckpt: Fastckpt, tmp_path: Path):
+    (tmp_path / "file").touch()
+    said = fastckpt("doctor", tmp_path / "file")
+    lines = said.out.splitlines()
+    assert said.code == 1 and f"problem  directory: {tmp_path / 'file'} is a file" in lines
+    assert (
+        lines[lines.index(f"problem  directory: {tmp_path / 'file'} is a file") + 1] == "         -> Give a directory"
+    )
+    assert lines[-1].split()[1].rstrip(",s") == "problem"
+
+
+def test_a_wrong_option_is_no_answer(fastckpt: Fastckpt):
+    assert fastckpt("doctor", "--deadline", "0").code == 2 and fastckpt("doctor", "--no-such").code == 2
+
+
+def test_a_container_with_the_shared_memory_of_docker_gets_a_warning_with_options():
+    as_root()
+    code, lines = run(within=IN_DOCKER)
+    [line] = lines["shared memory size"]
+    assert code == 0 and line["state"] == "warning" and "64.0 MiB is what Docker" in line["found"]
+    assert "--shm-size=" in line["remedy"] and "medium: Memory" in line["remedy"]
+
+
+def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path: Path):
+    assert states(look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path))) == ["warning"]
+    [line] = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
+    assert line["state"] == "problem" and "No such file" in line["found"] and "--fast-shm-dir" in line["remedy"]
+    [line] = look("shared memory", FASTCKPT_MEMORY="no")
+    assert line["state"] == "problem" and "is a tmpfs" in line["found"]
+
+
+def test_checkpoints_that_do_not_fit_in_memory_are_a_problem(directory: Path):
+    as_root()
+    publish(directory, 1, state={"model": torch.ones(10 << 20)})  # 40 MiB
+    code, lines = run(directory, within=IN_DOCKER)
+    [line] = lines["memory needed"]
+    assert code == 1 and line["state"] == "problem" and "3 slots of 40" in line["found"] and line["remedy"]
+
+
+def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(directory: Path):
+    as_root()
+    directory.mkdir(mode=0o555)
+    code, lines = run(directory, within=AS_OTHERS)
+    [line] = lines["directory"]
+    assert (
+        code == 1 and line["state"] == "problem" and "user 0 may not write there (owner 0, mode 0555)" in line["found"]
+    )
+    assert states(lines["writes"]) == states(lines["names"]) == ["problem"]
+    directory.chmod(0o755)
+    os.chown(directory, 65534, 65534)
+    [line] = look("directory", directory)
+    assert line["state"] == "warning" and "belongs to user 65534" in line["found"] and "chown" in line["remedy"]
+    os.chown(directory, os.getuid(), os.getgid())
+    directory.chmod(0o777)
+    assert "chmod o-w" in look("directory", directory)[0]["remedy"]
+
+
+def test_a_read_only_file_system_is_a_problem(directory: Path):
+    as_root()
+    directory.mkdir()
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"', str(directory)]
+    code, lines = run(directory, within=mount)
+    assert code == 1 and "read-only" in lines["directory"][0]["found"] and "Remount" in lines["directory"][0]["remedy"]
+    assert states(lines["file system"]) == ["warning"] and "outlives" in lines["file system"][0]["found"]
+
+
+def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path: Path):  # noqa: F811
+    disk = small_disk(8)
+    assert states(look("writes", disk)) == ["ok"]
+    filler = disk / "filler"
+    with filler.open("wb") as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    assert states(look("space", disk))[0] == "problem"
+    [line] = look("writes", disk)
+    assert line["state"] == "problem" and "No space left" in line["found"] and "Free space" in line["remedy"]
+    filler.unlink()
+
+
+def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path: Path):
+    as_root()
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    within = ["unshare", "--mount", sys.executable, "-c", ON_A_DEAD_FILE_SYSTEM, str(dead)]
+    code, lines = run(dead / "run", "--deadline", 2, within=within)
+    [line] = lines["directory"]
+    assert code == 1 and line["state"] == "problem" and "not done after 2 s: it hangs" in line["found"]
+    assert "not looked at: file system, space, writes" in line["found"]
+    assert lines.keys().isdisjoint({"writes", "memory of others"})
+    assert states(lines["Python"]) == states(lines["interfaces"]) == ["ok"]
+
+
+def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt: Fastckpt, served: Path):
+    said = fastckpt("doctor", served, "--json")
+    lines = by_name(said.document)
+    for name in ("memory of the directory", "history"):
+        [line] = lines[name]
+        assert line["state"] == "warning" and f"process {os.getpid()} on" in line["found"]
+        assert "a launch waits" in line["found"] and "--fast-take-over" in line["remedy"]
+    assert lines["resume"][0]["found"].startswith("step 2 of history 1 from memory")
+    [line] = look("history", served, FASTCKPT_TAKE_OVER="yes")
+    assert line["state"] == "warning" and "takes the directory over" in line["found"]
+
+
+def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_and_a_warning_for_others(
+    fastckpt: Fastckpt, directory: Path, tmp_path: Path
+):
+    program = (
+        "import os, signal, subprocess, sys, torch; from fastckpt import DdpCheckpointer, StorageType\n"
+        "c = DdpCheckpointer(sys.argv[1])\n"
+        "c.save_checkpoint(6, {'w': torch.ones(2)}, storage_type=StorageType.DISK)\n"
+        "c.wait_latest_checkpoint(60)\n"
+        "c.save_checkpoint(7, {'w': torch.ones(2)}, storage_type=StorageType.MEMORY)\n"
+        "print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", program, directory]
+    done = subprocess.run(command, timeout=120, check=False, stdout=subprocess.PIPE, start_new_session=True)
+    assert done.returncode == -signal.SIGKILL
+    line, left = look("arena of directory", directory)
+    assert left["state"] == "warning" and "a launch kills them" in left["found"]
+    assert re.search(rf"\b{int(done.stdout)}\b", left["found"])
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert line["state"] == "ok" and "step 7 of history 1 whole: a launch adopts it" in line["found"]
+    assert "which is dead" in look("history", directory)[0]["found"]
+    assert look("resume", directory)[0]["found"].startswith("step 7 of history 1 from memory")
+    others = look("memory of others", tmp_path / "another")
+    assert states(others) == ["ok", "warning"] and str(directory) in others[1]["found"]
+    assert "fastckpt shm clean" in others[1]["remedy"]
+    harm.lose(directory)
+    directory.mkdir()
+    [line] = look("arena of directory", directory)
+    assert line["state"] == "warning" and "removed since" in line["found"]
+    [arena] = Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir()
+    harm.lose(arena)
+    arena.touch()
+    [line] = look("arena of directory", directory)
+    assert line["state"] == "problem" and str(arena) in line["found"]
+    arena.unlink()
+    assert states(look("arena of directory", directory)) == ["ok"]
+    assert fastckpt("shm", "clean", "--yes").code == 0  # what the job has shown of its progress
+
+
+def test_checkpoints_of_which_none_can_be_loaded_are_a_problem_and_each_has_a_reason(three: Path):
+    harm.truncate(three / "checkpoint-30/model.pt")
+    lines = look("resume", three)
+    assert states(lines) == ["ok", "warning", "ok"] and "damaged" in lines[1]["found"]
+    store = CheckpointDirectory(three)
+    for stored in store.checkpoints():
+        store.quarantine(stored, "bits flipped")
+    lines = look("resume", three)
+    assert states(lines)[0] == "problem" and "fastckpt which" in lines[0]["remedy"]
+
+
+def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt: Fastckpt):
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        taken = listening.getsockname()[1]
+        endpoints = f"nosuch.invalid:29400,127.0.0.1:{taken},localhost:{port}"
+        said = fastckpt("doctor", "--rdzv-endpoint", endpoints, "--json")
+    lines = by_name(said.document)
+    assert said.code == 1
+    assert "no such name" in lines["endpoint nosuch.invalid:29400"][0]["found"]
+    assert "this host" in lines[f"endpoint 127.0.0.1:{taken}"][0]["found"]
+    assert "something listens" in lines[f"endpoint 127.0.0.1:{taken}"][0]["found"]
+    assert "would hold the store" in lines[f"endpoint localhost:{port}"][0]["found"]
+    assert states(lines["secret"]) == ["warning"] and "openssl rand" in lines["secret"][0]["remedy"]
+
+
+def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
+    [line] = examine("endpoints", endpoints="a:1,,b:2", settings={})
+    assert line["state"] == "problem" and "has an empty one" in line["found"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")
+    lines = look("interfaces")
+    assert states(lines) == ["ok", "problem", "ok"] and "no interface is named nosuch0" in lines[1]["found"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker,nosuch")
+    assert {*states(look("interfaces"))} == {"ok"}
+
+
+def test_secrets_are_in_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fastckpt: Fastckpt):
+    secret = "a-secret-of-this-job-0123456789"
+    (tmp_path / "secret").write_text(secret)
+    [line] = look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))
+    assert line["state"] == "problem" and "chmod 600" in line["found"] + line["remedy"]
+    (tmp_path / "secret").chmod(0o600)
+    assert states(look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))) == ["ok"]
+    monkeypatch.setenv("FASTCKPT_SECRET", secret)
+    url = f"nosuch://user:{secret}@host/run?sig={secret}"
+    for said in (fastckpt("doctor", url, "--json"), fastckpt("doctor", url)):
+        assert said.code == 1 and secret not in said.out + said.err and "nosuch" in said.out
+
+
+def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fastckpt: Fastckpt, s3: S3):  # noqa: F811
+    lines = look("store", "s3://bucket/run")
+    assert states(lines)[:2] == ["ok", "ok"] and "0 whole checkpoints" in lines[0]["found"]
+    assert not [key for key in s3.objects() if "doctor" in key]
+    [line] = look("store", "s3://nowhere/run")
+    assert line["state"] == "problem" and line["remedy"]
+
+
+def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it(tmp_path: Path):
+    for name, version in (("psutil", "1.0"), ("torch", "2.5.1")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    code, lines = run(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    assert code == 1 and states(lines["packages"]) == ["problem", "problem"]
+    remedies = [line["remedy"] for line in lines["packages"]]
+    assert any(each.startswith("pip install 'psutil") for each in remedies)
+    assert any(each.startswith("pip install 'torch") for each in remedies)
+
+
+def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    [line] = examine("shared memory", settings={"FASTCKPT_SLOTS": "many"})
+    assert line["state"] == "problem" and "FASTCKPT_SLOTS is 'many'" in line["found"]
+
+    def broken(_: object) -> Iterator[Any]:
+        raise ZeroDivisionError("by nothing")
+        yield
+
+    monkeypatch.setitem(catalogue._BY_NAME, "clock", broken)
+    [line] = examine("clock", settings={})
+    assert line["state"] == "problem" and "ZeroDivisionError: by nothing" in line["found"]
+
+
+def test_each_check_has_a_name_of_its_own():
+    assert len({name_of(check) for check in catalogue.ALL}) == len(catalogue.ALL)
+
+
+def test_limits_of_cgroups_of_both_versions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from fastckpt._core.memory import headroom
+
+    monkeypatch.setattr(headroom, "CGROUPS", tmp_path)
+    read_text, member = Path.read_text, "0::/a/b\n"
+
+    def fake(self: Path, *args: Any, **kwargs: Any) -> str:
+        return member if str(self) == "/proc/self/cgroup" else read_text(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", fake)
+    group = tmp_path / "a/b"
+    group.mkdir(parents=True)
+    files = {"memory.max": 1 << 30, "memory.current": 1020 << 20, "memory.high": 512 << 20, "cpu.max": "50000 100000"}
+    for name, value in (files | {"pids.max": 100, "pids.current": 90}).items():
+        (group / name).write_text(f"{value}\n")
+    (tmp_path / "a/pids.max").write_text("max\n")
+    assert states(look("cgroup memory")) == ["warning", "warning"] and states(look("cgroup processor")) == ["warning"]
+    assert states(look("cgroup processes")) == ["problem"]
+    member = "4:memory:/c\n2:cpu,cpuacct:/c\n8:pids:/c\n"
+    for controller, files in {
+        "memory": {"memory.limit_in_bytes": 1 << 30, "memory.usage_in_bytes": 1 << 20},
+        "cpu": {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000},
+        "pids": {"pids.max": 1000, "pids.current": 10},
+    }.items():
+        (tmp_path / controller / "c").mkdir(parents=True)
+        for name, value in files.items():
+            (tmp_path / controller / "c" / name).write_text(f"{value}\n")
+    [line] = look("cgroup memory")
+    assert line["state"] == "ok" and "counts" in line["found"] and "1023.0 MiB free of 1.0 GiB" in line["found"]
+    assert states(look("cgroup processor")) == ["ok"] and states(look("cgroup processes")) == ["warning"]
