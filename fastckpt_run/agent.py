@@ -141,7 +141,7 @@ class FastckptAgent(HookedAgent):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
-            self._status.is_stored = all(stats.lacking is None for stats in self._saver.report())
+            self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             metrics.unlisten(self._notice.observe)
             self._recorder.look(now=True)
             self._watcher.close(outcome)  # only now: the last flush is watched, too

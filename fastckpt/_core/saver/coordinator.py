@@ -279,9 +279,19 @@ class Coordinator:
         self.digester.look()
 
     def flush(self) -> None:
-        """Persist the newest checkpoint in memory if storage has none as new, and the settings let us."""
-        if self._settings.flush and (newest := self.newest()) is not None:
-            self.persister.flush(newest)
+        """Persist the newest checkpoint in memory if storage has none as new, and the settings let us.
+
+        Of several nodes that are stopped at once each may have come a save further than another, which publishes
+        nothing: those that all nodes keep, or may, are persisted first, in the order in which they were saved.
+        """
+        shared = self.peers.common
+        if shared or not self.peers.address:  # else the first agent has ended, and what was known holds
+            self.persister.stats.common = min(shared, default=None)
+        if not self._settings.flush:
+            return
+        slots = [slot for slot in self.slots if slot.committed and slot.id and shared and slot.id >= min(shared)]
+        for slot in sorted(slots, key=lambda slot: slot.id or ()) or filter(None, [self.newest()]):
+            self.persister.flush(slot)
 
     def persist(self, save: SaveId) -> str:
         """Persist a checkpoint in memory that a user asks for; what became of that, as `Saver.persist`."""

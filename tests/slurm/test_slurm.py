@@ -1,0 +1,171 @@
+"""Jobs of examples/slurm under a Slurm of their own: stopped in each way in which Slurm stops jobs, and resumed."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nodes.conftest import uninterrupted
+from tests.nodes.hosts import ROOT, Cluster
+from tests.nodes.hosts import obstacle as obstacle_of_hosts
+from tests.nodes.recovery import Losses, read_log
+from tests.nodes.reference import losses_in
+from tests.slurm.workload_manager import Slurm, obstacle
+
+__all__ = ["uninterrupted"]
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900)]
+ONE, MANY = (ROOT / "examples/slurm" / name for name in ("one_node.sbatch", "many_nodes.sbatch"))
+TRAIN = Path(__file__).with_name("train.py")
+STEPS = 900
+WAY = ("--steps", str(STEPS), "--memory", "1", "--disk", "1000", "--pace", "0.03")
+Uninterrupted = Callable[..., Losses]
+
+
+class Job:
+    """A job of one or two workers, from its submission on."""
+
+    def __init__(self, slurm: Slurm, script: Path, workers: int, *options: str, task: str = "") -> None:
+        self.slurm, self.script = slurm, script
+        number = slurm.submit(*options, str(script), str(TRAIN), *WAY, SLURM_GPUS_ON_NODE=str(workers))
+        self.name = f"{number}{task}"
+
+    @property
+    def logs(self) -> Path:
+        return self.slurm.work / "checkpoints" / f"{self.name}.logs"
+
+    @property
+    def text(self) -> str:
+        return "".join(path.read_text() for path in self.slurm.work.glob("*.out"))
+
+    def lines(self, what: str) -> list[dict[str, Any]]:
+        return [line for log in self.logs.glob("log.*") for line in read_log(log) if line["what"] == what]
+
+    def until_step(self, step: int, starts: int = 1) -> None:
+        """Wait until it has done a step, in its so-manieth start."""
+
+        def is_there() -> bool:
+            begun = {line["pid"] for line in self.lines("started")}
+            return len(begun) >= starts and max((line["step"] for line in self.lines("step")), default=0) >= step
+
+        self.slurm.until(is_there, f"step {step} of job {self.name}")
+
+    def resume_at_once(self) -> None:
+        """Have Slurm forget that a job which it requeues waits for two minutes."""
+        self.slurm.until(lambda: self.slurm.state(self.name) == "PENDING", f"the requeue of {self.name}")
+        self.slurm("scontrol", "update", f"JobId={self.name}", "StartTime=now", check=False)
+
+    def ends(self, state: str = "COMPLETED") -> None:
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL")
+        self.slurm.until(lambda: self.slurm.state(self.name) in over, f"the end of job {self.name}", 240)
+        assert self.slurm.state(self.name) == state, self.text
+
+    def resumed(self) -> list[tuple[int, str]]:
+        """What starts have loaded, but for the first one."""
+        loads = sorted(self.lines("loaded"), key=lambda line: line["at"])
+        return sorted({(line["step"], line["tier"]) for line in loads if line["step"]})
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    if why := obstacle_of_hosts() or obstacle():
+        pytest.skip(why)
+    cluster = Cluster(tmp_path / "cluster", 0, 1, 2)
+    slurm = None
+    try:
+        slurm = Slurm(cluster)
+        yield slurm
+    finally:
+        cluster.close()
+        if slurm is not None:
+            slurm.close()
+
+
+def assert_as_if_nothing_had_happened(job: Job, losses: Losses) -> None:
+    assert losses_in(job.logs) == losses
+
+
+def test_jobs_on_one_node_and_on_two_come_to_their_end_though_a_worker_is_killed(
+    slurm: Slurm, uninterrupted: Uninterrupted
+) -> None:
+    job = Job(slurm, MANY, 1, "-N2")
+    job.until_step(100)
+    pid = job.lines("started")[0]["pid"]
+    slurm.cluster.hosts[1].kill(pid)
+    job.ends()
+    assert [tier for _, tier in job.resumed()] == ["memory"]
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+@pytest.mark.parametrize("script", [ONE, MANY], ids=lambda path: path.stem)
+def test_a_job_at_its_time_limit_is_flushed_requeued_and_resumed(
+    slurm: Slurm, uninterrupted: Uninterrupted, script: Path
+) -> None:
+    job = Job(slurm, script, 2 if script is ONE else 1)
+    job.until_step(100)
+    slurm("scontrol", "update", f"JobId={job.name}", "TimeLimit=3")  # Slurm sends the signal 120 s before its end
+    job.resume_at_once()
+    assert "exit code 75" in job.text
+    slurm("scontrol", "update", f"JobId={job.name}", "TimeLimit=30")
+    job.ends()
+    [(step, tier)] = job.resumed()
+    assert step > 100 and tier == "storage"
+    assert slurm.job(job.name)["Restarts"] == "1"
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_a_job_that_is_requeued_by_hand_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    job = Job(slurm, MANY, 1)
+    job.until_step(100)
+    slurm("scontrol", "requeue", job.name)
+    job.resume_at_once()
+    job.ends()
+    assert len(job.resumed()) == 1
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_a_job_that_a_more_urgent_one_preempts_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    job = Job(slurm, ONE, 2, "--nodelist=node1", "--exclusive")
+    job.until_step(100)
+    slurm.submit("--partition=urgent", "--nodelist=node1", "--exclusive", "--wrap=sleep 3")
+    job.resume_at_once()
+    job.ends()
+    assert len(job.resumed()) == 1
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    job = Job(slurm, MANY, 1)
+    job.until_step(100)
+    slurm.cluster.lose(2)
+    job.resume_at_once()
+    slurm.cluster.add(2)
+    slurm.start_node(2)
+    job.ends()
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_tasks_of_an_array_on_one_node_do_not_meet(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    jobs = [Job(slurm, ONE, 2, "--array=1-2", "--nodelist=node1", task="_1")]
+    jobs += [Job.__new__(Job)]
+    jobs[1].slurm, jobs[1].name = slurm, jobs[0].name.replace("_1", "_2")
+    for job in jobs:
+        job.until_step(100)
+    slurm("scancel", "--signal=TERM", jobs[0].name)
+    jobs[0].resume_at_once()
+    for job in jobs:
+        job.ends()
+        assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+    assert len(jobs[0].resumed()) == 1 and not jobs[1].resumed()
+
+
+def test_a_job_that_is_cancelled_is_flushed_and_does_not_come_again(slurm: Slurm) -> None:
+    job = Job(slurm, ONE, 2)
+    job.until_step(100)
+    slurm("scancel", job.name)
+    job.ends("CANCELLED")
+    events = slurm.work / "checkpoints" / job.name / ".fastckpt/events"
+    text = "".join(path.read_text() for path in events.glob("*.jsonl"))
+    done = [json.loads(line) for line in text.splitlines() if '"flush_done"' in line]
+    assert done and done[-1]["step"] >= 100
