@@ -358,7 +358,7 @@ class FastckptAgent(HookedAgent):
     def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
         """End the workers, and kill what is left of their process groups."""
         if signalled:  # workers may take long to end, and SIGKILL may follow the signal
-            self._attempt(self._saver.flush)
+            self._attempt(partial(self._saver.flush, ends=True))
         proceed()
         handler = self.get_worker_group().spec.rdzv_handler
         if signalled and isinstance(handler, FastckptRendezvousHandler):

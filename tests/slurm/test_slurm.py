@@ -1,20 +1,17 @@
 """Jobs of examples/slurm under a Slurm of their own: stopped in each way in which Slurm stops jobs, and resumed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.nodes.conftest import uninterrupted
-from tests.nodes.hosts import ROOT, Cluster
-from tests.nodes.hosts import obstacle as obstacle_of_hosts
+from tests.nodes.hosts import ROOT
 from tests.nodes.recovery import Losses, read_log
 from tests.nodes.reference import losses_in
-from tests.slurm.workload_manager import Slurm, obstacle
+from tests.slurm.workload_manager import Slurm
 
-__all__ = ["uninterrupted"]
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900)]
 ONE, MANY = (ROOT / "examples/slurm" / name for name in ("one_node.sbatch", "many_nodes.sbatch"))
 TRAIN = Path(__file__).with_name("train.py")
@@ -24,12 +21,10 @@ Uninterrupted = Callable[..., Losses]
 
 
 class Job:
-    """A job of one or two workers, from its submission on."""
+    """A job, or a task of an array, by its name."""
 
-    def __init__(self, slurm: Slurm, script: Path, workers: int, *options: str, task: str = "") -> None:
-        self.slurm, self.script = slurm, script
-        number = slurm.submit(*options, str(script), str(TRAIN), *WAY, SLURM_GPUS_ON_NODE=str(workers))
-        self.name = f"{number}{task}"
+    def __init__(self, slurm: Slurm, name: str) -> None:
+        self.slurm, self.name = slurm, name
 
     @property
     def logs(self) -> Path:
@@ -67,32 +62,21 @@ class Job:
         return sorted({(line["step"], line["tier"]) for line in loads if line["step"]})
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    if why := obstacle_of_hosts() or obstacle():
-        pytest.skip(why)
-    cluster = Cluster(tmp_path / "cluster", 0, 1, 2)
-    slurm = None
-    try:
-        slurm = Slurm(cluster)
-        yield slurm
-    finally:
-        cluster.close()
-        if slurm is not None:
-            slurm.close()
+def submit(slurm: Slurm, script: Path, *options: str) -> Job:
+    """A job of two workers."""
+    workers = "2" if script is ONE else "1"
+    return Job(slurm, slurm.submit(*options, str(script), str(TRAIN), *WAY, SLURM_GPUS_ON_NODE=workers))
 
 
 def assert_as_if_nothing_had_happened(job: Job, losses: Losses) -> None:
     assert losses_in(job.logs) == losses
 
 
-def test_jobs_on_one_node_and_on_two_come_to_their_end_though_a_worker_is_killed(
-    slurm: Slurm, uninterrupted: Uninterrupted
-) -> None:
-    job = Job(slurm, MANY, 1, "-N2")
+def test_a_job_comes_to_its_end_though_a_worker_is_killed(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    job = submit(slurm, MANY)
     job.until_step(100)
-    pid = job.lines("started")[0]["pid"]
-    slurm.cluster.hosts[1].kill(pid)
+    [worker] = [line for line in read_log(job.logs / "log.node1") if line["what"] == "started"]
+    slurm.cluster.hosts[1].kill(worker["pid"])
     job.ends()
     assert [tier for _, tier in job.resumed()] == ["memory"]
     assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
@@ -102,7 +86,7 @@ def test_jobs_on_one_node_and_on_two_come_to_their_end_though_a_worker_is_killed
 def test_a_job_at_its_time_limit_is_flushed_requeued_and_resumed(
     slurm: Slurm, uninterrupted: Uninterrupted, script: Path
 ) -> None:
-    job = Job(slurm, script, 2 if script is ONE else 1)
+    job = submit(slurm, script)
     job.until_step(100)
     slurm("scontrol", "update", f"JobId={job.name}", "TimeLimit=3")  # Slurm sends the signal 120 s before its end
     job.resume_at_once()
@@ -116,7 +100,7 @@ def test_a_job_at_its_time_limit_is_flushed_requeued_and_resumed(
 
 
 def test_a_job_that_is_requeued_by_hand_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    job = Job(slurm, MANY, 1)
+    job = submit(slurm, MANY)
     job.until_step(100)
     slurm("scontrol", "requeue", job.name)
     job.resume_at_once()
@@ -126,7 +110,7 @@ def test_a_job_that_is_requeued_by_hand_resumes(slurm: Slurm, uninterrupted: Uni
 
 
 def test_a_job_that_a_more_urgent_one_preempts_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    job = Job(slurm, ONE, 2, "--nodelist=node1", "--exclusive")
+    job = submit(slurm, ONE, "--nodelist=node1", "--exclusive")
     job.until_step(100)
     slurm.submit("--partition=urgent", "--nodelist=node1", "--exclusive", "--wrap=sleep 3")
     job.resume_at_once()
@@ -136,7 +120,7 @@ def test_a_job_that_a_more_urgent_one_preempts_resumes(slurm: Slurm, uninterrupt
 
 
 def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    job = Job(slurm, MANY, 1)
+    job = submit(slurm, MANY)
     job.until_step(100)
     slurm.cluster.lose(2)
     job.resume_at_once()
@@ -147,9 +131,8 @@ def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupte
 
 
 def test_tasks_of_an_array_on_one_node_do_not_meet(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    jobs = [Job(slurm, ONE, 2, "--array=1-2", "--nodelist=node1", task="_1")]
-    jobs += [Job.__new__(Job)]
-    jobs[1].slurm, jobs[1].name = slurm, jobs[0].name.replace("_1", "_2")
+    array = submit(slurm, ONE, "--array=1-2", "--nodelist=node1")
+    jobs = [Job(slurm, f"{array.name}_{task}") for task in (1, 2)]
     for job in jobs:
         job.until_step(100)
     slurm("scancel", "--signal=TERM", jobs[0].name)
@@ -161,7 +144,7 @@ def test_tasks_of_an_array_on_one_node_do_not_meet(slurm: Slurm, uninterrupted: 
 
 
 def test_a_job_that_is_cancelled_is_flushed_and_does_not_come_again(slurm: Slurm) -> None:
-    job = Job(slurm, ONE, 2)
+    job = submit(slurm, ONE)
     job.until_step(100)
     slurm("scancel", job.name)
     job.ends("CANCELLED")
