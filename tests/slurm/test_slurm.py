@@ -1,6 +1,8 @@
 """Jobs of examples/slurm under a Slurm of their own: stopped in each way in which Slurm stops jobs, and resumed."""
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ class Job:
     def resume_at_once(self) -> None:
         """Have Slurm forget that a job which it requeues waits for two minutes."""
         self.slurm.until(lambda: self.slurm.state(self.name) == "PENDING", f"the requeue of {self.name}")
+        time.sleep(3)  # a start in the second of the end is refused: "Job credential revoked"
         self.slurm("scontrol", "update", f"JobId={self.name}", "StartTime=now", check=False)
 
     def ends(self, state: str = "COMPLETED") -> None:
@@ -152,3 +155,23 @@ def test_a_job_that_is_cancelled_is_flushed_and_does_not_come_again(slurm: Slurm
     text = "".join(path.read_text() for path in events.glob("*.jsonl"))
     done = [json.loads(line) for line in text.splitlines() if '"flush_done"' in line]
     assert done and done[-1]["step"] >= 100
+
+
+@pytest.mark.parametrize("script", [ONE, MANY], ids=lambda path: path.stem)
+def test_a_job_with_a_bad_node_avoids_it_and_one_that_storage_failed_is_held_with_its_nodes(
+    slurm: Slurm, script: Path
+) -> None:
+    """Whatever has ended with these codes: the script comes to say so before the requeue ends it."""
+    command = slurm.work / "bin/fastckpt-run"
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" = node1 ] && exit "$TEST_CODE"\nexit 75\n')
+    command.chmod(0o755)
+    for code, field in (("76", "ExcNodeList"), ("74", "ReqNodeList")):
+        path = f"{command.parent}:{os.environ['PATH']}"
+        node = ("--nodelist=node1",) if script is ONE else ()
+        job = Job(slurm, slurm.submit(*node, str(script), "train.py", PATH=path, TEST_CODE=code))
+        nodes = "node1" if script is ONE or code == "76" else "node[1-2]"
+        slurm.until(lambda job=job, field=field, nodes=nodes: slurm.job(job.name)[field] == nodes, f"{field}={nodes}")
+        assert slurm.state(job.name) == "PENDING"
+        assert (slurm.job(job.name)["Priority"] == "0") == (code == "74"), "held"
+        slurm("scancel", job.name)
