@@ -48,9 +48,16 @@ class Job:
 
         self.slurm.until(is_there, f"step {step} of job {self.name}")
 
+    def until_requeued(self) -> None:
+        def is_requeued() -> bool:
+            job = self.slurm.job(self.name)
+            return job["JobState"] == "PENDING" and job["Restarts"] != "0"
+
+        self.slurm.until(is_requeued, f"the requeue of {self.name}")
+
     def resume_at_once(self) -> None:
         """Have Slurm forget that a job which it requeues waits for two minutes."""
-        self.slurm.until(lambda: self.slurm.state(self.name) == "PENDING", f"the requeue of {self.name}")
+        self.until_requeued()
         time.sleep(3)  # a start in the second of the end is refused: "Job credential revoked"
         self.slurm("scontrol", "update", f"JobId={self.name}", "StartTime=now", check=False)
 
@@ -171,7 +178,7 @@ def test_a_job_with_a_bad_node_avoids_it_and_one_that_storage_failed_is_held_wit
         node = ("--nodelist=node1",) if script is ONE else ()
         job = Job(slurm, slurm.submit(*node, str(script), "train.py", PATH=path, TEST_CODE=code))
         nodes = "node1" if script is ONE or code == "76" else "node[1-2]"
+        job.until_requeued()
         slurm.until(lambda job=job, field=field, nodes=nodes: slurm.job(job.name)[field] == nodes, f"{field}={nodes}")
-        assert slurm.state(job.name) == "PENDING"
         assert (slurm.job(job.name)["Priority"] == "0") == (code == "74"), "held"
         slurm("scancel", job.name)

@@ -83,9 +83,9 @@ def test_a_script_does_what_the_exit_code_says(tmp_path: Path, script: Path) -> 
         76: ["requeue 12345", f"update JobId=12345 ExcNodeList={bad}"],
         137: ["requeue 12345"],
     }
-    for code, expected in calls.items():
+    for start, (code, expected) in enumerate(calls.items()):
         (tmp_path / "scontrol.log").unlink(missing_ok=True)
-        done = run(tmp_path, script, code)
+        done = run(tmp_path, script, code, SLURM_RESTART_COUNT=str(start))
         assert done.returncode == (0 if expected else code), done.stderr
         assert lines(tmp_path / "scontrol.log") == expected
     (tmp_path / "scontrol.log").unlink()
