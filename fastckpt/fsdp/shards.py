@@ -18,6 +18,7 @@ from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.config import RankInfo
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import TRAINING
@@ -374,5 +375,6 @@ class _Reader(SharedMemoryReader):
         rank, step = self._writer.place.rank, self.loaded_step
         self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
         if self._own is None:
-            logger.warning("rank %d has no state of its own in this checkpoint: its random state is not restored", rank)
+            text = "rank %d has no state of its own in this checkpoint: its random state is not restored"
+            logger.warning(coded(text, "FC-021"), rank)
         self.restore()
