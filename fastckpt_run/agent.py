@@ -143,7 +143,7 @@ class FastckptAgent(HookedAgent):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
-            self._status.is_stored = all(stats.lacking is None for stats in self._saver.report())
+            self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             metrics.unlisten(self._notice.observe)
             self._recorder.look(now=True)
             self._watcher.close(outcome)  # only now: the last flush is watched, too
@@ -360,7 +360,7 @@ class FastckptAgent(HookedAgent):
     def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
         """End the workers, and kill what is left of their process groups."""
         if signalled:  # workers may take long to end, and SIGKILL may follow the signal
-            self._attempt(self._saver.flush)
+            self._attempt(partial(self._saver.flush, ends=True))
         proceed()
         handler = self.get_worker_group().spec.rdzv_handler
         if signalled and isinstance(handler, FastckptRendezvousHandler):

@@ -280,9 +280,21 @@ class Coordinator:
         self.flush()
         self.digester.look()
 
-    def flush(self) -> None:
-        """Persist the newest checkpoint in memory if storage has none as new, and the settings let us."""
-        if self._settings.flush and (newest := self.newest()) is not None:
+    def flush(self, *, ends: bool = False) -> None:
+        """Persist the newest checkpoint in memory if storage has none as new, and the settings let us.
+
+        If the job ``ends`` on several nodes at once, each may have come a save further than another, and what some lack
+        is never published: those that all nodes keep, or are about to, are persisted as well, and before it.
+        """
+        shared = self.peers.common
+        if shared or not self.peers.address:  # else the first agent has ended, and what was known holds
+            self.persister.stats.common = min(shared, default=None)
+        if not self._settings.flush:
+            return
+        kept = [slot for slot in self.slots if slot.committed and slot.id in shared] if ends else []
+        for slot in sorted(kept, key=lambda slot: slot.id or ()):
+            self.persister.flush(slot, overtaken=False)
+        if (newest := self.newest()) is not None:
             self.persister.flush(newest)
 
     def persist(self, save: SaveId) -> str:
@@ -458,7 +470,7 @@ class Coordinator:
         # durable still is   4. close the records of histories   5. remove the memory, or keep it if its newest
         # checkpoint is durable nowhere
         self.look()
-        self.flush()
+        self.flush(ends=True)
         drained = await self.tiers.finish(self._settings.flush_timeout)
         drained = await self._marking.finish() and drained
         for text in await self.tiers.gone() if drained else ():

@@ -122,12 +122,15 @@ class Saver:
             raise FastckptError(f"this node has nothing of {directory} in memory")
         return coordinator.arena.path, [*coordinator.slots]
 
-    def flush(self) -> None:
-        """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long."""
+    def flush(self, *, ends: bool = False) -> None:
+        """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long.
+
+        With ``ends`` the job ends with them.
+        """
 
         async def flush() -> None:
             for coordinator in self._coordinators.values():
-                coordinator.flush()
+                coordinator.flush(ends=ends)
 
         self._call(flush()).result(START_TIMEOUT)
 

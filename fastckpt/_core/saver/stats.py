@@ -57,6 +57,7 @@ class SaverStats:
         durable: The newest one that is; since ``since``, in seconds of the monotonic clock.
         remote: What became of the copies in a remote store, if there is one.
         memory: The newest checkpoint that is whole in memory; None if there is none.
+        common: The newest one that all of several nodes held at the last flush, as far as was known; None for none.
         begun: When saves were begun, that is, which instant of the job they hold; by id, in seconds of the monotonic
             clock, oldest first. Not all older ones are there.
         loaded: What a rank loaded last; None if there was nothing to load, or nobody has asked yet.
@@ -82,6 +83,7 @@ class SaverStats:
     since: float = 0.0
     remote: Copies | None = None
     memory: SaveId | None = None
+    common: SaveId | None = None
     begun: dict[SaveId, float] = field(default_factory=dict)
     loaded: SaveId | None = None
     loaded_at: float = 0.0
@@ -90,6 +92,12 @@ class SaverStats:
     def lacking(self) -> SaveId | None:
         """The newest checkpoint that was to be made durable, if neither it nor a newer one is."""
         return self.wanted if self.wanted and (self.durable is None or self.durable < self.wanted) else None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether all that the next start could resume is durable; what one of several nodes has more, it could not."""
+        is_common = self.common is not None and self.durable is not None and self.durable >= self.common
+        return self.lacking is None or is_common
 
     def want(self, save: SaveId) -> None:
         """A checkpoint is to be made durable."""

@@ -151,12 +151,17 @@ class Persister:
         durable = [self.durable] if self.durable else []
         return durable + [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
 
-    def flush(self, slot: Slot) -> None:
-        """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way."""
+    def flush(self, slot: Slot, *, overtaken: bool = True) -> None:
+        """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way.
+
+        With ``overtaken`` false, what is on its way does not count: other nodes may lack a part of it.
+        """
         if slot.id is None:
             return
         self.stats.want(slot.id)
-        if all(slot.id > id for id in self._on_their_way):
+        on_their_way = self._on_their_way
+        newer = on_their_way if overtaken else filter(None, [self.durable])
+        if slot.id not in on_their_way and all(slot.id > id for id in newer):
             metrics.event("flush_started", step=slot.id.step)
             self._submit(slot, "", flush=True)
 
