@@ -49,10 +49,18 @@ class Arena:
     """An arena that this process owns, until `remove` or `release`.
 
     The lock on its ``owner`` file says that somebody owns it; the file says who.
+
+    Attributes:
+        path: Its directory.
+        former: The launch that owned it until its end; empty if none did, or it may go on.
+        slots: Its places for checkpoints.
+        adopted: Whether it had such places when it was opened.
+        claim: By what its checkpoint directory is known.
     """
 
     def __init__(self, path: Path, owner: Owner, lock: int) -> None:
         self.path = path
+        self.former = ""
         self.slots = slots_of(path)
         self.adopted = bool(self.slots)
         self._owner = owner
@@ -70,7 +78,7 @@ class Arena:
             ArenaTooSmall: There is not even room for its owner's name.
         """
         lock = own(path, wait)
-        former, owner = Owner.read(lock).process, Owner.current(checkpoint_dir, launch)
+        former, owner = Owner.read(lock), Owner.current(checkpoint_dir, launch)
         try:
             owner.sign(lock)
         except OSError as error:
@@ -83,7 +91,8 @@ class Arena:
             ) from error
         _remove_strays(path)
         arena = cls(path, owner, lock)
-        if former is not None and former.boot != boot_id():
+        arena.former = former.launch
+        if former.process is not None and former.process.boot != boot_id():
             logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
             arena.renew()  # its bytes were never meant to outlive the kernel's end
         return arena
@@ -209,6 +218,9 @@ class Arena:
 
     def release(self) -> None:
         """Leave the memory to whoever adopts it."""
+        if self.is_there():
+            # Who leaves it may yet do something, and the dead do not: no successor shall take the one for the other.
+            replace(Owner.read(self._lock), launch="").sign(self._lock)
         close_lock(self._lock)
 
 

@@ -63,6 +63,11 @@ class Owner:
         """Whether its process runs, as far as can be told from here."""
         return self.process is not None and self.process.is_alive()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process has certainly ended; nothing is known of one in another container."""
+        return self.process is None or self.process.is_dead()
+
     def __str__(self) -> str:
         process = self.process or "a process that did not sign"
         since = self.since or "some time ago"
