@@ -1,7 +1,7 @@
 """Pods and containers of namespaces: what a container shares with the one that takes its place, and what not.
 
-As kubelet makes them: a pod has a network, mounts and a host name, and a tmpfs for /dev/shm which outlives its containers. A container has a
-pid namespace, in which the command is process 1: with it all of its processes die. Nothing of either has a name
+As kubelet makes them: a pod has a network, mounts and a tmpfs for /dev/shm, which outlives its containers. A container
+has a pid namespace, in which the command is process 1: with it all of its processes die. Nothing of either has a name
 outside, and a pod ends with the process that made it.
 """
 
