@@ -65,6 +65,7 @@ class Settings:
         tensorboard: Directory to which agents write metrics for TensorBoard; empty for none.
         slow_ranks: Whether ranks that hold up the others are looked for, and reported.
         node_check: Whether each node is checked before it first joins, and again after it has failed.
+        exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
     """
 
     shm_dir: str = SHM
@@ -93,6 +94,7 @@ class Settings:
     tensorboard: str = ""
     slow_ranks: bool = True
     node_check: bool = False
+    exit_codes: bool = False
 
     def __post_init__(self) -> None:
         self._demand("slots", self.slots in (2, 3), "an arena has 2 or 3 slots: give one of these")
