@@ -101,7 +101,7 @@ extra-%:
 	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/e2e/$*)
 	rm -rf $(VENV)/$@
 
-bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/benchmarks.md)
+bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/evidence/benchmarks.md)
 	$(BIN)/python benchmarks/memory_save.py
 
 format: $(FRAMEWORKS)  ## format the code

@@ -1,6 +1,6 @@
 """What interruptions do to accuracy: with a loader that goes on, and with one that starts anew.
 
-    python benchmarks/accuracy.py [--epochs 15] [--every 10] [--picture docs/accuracy.png]
+    python benchmarks/accuracy.py [--epochs 15] [--every 10] [--picture docs/images/accuracy.png]
 
 A small classifier of handwritten digits is trained three times from the same weights: without interruption; killed
 again and again with `ResumableDataLoader`, each time with another number of loader workers; and killed as often with

@@ -2,7 +2,7 @@
 
     python benchmarks/frequency.py --models resnet gpt2 gpt2-wide vgg [--mbps 0 100] [--seconds 60]
     python benchmarks/frequency.py --competitors trainer writer [--policies stay follow] [--rival vgg] [--seconds 60]
-    python benchmarks/frequency.py [--picture docs/frequency.png]     # only the tables of what was measured before
+    python benchmarks/frequency.py [--picture docs/images/frequency.png]  # only the tables of what was measured before
 
 One worker trains on one core; the others are left to checkpoints, as beside an accelerator. For each model and storage:
 the intervals that `fastckpt.Checkpointer` comes to within 3.5%, and at these intervals, by turns in one process, what a
@@ -225,7 +225,7 @@ def storage(mbps: float) -> str:
 
 
 def tables(results: list[Line]) -> None:
-    """The newest of each kind, as in docs/benchmarks.md."""
+    """The newest of each kind, as in docs/evidence/benchmarks.md."""
     ways = newest(results, "ways", ("model", "mbps"))
     if ways:
         head(

@@ -1,6 +1,6 @@
 """Draws the loss of a host: the steps of a job on two hosts, of which the one with the store is lost and replaced.
 
-    python benchmarks/node_loss.py [--picture docs/node_loss.png]
+    python benchmarks/node_loss.py [--picture docs/images/node_loss.png]
 
 Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py); the job is tests/nodes/train.py, whose
 saves go to memory alone. The losses of all steps are those of a run that nothing befell, or the picture is not drawn.

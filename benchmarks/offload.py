@@ -1,7 +1,7 @@
 """Offloaded activations beside other ways to save memory: memory, time, rates, the largest batch, and depth.
 
     python benchmarks/offload.py DIRECTORY [--part steps batches depth codecs] [--rounds 3]
-    python benchmarks/offload.py DIRECTORY --part steps batches --picture docs/offload.png
+    python benchmarks/offload.py DIRECTORY --part steps batches --picture docs/images/offload.png
     python benchmarks/offload.py DIRECTORY --part allocators --preload LIBRARY...
     python benchmarks/offload.py DIRECTORY --part gpu --device cuda
 

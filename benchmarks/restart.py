@@ -1,14 +1,16 @@
-"""How long a job stands still when a worker is killed, beside torchrun, DLRover and the copy that nobody can save.
+"""Standstill of a job whose worker is killed, beside torchrun, DLRover, ft_launcher and the copy that nobody can save.
 
     python benchmarks/restart.py [--sizes tiny 0.5 1.5] [--contenders torchrun exec preload dlrover] [--kills 5]
-                                 [--dlrover VENV] [--picture docs/restart.png]
+                                 [--dlrover VENV] [--nvrx FOLDER] [--picture docs/images/restart.png]
 
 The example's GPT-2 under DDP on two workers; one of them is killed with SIGKILL at a random instant. Measured is the
 time from there to the end of the first step of the resumed job on all ranks; an attempt to restart that fails counts.
 Every loss is compared, bit by bit, with that of a run that nothing befell.
 
 DLRover needs a virtual environment of its own (torch 2.13.0, dlrover[torch]==0.6.1, grpcio, kubernetes, tornado,
-protobuf); without one it is left out.
+protobuf); without one it is left out. ft_launcher, of NVIDIA's resiliency extension, comes from a folder:
+`pip install --no-deps --target FOLDER nvidia-resiliency-ext==0.4.1 nvidia-ml-py defusedxml`. Its checkpoints need CUDA,
+so the script under it saves by torch.save.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).parent
+NVRX = "nvidia_resiliency_ext"
 WORKERS = 2
 PATIENCE = 120.0
 """Seconds for a job to start, or to end."""
@@ -58,9 +61,9 @@ class Contender:
     script: tuple[str, ...] = ()
 
 
-def contenders(dlrover: Path) -> dict[str, Contender]:
+def contenders(dlrover: Path, nvrx: Path) -> dict[str, Contender]:
     """By key; each also as ``KEY-usual``, with a script that builds the model as most scripts do."""
-    known = launchers(dlrover)
+    known = launchers(dlrover, nvrx)
     usual = {
         f"{key}-usual": replace(one, name=f"{one.name}, usual script", script=("--usual",))
         for key, one in known.items()
@@ -68,7 +71,7 @@ def contenders(dlrover: Path) -> dict[str, Contender]:
     return known | usual
 
 
-def launchers(dlrover: Path) -> dict[str, Contender]:
+def launchers(dlrover: Path, nvrx: Path) -> dict[str, Contender]:
     ours, shape = ("fastckpt_run", "--standalone"), (f"--nproc-per-node={WORKERS}", "--max-restarts=40")
     return {
         "torchrun": Contender("torchrun, torch.save", sys.executable, "torch",
@@ -85,6 +88,10 @@ def launchers(dlrover: Path) -> dict[str, Contender]:
         "dlrover": Contender("dlrover-run 0.6.1", str(dlrover / "bin/python"), "dlrover",
                              ("dlrover.trainer.torch.elastic_run", "--standalone", "--max_restarts=40",
                               "--save-at-breakpoint", f"--nproc_per_node={WORKERS}")),
+        "nvrx": Contender("ft_launcher 0.4.1", sys.executable, "torch",
+                          (f"{NVRX}.fault_tolerance.launcher", "--standalone", *shape,
+                           "--ignore-missing-fault-tol-cfg"),
+                          {"PYTHONPATH": f"{HERE.parent}:{nvrx}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     }  # fmt: skip
 
 
@@ -371,7 +378,7 @@ def draw(results: list[Result], path: Path) -> None:
 
 def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[Result], list[str]]:
     results, wrong = list[Result](), list[str]()
-    known, others = contenders(options.dlrover), set(Path("/dev/shm").iterdir())
+    known, others = contenders(options.dlrover, options.nvrx), set(Path("/dev/shm").iterdir())
     for size in options.sizes:
         jobs = list[Job]()
         for key in options.contenders:
@@ -403,9 +410,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "0.5", "1.5"], choices=("tiny", "0.5", "1.5"))
     parser.add_argument("--contenders", nargs="+", default=["torchrun", "exec", "preload", "dlrover"],
-                        choices=contenders(Path()).keys())  # fmt: skip
+                        choices=contenders(Path(), Path()).keys())  # fmt: skip
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--dlrover", type=Path, default=Path(".venv-dlrover"), help="virtual environment of DLRover")
+    parser.add_argument("--nvrx", type=Path, default=Path(".nvrx"), help="folder with nvidia-resiliency-ext")
     parser.add_argument("--picture", type=Path, help="file for the bars")
     parser.add_argument("--keep", type=Path, help="folder for what the jobs write; default: one that is removed")
     parser.add_argument("--copy", help=argparse.SUPPRESS)
@@ -414,7 +422,7 @@ def main() -> int:
     if options.copy:
         copy_fresh(options.copy, options.kills)
         return 0
-    options.dlrover = options.dlrover.absolute()
+    options.dlrover, options.nvrx = options.dlrover.absolute(), options.nvrx.absolute()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # jobs are ended with this process
     limits = {size: limit(size, options.kills) for size in options.sizes}
     with contextlib.ExitStack() as stack:

@@ -11,6 +11,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch.distributed.elastic.agent.server.local_elastic_agent as agent
@@ -37,11 +38,20 @@ def mend_for_dlrover() -> None:
     api.SubprocessHandler = Handler  # type: ignore[misc]
 
 
+def patched_modules(module: str) -> tuple[Any, Any]:
+    """Those in which a launcher looks up ``PContext`` and ``start_processes``: torch's, or its own copy of them."""
+    if module.startswith("nvidia_resiliency_ext"):
+        package = "nvidia_resiliency_ext.fault_tolerance._torch_elastic_compat.multiprocessing"
+        return import_module(f"{package}.api"), import_module(package)
+    return api, agent
+
+
 def main() -> None:
     _, path, module, *arguments = sys.argv
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
-    api.PContext.close = stamped(file, "noticed", api.PContext.close)  # type: ignore[method-assign]
-    agent.start_processes = stamped(file, "rendezvous", agent.start_processes)
+    closes, starts = patched_modules(module)
+    closes.PContext.close = stamped(file, "noticed", closes.PContext.close)
+    starts.start_processes = stamped(file, "rendezvous", starts.start_processes)
     if module.startswith("dlrover"):
         mend_for_dlrover()
     sys.argv = [module, *arguments]

@@ -72,7 +72,7 @@ class DdpCheckpointer(BaseCheckpointer):
             read back from storage before it counts there. All ranks give the same.
         overlap: The optimizer, or several, whose parameters and ``state`` may be copied during the next forward and
             backward; their next step waits for that. Until then nothing else may write to them, such as averages that
-            are swapped in through ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied before
+            are swapped in through ``.data``: see docs/guides/saving.md, "Swapping weights". None: all is copied before
             `save_checkpoint` returns.
         remote: A second tier: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, one at a time, always the newest; those in
@@ -160,7 +160,7 @@ class DdpCheckpointer(BaseCheckpointer):
         """Save the state of a step. Once this returns, the state may be changed.
 
         With ``overlap``, parameters and states of the optimizers may be changed by their steps only: these wait until
-        the copy is done (``pending`` of the result). See docs/saving.md.
+        the copy is done (``pending`` of the result). See docs/guides/saving.md.
 
         A step that memory already holds is not copied again: with DISK it is persisted. A save is skipped if every
         slot is in use, on all ranks alike; the result has the reason.

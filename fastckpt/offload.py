@@ -33,7 +33,7 @@ class ActivationOffload:
 
     Enter it around each forward; the backward may be anywhere, later, or several times. Gradients are bitwise those
     without it. Of the first step all is offloaded, and it is profiled; later ones write what must go for the rest to
-    fit the budget. docs/offload.md says when it pays.
+    fit the budget. docs/guides/offload.md says when it pays.
 
     Args:
         directory: An existing directory on a local SSD. Each process has a file without a name there: nothing is left.

@@ -23,6 +23,7 @@ from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
 from fastckpt_run.events.summary import log_time, report, require_durable
+from fastckpt_run.exit_codes import Ending, ExitStatus
 from fastckpt_run.failures.cause import Cause, cause_of, explain
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
@@ -70,6 +71,7 @@ class FastckptAgent(HookedAgent):
         settings: Settings,
         preloader: Preloader | None = None,
         node_check: NodeCheck | None = None,
+        status: ExitStatus | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(spec, **arguments)
@@ -90,6 +92,8 @@ class FastckptAgent(HookedAgent):
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
         self._node_check = node_check or NodeCheck(settings)
         self._left_out: list[Member] = []
+        self._status = status or ExitStatus()
+        self._failed_by = Ending.SCRIPT
         self._died: list[Death] = []
         self._started = self._due = 0.0
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
@@ -113,6 +117,7 @@ class FastckptAgent(HookedAgent):
             result: RunResult | None = super().run(role)
             self._explain(result)
             outcome = outcome_of(result)
+            self._status.ending = self._failed_by if outcome == "failed" else None
         except SignalException as error:
             signals, outcome = signals_in(error), "stopped"
             raise
@@ -136,6 +141,7 @@ class FastckptAgent(HookedAgent):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
+            self._status.is_stored = all(stats.lacking is None for stats in self._saver.report())
             metrics.unlisten(self._notice.observe)
             self._recorder.look(now=True)
             self._watcher.close(outcome)  # only now: the last flush is watched, too
@@ -282,6 +288,7 @@ class FastckptAgent(HookedAgent):
         if result.is_failed():
             self._node_check.failed()
             self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
+            self._failed_by = Ending.LOST_WORKERS if self._restarts.may_go_on else Ending.SCRIPT
             self._end_if_lost()
             self._report_failures(result)
         return result
@@ -381,12 +388,14 @@ class FastckptAgent(HookedAgent):
     def _end_if_lost(self) -> None:
         """Restart no workers if another job has superseded this one."""
         if not self._saver.may_start_over:
+            self._failed_by = Ending.TAKEN_OVER
             self._allow(-self.restarts_left)
 
     def _stop_at_once(self) -> RunResult:
         """Kill workers that would train in vain, or that the kernel does not let run: torch would end with success."""
         assert self.context is not None
         stuck = [] if self._saver.lost else self.uninterruptible
+        self._failed_by = Ending.STUCK
         if self._saver.lost:
             logger.error("stopping the workers: %s", self._saver.lost)
         self.context.close()

@@ -24,7 +24,7 @@ CAUSES = {
     g.DOWN: "no agent",
     g.UNEXPLAINED: "unexplained",
 }
-"""Each cause, in two or three words; docs/events.md has the definitions."""
+"""Each cause, in two or three words; docs/reference/events.md has the definitions."""
 
 
 def duration(nanoseconds: int | None) -> str:

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,19 +18,26 @@ from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
 from torch.distributed.launcher import api as launcher_api
 
 from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
-from fastckpt_run.node_check.node_check import BAD_NODE, NodeCheck, NodeCheckFailed
+from fastckpt_run.exit_codes import ADVICE, Ending, ExitStatus
+from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.options import parse
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
 from fastckpt_run.rendezvous.signing import secret_of
 from fastckpt_run.shutdown import given_up
 from fastckpt_run.torchrun_patches import (
+    SIGNAL_HANDLER,
     BoundSubprocessHandler,
     FunctionWorkers,
     ScriptWorkers,
@@ -37,6 +45,21 @@ from fastckpt_run.torchrun_patches import (
     registered,
 )
 
+_ENDINGS: dict[type[BaseException], Ending] = {
+    click.ClickException: Ending.SETTING,
+    ConfigError: Ending.SETTING,
+    NodeCheckFailed: Ending.NODE_CHECK,
+    NotDurable: Ending.NOT_DURABLE,
+    FastckptError: Ending.FAULT,
+    RendezvousClosedError: Ending.ENDED_ELSEWHERE,
+    RendezvousConnectionError: Ending.LACKS_NODES,
+    RendezvousTimeoutError: Ending.LACKS_NODES,
+    RendezvousError: Ending.FAULT,
+    ChildFailedError: Ending.SCRIPT,
+    SignalException: Ending.STOPPED,
+    KeyboardInterrupt: Ending.STOPPED,
+}
+"""The cause of the agent's end by the error that it raised: the first kind that fits."""
 # What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
 _READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args, create_handler)
 
@@ -61,34 +84,36 @@ def _leave_threads(code: object) -> None:
 
 def _main(argv: Sequence[str] | None) -> None:
     _log_readably()
+    status = ExitStatus()
     try:
-        run(sys.argv[1:] if argv is None else argv)
-    except click.ClickException as error:
-        _exit(error.exit_code, f"fastckpt-run: error: {error.format_message()}")
-    except NotDurable as error:
-        # A code of its own (75): launched again, the job resumes from memory and persists.
-        _exit(os.EX_TEMPFAIL, f"fastckpt-run: error: {error}")
-    except (FastckptError, RendezvousError) as error:
-        codes = {ConfigError: 2, NodeCheckFailed: BAD_NODE}
-        code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
-        _exit(code, f"fastckpt-run: error: {error}")
-    except ChildFailedError as error:
-        _exit(1, str(error))
-    except (SignalException, KeyboardInterrupt) as error:  # torch handles signals once workers have started
-        _exit(1, f"fastckpt-run: stopped by {getattr(error, 'sigval', signal.SIGINT).name}")
+        run(sys.argv[1:] if argv is None else argv, status)
+    except tuple(_ENDINGS) as error:
+        ending = next(ending for kind, ending in _ENDINGS.items() if isinstance(error, kind))
+        _exit(status.code(ending), _text(error), status)
     # torch raises these for wrong arguments, too: only when they come from its readers are they the user's mistake.
     except (ValueError, RuntimeError, AssertionError) as error:
         if not _raised_in(error, *_READERS):
             raise
-        _exit(1, f"fastckpt-run: error: {error}")
+        _exit(status.code(Ending.REFUSED), _text(error), status)
+
+
+def _text(error: BaseException) -> str:
+    """What the user reads of an error that ends the agent."""
+    if isinstance(error, SignalException | KeyboardInterrupt):  # torch handles signals once workers have started
+        return f"fastckpt-run: stopped by {getattr(error, 'sigval', signal.SIGINT).name}"
+    if isinstance(error, ChildFailedError):
+        return str(error)
+    return f"fastckpt-run: error: {error.format_message() if isinstance(error, click.ClickException) else error}"
 
 
 @contextmanager
-def substituted(settings: Settings, node_check: NodeCheck | None = None) -> Iterator[None]:
+def substituted(
+    settings: Settings, node_check: NodeCheck | None = None, status: ExitStatus | None = None
+) -> Iterator[None]:
     """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
     # torch offers no hook for its agent or its workers: names are replaced where torch looks them up, while it runs.
     preloader = Preloader(settings.preload)
-    agent = partial(FastckptAgent, settings=settings, preloader=preloader, node_check=node_check)
+    agent = partial(FastckptAgent, settings=settings, preloader=preloader, node_check=node_check, status=status)
     ours: list[tuple[ModuleType, str, Any]] = [
         (launcher_api, "LocalElasticAgent", agent),
         (multiprocessing, "SubprocessContext", partial(ScriptWorkers, grace=settings.stop_grace)),
@@ -107,13 +132,32 @@ def substituted(settings: Settings, node_check: NodeCheck | None = None) -> Iter
 
 
 @record
-def run(argv: Sequence[str]) -> None:
-    """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail."""
+def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
+    """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail.
+
+    Args:
+        argv: The command line.
+        status: Learns how the agent ends.
+    """
     settings, arguments = parse(argv)
+    status = status or ExitStatus()
+    status.fast = settings.exit_codes
+    if status.fast:
+        _raise_at_signals(arguments.signals_to_handle)
     node_check = NodeCheck(settings)
     node_check.before_joining()  # first of all: some rendezvous end for all nodes when one of them leaves
-    with substituted(settings, node_check):
+    with substituted(settings, node_check, status):
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
+
+
+def _raise_at_signals(names: str) -> None:
+    """Have the signals that torch handles once workers have started end the agent in the same way before that."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (getattr(signal, name.strip(), None) for name in names.split(",")):
+        # One that is ignored, as by nohup, stays so until torch comes.
+        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, SIGNAL_HANDLER)
 
 
 def _raised_in(error: BaseException, *functions: Callable[..., Any]) -> bool:
@@ -122,7 +166,9 @@ def _raised_in(error: BaseException, *functions: Callable[..., Any]) -> bool:
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _exit(code: int, message: str) -> NoReturn:
+def _exit(code: int, message: str, status: ExitStatus) -> NoReturn:
+    if status.fast and code in ADVICE:
+        message += f"\nfastckpt-run: exit code {code}: {ADVICE[code]}"
     print(message, file=sys.stderr, flush=True)
     sys.exit(code)
 

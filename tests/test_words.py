@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for top in ("fastckpt", "fastckpt_run") for path in (ROOT / top).rglob("*.py"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 QUESTIONS = {"what", "how", "which", "who", "whom", "whose", "where", "when", "whether", "why"}
 BANNED = {

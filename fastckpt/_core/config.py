@@ -55,7 +55,7 @@ class Settings:
         take_over: Whether to save where another job does, without waiting for it: that one ends.
         exclusive: Whether a store is refused in which two jobs cannot be told apart.
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
-        hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
+        hang_timeout: Seconds of silence after which a worker counts as hung; auto (docs/operate/hangs.md); or off.
         allow_lost_rank_state: Whether a newer save is resumed though the files of lost ranks, as rank_1.pt, are lost.
         node_timeout: Seconds from a node's last sign of life to its report as lost; it may refute it in the last 1/4.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
@@ -65,6 +65,7 @@ class Settings:
         tensorboard: Directory to which agents write metrics for TensorBoard; empty for none.
         slow_ranks: Whether ranks that hold up the others are looked for, and reported.
         node_check: Whether each node is checked before it first joins, and again after it has failed.
+        exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
     """
 
     shm_dir: str = SHM
@@ -93,6 +94,7 @@ class Settings:
     tensorboard: str = ""
     slow_ranks: bool = True
     node_check: bool = False
+    exit_codes: bool = False
 
     def __post_init__(self) -> None:
         self._demand("slots", self.slots in (2, 3), "an arena has 2 or 3 slots: give one of these")

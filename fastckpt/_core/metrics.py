@@ -29,7 +29,7 @@ _logged = LoggedValues()
 
 
 def log(step: SupportsIndex, values: Mapping[str, Value]) -> None:
-    """Log values of this rank, such as ``log(step, {"loss": 0.1})``, for those who watch the job (docs/metrics.md).
+    """Log values of this rank, such as ``log(step, {"loss": 0.1})``, to be watched (docs/reference/metrics.md).
 
     It returns at once: a thread sends the newest value of each name to the agent, once a second at most. A rank that
     has no checkpointer yet keeps them until it has one. In processes forked from a worker it does nothing.
@@ -122,7 +122,7 @@ _INFINITE = {math.inf: "+Inf", -math.inf: "-Inf"}
 def event(name: str, /, **fields: Any) -> None:
     """Record that something happened now: one line of JSON, complete even if this process dies next.
 
-    One that cannot be written is lost, and counted: that is no reason to end training. docs/events.md has them all.
+    One that cannot be written is lost, and counted: no reason to end training. All of them: docs/reference/events.md.
     """
     logger.debug("event %s %s", name, fields)
     happened = stamp(name) | fields

@@ -65,7 +65,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         accelerator: What has been prepared with it, and registered for checkpointing, is saved.
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
-        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
+        overlap: Whether what optimizers change may be copied in the next forward and backward: docs/guides/saving.md.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
@@ -267,7 +267,7 @@ def _check(accelerator: Accelerator) -> None:
     if kind.value not in _WHOLE:
         raise ConfigError(
             f"an AccelerateCheckpointer cannot save a training that is distributed by {kind.value}: accelerate writes "
-            "its files itself, before it calls any hook. See docs/integrations.md for other ways."
+            "its files itself, before it calls any hook. See docs/guides/integrations.md for other ways."
         )
     if accelerator.num_processes != place.world_size:
         raise ConfigError(

@@ -49,10 +49,10 @@ class Checkpointer:
 
     Args:
         checkpoint_dir: As for `DdpCheckpointer`.
-        model: The module, sharded or not; of DistributedDataParallel that inside is saved. See docs/fsdp.md.
+        model: The module, sharded or not; of DistributedDataParallel that inside is saved. See docs/guides/fsdp.md.
         optimizer: One, or several: their parameters and states change in their steps only.
         scheduler: One, or several.
-        data: A `fastckpt.data.ResumableDataLoader` or `ResumableSampler`, or what else has a state; see docs/data.md.
+        data: A `fastckpt.data.ResumableDataLoader` or `ResumableSampler`, or what has a state; see docs/guides/data.md.
         every: "auto", a number of steps, a timedelta, or ``{"memory": ..., "storage": ...}`` with one of these each.
         overhead: The part of training time that checkpoints may cost.
         keep_epochs: Whether the last step of each epoch of ``data`` is persisted and kept.
@@ -63,8 +63,8 @@ class Checkpointer:
         overlap: Whether weights and states of the optimizers are copied in the background: then nothing but an
             optimizer's step may write to them between ``step()`` and that. Swap weights for averaged ones, and back,
             before ``step()``, or by ``parameter.data = average``. With False ``step()`` copies all before it returns.
-            See docs/saving.md.
-        stage: Of which stage of a pipeline all that this rank gives is; see docs/fsdp.md.
+            See docs/guides/saving.md.
+        stage: Of which stage of a pipeline all that this rank gives is; see docs/guides/fsdp.md.
         weights_only: As for `DdpCheckpointer`, likewise ``verify``, ``remote`` and ``remote_deletion_strategy``.
 
     Raises:

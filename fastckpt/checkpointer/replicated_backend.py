@@ -18,7 +18,7 @@ class ReplicatedBackend(DdpCheckpointer):
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a sharded model with one that is not: make one file of its checkpoint with python -m "
         "torch.distributed.checkpoint.format_utils dcp_to_torch, load model and optimizer from it, and give another "
-        "checkpoint directory (docs/fsdp.md)."
+        "checkpoint directory (docs/guides/fsdp.md)."
     )
 
     @classmethod

@@ -31,7 +31,7 @@ class ShardedBackend(FsdpShardCheckpointer):
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a model that was not sharded with one that is: give what its model.pt has to set_state_dict of "
         "torch.distributed.checkpoint.state_dict, with full_state_dict=True, and another checkpoint directory "
-        "(docs/fsdp.md)."
+        "(docs/guides/fsdp.md)."
     )
 
     @classmethod

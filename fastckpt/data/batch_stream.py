@@ -81,7 +81,7 @@ class BatchStream:
             logger.warning(
                 "the iteration before took one batch and no more: that is used up, as by next(iter(loader)), and this "
                 "one begins with the batch after it. To look at a batch, keep state_dict(), and load it again "
-                "(docs/data.md)"
+                "(docs/guides/data.md)"
             )
         self._taken = 0
         iterator = self._serve(self._ask(), self._now)

@@ -24,7 +24,7 @@ __all__ = [
 class FastCheckpointMixin(Trainer):  # type: ignore[misc]
     """Makes a Trainer save as fast as memory: ``class MyTrainer(FastCheckpointMixin, Trainer)``, in this order.
 
-    What it saves, and under which names, is what that Trainer would have saved; see docs/huggingface.md.
+    What it saves, and under which names, is what that Trainer would have saved; see docs/guides/huggingface.md.
 
     Args:
         save_memory_steps: Save to memory every so many steps, in addition to ``save_steps`` and the like, which save to
@@ -149,7 +149,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         self.control.should_training_stop = True
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Same as ``Trainer.evaluate``; meanwhile ranks do not count as hung (docs/hangs.md)."""
+        """Same as ``Trainer.evaluate``; meanwhile ranks do not count as hung (docs/operate/hangs.md)."""
         with phase("evaluation"):
             return dict(super().evaluate(*args, **kwargs))
 

@@ -43,7 +43,7 @@ class FastCheckpointIO(TorchCheckpointIO):
 
     Args:
         checkpoint_dir: The checkpoint directory, shared by all nodes; best the ``dirpath`` of ModelCheckpoint.
-        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
+        overlap: Whether what optimizers change may be copied in the next forward and backward: docs/guides/saving.md.
         weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
 

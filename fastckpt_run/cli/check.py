@@ -89,7 +89,7 @@ def check(directory: str, kinds: tuple[str, ...], one_line: bool, deadline: floa
 
     The disk is checked in DIR, a checkpoint directory, of which it is also said how often this host has failed there;
     else in $TMPDIR. Exit code, as node-problem-detector has it: 0 all is well, 1 a problem, 2 not known.
-    docs/node_check.md says what each check does, and what its limits are.
+    docs/operate/node_check.md says what each check does, and what its limits are.
     """
     if is_url(directory):
         raise ConfigError(f"{directory} is a store, in which no disk is checked; name a directory")

@@ -29,7 +29,7 @@ class CommandOutput:
     """The result of a command.
 
     Attributes:
-        document: All of it, as JSON; its keys are documented in docs/cli.md.
+        document: All of it, as JSON; its keys are documented in docs/reference/cli.md.
         show: Shows it to people.
         code: The exit code.
     """

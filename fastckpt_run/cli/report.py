@@ -31,8 +31,8 @@ def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     """Report what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
 
     It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
-    run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it reports
-    what that holds, and DIR may be lost.
+    run meanwhile. docs/reference/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it
+    reports what that holds, and DIR may be lost.
     """
     # Imported here: `fastckpt --help` and the other commands must not wait for it.
     from fastckpt._core.report.events import find, read

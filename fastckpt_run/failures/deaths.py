@@ -8,6 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from signal import Signals
 
+_OWN_FAULTS = {
+    Signals.SIGABRT,
+    Signals.SIGBUS,
+    Signals.SIGFPE,
+    Signals.SIGILL,
+    Signals.SIGSEGV,
+    Signals.SIGSYS,
+    Signals.SIGTRAP,
+}
+
 
 @dataclass(frozen=True)
 class Death:
@@ -25,6 +35,11 @@ def describe(exitcode: int | None) -> str:
     with suppress(ValueError):
         return Signals(-exitcode).name
     return f"signal {-exitcode}"
+
+
+def is_from_outside(exitcode: int) -> bool:
+    """Return whether a process was killed by a signal that processes do not get for what they do themselves."""
+    return exitcode < 0 and -exitcode not in _OWN_FAULTS
 
 
 def peek(pid: int) -> int | None:

@@ -15,7 +15,7 @@ from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
 from fastckpt_run.failures.cannot_start import broken_syntax, mentions_fastckpt, why_not_started
 from fastckpt_run.failures.cause import last_words
-from fastckpt_run.failures.deaths import describe
+from fastckpt_run.failures.deaths import describe, is_from_outside
 from fastckpt_run.script import script_of
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -30,6 +30,7 @@ class Restarts:
 
     Attributes:
         limit: The value of --max-restarts.
+        may_go_on: Whether the last failure came from outside of the script: another launch may get further.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Restarts:
             hung: The pids that were killed for that.
         """
         self.limit = spec.max_restarts
+        self.may_go_on = False
         self._script = script_of(spec)
         self._max_stalls = settings.max_stalls
         self._budget = parse_budget(settings.restart_budget)
@@ -84,11 +86,13 @@ class Restarts:
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
         began = bool(self._attempts) or any(self._telemetry_of_start().values())
         self._end(failed=True, why=self._described(culprits))
+        self.may_go_on = any(f.pid in self._hung or is_from_outside(f.exitcode) for f in culprits.values())
         if not self.limit:
             return 0
         if not began and (why := self._cannot_start(culprits.values(), workers)):
             return self._give_up("cannot_start", f"no restart: the script cannot start: {why}", left)
         if self._max_stalls and len(self._stalled) >= self._max_stalls:
+            self.may_go_on = False
             return self._give_up("stalled", self._explanation(self._stalled), left)
         back = self._give_back(left)
         if not left + back:

@@ -17,8 +17,6 @@ from fastckpt_run.node_check.pair_check import CheckGone, PairCheck, PairOutcome
 
 logger = logging.getLogger("fastckpt.launcher")
 
-BAD_NODE = 76
-"""The exit code of an agent whose node has a problem."""
 _DEADLINE, _BUDGET = 15.0, 30.0
 """Seconds that a check may take, and after which no further one of a node is begun."""
 _THOROUGH, _QUICK = 0.5, 0.2

@@ -234,7 +234,7 @@ def _joined(events: Sequence[Event]) -> list[Event]:
 
 
 def as_document(view: JobView) -> Json:
-    """A view as JSON, with times in seconds; docs/cli.md has the keys."""
+    """A view as JSON, with times in seconds; docs/reference/cli.md has the keys."""
     found, launch = view.found, None
     for chain in view.found.nodes.values():
         launch = launch or chain[-1]

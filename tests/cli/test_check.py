@@ -20,7 +20,7 @@ from tests.cli.conftest import Fastckpt
 from tests.cli.test_docs import RECORDED
 from tests.ports import free_port
 
-PAGE = Path(__file__).parents[2] / "docs/node_check.md"
+PAGE = Path(__file__).parents[2] / "docs/operate/node_check.md"
 DISK = ("--only", "disk")
 COMMAND = [sys.executable, "-c", "from fastckpt_run.cli import main; main()", "check"]
 
@@ -156,7 +156,7 @@ def test_a_rank_that_is_there_twice_is_refused():
     assert [result.verdict for result, _ in (each for each in found if not isinstance(each, str))] == [Verdict.OK] * 2
 
 
-# --- docs/node_check.md
+# --- docs/operate/node_check.md
 
 
 def test_the_configuration_for_node_problem_detector_runs_the_command_and_fits_its_output(fastckpt: Fastckpt):

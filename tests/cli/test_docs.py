@@ -1,4 +1,4 @@
-"""Blocks of docs/cli.md against the commands' output; ``python -m tests.cli.test_docs`` writes them again."""
+"""Blocks of docs/reference/cli.md against the commands' output; ``python -m tests.cli.test_docs`` writes them again."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from fastckpt_run.cli import main
 from fastckpt_run.watch.http_server import HttpServer, Response
 from tests.cli import harm
 
-PAGE = Path(__file__).parents[2] / "docs/cli.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 RECORDED = Path(__file__).with_name("recorded.jsonl")
 """The event log of a job that lost a worker twice."""
 _PART = re.compile(r"```console\n(?P<block>.*?)```|<!-- flip (?P<flip>\S+) -->", re.DOTALL)

@@ -85,7 +85,7 @@ class Epochs:
 
 
 def stateful_loader(args: argparse.Namespace) -> tuple[Any, Epochs]:
-    """As docs/data.md says. Its workers draw other random numbers after a resume, so there is no noise."""
+    """As docs/guides/data.md says. Its workers draw other random numbers after a resume, so there is no noise."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     data = Samples(args.samples, 0.0)

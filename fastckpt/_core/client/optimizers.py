@@ -60,7 +60,7 @@ def refuse_sharded(part: Any) -> None:
             raise ConfigError(
                 f"{type(each).__name__} spreads the optimizer's state over ranks, and only one of them is given all of "
                 "it: a resume could not have it. Give a torch optimizer, such as AdamW; where its state is too large, "
-                "shard the model with fully_shard (docs/fsdp.md)"
+                "shard the model with fully_shard (docs/guides/fsdp.md)"
             )
 
 

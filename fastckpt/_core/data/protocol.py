@@ -89,7 +89,7 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     if hasattr(getattr(data, "sampler", None), "next_yielded") and not here["workers"]:
         logger.warning(
             "%s without loader workers gives nothing in the next epoch if it was saved after the end of one: give "
-            "torch's DistributedSampler (docs/data.md)",
+            "torch's DistributedSampler (docs/guides/data.md)",
             type(data.sampler).__name__,
         )
     data.load_state_dict(own["state"])

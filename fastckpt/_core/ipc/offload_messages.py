@@ -1,6 +1,6 @@
 """Messages of a worker that offloads activations, and the events that they are recorded as.
 
-None of them is answered. docs/events.md describes the events.
+None of them is answered. docs/reference/events.md describes the events.
 """
 
 from dataclasses import dataclass

@@ -143,7 +143,7 @@ class StackGroup:
         return words.format(self.place or "no Python function")
 
     def to_event(self) -> dict[str, Any]:
-        """The fields of docs/events.md."""
+        """The fields of docs/reference/events.md."""
         fields = {"ranks": ranges(self.ranks), "count": len(self.ranks), "hosts": [*self.hosts[:SHOWN]]}
         return fields | {"odd": self.is_odd, "state": self.state, "place": self.place}
 

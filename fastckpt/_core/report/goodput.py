@@ -1,6 +1,6 @@
 """Goodput of a launch: each nanosecond of it, from its first event to its last, has one cause.
 
-docs/events.md defines the causes.
+docs/reference/events.md defines the causes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

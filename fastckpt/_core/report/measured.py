@@ -17,7 +17,7 @@ class Measured:
     Attributes:
         at: When, in nanoseconds since the epoch.
         step: The step that its furthest worker had completed.
-        values: By name and labels, as docs/events.md says; the texts NaN, +Inf and -Inf are no finite numbers.
+        values: By name and labels, as docs/reference/events.md says; the texts NaN, +Inf and -Inf are not finite.
     """
 
     node: int

@@ -1,4 +1,4 @@
-"""The table of all metrics of a job: from it are made the endpoint, TensorBoard's tags, events, docs/metrics.md.
+"""The table of all metrics of a job: source of the endpoint, TensorBoard's tags, events, docs/reference/metrics.md.
 
 Names follow OpenMetrics (https://prometheus.io/docs/specs/om/open_metrics_spec): the unit is the suffix of a name, and
 counters end with ``_total``.
@@ -120,8 +120,9 @@ _JOB = (
         _N,
         "job",
         "lost_seconds",
-        "Time of the node in this launch by cause (docs/events.md), as far as it is decided: up to the last step, or "
-        "stage of a start, that is over. Of all causes, `useful` alone is not lost; together they are all time.",
+        "Time of the node in this launch by cause (docs/reference/events.md), as far as it is decided: up to the last "
+        "step, or stage of a start, that is over. Of all causes, `useful` alone is not lost; together they are all "
+        "time.",
         "cause",
     ),
     _counter(_J, "job", "steps", "Steps done for the first time in this launch."),

@@ -70,6 +70,8 @@ def test_each_setting_has_an_option() -> None:
         "--fast-no-slow-ranks",
         "--fast-node-check",
         "--fast-no-node-check",
+        "--fast-exit-codes",
+        "--fast-no-exit-codes",
         "--fast-no-preload",
     ]
 

@@ -49,7 +49,7 @@ def loader_that_accumulates_nothing(scene: Scene) -> None:
     ResumableDataLoader(Noise(), accumulate=0)
 
 
-@answered(WARNING, value="used up", limit="begins with the batch after it", remedy="docs/data.md")
+@answered(WARNING, value="used up", limit="begins with the batch after it", remedy="docs/guides/data.md")
 def a_look_at_the_first_batch(scene: Scene) -> None:
     loader = ResumableDataLoader(Noise(), batch_size=8)
     next(iter(loader))

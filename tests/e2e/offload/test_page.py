@@ -1,4 +1,4 @@
-"""Blocks of docs/offload.md: its code trains as without it, and its commands print what the page shows.
+"""Blocks of docs/guides/offload.md: its code trains as without it, and its commands print what the page shows.
 
 ``OFFLOAD_PAGE=1`` has the tests write the commands' output into the page.
 """
@@ -18,7 +18,7 @@ from tests.e2e.offload.models import layer, sequence
 from tests.e2e.offload.test_jobs import run, scratch  # noqa: F401 (a fixture)
 from tests.faults.test_disk import device, leave  # noqa: F401 (a fixture)
 
-PAGE = Path(__file__).parents[3] / "docs/offload.md"
+PAGE = Path(__file__).parents[3] / "docs/guides/offload.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 [CODE] = [text for kind, text in BLOCKS if kind == "python"]
 SCRATCH = "/nvme/scratch"

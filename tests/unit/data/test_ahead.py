@@ -1,4 +1,4 @@
-"""A batch that a loop fetches ahead, as in docs/data.md, is used once all the same."""
+"""A batch that a loop fetches ahead, as in docs/guides/data.md, is used once all the same."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ from fastckpt.ddp import DdpCheckpointer
 
 RECIPE = re.search(
     r"### A batch that is fetched ahead.*?```python\n(.*?)```",
-    (Path(__file__).parents[3] / "docs" / "data.md").read_text(),
+    (Path(__file__).parents[3] / "docs" / "guides" / "data.md").read_text(),
     re.DOTALL,
 )
 

@@ -1,10 +1,10 @@
-"""The table of docs/events.md, and whether an event is as it says."""
+"""The table of docs/reference/events.md, and whether an event is as it says."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[4] / "docs/events.md"
+PAGE = Path(__file__).parents[4] / "docs/reference/events.md"
 COMMON = {"event", "time", "monotonic", "pid"}
 _ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<who>[a-z, ]+) \| [^|]+ \| (?P<fields>[^|]*) ?\|$", re.MULTILINE)
 _FIELD = re.compile(r"`(\w+)` (\w+)(\?)?(?:, |$)")

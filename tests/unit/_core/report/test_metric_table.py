@@ -16,7 +16,7 @@ HEAD = "| metric | kind | unit | from | meaning |\n| --- | --- | --- | --- | ---
 
 
 def rows() -> str:
-    """The table of docs/metrics.md."""
+    """The table of docs/reference/metrics.md."""
     lines = []
     for each in METRICS:
         labels = f"{{{', '.join(each.labels)}}}" if each.labels else ""
@@ -26,12 +26,12 @@ def rows() -> str:
 
 
 def test_the_documented_table_is_the_table():
-    assert (DOCS / "metrics.md").read_text().partition(HEAD)[2] == rows().partition(HEAD)[2]
+    assert (DOCS / "reference" / "metrics.md").read_text().partition(HEAD)[2] == rows().partition(HEAD)[2]
 
 
 def test_causes_are_those_of_the_documented_accounting():
     assert LABEL_VALUES["cause"] == goodput.CAUSES
-    text = (DOCS / "events.md").read_text().partition("## Time accounting")[2]
+    text = (DOCS / "reference" / "events.md").read_text().partition("## Time accounting")[2]
     named = re.findall(r"^\| ([\w -]+?)(?: \(`(\w+)`\))? \| ", text, re.MULTILINE)
     words = {code or name.replace("-", "") for name, code in named} - {"cause", ""}
     assert words == set(goodput.CAUSES)

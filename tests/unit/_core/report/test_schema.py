@@ -1,4 +1,4 @@
-"""Events of docs/events.md against those of the code."""
+"""Events of docs/reference/events.md against those of the code."""
 
 import ast
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard of docs/watch: expressions of Prometheus on metrics and labels that there are."""
+"""The alert rules and the dashboard of docs/operate/watch: expressions on metrics and labels that there are."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import yaml
 
 from fastckpt._core.report.metric_table import BY_NAME, LABEL_VALUES, Kind
 
-FOLDER = Path(__file__).parents[4] / "docs/watch"
+FOLDER = Path(__file__).parents[4] / "docs/operate/watch"
 RULES = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
 BOARD = json.loads((FOLDER / "grafana.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

@@ -1,0 +1,77 @@
+"""Exit codes of the agent: the causes of its end, and the code of each, with `--fast-exit-codes` and without."""
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+START_AGAIN = os.EX_TEMPFAIL
+"""75: start the job again. All that was to be durable is, and the next start resumes."""
+BAD_NODE = 76
+"""Start the job on another node."""
+NOT_STORED = os.EX_IOERR
+"""74: the newest checkpoint is in the memory of this node alone."""
+_OK, _FAILED, _USAGE = 0, 1, 2
+ADVICE = {
+    START_AGAIN: "start the job again: it resumes",
+    BAD_NODE: "start the job again without this node",
+    NOT_STORED: "the newest checkpoint is in memory on this node alone: mend storage, then start the job here again",
+}
+"""The meanings of the codes that only `--fast-exit-codes` has, in words."""
+
+
+class Ending(Enum):
+    """A cause of the agent's end: its exit code, the one with `--fast-exit-codes`, and the cause in words."""
+
+    SUCCEEDED = _OK, _OK, "the script succeeded; or this node waited for a place in the job until the others ended it"
+    SETTING = _USAGE, _USAGE, "an option is unknown, or it or a `FASTCKPT_*` variable has a value that cannot be used"
+    REFUSED = _FAILED, _USAGE, "torch refuses the value of an option of torchrun"
+    STOPPED = (
+        _FAILED,
+        START_AGAIN,
+        "a signal stopped the agent, such as SIGTERM or SIGINT (`--signals-to-handle`)",
+    )
+    LOST_WORKERS = (
+        _FAILED,
+        START_AGAIN,
+        "a worker was killed from outside (SIGKILL, as by the kernel when memory is short; SIGTERM ...) or hung, "
+        "and no restart is left",
+    )
+    LACKS_NODES = _FAILED, START_AGAIN, "too few nodes came in time, or came back; or no endpoint answered"
+    SCRIPT = (
+        _FAILED,
+        _FAILED,
+        "a worker failed by itself (an exception, `sys.exit`, SIGSEGV, SIGABRT, SIGBUS ...) and no restart is left; "
+        "the script cannot start; or the workers failed again and again without progress, whatever the cause",
+    )
+    ENDED_ELSEWHERE = _FAILED, _FAILED, "another node has ended the job: its code has the cause"
+    TAKEN_OVER = _FAILED, _FAILED, "another job has taken over the checkpoint directory"
+    NOT_DURABLE = START_AGAIN, NOT_STORED, "the script succeeded, but `--fast-require-persist` is not met"
+    NODE_CHECK = BAD_NODE, BAD_NODE, "this node failed the node check (`--fast-node-check`)"
+    STUCK = _FAILED, BAD_NODE, "the kernel lets workers neither run nor die (state D), as with a device that is gone"
+    FAULT = _FAILED, _FAILED, "any other error of the launcher, which it prints"
+
+    def __init__(self, code: int, fast: int, when: str) -> None:
+        self.code, self.fast, self.when = code, fast, when
+
+
+@dataclass
+class ExitStatus:
+    """The end of the agent, as far as it is known.
+
+    Attributes:
+        fast: Whether the codes of `--fast-exit-codes` are wanted.
+        ending: The cause, where the agent knows more than the error says that it raises.
+        is_stored: Whether all that was to be durable is.
+    """
+
+    fast: bool = False
+    ending: Ending | None = None
+    is_stored: bool = True
+
+    def code(self, ending: Ending) -> int:
+        """The exit code, for a cause that the agent may know better."""
+        ending = self.ending or ending
+        if not self.fast:
+            return ending.code
+        # A job that is started elsewhere would repeat, without a word, what is in the memory here alone.
+        return NOT_STORED if ending.fast == START_AGAIN and not self.is_stored else ending.fast

@@ -1,0 +1,295 @@
+"""--fast-exit-codes: each cause of the agent's end, in a real launch, and the page that has the table of them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt_run.exit_codes import ADVICE, BAD_NODE, NOT_STORED, START_AGAIN, Ending
+from fastckpt_run.failures.deaths import is_from_outside
+from tests import launchers
+from tests.e2e.launcher.conftest import program, until
+from tests.ports import free_port
+
+PAGE = Path(__file__).parents[3] / "docs/reference/exit_codes.md"
+SAVE = program("save.py")
+FAST = "--fast-exit-codes"
+SHELL = ("--no-python", "sh", "-c")
+"""A command; torch replaces $$ by $ in it."""
+STUCK = """
+import ctypes, os
+libc = ctypes.CDLL(None)  # which holds the lock of Python's interpreter no more while it waits: state D
+if libc.vfork() == 0:
+    libc.sleep(600)
+    libc._exit(0)
+"""
+
+
+class Launch:
+    """Launches of the command with the option in a folder; what they print is in its file ``output``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[bytes]":
+        own = {"JOB_FOLDER": str(self.folder), "TMPDIR": str(self.folder), "FASTCKPT_EXIT_CODES": "1"}
+        with self.output.open("ab") as output:
+            command = ["-m", "fastckpt_run", "--nproc-per-node=1", *arguments]
+            self.started.append(launchers.start(command, os.environ | own | environment, output.fileno()))
+        return self.started[-1]
+
+    def save(self, *arguments: str, options: Sequence[str] = (), **environment: str) -> "subprocess.Popen[bytes]":
+        """Start a worker that saves, to memory alone if it does not say more; ``options`` are the launcher's."""
+        place = f"--directory={self.folder}/checkpoints"
+        return self.start(*options, SAVE, place, "--pause=0.1", "--disk=0", *arguments, **environment)
+
+    def run(self, *arguments: str, **environment: str) -> int:
+        return self.start(*arguments, **environment).wait(120)
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def saves(self) -> list[dict[str, Any]]:
+        path = self.folder / "saves"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def until_saves(self, count: int) -> None:
+        until(lambda: len(self.saves()) >= count, f"{count} saves")
+
+    def durable(self) -> list[int]:
+        return [stored.id.step for stored in CheckpointDirectory(self.folder / "checkpoints").checkpoints()]
+
+    def is_newest(self, step: object) -> bool:
+        """Whether a step is that of the newest save, which the worker may not have come to log."""
+        return isinstance(step, int) and step - self.saves()[-1]["step"] in (0, 1)
+
+    def resumed_from_memory(self, last: dict[str, Any]) -> bool:
+        """Whether the newest save was loaded, one that was logged as ``last``, or the one after it."""
+        newest = self.saves()[-1]
+        return newest["tier"] == "memory" and newest["loaded"] - last["step"] in (0, 1)
+
+    def worker(self) -> int:
+        return max(int(path.suffix[1:]) for path in self.folder.glob("pid.*"))
+
+
+@pytest.fixture
+def launch(tmp_path: Path, forked_launchers: None) -> Iterator[Launch]:
+    launch = Launch(tmp_path)
+    yield launch
+    for each in launch.started:
+        if each.poll() is None:
+            os.killpg(each.pid, signal.SIGKILL)
+            each.wait()
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A folder that storage refuses, as long as its link leads nowhere."""
+    (tmp_path / "storage").symlink_to("/proc/self/nowhere")
+    return tmp_path / "storage"
+
+
+def mend(broken: Path) -> None:
+    broken.unlink()
+    broken.mkdir()
+
+
+@pytest.mark.parametrize("number", [*signal.Signals], ids=lambda number: number.name)
+def test_signals_for_what_a_process_does_itself_are_no_cause_from_outside(number: signal.Signals) -> None:
+    own = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
+    assert is_from_outside(-number) == (number.name not in own)
+    assert not is_from_outside(int(number))
+
+
+class TestWorkers:
+    def test_success_is_0(self, launch: Launch) -> None:
+        assert launch.run(*SHELL, "exit 0") == Ending.SUCCEEDED.fast == 0
+
+    @pytest.mark.parametrize("end", ["exit 3", "kill -SEGV $$$$"])
+    def test_a_failure_of_the_script_itself_is_1(self, launch: Launch, end: str) -> None:
+        assert launch.run(*SHELL, end) == Ending.SCRIPT.fast == 1
+        assert "exit code" not in launch.text.splitlines()[-1]
+
+    @pytest.mark.parametrize("name", ["KILL", "TERM"])
+    def test_a_worker_that_was_killed_from_outside_is_75(self, launch: Launch, name: str) -> None:
+        assert launch.run("--max-restarts=1", *SHELL, f"kill -{name} $$$$") == Ending.LOST_WORKERS.fast == 75
+        assert launch.text.endswith(f"fastckpt-run: exit code 75: {ADVICE[75]}\n")
+
+    def test_the_same_without_the_option_is_1(self, launch: Launch) -> None:
+        assert launch.run(*SHELL, "kill -KILL $$$$", FASTCKPT_EXIT_CODES="0") == Ending.LOST_WORKERS.code == 1
+        assert "exit code 75" not in launch.text
+
+    def test_a_worker_that_hung_is_75(self, launch: Launch) -> None:
+        job = launch.save("--saves=500", options=["--fast-hang-timeout=2"])
+        launch.until_saves(1)
+        os.kill(launch.worker(), signal.SIGSTOP)
+        assert job.wait(120) == 75, launch.text
+        assert "because it hung" in launch.text and launch.is_newest(launch.durable()[0])
+
+    def test_a_worker_that_is_killed_again_and_again_without_progress_is_1(self, launch: Launch) -> None:
+        """Another launch would go the same way."""
+        script = launch.folder / "killed.py"
+        script.write_text(
+            "import os, signal, torch\n"
+            "from fastckpt import DdpCheckpointer\n"
+            "checkpointer = DdpCheckpointer(os.environ['JOB_FOLDER'] + '/checkpoints')\n"
+            "checkpointer.load_checkpoint()\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        assert launch.run("--max-restarts=5", "--fast-max-stalls=2", str(script)) == 1
+        assert "no restart: the workers failed 2 times in a row before they came further" in launch.text
+
+    def test_workers_in_uninterruptible_sleep_are_76(self, launch: Launch) -> None:
+        script = launch.folder / "stuck.py"
+        script.write_text(STUCK)
+        limit = {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.5"}
+        assert launch.run(str(script), **limit) == Ending.STUCK.fast == BAD_NODE, launch.text
+
+    def test_a_worker_killed_while_storage_fails_is_74_and_the_next_launch_resumes(
+        self, launch: Launch, broken: Path
+    ) -> None:
+        job = launch.save("--saves=500", f"--path={broken}/model.pt", options=["--fast-flush-timeout=1"])
+        launch.until_saves(2)
+        os.kill(launch.worker(), signal.SIGKILL)
+        assert job.wait(120) == NOT_STORED == 74, launch.text
+        last = launch.saves()[-1]
+        mend(broken)
+        assert launch.save("--saves=1").wait(60) == 0
+        assert launch.resumed_from_memory(last), launch.text
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda each: each.name)
+    def test_a_signal_after_which_all_is_stored_is_75(self, launch: Launch, number: signal.Signals) -> None:
+        job = launch.save("--saves=500")
+        launch.until_saves(2)
+        job.send_signal(number)
+        assert job.wait(120) == Ending.STOPPED.fast == START_AGAIN, launch.text
+        assert launch.is_newest(launch.durable()[0])
+
+    def test_a_signal_to_agent_and_workers_at_once_is_75(self, launch: Launch) -> None:
+        """As Slurm sends it to all processes of a step: workers may end before the agent reads its own."""
+        job = launch.save("--saves=500", options=["--max-restarts=3"])
+        launch.until_saves(2)
+        os.kill(launch.worker(), signal.SIGTERM)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(120) == 75, launch.text
+        assert launch.is_newest(launch.durable()[0])
+
+    def test_a_signal_while_the_agent_waits_for_other_nodes_is_75(self, launch: Launch) -> None:
+        port = free_port()
+        job = launch.start("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", *SHELL, "exit 0")
+        until(lambda: "waiting" in launch.text or job.poll() is not None, "a line about the other node")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 75, launch.text
+
+    def test_a_signal_while_storage_fails_is_74_and_the_next_launch_resumes(self, launch: Launch, broken: Path) -> None:
+        """Whether the flush ran into its limit, or two more signals gave it up."""
+        for signals in (1, 3):
+            limit = "--fast-flush-timeout=1" if signals == 1 else "--fast-flush-timeout=600"
+            count = len(launch.saves())
+            job = launch.save("--saves=500", f"--path={broken}/model.pt", options=[limit])
+            launch.until_saves(count + 2)
+            job.send_signal(signal.SIGTERM)
+            for left in range(signals - 1, 0, -1):
+                until(lambda left=left: left == 2 or "1 more to give it up" in launch.text, "a signal that is counted")
+                until(lambda: not Path(f"/proc/{launch.worker()}").exists(), "the end of the worker")
+                job.send_signal(signal.SIGTERM)
+            assert job.wait(120) == NOT_STORED, launch.text
+            assert launch.text.endswith(f"fastckpt-run: exit code 74: {ADVICE[74]}\n")
+        last = launch.saves()[-1]
+        mend(broken)
+        assert launch.save("--saves=1").wait(60) == 0
+        assert launch.resumed_from_memory(last), launch.text
+
+
+class TestJobs:
+    def test_a_success_that_is_not_durable_is_74_with_the_option_and_75_without(
+        self, launch: Launch, broken: Path
+    ) -> None:
+        path, options = f"--path={broken}/model.pt", ["--fast-require-persist", "--fast-flush-timeout=1"]
+        job = launch.save("--saves=1", path, options=options, FASTCKPT_EXIT_CODES="0")
+        assert job.wait(60) == Ending.NOT_DURABLE.code == 75, launch.text
+        assert launch.save("--saves=1", path, options=options).wait(60) == Ending.NOT_DURABLE.fast == 74, launch.text
+        mend(broken)
+        assert launch.save("--saves=0").wait(60) == 0
+
+    def test_a_job_whose_directory_another_takes_over_is_1(self, launch: Launch) -> None:
+        own = Path(os.environ["FASTCKPT_SHM_DIR"]) / "another host"
+        own.mkdir(mode=0o700)
+        job = launch.save("--saves=1000", "--disk=1", options=["--max-restarts=3"])
+        launch.until_saves(2)
+        taker = launch.save("--saves=1000", options=["--fast-take-over"], FASTCKPT_SHM_DIR=str(own))
+        assert job.wait(120) == Ending.TAKEN_OVER.fast == 1, launch.text
+        assert "has been taken by another job" in launch.text
+        taker.send_signal(signal.SIGTERM)
+        assert taker.wait(60) == 75, launch.text
+        own.rmdir()
+
+    def test_a_setting_that_cannot_be_used_is_2(self, launch: Launch) -> None:
+        assert launch.run("--fast-slots=9", "train.py") == Ending.SETTING.fast == 2
+        assert launch.run("--nnodes=many", "train.py") == Ending.REFUSED.fast == 2
+        assert launch.run("--nnodes=many", "train.py", FASTCKPT_EXIT_CODES="0") == Ending.REFUSED.code == 1
+
+    def test_an_error_of_the_launcher_is_1(self, launch: Launch) -> None:
+        assert launch.run("--fast-metrics-port=127.0.0.1:1", "--fast-events=/proc/nowhere/events", SAVE) == 2
+        assert launch.run("--fast-tensorboard=/proc/nowhere", "/nowhere/train.py") in (1, 2)
+
+
+class TestNodes:
+    def start(self, launch: Launch, port: int, *arguments: str, nodes: str = "2") -> "subprocess.Popen[bytes]":
+        place = (f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={port}", "--rdzv-backend=c10d")
+        return launch.start(f"--nnodes={nodes}", *place, *arguments)
+
+    def test_a_node_that_waits_in_vain_for_others_is_75(self, launch: Launch) -> None:
+        alone = self.start(launch, free_port(), "--rdzv-conf=join_timeout=1", *SHELL, "exit 0")
+        assert alone.wait(60) == Ending.LACKS_NODES.fast == 75, launch.text
+        nobody = self.start(launch, 1, "--rdzv-conf=is_host=0,read_timeout=1", *SHELL, "exit 0")
+        assert nobody.wait(60) == 75, launch.text
+
+    def test_a_job_that_another_node_has_ended_is_1(self, launch: Launch) -> None:
+        """The one whose script failed has ended it; the other finds that when it would meet it again."""
+        port, go = free_port(), launch.folder / "go"
+        one = self.start(launch, port, *SHELL, f"while [ ! -e {go} ]; do sleep 0.05; done; exit 3")
+        other = self.start(launch, port, *SHELL, f"touch {launch.folder}/up; sleep 600")
+        until((launch.folder / "up").exists, "the workers")
+        go.touch()
+        assert (one.wait(60), other.wait(60)) == (1, Ending.ENDED_ELSEWHERE.fast), launch.text
+        assert "another node has ended the job" in launch.text
+
+    def test_a_node_that_fails_its_check_is_76(self, launch: Launch) -> None:
+        assert launch.run("--fast-node-check", f"--fast-shm-dir={launch.folder}", "train.py") == 76
+        assert launch.text.endswith(f"fastckpt-run: exit code 76: {ADVICE[76]}\n")
+
+
+def row(cells: list[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    expected = [row([ending.when, ending.code, code(ending)]) for ending in Ending]
+    found = re.findall(r"^\| .* \| \d+ \| .* \|$", PAGE.read_text(), re.MULTILINE)
+    assert found == expected, "\n".join(expected)
+
+
+def code(ending: Ending) -> str:
+    return f"**{ending.fast}**, or **{NOT_STORED}**" if ending.fast == START_AGAIN else f"**{ending.fast}**"
+
+
+def test_each_cause_has_words_and_a_test_of_its_own(request: pytest.FixtureRequest) -> None:
+    tests = Path(__file__).read_text()
+    assert len({ending.when for ending in Ending}) == len(Ending)
+    assert not [ending.name for ending in Ending if f"Ending.{ending.name}." not in tests]
