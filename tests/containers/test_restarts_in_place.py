@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.containers.conftest import ContainerJob
 from tests.containers.containers import Container, python
 from tests.containers.orphans import ORPHANS
