@@ -16,16 +16,23 @@ from typing import Self
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "10.0.0.1"
+TEMPORARY = "/mnt"
+"""A tmpfs in containers whose root is read-only."""
 WAIT = 'mount -t tmpfs -o "$1" tmpfs "$2"; echo ready; while read -r _; do :; done'
 """Not `cat`: bash also reaps. The pod's memory is a tmpfs in its mounts alone."""
 ENTER = r"""set -e
 hostname "$1"; mount --bind "$2" /dev/shm
 printf '127.0.0.1 localhost\n%s %s\n' "$5" "$1" > "$6"; mount --bind "$6" /etc/hosts
 if [ -n "$3" ]; then
-    mkdir -p "$3"; mount -t tmpfs tmpfs "$3"; for kept in $4; do mkdir -p "$3$kept"; done
-    mount -o remount,ro,bind /; mount -o remount,ro "$3"
+    mount --bind "$3" "$3"; mount -t tmpfs tmpfs "$4"
+    if [ -n "$7" ]; then  # Python is in a directory of root's, where others do not come
+        mkdir "$4/python"; mount --bind "$8" "$4/python"
+        mount -t tmpfs -o mode=755 tmpfs "$7"; mkdir -p "$8"; mount --bind "$4/python" "$8"
+        umount "$4/python"; rmdir "$4/python"
+    fi
+    mount -o remount,ro,bind /
 fi
-shift 6; exec "$@"
+shift 8; exec "$@"
 """
 
 
@@ -107,6 +114,7 @@ class Pod:
         environment: Mapping[str, str],
         name: str = "train-0",
         privileges: tuple[str, ...] = (),
+        volume: Path | None = None,
     ) -> Container:
         """Start a container whose process 1 is this command; its output is appended to a file.
 
@@ -116,25 +124,13 @@ class Pod:
             environment: Its variables.
             name: Its host name.
             privileges: A command such as setpriv that starts another one with fewer rights.
+            volume: If given, nothing can be written but there, in TEMPORARY, and in memory.
         """
         hosts = self._folder / f"hosts-{len(self._containers)}"
         # Its own uts, too, so that a container can have another name than the one before it.
         spaces = ("--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
-        line = [
-            *self._enter(),
-            "unshare",
-            *spaces,
-            "bash",
-            "-c",
-            ENTER,
-            "enter",
-            name,
-            str(self.shm),
-            "",
-            "",
-            ADDRESS,
-            str(hosts),
-        ]
+        places = str(self.shm), str(volume or ""), TEMPORARY, ADDRESS, str(hosts), *_closed(Path(sys.base_prefix))
+        line = [*self._enter(), "unshare", *spaces, "bash", "-c", ENTER, "enter", name, *places]
         with output.open("ab") as file:
             process = subprocess.Popen(
                 [*line, *privileges, *command],
@@ -162,6 +158,12 @@ class Pod:
 def python(*arguments: str) -> tuple[str, ...]:
     """The command of a container that runs Python."""
     return (sys.executable, *arguments)
+
+
+def _closed(path: Path) -> tuple[str, str]:
+    """The first directory on the way to ``path`` that is closed to others, and ``path``; empty if none is."""
+    closed = [str(each) for each in reversed(path.parents) if not each.stat().st_mode & 0o001]
+    return (closed[0], str(path)) if closed else ("", "")
 
 
 def _child_of(process: subprocess.Popen[bytes]) -> int:
