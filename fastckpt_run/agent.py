@@ -395,7 +395,7 @@ class FastckptAgent(HookedAgent):
         """Kill workers that would train in vain, or that the kernel does not let run: torch would end with success."""
         assert self.context is not None
         stuck = [] if self._saver.lost else self.uninterruptible
-        self._failed_by = Ending.STUCK
+        self._failed_by = Ending.STUCK if stuck else Ending.LOST_WORKERS
         if self._saver.lost:
             logger.error("stopping the workers: %s", self._saver.lost)
         self.context.close()
