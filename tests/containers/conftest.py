@@ -1,8 +1,9 @@
 """Pods that end with their test, and jobs in their containers."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,18 @@ class ContainerJob(Job):
 
     pod: Pod
 
-    def begin(self, *script: str, launcher: tuple[str, ...] = (), **options: object) -> Container:
+    def begin(self, *script: str, launcher: tuple[str, ...] = (), **options: Any) -> Container:
         """Start a container with fastckpt-run as its first process, or with what else is given to start it."""
         self.launches += 1
         shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
         arguments = ("--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script)
         command = [*(launcher or python("-m", "fastckpt_run")), *shape, str(HERE / "train.py"), *arguments]
+        return self.launch(command, **options)
+
+    def launch(self, command: Sequence[str], **options: Any) -> Container:
+        """Start a container with this command."""
         environment = os.environ | self._environment() | {"FASTCKPT_SHM_DIR": "/dev/shm"}
-        container = self.pod.start(*command, output=self.output, environment=environment, **options)  # type: ignore[arg-type]
+        container = self.pod.start(*command, output=self.output, environment=environment, **options)
         self.process = container.process
         return container
 

@@ -15,24 +15,25 @@ from types import TracebackType
 from typing import Self
 
 ROOT = Path(__file__).parents[2]
-ADDRESS = "10.0.0.1"
+NETWORK, NAME, PODS = "10.0.0", "train", 3
+"""Addresses of pods, their names but for the number, which is that of the address, and how many have one."""
 TEMPORARY = "/mnt"
 """A tmpfs in containers whose root is read-only."""
 WAIT = 'mount -t tmpfs -o "$1" tmpfs "$2"; echo ready; while read -r _; do :; done'
 """Not `cat`: bash also reaps. The pod's memory is a tmpfs in its mounts alone."""
 ENTER = r"""set -e
 hostname "$1"; mount --bind "$2" /dev/shm
-printf '127.0.0.1 localhost\n%s %s\n' "$5" "$1" > "$6"; mount --bind "$6" /etc/hosts
+mount --bind "$5" /etc/hosts
 if [ -n "$3" ]; then
     mount --bind "$3" "$3"; mount -t tmpfs tmpfs "$4"
-    if [ -n "$7" ]; then  # Python is in a directory of root's, where others do not come
-        mkdir "$4/python"; mount --bind "$8" "$4/python"
-        mount -t tmpfs -o mode=755 tmpfs "$7"; mkdir -p "$8"; mount --bind "$4/python" "$8"
+    if [ -n "$6" ]; then  # Python is in a directory of root's, where others do not come
+        mkdir "$4/python"; mount --bind "$7" "$4/python"
+        mount -t tmpfs -o mode=755 tmpfs "$6"; mkdir -p "$7"; mount --bind "$4/python" "$7"
         umount "$4/python"; rmdir "$4/python"
     fi
     mount -o remount,ro,bind /
 fi
-shift 8; exec "$@"
+shift 7; exec "$@"
 """
 
 
@@ -95,7 +96,13 @@ class Pod:
         if self._holder.stdout.readline() != b"ready\n":
             raise ContainerError(f"no pod can be made: {self._holder.stderr.read().decode().strip()}")
         self.run("ip", "link", "set", "lo", "up")
-        self.run("ip", "address", "add", ADDRESS, "dev", "lo")
+        for number in range(PODS):
+            self.run("ip", "address", "add", f"{NETWORK}.{number + 1}", "dev", "lo")
+        # As in a cluster: the kubelet writes a pod's own name, and the others' have the suffix of a Service.
+        services = [f"{NETWORK}.{n + 1} {NAME}-{n}.{NAME}" for n in range(PODS)]
+        for number in range(PODS):
+            own = f"{NETWORK}.{number + 1} {NAME}-{number}.{NAME}.default.svc.cluster.local {NAME}-{number}"
+            (folder / f"hosts-{number}").write_text("\n".join(["127.0.0.1 localhost", own, *services, ""]))
 
     def run(self, *command: str) -> str:
         """What a command in the pod's mounts and network prints."""
@@ -115,6 +122,7 @@ class Pod:
         name: str = "train-0",
         privileges: tuple[str, ...] = (),
         volume: Path | None = None,
+        memory: Path | None = None,
     ) -> Container:
         """Start a container whose process 1 is this command; its output is appended to a file.
 
@@ -122,14 +130,15 @@ class Pod:
             command: What it runs.
             output: Where its output goes.
             environment: Its variables.
-            name: Its host name.
+            name: Its host name, one of those that have an address.
             privileges: A command such as setpriv that starts another one with fewer rights.
+            memory: A directory on the pod's tmpfs, if this stands for a container of another pod on its network.
             volume: If given, nothing can be written but there, in TEMPORARY, and in memory.
         """
-        hosts = self._folder / f"hosts-{len(self._containers)}"
+        hosts = self._folder / f"hosts-{name.rpartition('-')[2]}"
         # Its own uts, too, so that a container can have another name than the one before it.
         spaces = ("--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
-        places = str(self.shm), str(volume or ""), TEMPORARY, ADDRESS, str(hosts), *_closed(Path(sys.base_prefix))
+        places = str(memory or self.shm), str(volume or ""), TEMPORARY, str(hosts), *_closed(Path(sys.base_prefix))
         line = [*self._enter(), "unshare", *spaces, "bash", "-c", ENTER, "enter", name, *places]
         with output.open("ab") as file:
             process = subprocess.Popen(

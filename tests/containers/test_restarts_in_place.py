@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.containers.conftest import ContainerJob
 from tests.containers.containers import Container, python
 from tests.containers.orphans import ORPHANS
 from tests.faults.faults import stop
-from tests.faults.jobs import assert_as_if_nothing_had_happened
+from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
 
+ROOT = Path(__file__).parents[2]
 STEPS = "40"
 NEVER = ("--disk", "1000")
 
@@ -77,6 +79,35 @@ def test_a_job_survives_containers_that_are_killed_at_random_instants(
     assert_as_if_nothing_had_happened(job, reference)
     assert "has not renewed its record" not in job.text() and not _held(job)
     print(f"seed {seed}: {job.tiers()}")
+
+
+@pytest.mark.campaign
+def test_two_pods_run_the_command_of_the_manifest_and_one_whose_container_is_killed_comes_back_with_its_memory(
+    job: ContainerJob, uninterrupted
+) -> None:
+    reference = uninterrupted()
+    [_, manifest] = yaml.safe_load_all((ROOT / "examples/kubernetes/indexed_job.yaml").read_text())
+    secret = job.folder / "secret"
+    secret.write_text("0123456789abcdef")
+    secret.chmod(0o400)
+    ours = {"$(JOB)": manifest["metadata"]["name"], "per-node=2": "per-node=1", "/etc/fastckpt/secret": str(secret)}
+    command = manifest["spec"]["template"]["spec"]["containers"][0]["command"][1 : -len(("script", "argument"))]
+    for text, value in ours.items():
+        command = [each.replace(text, value) for each in command]
+    script = (str(HERE / "train.py"), "--out", str(job.folder), "--checkpoint-dir", str(job.checkpoint_dir))
+    command = [*python("-m", "fastckpt_run"), *command, *script, *NEVER, "--wait-at", "20"]
+    memories = [job.pod.shm / f"of-{number}" for number in range(2)]
+    job.pod.run("mkdir", *map(str, memories))
+    job.launches = 1
+    first, second = (job.launch(command, name=f"train-{n}", memory=memories[n]) for n in range(2))
+    job.wait_for_all(20)
+    second.kill()
+    occupy_numbers(job)
+    job.go_on(20)
+    again = job.launch(command, name="train-1", memory=memories[1])
+    assert (first.wait(), again.wait()) == (0, 0), job.text()
+    assert job.tiers() == [(20, "memory")] == job.resumes(1)[1:]
+    assert_as_if_nothing_had_happened(job, reference)
 
 
 def test_sigterm_to_a_container_ends_it_flushed(job: ContainerJob) -> None:

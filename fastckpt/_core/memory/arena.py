@@ -52,7 +52,6 @@ class Arena:
 
     Attributes:
         path: Its directory.
-        former: The launch that owned it until its end; empty if none did, or it may go on.
         slots: Its places for checkpoints.
         adopted: Whether it had such places when it was opened.
         claim: By what its checkpoint directory is known.
@@ -60,7 +59,6 @@ class Arena:
 
     def __init__(self, path: Path, owner: Owner, lock: int) -> None:
         self.path = path
-        self.former = ""
         self.slots = slots_of(path)
         self.adopted = bool(self.slots)
         self._owner = owner
@@ -78,7 +76,8 @@ class Arena:
             ArenaTooSmall: There is not even room for its owner's name.
         """
         lock = own(path, wait)
-        former, owner = Owner.read(lock), Owner.current(checkpoint_dir, launch)
+        former = Owner.read(lock)
+        owner = Owner.current(checkpoint_dir, launch, former.and_its_predecessors())
         try:
             owner.sign(lock)
         except OSError as error:
@@ -91,11 +90,15 @@ class Arena:
             ) from error
         _remove_strays(path)
         arena = cls(path, owner, lock)
-        arena.former = former.launch
         if former.process is not None and former.process.boot != boot_id():
             logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
             arena.renew()  # its bytes were never meant to outlive the kernel's end
         return arena
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """Launches that owned it until their end; one that has released it may go on."""
+        return self._owner.ended
 
     def is_there(self) -> bool:
         """Whether it is still ours: somebody may have removed it, and another job have made it again."""

@@ -66,7 +66,7 @@ def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Aren
         # Its thread and its record would otherwise outlive a job that was refused.
         tenure.close()
         raise
-    job.ended.update({arena.former} - {"", job.launch})
+    job.ended.update({*arena.ended} - {job.launch})
     return arena
 
 
