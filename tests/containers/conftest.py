@@ -10,6 +10,7 @@ import pytest
 from tests.containers.containers import Container, ContainerError, Pod, python
 from tests.faults.conftest import uninterrupted  # noqa: F401 (a fixture)
 from tests.faults.jobs import HERE, Job
+from tests.nodes.conftest import new_cluster  # noqa: F401 (a fixture)
 
 NewPod = Callable[..., Pod]
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 ROOT = Path(__file__).parents[2]
-NETWORK, NAME, PODS = "10.0.0", "train", 3
-"""Addresses of pods, their names but for the number, which is that of the address, and how many have one."""
+ADDRESS, NAMES = "10.0.0.1", ("train-0", "train-1")
+"""Of a pod, and the names that its containers may have."""
 TEMPORARY = "/mnt"
 """A tmpfs in containers whose root is read-only."""
 WAIT = 'mount -t tmpfs -o "$1" tmpfs "$2"; echo ready; while read -r _; do :; done'
@@ -96,13 +96,9 @@ class Pod:
         if self._holder.stdout.readline() != b"ready\n":
             raise ContainerError(f"no pod can be made: {self._holder.stderr.read().decode().strip()}")
         self.run("ip", "link", "set", "lo", "up")
-        for number in range(PODS):
-            self.run("ip", "address", "add", f"{NETWORK}.{number + 1}", "dev", "lo")
-        # As in a cluster: the kubelet writes a pod's own name, and the others' have the suffix of a Service.
-        services = [f"{NETWORK}.{n + 1} {NAME}-{n}.{NAME}" for n in range(PODS)]
-        for number in range(PODS):
-            own = f"{NETWORK}.{number + 1} {NAME}-{number}.{NAME}.default.svc.cluster.local {NAME}-{number}"
-            (folder / f"hosts-{number}").write_text("\n".join(["127.0.0.1 localhost", own, *services, ""]))
+        self.run("ip", "address", "add", ADDRESS, "dev", "lo")
+        for name in NAMES:
+            (folder / f"hosts-{name}").write_text(f"127.0.0.1 localhost\n{ADDRESS} {name}\n")
 
     def run(self, *command: str) -> str:
         """What a command in the pod's mounts and network prints."""
@@ -122,7 +118,6 @@ class Pod:
         name: str = "train-0",
         privileges: tuple[str, ...] = (),
         volume: Path | None = None,
-        memory: Path | None = None,
     ) -> Container:
         """Start a container whose process 1 is this command; its output is appended to a file.
 
@@ -132,13 +127,12 @@ class Pod:
             environment: Its variables.
             name: Its host name, one of those that have an address.
             privileges: A command such as setpriv that starts another one with fewer rights.
-            memory: A directory on the pod's tmpfs, if this stands for a container of another pod on its network.
             volume: If given, nothing can be written but there, in TEMPORARY, and in memory.
         """
-        hosts = self._folder / f"hosts-{name.rpartition('-')[2]}"
+        hosts = self._folder / f"hosts-{name}"
         # Its own uts, too, so that a container can have another name than the one before it.
         spaces = ("--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
-        places = str(memory or self.shm), str(volume or ""), TEMPORARY, str(hosts), *_closed(Path(sys.base_prefix))
+        places = str(self.shm), str(volume or ""), TEMPORARY, str(hosts), *_closed(Path(sys.base_prefix))
         line = [*self._enter(), "unshare", *spaces, "bash", "-c", ENTER, "enter", name, *places]
         with output.open("ab") as file:
             process = subprocess.Popen(

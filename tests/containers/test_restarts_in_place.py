@@ -13,7 +13,7 @@ from tests.containers.conftest import ContainerJob
 from tests.containers.containers import Container, python
 from tests.containers.orphans import ORPHANS
 from tests.faults.faults import stop
-from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
+from tests.faults.jobs import HERE, Job, assert_as_if_nothing_had_happened
 
 ROOT = Path(__file__).parents[2]
 STEPS = "40"
@@ -81,32 +81,37 @@ def test_a_job_survives_containers_that_are_killed_at_random_instants(
     print(f"seed {seed}: {job.tiers()}")
 
 
+IN_A_CONTAINER = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+
+
 @pytest.mark.campaign
 def test_two_pods_run_the_command_of_the_manifest_and_one_whose_container_is_killed_comes_back_with_its_memory(
-    job: ContainerJob, uninterrupted
+    tmp_path: Path, new_cluster, uninterrupted
 ) -> None:
-    reference = uninterrupted()
+    reference, job = uninterrupted(), Job(tmp_path / "job")
+    cluster = new_cluster(0, 1)
     [_, manifest] = yaml.safe_load_all((ROOT / "examples/kubernetes/indexed_job.yaml").read_text())
     secret = job.folder / "secret"
     secret.write_text("0123456789abcdef")
     secret.chmod(0o400)
-    ours = {"$(JOB)": manifest["metadata"]["name"], "per-node=2": "per-node=1", "/etc/fastckpt/secret": str(secret)}
     command = manifest["spec"]["template"]["spec"]["containers"][0]["command"][1 : -len(("script", "argument"))]
-    for text, value in ours.items():
+    ours = {"$(JOB)-0.$(JOB),$(JOB)-1.$(JOB)": "node0,node1", "per-node=2": "per-node=1"}
+    for text, value in (ours | {"/etc/fastckpt/secret": str(secret)}).items():
+        assert text in str(command)
         command = [each.replace(text, value) for each in command]
     script = (str(HERE / "train.py"), "--out", str(job.folder), "--checkpoint-dir", str(job.checkpoint_dir))
-    command = [*python("-m", "fastckpt_run"), *command, *script, *NEVER, "--wait-at", "20"]
-    memories = [job.pod.shm / f"of-{number}" for number in range(2)]
-    job.pod.run("mkdir", *map(str, memories))
-    job.launches = 1
-    first, second = (job.launch(command, name=f"train-{n}", memory=memories[n]) for n in range(2))
+    spaces = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
+    line = ["-c", IN_A_CONTAINER, *spaces, *python("-m", "fastckpt_run"), *command, *script, *NEVER, "--wait-at", "20"]
+    start = {"output": job.output, "FAULTS_LAUNCH": "1"}
+    processes = [cluster.hosts[number].start(*line, **start) for number in range(2)]
     job.wait_for_all(20)
-    second.kill()
-    occupy_numbers(job)
+    first, *_ = cluster.hosts[1].run("pgrep", "-f", "^[^ ]*python -m fastckpt_run").split()
+    cluster.hosts[1].run("kill", "-KILL", first)  # process 1 of the container: all others of it die as well
+    processes[1].wait(60)
     job.go_on(20)
-    again = job.launch(command, name="train-1", memory=memories[1])
-    assert (first.wait(), again.wait()) == (0, 0), job.text()
-    assert job.tiers() == [(20, "memory")] == job.resumes(1)[1:]
+    processes[1] = cluster.hosts[1].start(*line, **start)
+    assert [each.wait(120) for each in processes] == [0, 0], job.text()
+    assert job.resumes()[1:] == [(20, "memory")] == job.resumes(1)[1:]
     assert_as_if_nothing_had_happened(job, reference)
 
 
