@@ -70,12 +70,13 @@ fuzz-meshes: $(FRAMEWORKS)  ## 200 random sharded models beside stock DCP
 	$(BIN)/python -m pytest -q -s -m campaign --timeout 3600 tests/fuzz/test_meshes.py
 
 # The packages of .venv, and those that these tests alone need.
-stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV and GCS, and the file systems of Arrow
+stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV, GCS and Azure, and the file systems of Arrow
 	$(PYTHON) -m venv $(VENV)/stores
 	$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("site-packages")), sep="\n")' \
 		> $$($(VENV)/stores/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
 	$(VENV)/stores/bin/python -m pip install --quiet -c constraints.txt webdav4 wsgidav cheroot gcsfs \
-		gcp-storage-emulator pyarrow
+		gcp-storage-emulator pyarrow adlfs
+	if command -v npm; then npm install --silent --no-audit --no-fund --prefix $(VENV)/stores/azurite azurite; fi
 	$(VENV)/stores/bin/python -m pytest -q -m stores tests/unit/_core/storage/test_protocols.py
 
 versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn

@@ -72,8 +72,8 @@ class DdpCheckpointer(BaseCheckpointer):
             read back from storage before it counts there. All ranks give the same.
         overlap: The optimizer, or several, whose parameters and ``state`` may be copied during the next forward and
             backward; their next step waits for that. Until then nothing else may write to them, such as averages that
-            are swapped in through ``.data``: see docs/guides/saving.md, "Swapping weights". None: all is copied before
-            `save_checkpoint` returns.
+            are swapped in through ``.data``, and no storage be resized: see docs/guides/saving.md, "Swapping weights".
+            None: all is copied before `save_checkpoint` returns.
         remote: A second tier: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, one at a time, always the newest; those in
             between are not copied. The end of the job waits for the newest. All ranks give the same.
@@ -169,8 +169,9 @@ class DdpCheckpointer(BaseCheckpointer):
             step: The step, not below the last one saved.
             state_dict: What all ranks have in common. Only the first rank of each node reads it.
             path: Where the file is once it is persisted, until the checkpoint is deleted; default
-                ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If the checkpoint directory is a URL: where a copy is
-                stored, as such a URL or relative to that directory.
+                ``<checkpoint_dir>/checkpoint-<step>/model.pt``. On the same file system it is a hard link to that file:
+                replace it, but do not write into it. What was at ``path`` is replaced once the new file is durable. If
+                the checkpoint directory is a URL: where a copy is stored, as such a URL or relative to that directory.
             storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
                 DISK, but newer saves may overtake it while it waits for storage; with ``path`` or ``metrics``, exactly
                 as DISK.

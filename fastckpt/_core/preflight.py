@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.huge_pages import is_in_memory
+from fastckpt._core.io.file_system import fault_in_renames, file_system_of
 from fastckpt._core.io.modes import make_directory
 from fastckpt.errors import ConfigError
 
@@ -19,7 +20,7 @@ def make_ready(directory: str, place: RankInfo) -> None:
     A failure of storage does not keep restarted workers from going on from memory.
 
     Raises:
-        ConfigError: It is a file, or cannot be made, when the job starts.
+        ConfigError: It is a file, cannot be made, or is on a file system that tears checkpoints, when the job starts.
     """
     path = Path(directory)
     try:
@@ -41,6 +42,36 @@ def make_ready(directory: str, place: RankInfo) -> None:
             "holds what is saved. Remount it for writing, grant this user the right, or choose another directory",
             directory,
             why,
+        )
+    elif not place.restart_count:
+        _check_file_system(path, warns=place.local_rank == 0)
+
+
+def _check_file_system(directory: Path, *, warns: bool) -> None:
+    """Refuse a file system on which a crash would tear checkpoints; warn of one that forgets them."""
+    found = file_system_of(directory)
+    if found is None:
+        return
+    if found.is_of_a_store:
+        raise ConfigError(
+            f"checkpoint_dir is {directory}, on {found.source}, an object store that is mounted as {found.kind}: it "
+            "copies and deletes the files of a directory one by one to rename it, so a crash meanwhile would leave "
+            "half a checkpoint. Give the URL of the store instead, such as s3://bucket/run1, or a directory on a disk "
+            "with remote='s3://bucket/run1'"
+        )
+    if found.is_served and (fault := fault_in_renames(directory)):
+        raise ConfigError(
+            f"checkpoint_dir is {directory}, on {found.source}, mounted as {found.kind}: {fault}. What is published "
+            "there would not be a whole checkpoint at each instant. Give a directory on another file system, or the "
+            "URL of a store, such as s3://bucket/run1"
+        )
+    if warns and found.forgets:
+        logger.warning(
+            "checkpoint_dir is %s, on %s: %s. What is reported durable outlives processes, not the machine; give a "
+            "directory on a disk, or a remote tier",
+            directory,
+            found.kind,
+            found.forgets,
         )
 
 

@@ -32,7 +32,7 @@ class ResumableDataLoader(BatchStream):
 
     The position counts every batch that was handed out, and none that workers hold ready: saved at the end of a step,
     it leads to the batch of the next. Iterating goes on from the position; at the end of an epoch it moves on to the
-    next by itself. docs/guides/data.md lists every case.
+    next by itself. See docs/guides/data.md.
 
     Args:
         dataset: With indices, or iterable.

@@ -21,6 +21,8 @@ REMEDIES = {
     errno.EISDIR: "Choose another path, or move away what is there",
     errno.ENOTDIR: "Choose another path, or move away what is there",
 }
+_SYNCED_BY_ITSELF = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Answers to fsync of a directory from network file systems whose names are durable at once, and have no such call."""
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -31,7 +33,7 @@ def sync_directory(path: Path) -> None:
         # A name, after a creation or a rename, is durable only once the directory that has it is synced.
         os.fsync(directory)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems sync names by themselves and refuse this
+        if error.errno not in _SYNCED_BY_ITSELF:
             raise
     finally:
         os.close(directory)
@@ -58,16 +60,17 @@ def write_text(path: Path, text: str) -> None:
     # O_EXCL: the name is private to this writer, so what has it already is another's.
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
     try:
-        rest = text.encode("utf-8", "surrogateescape")
-        while rest:
-            # write(2) may write less than it was given, on a file system that is nearly full.
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        try:
+            rest = text.encode("utf-8", "surrogateescape")
+            while rest:
+                # write(2) may write less than it was given, on a file system that is nearly full.
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)  # where some network file systems and servers of FUSE report that a write has failed
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
 
 
 def move(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from fastckpt._core.io.modes import open_file
@@ -107,14 +108,7 @@ class UnbufferedWriter:
                 done += self._write_some(rest, offset + done)
 
     def _write_some(self, view: memoryview, offset: int) -> int:
-        try:
-            count = os.pwrite(self._descriptor, view, offset)
-        except OSError as error:
-            # Some file systems take O_DIRECT at open and refuse the write: then once more through the cache.
-            if error.errno != errno.EINVAL:
-                raise
-            use_page_cache(self._descriptor)  # unless another thread has done so meanwhile
-            count = os.pwrite(self._descriptor, view, offset)
+        count = _with_or_without_direct(self._descriptor, lambda: os.pwrite(self._descriptor, view, offset))
         # Else a device that accepts nothing would keep the loop going for ever.
         if count == 0:
             raise OSError(errno.EIO, f"a write of {len(view)} bytes at {offset} wrote none")
@@ -123,13 +117,40 @@ class UnbufferedWriter:
 
 def read_some(reader: int, buffer: memoryview, offset: int) -> int:
     """Read into a buffer of whole pages; returns how many bytes, 0 at the end of the file."""
+    return _with_or_without_direct(reader, lambda: os.preadv(reader, [buffer], offset))
+
+
+def _with_or_without_direct(descriptor: int, act: Callable[[], int]) -> int:
+    """Read or write; if that is refused, once more through the page cache, and then by an opening without O_DIRECT."""
+    # Some file systems take O_DIRECT at open and refuse the write. Another thread may have turned it off meanwhile.
+    for turn_off in (use_page_cache, _open_again):
+        try:
+            return act()
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        turn_off(descriptor)
+    return act()
+
+
+def _open_again(descriptor: int) -> None:
+    """Have a descriptor lead to an opening of its file that never had O_DIRECT.
+
+    A server of FUSE, such as mergerfs, opens its own file with the flags of the first opening, and learns of no later
+    ones: it goes on to write with O_DIRECT what has no alignment.
+    """
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
     try:
-        return os.preadv(reader, [buffer], offset)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        use_page_cache(reader)  # unless another thread has done so meanwhile
-    return os.preadv(reader, [buffer], offset)
+        opened = os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
+    except OSError:
+        return  # say, it has no name any more: the next attempt raises what is wrong
+    former = os.dup(descriptor)
+    os.dup2(opened, descriptor, inheritable=False)
+    os.close(opened)
+    try:
+        os.fsync(former)
+    finally:
+        os.close(former)  # by itself, not by dup2, which would hide that a server answers with an error
 
 
 def direct_alignment(descriptor: int) -> tuple[int, int]:

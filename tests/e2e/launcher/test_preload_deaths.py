@@ -12,25 +12,35 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fastckpt._core.memory.processes import stat_of
 from fastckpt_run.preload import template_process
 from fastckpt_run.preload.orphans import Child, reap, subreaper
 from fastckpt_run.preload.preloader import ForkedWorker
-from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
+from tests.e2e.launcher.conftest import Jobs, pids_in, program, until
 from tests.e2e.launcher.preloading import Run, Starter, template
 
 FRAIL = str(Path(program("frail")))
 MOMENTS = ["import", "request", "forked", "middle", "middle forked", "child", "by child", "stop"]
 
 
-def children_since(before: set[int]) -> list[Child]:
+Born = tuple[int, int]
+"""A process, by its number and the time of its start: numbers are used again."""
+
+
+def born(pid: int) -> Born:
+    fields = stat_of(Path(f"/proc/{pid}"))
+    return pid, int(fields[19]) if fields else 0
+
+
+def children_since(before: Collection[Born]) -> list[Child]:
     """The children of this process but for those that fixtures of other tests keep."""
-    return [child for child in Child.all() if child.pid not in before]
+    return [child for child in Child.all() if born(child.pid) not in before]
 
 
 @pytest.fixture
-def before() -> set[int]:
+def before() -> set[Born]:
     """The children that this process had before the test."""
-    return {child.pid for child in Child.all()}
+    return {born(child.pid) for child in Child.all()}
 
 
 @pytest.fixture
@@ -48,19 +58,21 @@ def start(starter: Starter) -> Run:
     return starter.start(starter.template, ("script.py",), {})
 
 
-def templates(agent: int | None = None, before: Collection[int] = ()) -> list[psutil.Process]:
+def templates(agent: int | None = None, before: Collection[Born] = ()) -> list[psutil.Process]:
     """The living templates of an agent, by default this process, but for those that it had before a test."""
     found = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(agent).children():
             with suppress(psutil.NoSuchProcess):  # a zombie is none for psutil
-                found += [child] if "template.main" in " ".join(child.cmdline()) and child.pid not in before else []
+                found += (
+                    [child] if "template.main" in " ".join(child.cmdline()) and born(child.pid) not in before else []
+                )
     return found
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
-    moment: str, before: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
+    moment: str, before: set[Born], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
     """The worker is executed then, the next ones are forked from a new template; no child is left over."""
     monkeypatch.setenv("FRAIL", moment)
@@ -80,7 +92,7 @@ def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
 
 
 def test_a_template_that_always_dies_is_given_up(
-    before: set[int], starter: Starter, monkeypatch: pytest.MonkeyPatch
+    before: set[Born], starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "_START", "import sys; sys.exit('no good')")
     for _ in range(6):
@@ -91,7 +103,7 @@ def test_a_template_that_always_dies_is_given_up(
     assert not templates(before=before)
 
 
-def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[int]) -> None:
+def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[Born]) -> None:
     """Of what became this process's own: the dead that were born in a worker's session, and only those."""
     mine = subprocess.Popen(["true"])
     with subreaper():
@@ -134,7 +146,8 @@ def test_a_job_whose_templates_are_killed_continues_and_forks_again(jobs: Jobs, 
     assert job.returncode == 0, errors
     assert len(told(log, "preload_fallback")) == 2
     assert [(tmp_path / f"survivors.{rank}").read_text() for rank in (0, 1)] == ["", ""]
-    assert not any(map(alive, [first.pid, second.pid, *pids_in(tmp_path)]))
+    mark = os.environ["TEST_MARK"]
+    until(lambda: not left_of(mark), "the end of all that the agent had started")
 
 
 @pytest.mark.parametrize("moment", ["request", "middle forked"])
@@ -144,6 +157,7 @@ def test_a_pending_fork_of_a_dead_agent_never_runs_its_script(jobs: Jobs, tmp_pa
     script.write_text("import os, time\nopen(os.environ['JOB_FOLDER'] + f'/pid.{os.getpid()}', 'w')\ntime.sleep(600)\n")
     driver = """
 import os, signal, socket, sys
+from fastckpt._core.memory.processes import stat_of
 from fastckpt_run.preload import template_process as parent
 send = socket.send_fds
 def strike(*arguments):
@@ -158,12 +172,13 @@ main(sys.argv[1:])
     job.communicate(timeout=120)
     assert job.returncode == -signal.SIGKILL
     mark = os.environ["TEST_MARK"]
-
-    def left() -> list[int]:
-        return [p.pid for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)]
-
-    until(lambda: not left(), "the end of all that the agent had started")
+    until(lambda: not left_of(mark), "the end of all that the agent had started")
     assert not pids_in(tmp_path), "the script ran"
+
+
+def left_of(mark: str) -> list[int]:
+    """Other processes that were started in a test, whatever their numbers."""
+    return [p.pid for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)]
 
 
 def marked(process: psutil.Process, mark: str) -> bool:

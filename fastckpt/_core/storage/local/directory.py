@@ -210,11 +210,13 @@ class CheckpointDirectory:
     def sweep(self) -> list[Path]:
         """Remove or restore what crashed writers left; does nothing while anybody writes here.
 
+        Where the file system has no locks it is not known who writes: what was begun an hour ago is removed, at most.
+
         Returns the paths that were removed or restored. Raises PersistError if storage refuses.
         """
         with explained("sweep", self.path), self._layout.alone() as alone:
             if not alone:
-                return []
+                return [] if self._layout.has_locks() else removal.sweep_abandoned(self._layout, self._reader)
             done = [*removal.sweep(self._layout, self._reader), *part_files.sweep(self._layout, self._reader.scan())]
             scan = self.scan()
             needed = {stored.id.history for stored in scan.places} | {id.history for id in scan.gathered}

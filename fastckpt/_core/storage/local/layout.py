@@ -26,10 +26,14 @@ FILES = "files"
 REMAINS = "remains"
 """Name of a text in a private path: the place, below the root, of whose manifest this took the only one."""
 TRACKER = "latest_checkpointed_iteration.txt"
+ABANDONED = 3600.0
+"""Seconds without a change after which a sweep takes what was begun for abandoned, where it cannot know."""
 SWEEP_DEADLINE = 60.0
 """Seconds that a writer waits for the sweep of another process to end."""
 
 _PLACE = re.compile("checkpoint-[0-9]{1,19}")
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Answers of file systems that have no locks, such as Lustre without the option ``flock``."""
 _PARTS = re.compile("parts-([0-9]{1,19})-([0-9]{1,19})-[0-9a-f]{12}")
 _RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
 
@@ -212,6 +216,20 @@ class Layout:
         with self._lock() as lock:
             yield _locked(lock, fcntl.LOCK_EX, otherwise=False)
 
+    def has_locks(self) -> bool:
+        """Whether the file system has locks, by which writers and sweeps know of each other."""
+        if not self.private.is_dir():
+            return True
+        with self._lock() as lock:
+            return _locked(lock, fcntl.LOCK_UN, otherwise=False)  # which waits for nobody
+
+    def idle(self, place: Path) -> float:
+        """Seconds since anything changed in a place, by the clock of the file system."""
+        clock = self.private / "writers"
+        os.utime(clock)
+        latest = max(path.lstat().st_mtime for path in [place, *place.rglob("*")])
+        return clock.stat().st_mtime - latest
+
     @contextlib.contextmanager
     def _lock(self, name: str = "writers") -> Iterator[int]:
         lock = open_file(self.private / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -239,7 +257,7 @@ def _locked(lock: int, mode: int, *, otherwise: bool) -> bool:
     try:
         fcntl.flock(lock, mode | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        if error.errno in _WITHOUT_LOCKS:
             return otherwise
         if error.errno != errno.EWOULDBLOCK:
             raise

@@ -1,7 +1,6 @@
 """Gathers what several nodes have of one checkpoint; whoever finds all of it there publishes it."""
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +14,7 @@ from fastckpt._core.io.durable import explained, remove, sync_directory, sync_tr
 from fastckpt._core.io.modes import make_directory
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.commit import Commit
-from fastckpt._core.storage.local.layout import FILES, Layout
+from fastckpt._core.storage.local.layout import ABANDONED, FILES, Layout
 from fastckpt._core.storage.local.named_file import named_file
 from fastckpt._core.storage.local.places import drop
 from fastckpt._core.storage.local.publish import write_images
@@ -25,9 +24,6 @@ from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, n
 from fastckpt.errors import BadCheckpoint, FastckptError
 
 logger = logging.getLogger("fastckpt")
-
-ABANDONED = 3600.0
-"""Seconds without a change after which a sweep takes what was gathered for abandoned."""
 
 
 class PartFiles:
@@ -180,7 +176,7 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
         parts = PartFiles(layout, id, share) if share else None
         if parts and parts.publish():
             yield place
-        elif place not in newer or _idle(layout, place) > ABANDONED:
+        elif place not in newer or layout.idle(place) > ABANDONED:
             if share and parts:
                 logger.warning("%s was never whole, and is removed: %s", id, lacking(share, parts.missing()))
             drop(layout, place)
@@ -224,11 +220,3 @@ def _read(path: Path) -> Manifest | None:
         return read_manifest(path.parent, path.name)
     except BadCheckpoint:
         return None
-
-
-def _idle(layout: Layout, place: Path) -> float:
-    """Seconds since anything changed there, by the clock of the file system."""
-    clock = layout.private / "writers"
-    os.utime(clock)
-    latest = max(path.lstat().st_mtime for path in [place, *place.rglob("*")])
-    return clock.stat().st_mtime - latest

@@ -3,11 +3,12 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from fastckpt._core.io.durable import move, remove, sync_directory
-from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.layout import ABANDONED, Layout
 from fastckpt._core.storage.local.named_file import NamedFile, finish_of_earlier_versions, named_file, remove_with_draft
 from fastckpt._core.storage.local.places import (
     drop,
@@ -94,6 +95,22 @@ def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
     return done
 
 
+def sweep_abandoned(layout: Layout, reader: CheckpointReader) -> list[Path]:
+    """Remove what writers began and left long ago, and what was replaced, where no locks tell who still writes.
+
+    One that was only stopped finds its files gone, and writes them again. Nothing else changes its place.
+    """
+    _sync_names(layout, reader.scan())
+    drafts = [place for place in layout.drafts("tmp") + layout.drafts("dropped") if layout.remains(place) is None]
+    done = []
+    for place in drafts:
+        with suppress(FileNotFoundError):  # its writer is at work, and has just come to its end
+            if layout.idle(place) > ABANDONED:
+                remove_with_draft(layout, place)
+                done.append(place)
+    return done + list(_settle_retired(layout, reader, restores=False))
+
+
 def _sync_names(layout: Layout, scan: Scan) -> None:
     """A writer may have died between a rename and its sync: what is removed now must not be needed after all."""
     # Where a file is due, its checkpoint's rename came last: without that name nothing would tell of the file. Then the
@@ -143,7 +160,8 @@ def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path
             yield place
 
 
-def _settle_retired(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
+def _settle_retired(layout: Layout, reader: CheckpointReader, *, restores: bool = True) -> Iterator[Path]:
+    """Drop what made way for a newer one, and put the others back, unless they may be on their way."""
     whole = {stored.place: stored.id for stored in reader.scan().places}
     retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
     for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):
@@ -151,6 +169,8 @@ def _settle_retired(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
         if home in whole and whole[home] >= stored.id:
             drop(layout, stored.place)
             yield stored.place
+            continue
+        if not restores:
             continue
         if home in whole:  # an older one took its place: whoever published that had not seen it
             drop(layout, home)

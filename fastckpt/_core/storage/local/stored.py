@@ -1,16 +1,26 @@
 """One checkpoint on storage, and what can be wrong with its files."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
 from fastckpt._core.io.direct import Counted, digest_file
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, PersistError
+
+Read = TypeVar("Read")
+
+UNANSWERED = (
+    errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ENODEV,
+)  # fmt: skip
+"""Errors of a file system whose server is away: they say nothing of the file that was to be read."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,18 @@ class Stored:
 
 
 def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
-    """The manifest in a directory, None if there is none; raises BadCheckpoint if it cannot be read."""
+    """The manifest in a directory, None if there is none.
+
+    Raises BadCheckpoint if it cannot be read, PersistError if its file system does not answer now.
+    """
     path = place / name
-    try:
+
+    def read() -> bytes:
         with open(path, "rb", opener=open_at_once) as file:
-            text = file.read(MAX_TEXT + 1)
+            return file.read(MAX_TEXT + 1)
+
+    try:
+        text = _answered(path, read)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -101,16 +118,42 @@ def ours(place: Path) -> Manifest | None:
     """The manifest in a place, if there is one that can be read."""
     try:
         return read_manifest(place)
-    except BadCheckpoint:
+    except (BadCheckpoint, PersistError):
         return None
+
+
+def _answered(path: Path, read: Callable[[], Read]) -> Read:
+    """Read a file; raises PersistError instead of an OSError by which its file system does not answer now.
+
+    Such a file is not damaged: it must not be quarantined, nor an older one take its place.
+    """
+    try:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        return read()  # another machine has replaced or removed what was open here: what is there now is another file
+    except OSError as error:
+        if error.errno not in UNANSWERED:
+            raise
+        raise PersistError(
+            f"{path} cannot be read now: {error.strerror}. Its file system does not answer: see that its server runs, "
+            "and that it is mounted"
+        ) from error
 
 
 def with_manifests(places: Iterable[Path]) -> list[Path]:
     """Those with what begins as a manifest of ours, damaged or not: others have files of this name, too."""
     found = []
     for place in places:
-        with suppress(OSError), open(place / NAME, "rb", opener=open_at_once) as file:
-            if b'"fastckpt"' in file.read(32):
+
+        def begins(path: Path = place / NAME) -> bool:
+            with open(path, "rb", opener=open_at_once) as file:
+                return b'"fastckpt"' in file.read(32)
+
+        with suppress(OSError):
+            if _answered(place / NAME, begins):
                 found.append(place)
     return found
 
@@ -121,9 +164,12 @@ def open_at_once(path: str, flags: int) -> int:
 
 
 def check_size(entry: FileEntry, path: Path) -> os.stat_result:
-    """Look at a file; raises BadCheckpoint unless it is a regular one of the recorded size."""
+    """Look at a file; raises BadCheckpoint unless it is a regular one of the recorded size.
+
+    Raises PersistError if its file system does not answer now.
+    """
     try:
-        found = path.stat()
+        found = _answered(path, path.stat)
     except OSError as error:
         raise BadCheckpoint(f"{path} of {entry.size} bytes is not there: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
@@ -140,11 +186,11 @@ def check_digest(entry: FileEntry, path: Path, digest: str) -> None:
 
 
 def digest(path: Path, on_read: Callable[[int], None] | None = None) -> str:
-    """The digest of a file; raises BadCheckpoint if it cannot be read.
+    """The digest of a file; raises BadCheckpoint if it cannot be read, PersistError if its file system is away.
 
     ``on_read`` is called with the number of bytes after each MiB or two.
     """
     try:
-        return digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path)
+        return _answered(path, lambda: digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path))
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -79,10 +79,22 @@ def test_a_protocol_that_cannot_be_opened_names_those_that_can(url: str, why: st
         open_store(url)
 
 
+AZURITE = Path(sys.prefix, "azurite/node_modules/.bin/azurite-blob")
+"""Microsoft's emulator of Azure's blob storage, which `make stores` installs where there is npm."""
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Of its only account, as its manual gives it."""
+
+
 @contextmanager
 def serving(program: str, *arguments: object) -> Iterator[int]:
+    with serving_by(lambda port: [sys.executable, "-c", program, str(port), *map(str, arguments)]) as port:
+        yield port
+
+
+@contextmanager
+def serving_by(command: Callable[[int], list[str]]) -> Iterator[int]:
     port = free_port()
-    server = subprocess.Popen([sys.executable, "-c", program, str(port), *map(str, arguments)])
+    server = subprocess.Popen(command(port))
     try:
         end = time.monotonic() + 60
         while True:
@@ -98,10 +110,30 @@ def serving(program: str, *arguments: object) -> Iterator[int]:
         server.wait()
 
 
-@pytest.fixture(params=["webdav", "gs", "arrow"])
+@contextmanager
+def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A container in Azure's own emulator."""
+    if not AZURITE.exists():
+        pytest.skip(f"no Azurite in {AZURITE}: it is installed with npm")
+    options = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    with serving_by(lambda port: [str(AZURITE), *options, "--blobHost", "127.0.0.1", "--blobPort", str(port)]) as port:
+        place = f"http://127.0.0.1:{port}/devstoreaccount1"
+        account = f"AccountName=devstoreaccount1;AccountKey={AZURE_KEY};BlobEndpoint={place};"
+        monkeypatch.setitem(
+            fsspec.config.conf, "abfs", {"connection_string": f"DefaultEndpointsProtocol=http;{account}"}
+        )
+        fsspec.filesystem("abfs").mkdir("bucket")
+        yield "abfs://bucket/run"
+
+
+@pytest.fixture(params=["webdav", "gs", "abfs", "arrow"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "arrow":
         yield f"arrow-here://{tmp_path}/far/run"
+        return
+    if request.param == "abfs":
+        with azure(monkeypatch) as place:
+            yield place
         return
     (tmp_path / "served").mkdir()
     with serving({"webdav": WEBDAV, "gs": GCS}[request.param], tmp_path / "served") as port:
@@ -152,7 +184,7 @@ def test_a_job_resumes_from_a_store_of_each_protocol(
 ):
     """The emulator of GCS heeds no condition, and Arrow knows none: there two jobs cannot be told apart."""
     ranks.directory = url if far == "the directory" else tmp_path / "near"
-    monkeypatch.setenv("FASTCKPT_EXCLUSIVE", str(int(url.startswith("webdav"))))
+    monkeypatch.setenv("FASTCKPT_EXCLUSIVE", str(int(url.startswith(("webdav", "abfs")))))
     options = {} if far == "the directory" else {"remote": url}
     for begun, ended in ((0, 2), (2, 4)):
         (member,) = ranks.start(**options)

@@ -1,0 +1,1 @@
+"""File systems that tests mount, and what the library does on them."""

@@ -1,0 +1,196 @@
+"""The library on file systems that are mounted for the test: which are refused, and kills in a publication on each."""
+
+import errno
+import os
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.config import RankInfo
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.durable import write_text
+from fastckpt._core.io.file_system import FileSystem, fault_in_renames, file_system_of
+from fastckpt._core.preflight import make_ready
+from fastckpt._core.storage.image_source import PublishRequest
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import ConfigError, PersistError
+from tests.file_systems import operations
+from tests.file_systems.kills import survive
+from tests.file_systems.mounts import (
+    FILE_SYSTEMS,
+    REFUSED,
+    Mount,
+    Mounted,
+    by_kernel,
+    mounted,
+    on_device,
+    own_fuse,
+    run,
+)
+from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
+
+PLACE = RankInfo()
+SAVE, NEXT = SaveId(1, 1), SaveId(1, 2)
+
+
+@pytest.fixture
+def fuse(mounting: ExitStack, tmp_path: Path) -> Mounted:
+    return mounted(mounting, tmp_path, own_fuse)
+
+
+@pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
+def test_a_publication_killed_anywhere_leaves_the_old_or_the_new(
+    name: str, mounting: ExitStack, tmp_path: Path
+) -> None:
+    path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
+    assert file_system_of(path / "not/there").mount_point == str(path)
+    found = operations.all_on(path / "operations")
+    assert found["fsync"] == "yes" and found["O_DIRECT"] in ("yes", "at open only", "refused"), found
+    assert found["flock"] == ("ENOSYS" if name == "FUSE without flock" else "yes")
+    make_ready(str(path / "checkpoints"), PLACE)
+    assert os.listdir(path / "checkpoints") == []
+    assert survive(path / "killed", stride=25) >= 2
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_file_system_that_tears_directories_is_refused_by_its_name(
+    name: str, mounting: ExitStack, tmp_path: Path
+) -> None:
+    path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path / "checkpoints"
+    with pytest.raises(ConfigError, match=rf"checkpoint_dir is {path}, on .*Give .* URL of (the|a) store"):
+        make_ready(str(path), PLACE)
+    assert os.listdir(path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "is_refused"),
+    [
+        *[("fuse.s3fs", "s3fs", True), ("fuse.gcsfuse", "bucket", True), ("fuse", "mountpoint-s3", True)],
+        *[("fuse", "blobfuse2", True), ("fuse.rclone", "remote:", True), ("fuse.geesefs", "bucket:run", True)],
+        *[("fuse.sshfs", "host:/home", False), ("fuse.juicefs", "JuiceFS:runs", False), ("nfs4", "s3fs:/runs", False)],
+    ],
+)
+def test_a_mount_of_an_object_store_is_known_by_what_its_program_calls_itself(
+    kind: str, source: str, is_refused: bool
+) -> None:
+    assert FileSystem(kind, source, (), "/mnt").is_of_a_store is is_refused
+
+
+def test_the_mount_of_a_path_is_found_whatever_its_name_and_what_it_hides(mounting: ExitStack, tmp_path: Path) -> None:
+    outer = mounted(mounting, tmp_path / "a b\\c\n d", FILE_SYSTEMS["tmpfs"])
+    assert file_system_of(outer.path / "not/yet").mount_point == str(outer.path)
+    inner = mounted(mounting, outer.path, FILE_SYSTEMS["tmpfs"])
+    assert file_system_of(inner.path).mount_point == str(inner.path)
+    (tmp_path / "link").symlink_to(inner.path)
+    assert file_system_of(tmp_path / "link/x").mount_point == str(inner.path)
+    run("mount", "-t", "ramfs", "ramfs", inner.path)  # over the other
+    assert file_system_of(inner.path).kind == "ramfs"
+    run("umount", inner.path)
+
+
+def test_a_rename_that_dies_midway_is_seen_by_the_probe_and_tears_nothing_that_counts(fuse: Mounted) -> None:
+    directory = CheckpointDirectory(fuse.path / "dir")
+    publish(directory, SAVE)
+    fuse.order('{"torn_rename": true}')
+    with pytest.raises(PersistError):
+        publish(directory, NEXT)
+    assert fuse.server is not None and fuse.server.wait() == -signal.SIGKILL
+    backing = CheckpointDirectory(fuse.path.parent / "backing/dir")
+    assert [stored.id for stored in backing.scan().places] == [SAVE], "half of a checkpoint does not count"
+
+
+def test_errors_of_each_request_fail_a_persist_and_leave_older_checkpoints_whole(fuse: Mounted, tmp_path: Path) -> None:
+    """Late ones, too: of a flush at close, which is where NFS and FUSE report that there was no room."""
+    directory = CheckpointDirectory(fuse.path / "dir")
+    publish(directory, SAVE)
+    new = PublishRequest(NEXT, images(tmp_path / "images", NEXT), details={"omp_num_threads": 1})
+    for request, error in [
+        ("FSYNC", "EIO"), ("FSYNC", "EDQUOT"), ("FLUSH", "ENOSPC"), ("FLUSH", "EIO"), ("WRITE", "ENOSPC"),
+        ("CREATE", "EROFS"), ("MKDIR", "ESTALE"), ("RENAME2", "EIO"), ("FSYNCDIR", "EIO"), ("OPEN", "EIO"),
+    ]:  # fmt: skip
+        fuse.order(f'{{"fail": {{"{request}": "{error}", "{request.removesuffix("2")}": "{error}"}}}}')
+        with pytest.raises(PersistError, match=os.strerror(getattr(errno, error))):
+            directory.publish(new)
+        fuse.order()
+        assert assert_sound(directory) == [SAVE], request
+        directory.sweep()
+        assert_clean(directory)
+    directory.publish(new)
+    assert assert_sound(directory) == [NEXT, SAVE]
+
+
+def test_a_text_whose_close_fails_is_not_there(fuse: Mounted) -> None:
+    """Else a record that no writer knows of would say that another job has the directory."""
+    fuse.order('{"fail": {"FLUSH": "ENOSPC"}}')
+    with pytest.raises(OSError, match="No space left"):
+        write_text(fuse.path / "text", "text")
+    fuse.order()
+    assert os.listdir(fuse.path) == []
+
+
+def test_a_server_that_is_away_damages_nothing(fuse: Mounted) -> None:
+    """Its errors say nothing of the files: they are not quarantined, and no older checkpoint is chosen."""
+    directory = CheckpointDirectory(fuse.path / "dir")
+    publish(directory, SAVE)
+    [stored] = directory.checkpoints()
+    for request in ("OPEN", "GETATTR", "LOOKUP", "READ"):
+        for error in ("ENOTCONN", "ETIMEDOUT", "EHOSTDOWN"):
+            fuse.order(f'{{"fail": {{"{request}": "{error}"}}}}')
+            with pytest.raises(PersistError):
+                directory.verify(stored)
+            with pytest.raises(PersistError):
+                directory.scan()
+            fuse.order()
+    assert directory.scan().damaged == directory.scan().quarantined == []
+    fuse.server.kill()
+    fuse.server.wait()
+    for act in (directory.scan, lambda: directory.verify(stored), lambda: publish(directory, NEXT)):
+        with pytest.raises((PersistError, OSError)):
+            act()
+    assert ids(CheckpointDirectory(fuse.path.parent / "backing/dir")) == [SAVE]
+
+
+def test_a_file_replaced_on_the_server_while_it_is_read_is_read_again(fuse: Mounted) -> None:
+    directory = CheckpointDirectory(fuse.path / "dir")
+    publish(directory, SAVE)
+    fuse.order('{"stale_reads": 1}')
+    assert ids(directory) == [SAVE]
+
+
+@pytest.mark.parametrize(
+    ("mount", "text"),
+    [
+        (FILE_SYSTEMS["tmpfs"], "on tmpfs: it is memory"),
+        (FILE_SYSTEMS["overlay, volatile"], "volatile, which syncs nothing"),
+        (on_device("ext4", "mkfs.ext4", "-q", options="nobarrier"), "on ext4: it is mounted with nobarrier"),
+    ],
+    ids=["tmpfs", "volatile", "nobarrier"],
+)
+def test_a_file_system_that_forgets_is_warned_of_once_a_node(
+    mount: Mount, text: str, mounting: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = mounted(mounting, tmp_path, mount).path / "checkpoints"
+    make_ready(str(path), PLACE)
+    assert [text in record.message for record in caplog.records] == [True]
+    make_ready(str(path), RankInfo(rank=1, local_rank=1, world_size=2, local_world_size=2))
+    assert len(caplog.records) == 1
+
+
+def test_a_read_only_image_is_searched_and_not_written(mounting: ExitStack, tmp_path: Path) -> None:
+    """What a container has in a squashfs or on a read-only mount can be resumed; a persist says what to do."""
+    if subprocess.run(["which", "mksquashfs"], capture_output=True, check=False).returncode:
+        pytest.skip("no mksquashfs")
+    source = CheckpointDirectory(tmp_path / "source/dir")
+    publish(source, SAVE)
+    image = tmp_path / "image"
+    subprocess.run(["mksquashfs", source.path.parent, image, "-quiet"], check=True, capture_output=True)
+    path = mounted(mounting, tmp_path, lambda folder: by_kernel(folder, "-t", "squashfs", "-o", "loop", image)).path
+    directory = CheckpointDirectory(path / "dir")
+    assert assert_sound(directory) == [SAVE]
+    make_ready(str(path / "dir"), PLACE)
+    with pytest.raises(PersistError, match=r"Read-only file system\. Remount"):
+        directory.publish(PublishRequest(NEXT, images(tmp_path / "images", NEXT)))
+    assert fault_in_renames(directory.path) == ""
