@@ -16,7 +16,6 @@ from tests.faults.faults import stop
 from tests.faults.jobs import HERE, Job, assert_as_if_nothing_had_happened
 
 ROOT = Path(__file__).parents[2]
-STEPS = "40"
 NEVER = ("--disk", "1000")
 
 
@@ -33,20 +32,20 @@ def wait_for_text(job: ContainerJob, text: str) -> None:
 def test_a_job_survives_its_containers_one_killed_amid_a_save_one_amid_a_persist_and_one_that_was_not_gone(
     job: ContainerJob, uninterrupted
 ) -> None:
-    reference = uninterrupted("--steps", STEPS)
+    reference = uninterrupted()
     job.with_faults(stop(0, "snapshot.fill", 18))
     (job.folder / "faults").write_text("\n".join(map(repr, job.faults)))
     # 1. killed amid a save: rank 0 stands still in its copy, and storage has what is older
-    first = job.begin("--steps", STEPS)
+    first = job.begin()
     job.until(lambda: job.injected() == 1, "the copy")
     first.kill()
     occupy_numbers(job)
     # 2. another host name, and amid a persist: 40 MB at 1 MB/s
     slow = python("-m", "fastckpt_run", "--fast-persist-mbps", "1")
-    second = job.begin("--steps", STEPS, "--ballast", "40", "--stop-at", "22", launcher=slow, name="train-1")
+    second = job.begin("--ballast", "40", "--stop-at", "22", launcher=slow, name="train-1")
     job.wait_for("saved", 22)
     # 3. the next container begins while that one still runs, and waits
-    job.begin("--steps", STEPS, name="train-1")
+    job.begin(name="train-1")
     wait_for_text(job, "of another pid namespace on train-1")
     assert "it saves to" in job.text() and len(job.starts()) == 2, "it has no workers until the memory is free"
     second.kill()
