@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt._core.config import SECRET_VARIABLE, Settings, copy_of_environment
+from fastckpt._core.error_codes import coded
 from fastckpt.errors import ConfigError
 
 VERSION = b"1"
@@ -51,7 +52,10 @@ class Signer:
             raise Refused("it is truncated, or no record at all")
         if version != VERSION:
             raise Refused(
-                f"its version is {version[:8]!r}, ours is {VERSION!r}: run one version of fastckpt everywhere"
+                coded(
+                    f"its version is {version[:8]!r}, ours is {VERSION!r}: run one version of fastckpt everywhere",
+                    "FC-034",
+                )
             )
         if not hmac.compare_digest(mac, self._mac(key, text)):
             raise Refused("its signature is not of this job's secret, or it was made for another place")
@@ -78,16 +82,24 @@ def secret_of(settings: Settings) -> bytes | None:
             status = os.fstat(file.fileno())
             secret = file.read(4096).strip()
     except OSError as error:
+<<<<<<< HEAD
         raise ConfigError(f"the secret cannot be read from {path}: {error.strerror}") from error
     mode = stat.S_IMODE(status.st_mode)
     # Kubernetes mounts a Secret as root's, and lets a pod that is not root read it by its group: fsGroup.
     by_group = 0o040 if status.st_uid == 0 != os.getuid() else 0
     if mode & 0o077 & ~by_group:
         raise ConfigError(f"{path} has mode {mode:04o}, so others can read the secret of the job; chmod 600 {path}")
+=======
+        raise ConfigError(coded(f"the secret cannot be read from {path}: {error.strerror}", "FC-035")) from error
+    if mode & 0o077:
+        text = f"{path} has mode {mode:04o}, so others can read the secret of the job; chmod 600 {path}"
+        raise ConfigError(coded(text, "FC-035"))
+>>>>>>> main
     return _long_enough(secret, str(path))
 
 
 def _long_enough(secret: bytes, place: str) -> bytes:
     if len(secret) < _FEWEST:
-        raise ConfigError(f"the secret in {place} has {len(secret)} bytes, fewer than {_FEWEST}; openssl rand -hex 32")
+        text = f"the secret in {place} has {len(secret)} bytes, fewer than {_FEWEST}; openssl rand -hex 32"
+        raise ConfigError(coded(text, "FC-035"))
     return secret
