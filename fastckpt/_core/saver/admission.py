@@ -111,14 +111,9 @@ class _Wait:
             # The newer history makes the owner find itself superseded:
             # it stops its workers and lets go of the arena's lock.
             self._tenure.take_from(owner.launch)
-<<<<<<< HEAD
         what = "it has died, but a process that it started keeps the memory of" if owner.is_dead else "it saves to"
-        logger.warning("waiting, for up to %.0f s, for %s: %s %s", left, owner, what, self._job.location)
-=======
-        what = "it saves to" if owner.is_alive else "it has died, but a process that it started keeps the memory of"
         text = coded("waiting, for up to %.0f s, for %s: %s %s", "FC-011")
         logger.warning(text, left, owner, what, self._job.location)
->>>>>>> main
         self._owner = owner
 
     def _end(self, owner: Owner) -> None:
