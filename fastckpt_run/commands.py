@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
+from fastckpt_run.first_process import leave_to_child
 from fastckpt_run.preload.environment import unless_set
 
 
 def launch() -> None:
     """The command fastckpt-run."""
+    leave_to_child()  # before threads and children of its own
     with _readable("fastckpt-run"):
         # Before torch is imported here, so that a template imports it at the same time.
         head_start = import_module("fastckpt_run.preload.head_start")

@@ -42,7 +42,7 @@ class Node(NamedTuple):
     def is_dead_here(self) -> bool:
         """Whether it was a process of this host, in this boot, that has ended."""
         process = Process.from_record(dict(self.process))
-        return process is not None and process.is_here() and not process.is_alive()
+        return process is not None and process.is_dead()
 
 
 @dataclass(frozen=True)

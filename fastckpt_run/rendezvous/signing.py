@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,14 @@ def secret_of(settings: Settings) -> bytes | None:
     path = Path(settings.secret_file)
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            status = os.fstat(file.fileno())
             secret = file.read(4096).strip()
     except OSError as error:
         raise ConfigError(coded(f"the secret cannot be read from {path}: {error.strerror}", "FC-035")) from error
-    if mode & 0o077:
+    mode = stat.S_IMODE(status.st_mode)
+    # Kubernetes mounts a Secret as root's, and lets a pod that is not root read it by its group: fsGroup.
+    by_group = 0o040 if status.st_uid == 0 != os.getuid() else 0
+    if mode & 0o077 & ~by_group:
         text = f"{path} has mode {mode:04o}, so others can read the secret of the job; chmod 600 {path}"
         raise ConfigError(coded(text, "FC-035"))
     return _long_enough(secret, str(path))

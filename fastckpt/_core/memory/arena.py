@@ -50,6 +50,12 @@ class Arena:
     """An arena that this process owns, until `remove` or `release`.
 
     The lock on its ``owner`` file says that somebody owns it; the file says who.
+
+    Attributes:
+        path: Its directory.
+        slots: Its places for checkpoints.
+        adopted: Whether it had such places when it was opened.
+        claim: By what its checkpoint directory is known.
     """
 
     def __init__(self, path: Path, owner: Owner, lock: int) -> None:
@@ -71,7 +77,8 @@ class Arena:
             ArenaTooSmall: There is not even room for its owner's name.
         """
         lock = own(path, wait)
-        former, owner = Owner.read(lock).process, Owner.current(checkpoint_dir, launch)
+        former = Owner.read(lock)
+        owner = Owner.current(checkpoint_dir, launch, former.and_its_predecessors())
         try:
             owner.sign(lock)
         except OSError as error:
@@ -87,10 +94,15 @@ class Arena:
             ) from error
         _remove_strays(path)
         arena = cls(path, owner, lock)
-        if former is not None and former.boot != boot_id():
+        if former.process is not None and former.process.boot != boot_id():
             logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
             arena.renew()  # its bytes were never meant to outlive the kernel's end
         return arena
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """Launches that owned it until their end; one that has released it may go on."""
+        return self._owner.ended
 
     def is_there(self) -> bool:
         """Whether it is still ours: somebody may have removed it, and another job have made it again."""
@@ -213,6 +225,9 @@ class Arena:
 
     def release(self) -> None:
         """Leave the memory to whoever adopts it."""
+        if self.is_there():
+            # Who leaves it may yet do something, and the dead do not: no successor shall take the one for the other.
+            replace(Owner.read(self._lock), launch="").sign(self._lock)
         close_lock(self._lock)
 
 

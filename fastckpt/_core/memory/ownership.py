@@ -5,7 +5,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ FORKS_DEADLINE = 3.0
 GLANCE = 0.1
 """Seconds for which somebody who only looks at an arena may have its lock."""
 OWNER = "owner"
+_LAUNCHES = 50
+"""Of which an owner's file says that they have ended."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,37 @@ class Owner:
         directory: The checkpoint directory.
         launch: What no other launch is called; empty if an earlier version signed.
         since: When it made or adopted the arena, to be read by people.
+        ended: Launches that owned it until their end, one after the other, the last of many.
     """
 
     process: Process | None
     directory: str = ""
     launch: str = ""
     since: str = ""
+    ended: tuple[str, ...] = ()
 
     @classmethod
-    def current(cls, directory: str, launch: str) -> "Owner":
+    def current(cls, directory: str, launch: str, ended: Sequence[str] = ()) -> "Owner":
         """This process, from now on."""
-        return cls(Process.current(), directory, launch, time.strftime("%Y-%m-%d %H:%M:%S"))
+        return cls(Process.current(), directory, launch, time.strftime("%Y-%m-%d %H:%M:%S"), tuple(ended))
 
     @classmethod
     def read(cls, lock: int) -> "Owner":
         """What an open file says."""
         record = parse_record(os.pread(lock, LARGEST, 0))
-        said = [str(record.get(name) or "") for name in ("directory", "launch", "since")]
-        return cls(Process.from_record(record), *said)
+        directory, launch, since = (str(record.get(name) or "") for name in ("directory", "launch", "since"))
+        ended = record.get("ended")
+        launches = tuple(str(each) for each in ended[-_LAUNCHES:]) if isinstance(ended, list) else ()
+        return cls(Process.from_record(record), directory, launch, since, launches)
+
+    def and_its_predecessors(self) -> tuple[str, ...]:
+        """The launches that have ended when nobody has its lock any more: it may have been killed before it saved."""
+        return (*self.ended, *filter(None, [self.launch]))[-_LAUNCHES:]
 
     def sign(self, lock: int) -> None:
         """Say so in a file whose lock one has."""
         record = self.process.to_record() if self.process else {}
-        more = {"directory": self.directory, "launch": self.launch, "since": self.since}
+        more = {"directory": self.directory, "launch": self.launch, "since": self.since, "ended": list(self.ended)}
         data = json.dumps(record | more).encode()
         before = os.fstat(lock).st_size
         os.pwrite(lock, data.ljust(before), 0)  # in one go: whenever we die, it can be read
@@ -63,6 +73,11 @@ class Owner:
     def is_alive(self) -> bool:
         """Whether its process runs, as far as can be told from here."""
         return self.process is not None and self.process.is_alive()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process has certainly ended; nothing is known of one in another container."""
+        return self.process is None or self.process.is_dead()
 
     def __str__(self) -> str:
         process = self.process or "a process that did not sign"

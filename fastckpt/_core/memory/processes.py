@@ -25,6 +25,8 @@ class Process:
         namespace: The number of its pid namespace.
         host: The name of its host.
         started: When it started, to be read by people.
+        init: When the first process of its pid namespace started, in clock ticks; 0 if that is not known. The kernel
+            gives the number of a namespace to the next one: to that of a container which is restarted.
     """
 
     pid: int
@@ -33,26 +35,28 @@ class Process:
     namespace: int
     host: str = ""
     started: str = ""
+    init: int = 0
 
     @classmethod
     def current(cls) -> Self:
         """This process."""
         pid, started = os.getpid(), time.localtime(psutil.Process().create_time())
         readable = time.strftime("%Y-%m-%d %H:%M:%S", started)
-        return cls(pid, _ticks(pid), boot_id(), pid_namespace(), socket.gethostname(), readable)
+        return cls(pid, _ticks(pid), boot_id(), pid_namespace(), socket.gethostname(), readable, _init())
 
     @classmethod
     def of(cls, pid: int) -> Self:
         """The process that has this number here and now."""
-        return cls(pid, _ticks(pid), boot_id(), pid_namespace())
+        return cls(pid, _ticks(pid), boot_id(), pid_namespace(), init=_init())
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self | None:
         """The process that a record tells of, as `to_record` made it; None if it tells of none."""
         match record:
             case {"pid": int(pid), "ticks": int(ticks), "boot": str(boot), "namespace": int(namespace)}:
-                host, started = record.get("host"), record.get("started")
-                return cls(pid, ticks, boot, namespace, str(host or "")[:100], str(started or "")[:100])
+                host, started, init = (record.get(name) for name in ("host", "started", "init"))
+                texts = str(host or "")[:100], str(started or "")[:100]
+                return cls(pid, ticks, boot, namespace, *texts, init if isinstance(init, int) else 0)
         return None
 
     def to_record(self) -> dict[str, Any]:
@@ -61,11 +65,17 @@ class Process:
 
     def is_here(self) -> bool:
         """Whether its number means the same here: this boot of this kernel, this pid namespace."""
-        return (self.boot, self.namespace) == (boot_id(), pid_namespace())
+        same = (self.boot, self.namespace) == (boot_id(), pid_namespace())
+        return same and (0 in (self.init, _init()) or self.init == _init())
 
     def is_alive(self) -> bool:
         """Whether it runs, as far as can be told from here."""
         return self.is_here() and self.ticks == _ticks(self.pid) > 0
+
+    def is_dead(self) -> bool:
+        """Whether it certainly has ended; of one in another pid namespace that may live, nothing is certain."""
+        # Of two namespaces with one number, the earlier one is gone, with all of its processes.
+        return (self.boot, self.namespace) == (boot_id(), pid_namespace()) and not self.is_alive()
 
     def kill(self) -> bool:
         """Kill it, if it runs here for this user; whether that was done. Never hits another process of its number."""
@@ -127,6 +137,11 @@ def pid_namespace() -> int:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
+
+
+@cache
+def _init() -> int:
+    return _ticks(1)
 
 
 def stat_of(process: Path) -> list[str]:

@@ -62,11 +62,13 @@ def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Aren
         ArenaInUse, ArenaTooSmall: As `Arena.open`.
     """
     try:
-        return Arena.open(path, job.location, job.launch, _Wait(job, tenure, ending))
+        arena = Arena.open(path, job.location, job.launch, _Wait(job, tenure, ending))
     except BaseException:
         # Its thread and its record would otherwise outlive a job that was refused.
         tenure.close()
         raise
+    job.ended.update({*arena.ended} - {job.launch})
+    return arena
 
 
 class _Wait:
@@ -109,7 +111,7 @@ class _Wait:
             # The newer history makes the owner find itself superseded:
             # it stops its workers and lets go of the arena's lock.
             self._tenure.take_from(owner.launch)
-        what = "it saves to" if owner.is_alive else "it has died, but a process that it started keeps the memory of"
+        what = "it has died, but a process that it started keeps the memory of" if owner.is_dead else "it saves to"
         text = coded("waiting, for up to %.0f s, for %s: %s %s", "FC-011")
         logger.warning(text, left, owner, what, self._job.location)
         self._owner = owner

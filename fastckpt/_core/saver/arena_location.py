@@ -73,6 +73,24 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
     return found
 
 
+def report_memory_of_others(arena: Path) -> None:
+    """Warn of memory that another user has left for the same directory: this one cannot read it."""
+    key = arena.name.rpartition("-")[2]
+    for path in arena.parent.glob(f"fastckpt-*-{key}"):
+        if path != arena and (owner := _owner_of(path)) not in (None, os.getuid()):
+            logger.warning(
+                "%s is memory of user %d for this checkpoint directory: user %d cannot read it and resumes without it. "
+                "Run as user %d to resume from it, or remove it",
+                *(path, owner, os.getuid(), owner),
+            )
+
+
+def _owner_of(path: Path) -> int | None:
+    with suppress(OSError):
+        return path.lstat().st_uid
+    return None
+
+
 def _census(directory: Path) -> list[ArenaEntry]:
     # Another launch's place may be gone, or not readable for this user: then nothing is known of it.
     with suppress(OSError):

@@ -29,7 +29,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.presence import forget_the_dead
 from fastckpt._core.policy.slots import Skip, choose_slot
 from fastckpt._core.saver.admission import admit, demand_empty
-from fastckpt._core.saver.arena_location import left_elsewhere, place
+from fastckpt._core.saver.arena_location import left_elsewhere, place, report_memory_of_others
 from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
@@ -119,6 +119,8 @@ class Coordinator:
         in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
         self.writers.newest_history = await self.tiers.open(in_memory)
         self.digester.look()
+        if not self.arena.adopted:
+            report_memory_of_others(self.arena.path)
         known = max((save for save in (in_memory, self.tiers.newest) if save), default=None)
         where = self.arena.path, self._directory
         self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
@@ -33,12 +34,14 @@ class Job:
         location: Its checkpoint directory.
         take_over: Whether it waits for nobody.
         exclusive: Whether a place that cannot distinguish two jobs is refused.
+        ended: Launches of this host whose agents have ended, as their memory shows, which this job has since.
     """
 
     launch: str
     location: str
     take_over: bool = False
     exclusive: bool = True
+    ended: set[str] = field(default_factory=set, compare=False)
 
     @property
     def party(self) -> Party:
@@ -79,7 +82,7 @@ class Vigil:
         return False
 
     def _may_follow(self, record: Record) -> bool:
-        if may_follow(self._party, record, has_died=has_died(record)):
+        if may_follow(self._party, record, has_died=has_died(record, self._job.ended)):
             return True
         if self._job.take_over:
             logger.warning("taking over %s from %s", self._store.path, describe(record))
@@ -111,11 +114,16 @@ def wait_for_predecessor(vigil: Vigil, end: threading.Event) -> None:
             raise PersistError(f"the job ended while it waited for {whom}")
 
 
-def has_died(record: Record) -> bool:
-    """Whether its holder was a process of this host, and is no more."""
+def has_died(record: Record, ended: Collection[str] = ()) -> bool:
+    """Whether its holder was a process of this host, and is no more.
+
+    Args:
+        record: What it holds.
+        ended: Launches whose agents are known to have ended: a container that is restarted has other pids, but memory
+            that was locked by an agent until the end of that agent.
+    """
     holder = Process.from_record(dict(record.holder))
-    # A pid is only comparable on the same host, boot and pid namespace.
-    return holder is not None and holder.is_here() and not holder.is_alive()
+    return record.launch in ended or (holder is not None and holder.is_dead())
 
 
 def describe(record: Record) -> str:

@@ -134,7 +134,7 @@ class Tenure:
         with self._lock:
             number = self._histories.newest()
             newest = self._histories.read(number) if number else None
-            if newest and not newest.closed and newest.launch != launch and not has_died(newest):
+            if newest and not newest.closed and newest.launch != launch and not has_died(newest, self._job.ended):
                 return
             record = self._record(number + 1)
             if self._make(record):

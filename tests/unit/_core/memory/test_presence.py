@@ -72,6 +72,19 @@ def test_an_invalid_signature_names_no_process(record: dict[str, object]):
     assert Process.from_record(record) is None
 
 
+def test_a_process_is_known_to_be_dead_if_its_pid_namespace_is_gone():
+    me = Process.current()
+    assert me.init > 0 and me.is_alive() and not me.is_dead()
+    assert not replace(me, init=0).is_dead(), "an earlier version has signed"
+    ended = replace(me, ticks=me.ticks - 1)
+    assert ended.is_here() and ended.is_dead()
+    # The container that has its namespace's number now began later: in it, pids and sessions mean others.
+    gone = replace(me, init=me.init - 1)
+    assert gone.is_dead() and not (gone.is_here() or gone.is_alive() or gone.kill() or gone.left())
+    elsewhere = replace(me, namespace=me.namespace + 1)
+    assert not (elsewhere.is_dead() or elsewhere.is_alive() or elsewhere.is_here())
+
+
 def test_a_zombie_counts_as_dead():
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

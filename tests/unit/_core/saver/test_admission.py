@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import locks, processes
 from fastckpt._core.memory.arena import Arena
 from fastckpt._core.saver import admission
 from fastckpt._core.saver.admission import admit
@@ -99,6 +100,62 @@ def until_lost(launch: Launch, arena: Arena) -> object:
         time.sleep(0.01)
     launch.leave(arena)
     return launch.tenure.lost
+
+
+def in_another_container(root: Path, start: Callable[..., Other], then: Callable[[Launch, Arena], object]) -> Other:
+    """The same in a pid namespace of its own, as far as its records tell."""
+
+    def act() -> object:
+        processes.pid_namespace = lambda: 1
+        one = Launch(root, "one")
+        arena = one.begin(1)
+        stop()
+        return then(one, arena)
+
+    other = start(act)
+    other.wait_until_stopped()
+    return other
+
+
+def forget_locks() -> None:
+    """What a kill does to the locks of this process."""
+    for lock in [*locks._held]:
+        locks.close_lock(lock)
+
+
+def test_a_job_waits_for_no_record_of_an_agent_whose_memory_it_has_and_whose_container_was_killed(
+    tmp_path: Path, start, caplog
+) -> None:
+    other, two = in_another_container(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
+    os.kill(other.pid, signal.SIGKILL)
+    two.admit()  # and killed as well, before it has saved anything: its lock ends with the descriptor
+    two.tenure.close()
+    forget_locks()
+    three = Launch(tmp_path, "three")
+    arena = three.admit()
+    assert arena.adopted and arena.ended == ("one", "two")
+    assert three.tenure.enter() == 1 and caplog.messages == []
+    three.leave(arena)
+
+
+def test_an_owner_in_another_container_is_not_said_to_be_dead_while_it_has_the_memory(
+    tmp_path: Path, start, caplog
+) -> None:
+    other, two = in_another_container(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
+    at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))
+    assert two.admit().adopted and two.job.ended == {"one"}
+    [line] = caplog.messages
+    assert f"process {other.pid} of another pid namespace on " in line and ": it saves to " in line
+    two.tenure.close()
+
+
+def test_an_agent_that_has_released_its_memory_counts_as_one_that_may_still_publish(tmp_path: Path) -> None:
+    one, two = Launch(tmp_path, "one"), Launch(tmp_path, "two")
+    one.begin(1).release()
+    arena = two.admit()
+    assert arena.adopted and arena.ended == () and two.job.ended == set()
+    one.tenure.close()
+    two.leave(arena)
 
 
 def test_a_waiting_job_continues_when_the_owner_of_the_memory_is_killed(tmp_path: Path, start, caplog) -> None:

@@ -1,0 +1,64 @@
+"""Pods that end with their test, and jobs in their containers."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.containers.containers import Container, ContainerError, Pod, python
+from tests.faults.conftest import uninterrupted  # noqa: F401 (a fixture)
+from tests.faults.jobs import HERE, Job
+from tests.nodes.conftest import new_cluster  # noqa: F401 (a fixture)
+
+NewPod = Callable[..., Pod]
+
+
+class ContainerJob(Job):
+    """A job of tests/faults whose launches are containers of one pod."""
+
+    pod: Pod
+
+    def begin(self, *script: str, launcher: tuple[str, ...] = (), **options: Any) -> Container:
+        """Start a container with fastckpt-run as its first process, or with what else is given to start it."""
+        self.launches += 1
+        shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+        arguments = ("--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script)
+        command = [*(launcher or python("-m", "fastckpt_run")), *shape, str(HERE / "train.py"), *arguments]
+        return self.launch(command, **options)
+
+    def launch(self, command: Sequence[str], **options: Any) -> Container:
+        """Start a container with this command."""
+        environment = os.environ | self._environment() | {"FASTCKPT_SHM_DIR": "/dev/shm"}
+        container = self.pod.start(*command, output=self.output, environment=environment, **options)
+        self.process = container.process
+        return container
+
+    def tiers(self) -> list[tuple[int, str]]:
+        """Step and tier of each resume of rank 0."""
+        return self.resumes()[1:]
+
+
+@pytest.fixture
+def new_pod(tmp_path: Path) -> Iterator[NewPod]:
+    """Makes pods; skips the test where this machine permits none."""
+    made: list[Pod] = []
+
+    def make(**options: str) -> Pod:
+        try:
+            made.append(Pod(tmp_path / f"pod-{len(made)}", **options))
+        except (ContainerError, FileNotFoundError) as error:
+            pytest.skip(f"no pods of namespaces are permitted here: {error}")
+        return made[-1]
+
+    yield make
+    for pod in made:
+        pod.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, new_pod: NewPod) -> ContainerJob:
+    job = ContainerJob(tmp_path / "job")
+    job.pod = new_pod()
+    return job
