@@ -40,8 +40,8 @@ def main() -> None:
     With --json each command prints one JSON document, and nothing else, to standard output.
 
     Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
-    which: checkpoints exist, but none can be loaded; check, doctor: there is a problem; chaos: something did not come back;
-    prove: the runs differ); 2 if there is no answer (wrong usage, no such checkpoint, a file that cannot be read).
+    which: checkpoints exist, but none can be loaded; check, doctor: there is a problem; chaos: something did not come
+    back; prove: the runs differ); 2 if there is no answer (wrong usage, no such checkpoint, an unreadable file).
     """
 
 
