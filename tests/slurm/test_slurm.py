@@ -63,7 +63,7 @@ class Job:
 
     def ends(self, state: str = "COMPLETED") -> None:
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL")
-        self.slurm.until(lambda: self.slurm.state(self.name) in over, f"the end of job {self.name}", 240)
+        self.slurm.until(lambda: self.slurm.state(self.name) in over, f"the end of job {self.name}", 400)
         assert self.slurm.state(self.name) == state, self.text
 
     def resumed(self) -> list[tuple[int, str]]:
@@ -80,6 +80,17 @@ def submit(slurm: Slurm, script: Path, *options: str) -> Job:
 
 def assert_as_if_nothing_had_happened(job: Job, losses: Losses) -> None:
     assert losses_in(job.logs) == losses
+
+
+@pytest.mark.parametrize("script", [ONE, MANY], ids=lambda path: path.stem)
+def test_a_job_that_nothing_befalls_comes_to_its_end_at_once(
+    slurm: Slurm, uninterrupted: Uninterrupted, script: Path
+) -> None:
+    job = submit(slurm, script)
+    job.ends()
+    assert slurm.job(job.name)["Restarts"] == "0" and slurm.job(job.name)["ExitCode"] == "0:0"
+    assert len(job.lines("started")) == 2 and not job.resumed()
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
 
 
 def test_a_job_comes_to_its_end_though_a_worker_is_killed(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
@@ -134,9 +145,29 @@ def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupte
     job.until_step(100)
     slurm.cluster.lose(2)
     job.resume_at_once()
-    slurm.cluster.add(2)
+    assert slurm.cluster.add(2).reaches(1)  # which learns its new address on the network; else its step is not started
     slurm.start_node(2)
     job.ends()
+    assert len(job.resumed()) == 1
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+@pytest.mark.parametrize("agent_too", [False, True], ids=["slurmd", "slurmd-and-agent"])
+def test_a_job_whose_node_is_down_while_the_host_lives_is_requeued_and_resumes_from_memory(
+    slurm: Slurm, uninterrupted: Uninterrupted, agent_too: bool
+) -> None:
+    job = submit(slurm, MANY)
+    job.until_step(100)
+    slurm.kill_node(2)
+    if agent_too:
+        slurm.cluster.hosts[2].kill(slurm.agents(2)[0])
+    slurm.until(lambda: "DOWN" in slurm.node(2)["State"], "the loss of a node")
+    job.until_requeued()
+    slurm.start_node(2)
+    job.resume_at_once()
+    job.ends()
+    assert [tier for _, tier in job.resumed()] == ["memory"]
+    assert slurm.job(job.name)["Restarts"] == "1"
     assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
 
 
