@@ -122,7 +122,8 @@ class Slurm:
 
     def agents(self, number: int) -> list[int]:
         """The agents of jobs on a host, by the numbers that they have there, the oldest first."""
-        return [int(pid) for pid in self.cluster.hosts[number].run("pgrep", "-f", "--", "-m fastckpt_run ").split()]
+        found = self.cluster.hosts[number].run("bash", "-c", "pgrep -f '[-]m fastckpt_run ' || true")  # none: code 1
+        return [int(pid) for pid in found.split()]
 
     def _start(self, host: Host, *command: str) -> None:
         with (self.folder / f"{command[0]}.{name_of(host.number)}.out").open("ab") as output:
