@@ -12,7 +12,7 @@ import pytest
 from tests.nodes.hosts import ROOT, address_of
 from tests.nodes.recovery import Losses, read_log
 from tests.nodes.reference import losses_in
-from tests.slurm.workload_manager import Slurm
+from tests.slurm.workload_manager import DEADLINE, Slurm
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900)]
 ONE, MANY = (ROOT / "examples/slurm" / name for name in ("one_node.sbatch", "many_nodes.sbatch"))
@@ -48,12 +48,12 @@ class Job:
 
         self.slurm.until(is_there, f"step {step} of job {self.name}")
 
-    def until_requeued(self) -> None:
+    def until_requeued(self, seconds: float = DEADLINE) -> None:
         def is_requeued() -> bool:
             job = self.slurm.job(self.name)
             return job["JobState"] == "PENDING" and job["Restarts"] != "0"
 
-        self.slurm.until(is_requeued, f"the requeue of {self.name}")
+        self.slurm.until(is_requeued, f"the requeue of {self.name}", seconds)
 
     def resume_at_once(self) -> None:
         """Have Slurm forget that a job which it requeues waits for two minutes."""
@@ -189,6 +189,20 @@ def test_a_job_whose_node_is_down_while_its_host_lives_is_requeued_and_resumes_f
     assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
 
 
+def test_a_job_whose_agent_is_killed_is_requeued_when_the_other_has_waited_and_resumes_from_memory(
+    slurm: Slurm, uninterrupted: Uninterrupted
+) -> None:
+    job = submit(slurm, MANY)
+    job.until_step(100)
+    slurm.cluster.hosts[2].kill(slurm.agents(2)[0])
+    job.until_requeued(400)  # the other agent waits for it for five minutes
+    job.resume_at_once()
+    job.ends()
+    assert list(job.resumed().values()) == [{"memory"}]
+    assert slurm.job(job.name)["Restarts"] == "1"
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
 def test_a_job_whose_slurmd_is_killed_is_requeued_and_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
     """Its agent lives on, with one of the first start, until the slurmd that comes back ends it."""
     job = submit(slurm, MANY)
@@ -235,14 +249,17 @@ def test_a_job_with_a_bad_node_avoids_it_and_one_that_storage_failed_is_held_wit
     """Whatever has ended with these codes: the script comes to say so before the requeue ends it."""
     command = slurm.work / "bin/fastckpt-run"
     command.parent.mkdir()
-    command.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" = node1 ] && exit "$TEST_CODE"\nexit 75\n')
+    command.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" = node1 ] && exit "$TEST_CODE"\nexit "$TEST_OTHER"\n')
     command.chmod(0o755)
-    for code, field in (("76", "ExcNodeList"), ("74", "ReqNodeList")):
+    cases = [("76", "75", "ExcNodeList"), ("74", "75", "ReqNodeList")]
+    if script is MANY:
+        cases.append(("74", "137", "ReqNodeList"))  # an agent was killed
+    for code, other, field in cases:
         path = f"{command.parent}:{os.environ['PATH']}"
         node = ("--nodelist=node1",) if script is ONE else ()
-        job = Job(slurm, slurm.submit(*node, str(script), "train.py", PATH=path, TEST_CODE=code))
+        job = Job(slurm, slurm.submit(*node, str(script), "train.py", PATH=path, TEST_CODE=code, TEST_OTHER=other))
         nodes = "node1" if script is ONE or code == "76" else "node[1-2]"
         job.until_requeued()
         slurm.until(lambda job=job, field=field, nodes=nodes: slurm.job(job.name)[field] == nodes, f"{field}={nodes}")
-        assert (slurm.job(job.name)["Priority"] == "0") == (code == "74"), "held"
+        assert (slurm.job(job.name)["Priority"] == "0") == (code == "74" and other == "75"), "held"
         slurm("scancel", job.name)

@@ -102,6 +102,15 @@ def test_a_job_of_several_nodes_is_requeued_if_slurm_cannot_start_its_step(tmp_p
     assert run(tmp_path, FOLDER / "many_nodes.sbatch", 1, SLURM_RESTART_COUNT="2").returncode == 1
 
 
+def test_a_job_of_which_an_agent_was_killed_is_not_held_but_comes_to_its_nodes_again(tmp_path: Path) -> None:
+    """The others end with 74, as its part of the newest checkpoint is in memory there and not in storage."""
+    (tmp_path / "12345.ends").write_text("0 137 b\n")
+    for start in ("0", "1"):
+        assert run(tmp_path, FOLDER / "many_nodes.sbatch", 74, SLURM_RESTART_COUNT=start).returncode == 0
+    place = "update JobId=12345 ReqNodeList=[a-d]"
+    assert lines(tmp_path / "scontrol.log") == ["requeue 12345", place, "requeuehold 12345", place]
+
+
 def test_the_page_shows_the_scripts_as_they_are() -> None:
     shown = re.findall(r"<!-- (examples/\S+) -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert sorted(name for name, _ in shown) == [str(script.relative_to(ROOT)) for script in SCRIPTS]
