@@ -20,7 +20,7 @@ EXTRA_NEEDS_s3 := moto[server]
 EXTRA_TESTS_watch := tests/e2e/watch tests/unit/fastckpt_run/watch
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes stores clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench format fuzz-data fuzz-meshes stores clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,12 @@ lint: $(FRAMEWORKS)  ## check format and lint
 
 types: $(FRAMEWORKS)  ## check types
 	$(BIN)/mypy
+
+docs: $(FRAMEWORKS)  ## build the site of the documentation in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-reference: $(FRAMEWORKS)  ## write the generated pages: docs/errors.md, reference/{api,commands,options}.md
+	$(BIN)/python -m docs_site
 
 environment: $(FRAMEWORKS)  ## only make .venv, with all that tests need
 

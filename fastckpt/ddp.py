@@ -16,6 +16,7 @@ from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.client.save_results import at_least
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
 from fastckpt._core.resume.candidates import RequiredFiles
@@ -267,7 +268,8 @@ class DdpCheckpointer(BaseCheckpointer):
         self.loaded_step, self.loaded_from = step, resumed.tier
         self.rank_state = RankState(own["state"] if own else {}, rank, step)
         if own is None:
-            logger.warning("rank %d has no state of its own in this checkpoint: its random state is not restored", rank)
+            text = "rank %d has no state of its own in this checkpoint: its random state is not restored"
+            logger.warning(coded(text, "FC-021"), rank)
         else:
             restore_rng(own["rng"])
         threads = resumed.details.get("num_threads")

@@ -1,8 +1,15 @@
 """The errors that fastckpt raises; each message gives the value, the limit and the remedy."""
 
+from fastckpt._core.error_codes import code_of
+
 
 class FastckptError(Exception):
     """Base of all errors of this project."""
+
+    @property
+    def code(self) -> str:
+        """The code, such as ``FC-001``, with which the message ends: its entry in docs/errors.md. Empty without one."""
+        return code_of(str(self))
 
 
 class ConfigError(FastckptError, ValueError):

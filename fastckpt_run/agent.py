@@ -33,6 +33,7 @@ from fastckpt_run.members import Member
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.peer_agents import PeerAgents
 from fastckpt_run.preload.preloader import OFF, Preloader
+from fastckpt_run.proof import persist_kills
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
@@ -108,6 +109,7 @@ class FastckptAgent(HookedAgent):
         self._open_events()
         self._watcher.begin()
         self._recorder.begin(self.get_worker_group().spec, self._watcher.url)
+        persist_kills.begin()
         metrics.listen(self._notice.observe)
         self._saver.start()
         signals, outcome = 0, "failed"

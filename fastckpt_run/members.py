@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.version import VERSION
 from fastckpt.errors import ConfigError
 
@@ -136,6 +137,9 @@ def _member(data: bytes) -> Member:
 def _check_versions(members: Sequence[Member]) -> None:
     if unlike := next((member for member in members if member.version != members[0].version), None):
         raise ConfigError(
-            f"nodes run unlike versions of fastckpt: {members[0].host} has {members[0].version}, {unlike.host} has "
-            f"{unlike.version}. Install the same on all nodes."
+            coded(
+                f"nodes run unlike versions of fastckpt: {members[0].host} has {members[0].version}, {unlike.host} has "
+                f"{unlike.version}. Install the same on all nodes.",
+                "FC-034",
+            )
         )

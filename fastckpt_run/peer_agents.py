@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.replication import Peer, PeerRound
@@ -94,8 +95,11 @@ class PeerAgents:
         if not isinstance(self._handler, FastckptRendezvousHandler):
             names = ", ".join(member.host for member in bad)
             raise FastckptError(
-                f"{names} failed the node check, and a job with this rendezvous cannot go on without: start it on "
-                "other nodes, or use --rdzv-backend c10d, which can"
+                coded(
+                    f"{names} failed the node check, and a job with this rendezvous cannot go on without: start it on "
+                    "other nodes, or use --rdzv-backend c10d, which can",
+                    "FC-038",
+                )
             )
         # The first node of those that stay reports them: one message for all.
         ids = {member.id for member in bad}
@@ -127,7 +131,8 @@ class PeerAgents:
                 logger.warning("going on: %s has left the checkpoint directory, or is lost", holder)
                 return
             if not is_told:
-                logger.warning("waiting without workers for %s: this node joins it when it is reached", holder)
+                text = coded("waiting without workers for %s: this node joins it when it is reached", "FC-033")
+                logger.warning(text, holder)
                 is_told = True
             time.sleep(_LOOK)
 

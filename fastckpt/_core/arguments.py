@@ -93,13 +93,13 @@ def instance(name: str, value: object, kind: type, allowed: str, remedy: str) ->
         raise ArgumentError(f"{name} is {shown(value)}; it is to be {allowed}: {remedy}")
 
 
-def whole_step(value: object) -> int:
-    """A step, of any integral type, as an int; raises ArgumentError."""
+def whole_step(value: object, call: str = "it comes first: save_checkpoint(step, state_dict)") -> int:
+    """A step, of any integral type, as an int; raises ArgumentError, which shows the right call."""
     try:
         return operator.index(cast(Any, value))
     except TypeError:
         is_number = isinstance(value, str | numbers.Number)
-        remedy = "give int(step)" if is_number else "it comes first: save_checkpoint(step, state_dict)"
+        remedy = "give int(step)" if is_number else call
     raise ArgumentError(f"step is {shown(value)}; it is a whole number, from 0 on: {remedy}")
 
 

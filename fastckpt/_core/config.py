@@ -19,11 +19,14 @@ SECRET_VARIABLE = "FASTCKPT_SECRET"
 """The variable with the secret of a job: no setting, so that it is shown nowhere."""
 TRIAL_VARIABLE = "FASTCKPT_TRIAL"
 """The variable with the file in which a job that `fastckpt plan` tries notes its directories: no setting of users."""
+PROOF_VARIABLE = "FASTCKPT_PROOF"
+"""The variable with the folder for the record of a run that `fastckpt prove` compares: no setting of users."""
 SHM = "/dev/shm"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 """Variables that Kubernetes sets in each pod beside a service of our name: no settings, and no mistake."""
+_NO_SETTINGS = (AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, PROOF_VARIABLE)
 _warned: set[str] = set()
 LARGE_FILES = "/var/tmp"
 """The directory for large temporary files without TMPDIR: on many systems /tmp is a tmpfs."""
@@ -122,12 +125,12 @@ class Settings:
     @property
     def arenas(self) -> str:
         """The directory under which arenas are made."""
-        return self.shm_dir if self.memory or self.shm_dir != SHM else _temporary()
+        return self.shm_dir if self.memory or self.shm_dir != SHM else large_files()
 
     @property
     def elsewhere(self) -> list[str]:
         """Directories under which other launches may have made theirs."""
-        return [place for place in (SHM, _temporary()) if place != self.arenas]
+        return [place for place in (SHM, large_files()) if place != self.arenas]
 
     @property
     def mode(self) -> int | None:
@@ -140,7 +143,7 @@ class Settings:
         environment = os.environ if environment is None else environment
         _warn_of_unknown(
             environment,
-            {AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, *(variable(field.name) for field in fields(cls))},
+            {*_NO_SETTINGS, *(variable(field.name) for field in fields(cls))},
         )
         found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
         values: dict[str, Any] = {name: _parse(cls, name, text) for name, text in found.items()}
@@ -155,6 +158,11 @@ class Settings:
 def trial_record() -> str:
     """The file of a job that `fastckpt plan` tries, which must touch no checkpoint of the user's; empty for others."""
     return os.environ.get(TRIAL_VARIABLE, "")
+
+
+def proof_folder() -> str:
+    """The folder for the record of a run that `fastckpt prove` compares; empty for other jobs."""
+    return os.environ.get(PROOF_VARIABLE, "")
 
 
 def copy_of_environment() -> dict[str, str]:
@@ -177,7 +185,8 @@ def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
             logger.warning("%s is set, but is no setting of fastckpt%s", name, near)
 
 
-def _temporary() -> str:
+def large_files() -> str:
+    """The directory for large temporary files."""
     return os.environ.get("TMPDIR") or LARGE_FILES
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from fastckpt._core.config import RankInfo, Settings
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt._core.saver.server import Saver
@@ -72,8 +73,11 @@ def _start(place: RankInfo, settings: Settings) -> str:
         _post(place, settings, _own.address)
         return _own.address
     logger.warning(
-        "not started by fastckpt-run: checkpoints are persisted in the background, but nothing keeps the memory of a "
-        "killed worker or flushes it. Start the script with fastckpt-run for that."
+        coded(
+            "not started by fastckpt-run: checkpoints are persisted in the background, but nothing keeps the memory of "
+            "a killed worker or flushes it. Start the script with fastckpt-run for that.",
+            "FC-010",
+        )
     )
     saver = Saver(settings)
     with contextlib.ExitStack() as on_failure:

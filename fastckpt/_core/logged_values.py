@@ -68,8 +68,8 @@ class LoggedValues:
         self._changed = threading.Condition()
         self._follower: Callable[[], None] | None = None
 
-    def put(self, step: SupportsIndex, values: Mapping[str, Value]) -> None:
-        """Log values; raises ConfigError, and then logs none of them."""
+    def put(self, step: SupportsIndex, values: Mapping[str, Value]) -> tuple[int, dict[str, float]]:
+        """Log values, which are returned as plain numbers; raises ConfigError, and then logs none of them."""
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"the values of metrics.log are {shown(values)}; give a dictionary, such as {{'loss': 0.1}}"
@@ -90,6 +90,7 @@ class LoggedValues:
             follower, self._follower = self._follower, None
         if follower is not None:
             follower()
+        return number, numbers
 
     def follow(self, follower: Callable[[], None]) -> None:
         """Call ``follower`` once: when the next values are logged, or now if some were not sent."""

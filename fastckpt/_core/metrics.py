@@ -24,6 +24,8 @@ Observer = Callable[[str, dict[str, Any]], None]
 _observers: list[Observer] = []
 Listener = Callable[[dict[str, Any]], None]
 _listeners: list[Listener] = []
+LoggedReader = Callable[[int, Mapping[str, float]], None]
+_readers: list[LoggedReader] = []
 _events = -1
 _logged = LoggedValues()
 
@@ -43,7 +45,14 @@ def log(step: SupportsIndex, values: Mapping[str, Value]) -> None:
     Raises:
         ConfigError: A step, name or value is none, or there are too many names; none of the values is logged.
     """
-    logged().put(step, values)
+    number, numbers = logged().put(step, values)
+    for reader in _readers:
+        reader(number, numbers)
+
+
+def read_logged(reader: LoggedReader) -> None:
+    """Call ``reader`` with all that this process logs from now on, in the thread that does."""
+    _readers.append(reader)
 
 
 def logged() -> LoggedValues:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from fastckpt._core import arguments
+from fastckpt._core.client import run_record
 from fastckpt._core.client.collective import Agreement, agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
@@ -23,7 +25,7 @@ from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.client.job_store import explain_stale_addresses
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
 from fastckpt._core.client.saver_options import saver_options
-from fastckpt._core.config import RankInfo, Settings, trial_record
+from fastckpt._core.config import RankInfo, Settings, proof_folder, trial_record
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.in_process_saver import leave_own_saver, saver_address
 from fastckpt._core.io.modes import choose
@@ -40,6 +42,7 @@ from fastckpt._core.retention import CheckpointDeletionStrategy, policy_of, warn
 from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.session_history import SessionHistory
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
+from fastckpt._core.snapshot.rng_state import rng_state
 from fastckpt._core.snapshot.snapshotter import Snapshotter
 from fastckpt._core.storage.store import is_url, normalised, target_in
 from fastckpt._core.transfer.device_streams import DeviceStreams
@@ -101,6 +104,8 @@ class Session:
         write_events_to(self.settings.events)
         choose(self.settings.mode)
         self.directory = normalised(arguments.directory(checkpoint_dir))
+        if record := proof_folder():
+            run_record.begin(Path(record), self.directory, self.place, rng_state)
         if not is_url(self.directory):
             make_ready(self.directory, self.place)
         self.threads = self.settings.fill_threads or idle_cores()
@@ -108,8 +113,8 @@ class Session:
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
             options.flash.report()
-        # A script that `fastckpt plan` tries stores nothing outside of its own directory, which is empty.
-        self._is_trial = bool(trial_record())
+        # A script that `fastckpt plan` or `prove` runs stores nothing outside of its own directory, which is empty.
+        self._is_trial = bool(trial_record() or proof_folder())
         remote = ("", None) if self._is_trial else (options.remote, options.remote_deletion_strategy)
         asked = saver_options(self.directory, deletion_strategy, self.verify, *remote)
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
@@ -282,8 +287,11 @@ class Session:
         """Make the loaded checkpoint, if any, the parent of later saves, and report the load to the saver."""
         self.history.go_on_from(resumed)
         self.link.report_loaded(resumed.id, resumed.tier, seconds)
+        if resumed.state is None:
+            run_record.note("fresh")
         if resumed.state is not None:
             step = resumed.id.step if resumed.id else -1
+            run_record.note("loaded", step, tier=resumed.tier)
             self.beats.resume(step)
             if self.place.rank == 0:
                 logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
@@ -291,6 +299,7 @@ class Session:
     def loaded_nothing(self) -> None:
         """Report to the saver that there was nothing to load."""
         self.link.report_loaded(None, "", 0.0)
+        run_record.note("fresh")
 
     def release(self) -> None:
         """Let the saver reuse the memory that a load holds, if one does."""

@@ -5,6 +5,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+from fastckpt._core.error_codes import coded
 from fastckpt.errors import UnsupportedTorch
 
 OLDEST, BELOW = (2, 10), (2, 16)
@@ -22,7 +23,7 @@ def check() -> None:
         return  # the import raises the error
     release = (int(numbers[1]), int(numbers[2]))
     if release < OLDEST:
-        raise UnsupportedTorch(f"torch {version} is too old for fastckpt; pip install {NEEDED!r}")
+        raise UnsupportedTorch(coded(f"torch {version} is too old for fastckpt; pip install {NEEDED!r}", "FC-042"))
     if release >= BELOW:
         warnings.warn(
             f"torch {version} is newer than all that fastckpt was tried with; if something fails, "

@@ -20,6 +20,7 @@ from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
 from fastckpt._core.resume.tiers import OTHER_KIND
 from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.micro_batches import MicroBatches
+from fastckpt._core.schedule.profiler import Due
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
 from fastckpt.checkpointer.backends import backend_of
@@ -36,6 +37,7 @@ RANKS_PATIENCE = 60.0
 """Seconds that the last step waits for other ranks to fill or free such a place."""
 _NEWEST_AND_EPOCHS = KeepAny((KeepLast(2), KeepMeasured(EPOCH)))
 """The default retention rule on storage."""
+STEP_OF_RESUME = "resume(step=...) goes back to one that `fastckpt ls` shows on storage"
 PARTS = ("optimizer", "scheduler", "data")
 Often = str | int | timedelta
 NOTHING: Mapping[str, Stateful] = MappingProxyType({})
@@ -133,17 +135,24 @@ class Checkpointer:
         self._unclosed = MissingClose(self, self._writer.place.rank)
 
     @public
-    def resume(self) -> int:
+    def resume(self, step: int | None = None) -> int:
         """Load the newest checkpoint that all ranks can load into all parts; the step to go on after, 0 for a new job.
+
+        Args:
+            step: The step of a checkpoint on storage to go back to, equal on all ranks. What is saved from then on is
+                newer than all before. Workers that are restarted in the same launch go on from the newest of that; a
+                later launch that gives the step goes back to it again. See docs/guides/going_back.md.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
+            BadCheckpoint: There is none of ``step``, or it cannot be loaded.
             ConfigError: Parts are missing in it, or do not fit.
         """
         # 1. load, or make memory ready   2. name what no part takes   3. choose how often to save
+        back_to = None if step is None else whole_step(step, STEP_OF_RESUME)
         self._frequency.end()
         try:
-            loaded = self._checkpointer.resume(self._parts, self._own_part(self._step))
+            loaded = self._checkpointer.resume(self._parts, self._own_part(self._step), back_to)
         except NoLoadableCheckpoint as error:
             if OTHER_KIND in str(error):
                 raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error
@@ -156,9 +165,10 @@ class Checkpointer:
                 ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
             )
         known: Mapping[str, Any] = loaded.get(OWN, {})
-        step = self._checkpointer.loaded_step if loaded else 0
+        loaded_step = self._checkpointer.loaded_step if loaded else 0
         # Not if these words were taken from another checkpoint, by hand.
-        self._step = self._durable = known.get("whole", step) if known.get("step") == step else step
+        self._step = known.get("whole", loaded_step) if known.get("step") == loaded_step else loaded_step
+        self._durable = self._step
         self._batches.begin(self._step)
         self._unclosed.begin(self._step)
         self._frequency.begin(self._step, known, {"keep_epochs": str(self._keeps_epochs)}, self._data)
@@ -172,7 +182,8 @@ class Checkpointer:
 
         Args:
             step: Counts on from what `resume` gave, through all epochs; equal on all ranks.
-            metrics: What was measured of this state, for `KeepBestStrategy`.
+            metrics: What was measured of this state, for `KeepBestStrategy`: then it is saved and persisted, whether
+                or not a checkpoint is due. All ranks give some at the same steps; those of the first rank count.
 
         Returns:
             What became of the save; None if none was made.
@@ -195,8 +206,15 @@ class Checkpointer:
         if step > self._step or metrics is None:  # else it is the same one, with what was measured of it
             self._batches.turn(step)
         self._step = self._unclosed.step = step
-        due, epoch = self._batches.due(self._frequency.due(step), self._ended_epoch())
+        scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
+        due, epoch = self._batches.due(Due(True, True) if metrics else scheduled, self._ended_epoch())
         if not (due.snapshot or epoch):
+            if metrics and self._writer.place.rank == 0:
+                logger.warning(
+                    "step %d has metrics, and is in the middle of an accumulation, whose state is not saved: they are "
+                    "not kept. Give them with a step that ends one",
+                    step,
+                )
             return None
         return self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
 

@@ -26,24 +26,26 @@ class ReplicatedBackend(DdpCheckpointer):
         """The same parts: they have their states themselves."""
         return parts
 
-    def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
+    def resume(self, parts: TrainingState, own: dict[str, Any], step: int | None) -> Mapping[str, Any]:
         """Load the newest checkpoint that all ranks can load into all parts; all ranks call it.
 
         Args:
             parts: The state of the run.
             own: What will be saved with them, to make memory ready if there is no checkpoint.
+            step: The one to go back to instead, of those on storage.
 
         Returns:
             What there is in the checkpoint, by name; empty if nothing was ever saved.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
+            BadCheckpoint: That of ``step`` cannot be loaded.
             ConfigError: Parts are missing in it, or do not fit; or ranks have models of other parameters.
         """
         place = self._writer.place
         self._writer.be_ready()
         other = other_weights(parts.model, agreement(place.world_size, "models"))
-        loaded = self.load_checkpoint()
+        loaded = self.load_checkpoint("" if step is None else f"{self._writer.directory}/checkpoint-{step}")
         if loaded:
             parts.load(loaded, self.rank_state)
         else:

@@ -63,11 +63,9 @@ class ShardedBackend(FsdpShardCheckpointer):
             **({OPTIMIZER: ShardedOptimizers(OPTIMIZER, model, optimizers)} if optimizers else {}),
         }
 
-    def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
+    def resume(self, parts: TrainingState, own: dict[str, Any], step: int | None) -> Mapping[str, Any]:
         """Same as `ReplicatedBackend.resume`; without a checkpoint the first save allocates memory."""
-        self._reader.reset()
-        if self.get_storage_reader() is None:
-            self._writer.loaded_nothing()
+        if not self._find("" if step is None else str(step)):
             return {}
         metadata = self._reader.metadata
         paths = (metadata.planner_data or {}).values()

@@ -11,6 +11,7 @@ from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept
 from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
+from fastckpt._core.error_codes import coded
 from fastckpt._core.stateful import Stateful
 from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
@@ -119,8 +120,11 @@ class TrainingState:
         there = [name for name in common if name != OWN]
         if missing := [name for name in wanted if name not in common]:
             raise ConfigError(
-                f"the checkpoint has no {' and no '.join(missing)}; it has {', '.join(there)}. Give the parts that "
-                "were saved, or load it with the checkpointer that saved it, such as DdpCheckpointer"
+                coded(
+                    f"the checkpoint has no {' and no '.join(missing)}; it has {', '.join(there)}. Give the parts that "
+                    "were saved, or load it with the checkpointer that saved it, such as DdpCheckpointer",
+                    "FC-043",
+                )
             )
         pairs = [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]
         own = common[OWN] if isinstance(common.get(OWN), Mapping) else {}
@@ -208,8 +212,11 @@ def _load(name: str, part: Stateful, state: Any) -> None:
         if isinstance(error, FastckptError | torch.OutOfMemoryError):
             raise
         raise ConfigError(
-            f"{name}, a {type(part).__name__}, does not take its state in the checkpoint: {error}; give the {name} "
-            "that was saved, or, to start afresh, another checkpoint directory"
+            coded(
+                f"{name}, a {type(part).__name__}, does not take its state in the checkpoint: {error}; give the {name} "
+                "that was saved, or, to start afresh, another checkpoint directory",
+                "FC-043",
+            )
         ) from error
 
 

@@ -44,9 +44,9 @@ class ResumableDataLoader(BatchStream):
             out, filled up from the beginning of the epoch so that all ranks get equally many samples.
         sampler: Gives the keys of an epoch, the same on all ranks, or is a `ResumableSampler`.
         batch_sampler: Gives lists of them.
-        num_workers, collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, prefetch_factor,
-            persistent_workers, pin_memory_device: As those of DataLoader.
-        generator, in_order: DataLoader's defaults only: with others nothing could be continued.
+        num_workers: As that of DataLoader, likewise ``collate_fn``, ``pin_memory``, ``timeout``, ``worker_init_fn``,
+            ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers`` and ``pin_memory_device``.
+        generator: DataLoader's default only, likewise ``in_order``: with others nothing could be continued.
         num_replicas: Ranks; by default those of torch.distributed, or of the launcher.
         rank: This rank, likewise.
         uneven: Hand out the end of an epoch without filling it up.

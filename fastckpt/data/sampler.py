@@ -9,6 +9,7 @@ from torch.utils.data import Sampler
 from fastckpt._core.arguments import public
 from fastckpt._core.data.position import DataPosition, nothing_own, whole
 from fastckpt._core.data.split import Remainder, Split, check_joined, rank_and_world
+from fastckpt._core.error_codes import coded
 from fastckpt.data.order import IndexOrder, Order
 from fastckpt.errors import ConfigError
 
@@ -187,9 +188,12 @@ def load(position: DataPosition, order: Order, state: Mapping[str, Any]) -> None
     ended = 0 < loaded.cursor == state["length"]
     if loaded.cursor and not ended and (length, identity) != (state["length"], state["order"]):
         raise ConfigError(
-            f"the position is sample {loaded.cursor} of {state['length']} of epoch {loaded.epoch} in order "
-            f"{state['order']}; here that epoch has {length} in order {identity}. Give the data set, the sampler and "
-            "shuffle that it was saved with, or load a state of the beginning of an epoch"
+            coded(
+                f"the position is sample {loaded.cursor} of {state['length']} of epoch {loaded.epoch} in order "
+                f"{state['order']}; here that epoch has {length} in order {identity}. Give the data set, the sampler "
+                "and shuffle that it was saved with, or load a state of the beginning of an epoch",
+                "FC-040",
+            )
         )
     position.seed = loaded.seed
     position.jump(loaded.epoch, length if ended else loaded.cursor)

@@ -18,6 +18,7 @@ from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.config import RankInfo
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import TRAINING
@@ -294,11 +295,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
         """
-        self._reader.reset(resume_path or None)
-        if self.get_storage_reader() is None:
-            if resume_path:
-                raise BadCheckpoint(f"{self._writer.directory} holds no checkpoint {resume_path}")
-            self._writer.loaded_nothing()
+        if not self._find(resume_path):
             return {}
         # 1. places to load into, sharded as the model is now   2. DCP reads into these   3. the model and its
         # optimizers take them over   4. the generators last: all that comes before may have drawn from them
@@ -310,6 +307,17 @@ class FsdpShardCheckpointer(BaseCheckpointer):
                 part.load_state_dict(state[part.name])
         self._reader.restore()
         return extra
+
+    def _find(self, asked: str | os.PathLike[str]) -> bool:
+        """Choose and verify what to load, the newest if nothing is asked for; False if nothing was ever saved."""
+        self._reader.reset(asked or None)
+        if self.get_storage_reader() is not None:
+            return True
+        if asked:
+            directory = self._writer.directory
+            raise BadCheckpoint(f"{directory} holds no checkpoint {asked}: fastckpt ls {directory} shows what there is")
+        self._writer.loaded_nothing()
+        return False
 
     def _load(self, state: dict[str, Any]) -> dict[str, Any]:
         """Load what was found into a state of shards; what the checkpoint has beside a model and its optimizers."""
@@ -374,5 +382,6 @@ class _Reader(SharedMemoryReader):
         rank, step = self._writer.place.rank, self.loaded_step
         self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
         if self._own is None:
-            logger.warning("rank %d has no state of its own in this checkpoint: its random state is not restored", rank)
+            text = "rank %d has no state of its own in this checkpoint: its random state is not restored"
+            logger.warning(coded(text, "FC-021"), rank)
         self.restore()

@@ -1,13 +1,15 @@
-"""The command `fastckpt`: looks at checkpoints, compares, exports and removes them; reports on jobs; checks nodes."""
+"""The command `fastckpt`: looks at checkpoints, jobs and nodes, changes checkpoints, and tries what comes back."""
 
 import click
 
+from fastckpt_run.cli.chaos import chaos
 from fastckpt_run.cli.check import check
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.doctor import doctor
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
 from fastckpt_run.cli.plan import plan
+from fastckpt_run.cli.prove import prove
 from fastckpt_run.cli.prune import prune
 from fastckpt_run.cli.report import report
 from fastckpt_run.cli.shm import shm
@@ -38,10 +40,11 @@ def main() -> None:
     With --json each command prints one JSON document, and nothing else, to standard output.
 
     Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
-    which: checkpoints exist, but none can be loaded; check, doctor: there is a problem); 2 if there is no answer (wrong
-    usage, no such checkpoint, a file that cannot be read).
+    which: checkpoints exist, but none can be loaded; check, doctor: there is a problem; chaos: something did not come
+    back; prove: the runs differ); 2 if there is no answer (wrong usage, no such checkpoint, a file that cannot be
+    read).
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check, doctor):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check, chaos, prove, doctor):
     main.add_command(_command)

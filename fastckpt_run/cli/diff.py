@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastckpt._core.config import Settings
-from fastckpt._core.format.manifest import MODEL
+from fastckpt._core.format.manifest import MODEL, VARYING
 from fastckpt._core.inspect.checkpoint_files import CheckpointFiles, find
 from fastckpt._core.inspect.work_progress import WorkObserver
 from fastckpt.errors import ConfigError
@@ -16,9 +16,6 @@ from fastckpt_run.formatting import count
 
 if TYPE_CHECKING:
     from fastckpt._core.inspect.diff import Difference
-
-_OWN = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
-"""Keys that the automatic frequency writes into a checkpoint, and which differ between any two runs."""
 
 
 @click.command()
@@ -116,7 +113,7 @@ def _show(screen: Screen, name: str, difference: "Difference") -> None:
     for mark, names in (("-", difference.only_a), ("+", difference.only_b)):
         for missing in names:
             screen.line(f"  {mark} {missing}")
-    own = [change for change in difference.changes if change.name.startswith(_OWN)]
+    own = [change for change in difference.changes if change.name.startswith(VARYING)]
     for change in difference.changes:
         if change not in own:
             screen.line(f"  {change.name}: {change.what} {shortened(str(change.a))} -> {shortened(str(change.b))}")

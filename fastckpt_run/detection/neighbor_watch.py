@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from fastckpt._core.error_codes import coded
 from fastckpt_run.detection.authenticated_link import AuthenticatedLink, ForgedMessage, Purpose
 from fastckpt_run.detection.probes import ASK, MEMBER, PAUSE, PROBE, STATE, State, state_by, state_of
 from fastckpt_run.detection.reception import Reception
@@ -279,7 +280,7 @@ class NeighborWatch:
             return
         if state is State.UNREACHABLE and (unreached := self._cut_off(member, helpers, silent_helpers)):
             self._is_isolated = True
-            logger.error("%s; it does not reach %s", ISOLATED, ", ".join(unreached))
+            logger.error(coded("%s; it does not reach %s", "FC-033"), ISOLATED, ", ".join(unreached))
             self._on_lost(unreached, ISOLATED)
             return
         self._report(member, f"it {why}; {state}")
@@ -300,7 +301,7 @@ class NeighborWatch:
         if member not in self._members or member in self._gone:
             return
         self._gone.add(member)
-        logger.warning("node %s (%s) is lost: %s", member, self._members[member], reason)
+        logger.warning(coded("node %s (%s) is lost: %s", "FC-032"), member, self._members[member], reason)
         self._on_lost([member], reason)
         self._telling = asyncio.create_task(self._send_all({_KIND: _LOST, MEMBER: member, _REASON: reason}))
         self._follow_next()

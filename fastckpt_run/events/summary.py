@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.report.events import parsed
 from fastckpt._core.report.goodput import USEFUL
@@ -83,8 +84,11 @@ def require_durable(all_stats: Iterable[SaverStats]) -> None:
             newest = f"the newest that is is {stats.durable}" if stats.durable else "none is"
             why = stats.last_failure.rstrip(".") or "it was not done in time"
             raise NotDurable(
-                f"the script succeeded, but {stats.lacking} is not durable in {stats.directory}, and {newest}: {why}. "
-                f"Launch the job here again: it resumes from what is kept in memory, and persists it."
+                coded(
+                    f"the script succeeded, but {stats.lacking} is not durable in {stats.directory}, and {newest}: "
+                    f"{why}. Launch the job here again: it resumes from what is kept in memory, and persists it.",
+                    "FC-025",
+                )
             )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.report.launches import AwaitedRank, Failure
 from fastckpt_run import formatting
@@ -60,6 +62,7 @@ class _Pending:
     what: str
     at: int
     left: int
+    killed: bool = False
 
 
 class RestartNotice:
@@ -130,10 +133,11 @@ class RestartNotice:
         if follows:
             what = f"{_ELSEWHERE}; then {what}"
         if left:
-            self._pending = _Pending(what, self._failed_at or time.monotonic_ns(), after)
+            self._pending = _Pending(what, self._failed_at or time.monotonic_ns(), after, _is_killed(failures))
         else:
             why = "" if self._limit else ": --max-restarts is 0"
-            logger.error("%s; not restarted%s (%s)", what, why, "; ".join(map(formatting.where, failures[:_NAMED])))
+            text = coded("%s; not restarted%s (%s)", "FC-027")
+            logger.error(text, what, why, "; ".join(map(formatting.where, failures[:_NAMED])))
 
     def stopped(self) -> None:
         """All workers are dead and reaped: see how far they had come."""
@@ -183,7 +187,7 @@ class RestartNotice:
             how = f"resumed step {step} from {tier}" if tier else "started fresh, as there was nothing to resume,"
             how += f" after {seconds:.1f} s, {formatting.count(repeated, 'step') if repeated else 'no step'} repeated"
         text = f"{pending.what}; {how}, {pending.left} of {self._limit} restarts left"
-        logger.warning("%s", text)
+        logger.warning("%s", coded(text, "FC-030") if pending.killed else text)
         metrics.event(
             "restarted",
             text=text,
@@ -210,6 +214,11 @@ class RestartNotice:
             host=socket.gethostname(),
             log=cause.log,
         )
+
+
+def _is_killed(failures: Sequence[Failure]) -> bool:
+    """Whether somebody else has killed a worker: most often the kernel, for lack of memory."""
+    return any(one.kind == "died" and one.exitcode == -signal.SIGKILL for one in failures)
 
 
 def _named(failures: Iterable[Failure], nodes: int) -> str:

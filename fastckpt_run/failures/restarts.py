@@ -11,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
 from fastckpt_run.failures.cannot_start import broken_syntax, mentions_fastckpt, why_not_started
@@ -90,13 +91,15 @@ class Restarts:
         if not self.limit:
             return 0
         if not began and (why := self._cannot_start(culprits.values(), workers)):
-            return self._give_up("cannot_start", f"no restart: the script cannot start: {why}", left)
+            text = coded(f"no restart: the script cannot start: {why}", "FC-029")
+            return self._give_up("cannot_start", text, left)
         if self._max_stalls and len(self._stalled) >= self._max_stalls:
             self.may_go_on = False
             return self._give_up("stalled", self._explanation(self._stalled), left)
         back = self._give_back(left)
         if not left + back:
-            self._give_up("spent", f"no restart: --max-restarts allows {self.limit}, and none is left", left)
+            text = coded(f"no restart: --max-restarts allows {self.limit}, and none is left", "FC-027")
+            self._give_up("spent", text, left)
         return back
 
     def _telemetry_of_start(self) -> dict[str, list[Telemetry]]:
@@ -148,7 +151,7 @@ class Restarts:
         lines = (f"  start {starts[id(attempt)]} {_course(attempt)}: {attempt.why}" for attempt in stalled)
         times = "once" if len(stalled) == 1 else f"{len(stalled)} times in a row"
         head = f"no restart: the workers failed {times} before they came further than before (--fast-max-stalls):"
-        return "\n".join([head, *lines, _REMEDY])
+        return coded("\n".join([head, *lines, _REMEDY]), "FC-028")
 
     def _cannot_start(self, failures: Iterable[ProcessFailure], workers: PContext | None) -> str:
         """The reason why the script cannot start; empty unless that is certain."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.stacks import Stacks
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.hangs import Observation, Witness
@@ -39,7 +40,7 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
     ranks = workers.ranks
     blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
     silent = max(sight.silent for sight in hang.sights.values())
-    logger.error("the job hangs, for %.1f s: %s %s; killing", silent, blamed, hang.reason)
+    logger.error(coded("the job hangs, for %.1f s: %s %s; killing", "FC-031"), silent, blamed, hang.reason)
     if hang.groups is not None:
         _log_groups(hang.groups, workers)
     found = []
@@ -72,7 +73,7 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
 
 def log_found_elsewhere(host: str, groups: StackGroups, workers: NodeWorkers) -> None:
     """Log and record a hang that the agent on ``host`` has found, before it ends the round; called in any thread."""
-    logger.error("the job hangs, as the agent on host %s has found: %s", host, groups.line)
+    logger.error(coded("the job hangs, as the agent on host %s has found: %s", "FC-031"), host, groups.line)
     here = [*workers.ranks.values()]
     found = [group.to_event() for group in groups.groups]
     metrics.event("hang_elsewhere", host=host, groups=found, unheard=[*groups.unheard], awaited=awaited(groups, here))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.error_codes import coded
 from fastckpt._core.policy.node_check import CheckResult, Verdict, summary, worst
 from fastckpt.errors import FastckptError
 from fastckpt_run.members import Member
@@ -113,7 +114,8 @@ class NodeCheck:
             why = f"; this one: {outcome.result.message}" if rank in outcome.slow and outcome.result.message else ""
             logger.warning("slow nodes, which take part all the same: %s%s", _names(outcome, outcome.slow), why)
         if outcome.bad:
-            logger.warning("the job goes on without nodes that failed the node check: %s", _names(outcome, outcome.bad))
+            text = coded("the job goes on without nodes that failed the node check: %s", "FC-038")
+            logger.warning(text, _names(outcome, outcome.bad))
         return [members[each] for each in outcome.bad]
 
     def given_up(self) -> None:
@@ -159,8 +161,11 @@ class NodeCheck:
 
 def _failure(results: Sequence[CheckResult]) -> NodeCheckFailed:
     return NodeCheckFailed(
-        f"{socket.gethostname()} failed the node check, and takes no part in the job: {summary(results, _LINE)}. "
-        "Look at it with `fastckpt check`, and start the job on another node (--fast-node-check)"
+        coded(
+            f"{socket.gethostname()} failed the node check, and takes no part in the job: {summary(results, _LINE)}. "
+            "Look at it with `fastckpt check`, and start the job on another node (--fast-node-check)",
+            "FC-038",
+        )
     )
 
 

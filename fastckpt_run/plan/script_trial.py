@@ -6,12 +6,7 @@ overwritten or superseded (`admission.demand_empty`). What it has stored there i
 
 import contextlib
 import json
-import os
-import re
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +16,12 @@ from typing import Any
 
 from fastckpt._core.config import TRIAL_VARIABLE, copy_of_environment, variable
 from fastckpt._core.inspect.checkpoint_sizes import CheckpointSizes, checkpoint_sizes
-from fastckpt._core.memory.census import ArenaEntry, ArenaState, census, clean
+from fastckpt._core.memory.census import ArenaEntry, census
 from fastckpt._core.memory.process_memory import own_memory
 from fastckpt._core.report.events import read
 from fastckpt._core.report.report import Report, report
 from fastckpt.errors import ConfigError, FastckptError
+from fastckpt_run.bound_launch import end_bound, orderly_end, own_memory_place, start_bound
 from fastckpt_run.plan.trial_storage import Remains, clear
 
 PREFIX = "fastckpt-plan-"
@@ -33,23 +29,10 @@ PAUSE = 0.1
 STEPS = 10
 """Saves that are waited for after the first, to measure what they cost; at most `LONGEST`."""
 LONGEST = 20.0
-ENDING = 120.0
-"""Seconds that the launcher has to flush and end."""
-OLD = 600.0
-"""Seconds after which memory that nobody uses is a killed trial's."""
 REFUSAL = "the script was not tried: "
 CLOCKS = 0.1
 """Seconds by which the times of files may be behind the clock, which the kernel reads at each tick."""
-_PROGRAM = """
-import sys
-from fastckpt_run.parent_death import die_with
-die_with(int(sys.argv.pop(1)))
-from fastckpt_run.commands import launch
-launch()
-"""
-"""fastckpt-run, bound to the process that plans: it does not outlive that."""
 _SHOWN = 20
-_NAME = re.compile(rf"{PREFIX}(\d+)-.+")
 
 
 @dataclass
@@ -91,14 +74,12 @@ def try_script(
     Raises:
         ConfigError: Its directory is not empty, or it does not come to a save.
     """
-    sweep(Path(shm_dir))
     # 1. places of its own: memory, events, output   2. launch   3. the first save of all ranks, then a few more
     # 4. measure   5. end it by a signal, with a flush   6. remove what was stored, and report
     with contextlib.ExitStack() as on_exit:
-        on_exit.enter_context(_orderly_end())
+        on_exit.enter_context(orderly_end())
         folder = Path(on_exit.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
-        memory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=shm_dir))
-        on_exit.callback(_remove_memory, memory)
+        memory = on_exit.enter_context(own_memory_place(PREFIX, shm_dir))
         launch, left = _Launch(command, ranks, folder, memory), dict[str, Remains]()
         try:
             with launch:
@@ -118,21 +99,6 @@ def try_script(
     return ScriptTrial(
         entry.directory, sizes, entry.size, slots, processes, found, others, left.get(entry.directory, Remains())
     )
-
-
-@contextlib.contextmanager
-def _orderly_end() -> Iterator[None]:
-    """While this lasts, a signal that would end this process raises SystemExit: the trial is ended and removed."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Launch:
@@ -158,32 +124,12 @@ class _Launch:
         options = ["--standalone", "--nnodes=1", f"--nproc-per-node={self._ranks}", "--max-restarts=0"]
         options += [f"--log-dir={self._output.with_name('logs')}"]
         with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(os.getpid()), *options, *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=copy_of_environment() | self._environment,
-                start_new_session=True,
-            )
+            arguments = [*options, *self._command]
+            self._process = start_bound(arguments, copy_of_environment() | self._environment, output.fileno())
 
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(ENDING)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        except BaseException:  # a second signal: nothing of it is left
-            self._kill()
-            raise
-
-    def _kill(self) -> None:
-        """Kill the launcher, with which its workers die."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        end_bound(self._process)
 
     def clear(self) -> dict[str, Remains]:
         """Remove what it has stored, after its end; returns what is left, by directory."""
@@ -237,24 +183,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             event = json.loads(line)
             if isinstance(event, dict):
                 yield event
-
-
-# --- what a trial has stored
-
-
-def _remove_memory(memory: Path) -> None:
-    with contextlib.suppress(OSError):
-        for entry in census(memory):
-            with contextlib.suppress(FastckptError, OSError):
-                clean(entry, force=True)
-    shutil.rmtree(memory, ignore_errors=True)
-
-
-def sweep(shm_dir: Path) -> None:
-    """Remove the memory of trials that were killed, once it is old: of other containers, processes are not seen."""
-    for path in shm_dir.iterdir() if shm_dir.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and not Path(f"/proc/{match[1]}").exists() and path.lstat().st_uid == os.getuid():
-            in_use = any(entry.state is ArenaState.IN_USE for entry in census(path))
-            if not in_use and time.time() - path.lstat().st_mtime > OLD:
-                _remove_memory(path)

@@ -14,6 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from fastckpt._core.error_codes import coded
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
 
 DEFAULT_PORT = 29400
@@ -128,9 +129,12 @@ class Endpoints:
                 continue
             if waited >= timeout:
                 raise RendezvousConnectionError(
-                    f"no store of the rendezvous answers at {self} after {timeout:g} s{self._unknown()}, and this host "
-                    "can hold none. Name an endpoint on which an agent runs, or several with commas in between "
-                    "(--rdzv-endpoint)"
+                    coded(
+                        f"no store of the rendezvous answers at {self} after {timeout:g} s{self._unknown()}, and this "
+                        "host can hold none. Name an endpoint on which an agent runs, or several with commas in "
+                        "between (--rdzv-endpoint)",
+                        "FC-037",
+                    )
                 )
             time.sleep(_LOOK)
 
@@ -209,5 +213,6 @@ class Endpoints:
                 self._list[number] = self._held = (host, self.server.port)
                 return True
         if self._demanded:
-            raise RendezvousConnectionError(f"no store can be held at {self}, where is_host demands one: is it in use?")
+            text = f"no store can be held at {self}, where is_host demands one: is it in use?"
+            raise RendezvousConnectionError(coded(text, "FC-037"))
         return False

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from fastckpt._core.error_codes import coded
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
@@ -228,7 +229,7 @@ class KeepAlive:
             watched = [id for id in round.ranks if id != self._id] if first else [round.nodes[0].id]
             if silent := self.silent(watched, store.beats(watched)) if watched else None:
                 names = ", ".join(node.host for node in round.nodes if node.id in silent)
-                logger.warning("no sign of life from %s: the round ends", names)
+                logger.warning(coded("no sign of life from %s: the round ends", "FC-032"), names)
                 self.lost(silent)
 
     def _bear(self, store: RoundStore, round: Round, lost: StoreLost) -> None:
@@ -251,7 +252,10 @@ class KeepAlive:
 
     def _end_cut_off(self, why: str) -> None:
         logger.warning(
-            "this node reaches neither most other nodes nor the store of the rendezvous%s: its round ends", why
+            coded(
+                "this node reaches neither most other nodes nor the store of the rendezvous%s: its round ends", "FC-033"
+            ),
+            why,
         )
         self.lost([*self._unreached])
 

@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from fastckpt._core import metrics
+from fastckpt._core.error_codes import coded
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.membership import Master, Node, NodeLimits, Round, assign_ranks, is_complete
 from fastckpt_run.rendezvous.round_store import RoundStore
@@ -119,9 +120,12 @@ class Meeting:
                 return now
             if time.monotonic() > deadline and not waits:
                 raise RendezvousTimeoutError(
-                    f"{len(self._nodes)} of {self._needed} nodes came to {self._place} in {self._timing.join:g} s. "
-                    f"Start the others with the same {_ALIKE}, or give them more time "
-                    "(--rdzv-conf join_timeout=SECONDS)"
+                    coded(
+                        f"{len(self._nodes)} of {self._needed} nodes came to {self._place} in {self._timing.join:g} s. "
+                        f"Start the others with the same {_ALIKE}, or give them more time "
+                        "(--rdzv-conf join_timeout=SECONDS)",
+                        "FC-036",
+                    )
                 )
             if not waits and time.monotonic() > report_at:
                 report_at += _NEXT_REPORT
@@ -140,10 +144,14 @@ class Meeting:
         """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
         came, fewest = self._records.slots(last), self._limits.fewest
         if came < fewest:
-            text = "%d of %s nodes have come to %s; waiting for the others, for %.0f s at most. They need the same %s"
+            text = coded(
+                "%d of %s nodes have come to %s; waiting for the others, for %.0f s at most. They need the same %s",
+                "FC-036",
+            )
             logger.warning(text, came, self._needed, self._place, deadline - time.monotonic(), _ALIKE)
         elif last.nodes:
-            logger.warning("%d nodes have come to %s; waiting for others of the last round", came, self._place)
+            text = coded("%d nodes have come to %s; waiting for others of the last round", "FC-036")
+            logger.warning(text, came, self._place)
         else:
             text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
             logger.warning(text, came, self._place, self._limits.most, self._limits.last_call)

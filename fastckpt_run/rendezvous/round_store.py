@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from fastckpt._core.error_codes import coded
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round
 from fastckpt_run.rendezvous.signing import Refused, Signer
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
@@ -203,7 +204,10 @@ class RoundStore:
         """Call ``rung`` in a thread of its own, each time that somebody rings, until the store is closed or lost."""
         if self._disagrees:
             logger.error(
-                "the agents of this job at %s:%d use %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
+                coded(
+                    "the agents of this job at %s:%d use %s: give one to all (--fast-secret-file, FASTCKPT_SECRET)",
+                    "FC-035",
+                ),
                 self.connection.host,
                 self.connection.port,
                 "another secret, or none" if self._given else "a secret, and this one has none",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt._core.config import SECRET_VARIABLE, Settings, copy_of_environment
+from fastckpt._core.error_codes import coded
 from fastckpt.errors import ConfigError
 
 VERSION = b"1"
@@ -50,7 +51,10 @@ class Signer:
             raise Refused("it is truncated, or no record at all")
         if version != VERSION:
             raise Refused(
-                f"its version is {version[:8]!r}, ours is {VERSION!r}: run one version of fastckpt everywhere"
+                coded(
+                    f"its version is {version[:8]!r}, ours is {VERSION!r}: run one version of fastckpt everywhere",
+                    "FC-034",
+                )
             )
         if not hmac.compare_digest(mac, self._mac(key, text)):
             raise Refused("its signature is not of this job's secret, or it was made for another place")
@@ -77,13 +81,15 @@ def secret_of(settings: Settings) -> bytes | None:
             mode = stat.S_IMODE(path.stat().st_mode)
             secret = file.read(4096).strip()
     except OSError as error:
-        raise ConfigError(f"the secret cannot be read from {path}: {error.strerror}") from error
+        raise ConfigError(coded(f"the secret cannot be read from {path}: {error.strerror}", "FC-035")) from error
     if mode & 0o077:
-        raise ConfigError(f"{path} has mode {mode:04o}, so others can read the secret of the job; chmod 600 {path}")
+        text = f"{path} has mode {mode:04o}, so others can read the secret of the job; chmod 600 {path}"
+        raise ConfigError(coded(text, "FC-035"))
     return _long_enough(secret, str(path))
 
 
 def _long_enough(secret: bytes, place: str) -> bytes:
     if len(secret) < _FEWEST:
-        raise ConfigError(f"the secret in {place} has {len(secret)} bytes, fewer than {_FEWEST}; openssl rand -hex 32")
+        text = f"the secret in {place} has {len(secret)} bytes, fewer than {_FEWEST}; openssl rand -hex 32"
+        raise ConfigError(coded(text, "FC-035"))
     return secret

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.inspect import values
-from fastckpt._core.inspect.diff import Difference, Distance, diff_files
+from fastckpt._core.inspect.diff import BitDistance, Difference, Distance, diff_files
 from fastckpt._core.inspect.inventory import InventoryFile
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
@@ -285,3 +285,14 @@ def test_diff_of_large_files_loads_neither_into_memory(tmp_path: Path):
     command = [sys.executable, "-c", program, str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=True)
     assert int(done.stdout) * 1024 < 100e6
+
+
+def test_a_comparison_of_bits_counts_what_is_equal_as_a_number():
+    ours = torch.tensor([0.0, 1.0, torch.nan, 2.0])
+    theirs = torch.tensor([-0.0, 1.0, torch.nan, 3.0])
+    theirs.view(torch.int32)[2] += 1
+    for kind, differing in ((Distance, 1), (BitDistance, 3)):
+        found = kind()
+        found.add(ours, theirs)
+        found.add(ours, ours.clone())
+        assert (found.count, found.differing, found.nans, found.max_abs) == (8, differing, 0, 1.0)

@@ -65,7 +65,8 @@ def test_the_report_of_a_job_with_two_kills_equals_its_training_log(new_job):
     assert found.counts.saves == 12 and not found.counts.skipped
     lines = [line for line in job.text().splitlines() if "restarts left" in line]
     first, second = (event["text"] for event in told(job.events) if event["event"] == "restarted")
-    assert lines == [f"fastckpt-run: {first}", f"fastckpt-run: {second}"]
+    page = "(FC-030, docs/errors.md#fc-030)"
+    assert lines == [f"fastckpt-run: {first} {page}", f"fastckpt-run: {second} {page}"]
     assert re.fullmatch(
         r"rank 1 died: SIGKILL; resumed step 10 from memory after \d+\.\d s, 3 steps repeated, 2 of 3 restarts left",
         first,

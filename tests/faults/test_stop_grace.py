@@ -31,7 +31,10 @@ def test_workers_stopped_for_another_node_get_sigterm_first(tmp_path: Path) -> N
         rest = r"; resumed step 7 from memory after \d+\.\d s, no step repeated, (\d+) of 20 restarts left"
         rank = rf"rank 1 died on {socket.gethostname()}: SIGKILL"
         other = "workers were stopped for another node, which failed or joined"
-        assert re.fullmatch(f"fastckpt-run: {rank}{rest}", told[killed].pop())[1] == "19"
+        assert (
+            re.fullmatch(rf"fastckpt-run: {rank}{rest} \(FC-030, docs/errors.md#fc-030\)", told[killed].pop())[1]
+            == "19"
+        )
         assert re.fullmatch(f"fastckpt-run: {other}{rest}", told[1 - killed].pop())[1] == "20"
         assert told == [[], []], "one line each"
     finally:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from fastckpt._core.client.mailbox import StoreMailbox
 from fastckpt._core.config import RankInfo, copy_of_environment
+from fastckpt._core.error_codes import coded
 from fastckpt._core.torch_private.tensors import default_store, group_stores
 from fastckpt.errors import ConfigError
 
@@ -213,13 +214,14 @@ def explain_stale_addresses() -> None:
         before(kind, error, trace)
         names = {frame.name for frame in traceback.extract_tb(trace)}
         if FORMING & names and "gloo" in str(error).lower():
-            logger.error("gloo could not connect the workers. " + EXPLANATION, place.restart_count)
+            text = coded("gloo could not connect the workers. " + EXPLANATION, "FC-044")
+            logger.error(text, place.restart_count)
 
     def look() -> None:
         frame = sys._current_frames().get(main or 0)
         if FORMING & {each.name for each in traceback.extract_stack(frame)}:
             text = f"the process group is still being formed, {FORMING_PATIENCE:g} s after this worker began. "
-            logger.warning(text + EXPLANATION, place.restart_count)
+            logger.warning(coded(text + EXPLANATION, "FC-044"), place.restart_count)
 
     sys.excepthook = explain
     timer = threading.Timer(FORMING_PATIENCE, look)

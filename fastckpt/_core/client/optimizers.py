@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.torch_private.tensors import has_hooks
 from fastckpt.errors import ConfigError
 
@@ -72,9 +73,12 @@ def check_kinds(saved: Any, now: Kinds) -> None:
             if not set(old) & set(new):
                 which = f"{name} {i}" if len(now[name]) > 1 else name
                 raise ConfigError(
-                    f"{which} was saved as {old[0]}, and is {new[0]} now: the state of one means nothing to the other. "
-                    f"Give {old[0]}; or, to go on with {new[0]}, load the model alone out of the checkpoint's files, "
-                    "and give another checkpoint directory"
+                    coded(
+                        f"{which} was saved as {old[0]}, and is {new[0]} now: the state of one means nothing to the "
+                        f"other. Give {old[0]}; or, to go on with {new[0]}, load the model alone out of the "
+                        "checkpoint's files, and give another checkpoint directory",
+                        "FC-043",
+                    )
                 )
 
 

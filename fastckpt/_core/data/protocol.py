@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from fastckpt._core.data.known_libraries import leaves_out
 from fastckpt._core.data.position import VERSION, read
 from fastckpt._core.data.split import rank_and_world
+from fastckpt._core.error_codes import coded
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -80,9 +81,12 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     # Such a state counts in its own units (batches of a rank, or of a worker): with other numbers it leads elsewhere.
     if changed := [name for name in here if saved[name] != here[name]]:
         raise ConfigError(
-            f"{type(data).__name__} would go on with other data: it was saved with "
-            f"{' and '.join(f'{saved[name]} {WORDS[name]}, now {here[name]}' for name in changed)}. "
-            "Give what it was saved with, or use ResumableDataLoader"
+            coded(
+                f"{type(data).__name__} would go on with other data: it was saved with "
+                f"{' and '.join(f'{saved[name]} {WORDS[name]}, now {here[name]}' for name in changed)}. "
+                "Give what it was saved with, or use ResumableDataLoader",
+                "FC-040",
+            )
         )
     if own is None or read(own, ("rank",))["rank"] != rank:
         raise ConfigError(f"rank {rank} has no position of {type(data).__name__} in this checkpoint")
@@ -112,8 +116,11 @@ def check_stateful(data: Any) -> None:
     missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(data, name)]
     if missing:
         raise ConfigError(
-            f"data={type(data).__name__} has no {' and no '.join(missing)}: its position cannot be saved. Use "
-            "ResumableDataLoader"
+            coded(
+                f"data={type(data).__name__} has no {' and no '.join(missing)}: its position cannot be saved. Use "
+                "ResumableDataLoader",
+                "FC-039",
+            )
         )
     if not hasattr(data, "rank_state_dict"):
         _check_lossless(data)
@@ -125,6 +132,10 @@ def _check_lossless(data: Any) -> None:
         if left_out := leaves_out(stream):
             name = type(data).__name__
             raise ConfigError(
-                f"the state of {name} leaves out the {left_out} of its data set: at each resume the samples in it "
-                "would be lost. Give data=ResumableDataLoader(dataset, ...), which counts samples, or shuffle elsewhere"
+                coded(
+                    f"the state of {name} leaves out the {left_out} of its data set: at each resume the samples in it "
+                    "would be lost. Give data=ResumableDataLoader(dataset, ...), which counts samples, or shuffle "
+                    "elsewhere",
+                    "FC-039",
+                )
             )

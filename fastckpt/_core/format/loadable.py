@@ -8,6 +8,7 @@ from typing import IO, Any, cast
 import torch
 
 from fastckpt._core.arguments import NOTE
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.sink import Sink
 from fastckpt._core.format.skeleton import Skeleton, sketch
 from fastckpt.errors import NotLoadable
@@ -24,9 +25,12 @@ def check_own(state: Any, skeleton: Skeleton) -> None:
     if _wraps(skeleton):
         path, culprit = _culprit("state", state, lambda part: _wraps(sketch(part)[0]))
         raise NotLoadable(
-            f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which wraps other tensors, and does "
-            "not load from a file of torch.save that ranks share. Save a DTensor with fastckpt.fsdp."
-            "FsdpShardCheckpointer, or as what its full_tensor() gives."
+            coded(
+                f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which wraps other tensors, and "
+                "does not load from a file of torch.save that ranks share. Save a DTensor with fastckpt.fsdp."
+                "FsdpShardCheckpointer, or as what its full_tensor() gives.",
+                "FC-006",
+            )
         )
 
 
@@ -41,9 +45,12 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
     path, culprit = _culprit("state", state, _is_refused)
     own = "what its state_dict() gives, " if hasattr(culprit, "state_dict") else "it as "
     raise NotLoadable(
-        f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
-        f"refuses. Save {own}plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
-        f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory."
+        coded(
+            f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
+            f"refuses. Save {own}plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
+            f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory.",
+            "FC-006",
+        )
     )
 
 

@@ -18,6 +18,8 @@ SCHEMA = 1
 NAME = "manifest.json"
 MODEL = "model.pt"
 """The one file that a user may name: the manifest's ``target`` is its path."""
+VARYING = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
+"""Keys that the automatic frequency writes into a checkpoint, and which differ between any two runs."""
 METADATA = ".metadata"
 """The file that makes a directory a checkpoint of torch.distributed.checkpoint."""
 TRAINING = "training.pt"

@@ -91,6 +91,18 @@ class Distance:
             self.max_abs = max(self.max_abs, distance)
 
 
+class BitDistance(Distance):
+    """The same with each element that has other bits counted as differing: 0.0 is not -0.0 then."""
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Take in a block of elements of each."""
+        before = self.differing
+        super().add(a, b)
+        if a.dtype == b.dtype and a.numel():
+            other = a.view(torch.uint8) != b.view(torch.uint8)
+            self.differing = before + int(other.view(a.numel(), -1).any(dim=1).sum())
+
+
 @dataclass
 class Difference:
     """The differences of two states.
@@ -126,10 +138,16 @@ def diff_all(
     return differences
 
 
-def diff_files(a: InventoryFile, b: InventoryFile, on_read: Callable[[int], None] = lambda _: None) -> Difference:
+def diff_files(
+    a: InventoryFile,
+    b: InventoryFile,
+    on_read: Callable[[int], None] = lambda _: None,
+    kind: type[Distance] = Distance,
+) -> Difference:
     """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
 
-    Strides, shared storages and the device of a tensor do not count. ``on_read`` is called with each number of bytes.
+    Strides, shared storages and the device of a tensor do not count. ``on_read`` is called with each number of bytes;
+    ``kind`` compares two tensors.
 
     Raises:
         BadCheckpoint: One of the files is damaged.
@@ -144,7 +162,7 @@ def diff_files(a: InventoryFile, b: InventoryFile, on_read: Callable[[int], None
             if keys in in_b:
                 other = in_b[keys]
                 difference.changes.extend(_changes(entry, other))
-                if distance := _distance(left, right, entry, other, on_read):
+                if distance := _distance(left, right, entry, other, kind(), on_read):
                     difference.compared += 1
                     if distance.differing:
                         difference.tensors[entry.name] = distance
@@ -179,14 +197,18 @@ def _shape_change(a: TreeEntry, b: TreeEntry) -> list[Change]:
 
 
 def _distance(
-    left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry, on_read: Callable[[int], None]
+    left: StateFile,
+    right: StateFile,
+    a: TreeEntry,
+    b: TreeEntry,
+    distance: Distance,
+    on_read: Callable[[int], None],
 ) -> Distance | None:
-    """None where there is nothing to compare: no tensors, or of two shapes, or without elements."""
+    """The distance, with all elements; None where there is nothing to compare: no tensors, two shapes, no elements."""
     if not isinstance(a.value, Tensor) or not isinstance(b.value, Tensor) or a.value.shape != b.value.shape:
         return None
     if a.value.storage is None or b.value.storage is None:
         return None
-    distance = Distance()
     blocks_a, blocks_b = left.blocks(a.value), right.blocks(b.value)
     try:
         for block_a, block_b in zip(blocks_a, blocks_b, strict=True):

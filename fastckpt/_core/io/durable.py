@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastckpt._core.byte_sizes import binary
+from fastckpt._core.error_codes import coded
 from fastckpt._core.io.modes import make_directory, open_file
 from fastckpt.errors import PersistError
 
@@ -102,7 +103,8 @@ def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[
             f" It needs {_needed(sources)}; {_free(Path(os.fsdecode(where)))} is free." if number in OUT_OF_ROOM else ""
         )
         remedy = REMEDIES.get(number, "See the system's log for the cause, then try again")
-        raise PersistError(f"cannot {deed} in {place}: {where}: {error.strerror or error}.{room} {remedy}.") from error
+        text = f"cannot {deed} in {place}: {where}: {error.strerror or error}.{room} {remedy}."
+        raise PersistError(coded(text, "FC-022")) from error
 
 
 def _needed(sources: Iterable[Path]) -> str:

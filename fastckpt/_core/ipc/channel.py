@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Union, get_args, get_origin
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.ipc.messages import Message
 from fastckpt.errors import AgentLost, ProtocolError
 
@@ -119,7 +120,7 @@ class Channel:
         _, uid = peer(self._socket)
         if uid != os.getuid():
             self._socket.close()
-            raise AgentLost(f"the process at {address} belongs to user {uid}, not to {os.getuid()}")
+            raise AgentLost(coded(f"the process at {address} belongs to user {uid}, not to {os.getuid()}", "FC-003"))
 
     def ask(self, message: Message, timeout: float | None = None) -> Message:
         """Send a message and wait for its answer; raises AgentLost."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from fastckpt._core.byte_sizes import binary
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory import presence
 from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.memory.headroom import Headroom, headroom
@@ -79,7 +80,10 @@ class Arena:
             close_lock(lock)
             found = headroom(path.parent)
             raise ArenaTooSmall(
-                f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}."
+                coded(
+                    f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}.",
+                    "FC-001",
+                )
             ) from error
         _remove_strays(path)
         arena = cls(path, owner, lock)
@@ -222,9 +226,10 @@ def too_small(size: int, slots: int, found: Headroom) -> str:
     """
     need = slots * size
     fewer = " Or use --fast-slots 2." if slots > 2 else ""
-    return (
+    return coded(
         f"{found.medium} cannot hold {slots} x {binary(size)}, {binary(need)} in all: {found}. "
-        f"{found.remedies(need - found.free)}.{fewer}"
+        f"{found.remedies(need - found.free)}.{fewer}",
+        "FC-001",
     )
 
 

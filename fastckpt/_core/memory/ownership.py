@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.records import LARGEST, parse_record
@@ -72,8 +73,11 @@ class Owner:
 def refuse(owner: Owner) -> None:
     """Wait for no other owner; raises ArenaInUse."""
     raise ArenaInUse(
-        f"checkpoint directory {owner.directory} is in use by another job on this host: {owner}. End that job, or give "
-        "this one another."
+        coded(
+            f"checkpoint directory {owner.directory} is in use by another job on this host: {owner}. End that job, or "
+            "give this one another.",
+            "FC-002",
+        )
     )
 
 
@@ -109,6 +113,9 @@ def make_private(path: Path) -> None:
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ArenaInUse(
-            f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
-            f"remove it, or choose another tmpfs with --fast-shm-dir"
+            coded(
+                f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
+                f"remove it, or choose another tmpfs with --fast-shm-dir",
+                "FC-003",
+            )
         )

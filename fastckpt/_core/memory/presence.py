@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from fastckpt._core import metrics
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive, try_shared
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.records import names_in, read_record, write_record
@@ -97,7 +98,9 @@ def evict(arena: Path, seconds: float) -> bool:
             killed = sorted({process.pid for _, process in signed(arena) if process.kill()})
             if killed:
                 metrics.event("orphans_killed", pids=killed)
-                logger.warning("killed processes %s, which a dead job left writing to %s", killed, arena)
+                logger.warning(
+                    coded("killed processes %s, which a dead job left writing to %s", "FC-004"), killed, arena
+                )
             while not try_exclusive(lock):
                 if time.monotonic() > end:
                     return False
@@ -106,7 +109,8 @@ def evict(arena: Path, seconds: float) -> bool:
             left = sorted(each.pid for each in process.left() if each.kill())
             if left:
                 metrics.event("orphans_killed", pids=left)
-                logger.warning("killed processes %s, such as loader workers, which %s left behind", left, process)
+                text = coded("killed processes %s, such as loader workers, which %s left behind", "FC-004")
+                logger.warning(text, left, process)
             path.unlink(missing_ok=True)
         return True
     finally:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -68,21 +69,7 @@ class Process:
 
     def kill(self) -> bool:
         """Kill it, if it runs here for this user; whether that was done. Never hits another process of its number."""
-        if self.pid <= 1 or self.pid == os.getpid():
-            return False
-        try:
-            handle = os.pidfd_open(self.pid)
-        except (OSError, OverflowError):
-            return False
-        try:
-            # Whoever has the number now, the handle stays with the process that had it when it was opened.
-            if not self.is_alive() or _user(self.pid) != os.getuid():
-                return False
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
-        return True
+        return bool(signal_together([self], signal.SIGKILL))
 
     def left(self) -> list["Process"]:
         """What lives on of the session of this process, which led it and is dead: its loader workers, say.
@@ -99,6 +86,30 @@ class Process:
     def __str__(self) -> str:
         elsewhere = "" if self.is_here() or self.boot != boot_id() else " of another pid namespace"
         return f"process {self.pid}{elsewhere} on {self.host or 'this host'}, started {self.started or 'some time ago'}"
+
+
+def signal_together(processes: Sequence[Process], number: int) -> list[Process]:
+    """Send a signal to those that run here for this user, with nothing in between; never to others of their numbers.
+
+    Returns those that it was sent to.
+    """
+    with contextlib.ExitStack() as on_exit:
+        handles = list[tuple[Process, int]]()
+        for process in processes:
+            if process.pid <= 1 or process.pid == os.getpid():
+                continue
+            try:
+                handle = os.pidfd_open(process.pid)
+            except (OSError, OverflowError):
+                continue
+            on_exit.callback(os.close, handle)
+            # Whoever has the number now, the handle stays with the process that had it when it was opened.
+            if process.is_alive() and _user(process.pid) == os.getuid():
+                handles.append((process, handle))
+        for _, handle in handles:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+    return [process for process, _ in handles]
 
 
 @cache

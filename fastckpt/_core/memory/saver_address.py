@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.locks import (
     close_lock,
@@ -46,8 +47,11 @@ class SaverAddress:
         except OSError as error:
             self.close()
             raise ArenaTooSmall(
-                f"nothing can be written under {shm_dir}: {error}; {headroom(shm_dir)}. Free some of it, enlarge it "
-                f"(docker: --shm-size), or choose another tmpfs with --fast-shm-dir."
+                coded(
+                    f"nothing can be written under {shm_dir}: {error}; {headroom(shm_dir)}. Free some of it, enlarge "
+                    f"it (docker: --shm-size), or choose another tmpfs with --fast-shm-dir.",
+                    "FC-001",
+                )
             ) from error
         if others := [path for path in _posted(shm_dir, key) if path != self._path and _is_held(path)]:
             self.close()

@@ -123,6 +123,11 @@ class TelemetryBlock:
         self._bytes = memoryview(self._map)
         self._lines: list[Line] = []
 
+    @property
+    def ranks(self) -> int:
+        """How many local ranks it has room for."""
+        return len(self._bytes) // LINE
+
     def line(self, rank: int) -> "Line":
         """Where local rank ``rank`` writes, until `close`; raises FastckptError if there is no such line."""
         if (rank + 1) * LINE > len(self._bytes):

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import slots_of
@@ -48,9 +49,12 @@ def check_shared(ranks: Agreement, location: str, place: RankInfo, seen: Sequenc
     if _is_one(seen) or _is_one(seen := ranks.gather(mark_seen(location, place))):
         return
     raise ConfigError(
-        f"{location} is not the same directory on all nodes: {_in_words(seen)}. Each node persists what its own ranks "
-        "have, so no checkpoint would ever be whole. Mount one file system there on all nodes, such as NFS or Lustre, "
-        "or give the URL of a store, such as s3://bucket/run1."
+        coded(
+            f"{location} is not the same directory on all nodes: {_in_words(seen)}. Each node persists what its own "
+            "ranks have, so no checkpoint would ever be whole. Mount one file system there on all nodes, such as NFS "
+            "or Lustre, or give the URL of a store, such as s3://bucket/run1.",
+            "FC-014",
+        )
     )
 
 
@@ -93,7 +97,7 @@ def refuse_foreign(directory: str, ranks: Agreement) -> None:
 
     def look(_: object) -> None:
         if text := _found(directory):
-            raise NoLoadableCheckpoint(text)
+            raise NoLoadableCheckpoint(coded(text, "FC-015"))
 
     ranks.decide(None, look)
 
@@ -126,10 +130,13 @@ def warn_of_unloaded(client: SaverClient, save: SaveId) -> None:
         return
     if newest is not None:
         logger.warning(
-            "step %d is saved to %s without loading step %d, which is there: a new history begins that does not go on "
-            "from it. Call load_checkpoint() (of Checkpointer: resume()) before the first save, or give another "
-            "directory. Retention keeps what was saved before; a checkpoint of the same step takes its place; to "
-            "delete it: fastckpt prune %s --drop-history %d",
+            coded(
+                "step %d is saved to %s without loading step %d, which is there: a new history begins that does not go "
+                "on from it. Call load_checkpoint() (of Checkpointer: resume()) before the first save, or give another "
+                "directory. Retention keeps what was saved before; a checkpoint of the same step takes its place; to "
+                "delete it: fastckpt prune %s --drop-history %d",
+                "FC-009",
+            ),
             save.step,
             client.options.directory,
             newest.step,

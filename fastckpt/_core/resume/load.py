@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.transfer.host_copy import Copy, fill_fresh
 from fastckpt.errors import BadCheckpoint, NoRankState
 
@@ -94,7 +95,11 @@ class RankState(dict[str, Any]):
         """Raise NoRankState."""
         there = ", ".join(map(repr, self)) or "nothing"
         raise NoRankState(
-            f"rank_state has no {name!r}: of step {self._step} rank {self._rank} has {there}. What a job with another "
-            "number of ranks needs, such as the position of a ResumableDataLoader, belongs into the common state: "
-            f"save_checkpoint(step, {{..., {name!r}: loader.state_dict()}}), and load_checkpoint()[{name!r}]"
+            coded(
+                f"rank_state has no {name!r}: of step {self._step} rank {self._rank} has {there}. What a job with "
+                "another number of ranks needs, such as the position of a ResumableDataLoader, belongs into the "
+                f"common state: save_checkpoint(step, {{..., {name!r}: loader.state_dict()}}), and "
+                f"load_checkpoint()[{name!r}]",
+                "FC-021",
+            )
         )

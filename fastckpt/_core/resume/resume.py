@@ -11,6 +11,7 @@ from fastckpt._core import metrics
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
@@ -98,10 +99,13 @@ class Resume:
         self._report(resumed)
         if resumed is None and tried:
             raise NoLoadableCheckpoint(
-                f"{self._finder.directory} holds checkpoints, but none that all ranks can load. Tried: "
-                f"{'; '.join(tried)}. Restore one of them (what was quarantined is in .fastckpt/quarantine-*, with a "
-                f"why.txt), or, to start afresh, remove them or choose another checkpoint directory; if it is not "
-                f"shared by all nodes, share it."
+                coded(
+                    f"{self._finder.directory} holds checkpoints, but none that all ranks can load. Tried: "
+                    f"{'; '.join(tried)}. Restore one of them (what was quarantined is in .fastckpt/quarantine-*, with "
+                    f"a why.txt), or, to start afresh, remove them or choose another checkpoint directory; if it is "
+                    f"not shared by all nodes, share it.",
+                    "FC-016",
+                )
             )
         return resumed or ResumeResult(None, "", None, {})
 
@@ -234,10 +238,13 @@ class Resume:
         lost = [rank for rank, choice in enumerate(choices) if choice.tier == STATELESS]
         if lost and self._place.rank == 0:
             logger.warning(
-                "step %d is resumed without the rank state of ranks %s, which no node holds any more and storage does "
-                "not have (--fast-allow-lost-rank-state): on these ranks random generators, and a position in the data "
-                "that was saved as rank_state, start as in a new job, while all else goes on from step %d. They may "
-                "read data again, or skip some",
+                coded(
+                    "step %d is resumed without the rank state of ranks %s, which no node holds any more and storage "
+                    "does not have (--fast-allow-lost-rank-state): on these ranks random generators, and a position in "
+                    "the data that was saved as rank_state, start as in a new job, while all else goes on from step "
+                    "%d. They may read data again, or skip some",
+                    "FC-019",
+                ),
                 choices[0].step,
                 lost,
                 choices[0].step,
@@ -298,7 +305,8 @@ class Resume:
             if isinstance(each.place, SaveId) and (save is None or each.place > save):
                 instead = f"{save} is resumed" if save else "nothing older is there"
                 hint = "A node that did write its part wrote it elsewhere: see that all nodes share the directory."
-                logger.warning("%s on storage is not resumed: %s; %s. %s", each.place, each.why, instead, hint)
+                text = coded("%s on storage is not resumed: %s; %s. %s", "FC-017")
+                logger.warning(text, each.place, each.why, instead, hint)
                 self._bad.append(str(each))
 
     def _report(self, resumed: ResumeResult | None) -> None:
@@ -315,7 +323,7 @@ class Resume:
         metrics.counts["bad_checkpoints"] += 1
         self._bad.append(text)
         if self._place.rank == 0:
-            logger.warning("not resumed from %s", text)
+            logger.warning(coded("not resumed from %s", "FC-017"), text)
             history, step, tier, *_ = bad
             metrics.event("bad_checkpoint", history=history, step=step, tier=tier, reason=objections)
         return text

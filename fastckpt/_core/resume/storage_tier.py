@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.policy.resume import CheckpointLocation
@@ -141,7 +142,7 @@ class StorageTier:
         self.has_quarantined = True
         if self._client.place.rank == 0:
             try:
-                logger.warning("quarantined as %s: %s", self._store.quarantine(bad, why), why)
+                logger.warning(coded("quarantined as %s: %s", "FC-018"), self._store.quarantine(bad, why), why)
             except PersistError as error:  # say, read-only storage: it is found bad again at the next resume
                 logger.warning("%s; it stays where it is: %s", why, error)
 
@@ -169,5 +170,6 @@ class RemoteTier(StorageTier):
         try:
             return super().list()
         except PersistError as error:
-            logger.warning("the remote tier %s is ignored in this resume: %s", self.location, error)
+            text = coded("the remote tier %s is ignored in this resume: %s", "FC-026")
+            logger.warning(text, self.location, error)
             return Listing({}, [Rejected(RejectionKind.QUARANTINED, self.location, str(error))])

@@ -11,6 +11,7 @@ from typing import Any
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.save_results import TO_DISK
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
@@ -119,7 +120,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
         text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
         in_memory = near(finder, client, ranks, select)
         if choose(in_memory.has, ()) is None:
-            raise NoLoadableCheckpoint(text)
+            raise NoLoadableCheckpoint(coded(text, "FC-020"))
         logger.warning("%s. What memory holds is newer, or as new.", text)
         return replace(in_memory, unsearched=text)
     return _survey(finder, own, reports, unfinished=unfinished)
@@ -201,7 +202,7 @@ class Chooser:
         if unreadable and self._end is None:
             self._end = time.monotonic() + LIMIT
             if self._rank == 0:
-                logger.warning("%s. It is tried again for up to %.0f s", unreadable, LIMIT)
+                logger.warning(coded("%s. It is tried again for up to %.0f s", "FC-020"), unreadable, LIMIT)
 
     def choose(self, has: Sequence[Collection[CheckpointLocation]]) -> tuple[CheckpointLocation, ...] | None:
         """The newest save that every rank can load, as the nearest place where each has it; None if there is none.
@@ -223,9 +224,12 @@ class Chooser:
         # Clocks differ: the ranks give up together, when the first of them would.
         if any(self._ranks.gather(time.monotonic() + PAUSE > self._end)):
             raise NoLoadableCheckpoint(
-                f"{'; '.join(self._unreadable.values())}. No older checkpoint is loaded in its place: all that is saved"
-                " from then on would outrank this one. Start the job again when it can be read; or load another one by"
-                " its path; or, to give this one up for good, remove it."
+                coded(
+                    f"{'; '.join(self._unreadable.values())}. No older checkpoint is loaded in its place: all that is "
+                    "saved from then on would outrank this one. Start the job again when it can be read; or load "
+                    "another one by its path; or, to give this one up for good, remove it.",
+                    "FC-020",
+                )
             )
         time.sleep(PAUSE)
 

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.ownership import Owner
 from fastckpt._core.saver.persistence.predecessor import PATIENCE, Job
@@ -85,8 +86,11 @@ class _Wait:
         left = PATIENCE - (now - self._begun)
         if left <= 0:
             raise PlaceInUse(
-                f"{self._job.location} is in use by another job, which lives: {owner}. End that job, or give this one "
-                "another place; to take this one away from it, start with --fast-take-over."
+                coded(
+                    f"{self._job.location} is in use by another job, which lives: {owner}. End that job, or give this "
+                    "one another place; to take this one away from it, start with --fast-take-over.",
+                    "FC-011",
+                )
             )
         if owner != self._owner:
             self._meet(owner, left)
@@ -106,7 +110,8 @@ class _Wait:
             # it stops its workers and lets go of the arena's lock.
             self._tenure.take_from(owner.launch)
         what = "it saves to" if owner.is_alive else "it has died, but a process that it started keeps the memory of"
-        logger.warning("waiting, for up to %.0f s, for %s: %s %s", left, owner, what, self._job.location)
+        text = coded("waiting, for up to %.0f s, for %s: %s %s", "FC-011")
+        logger.warning(text, left, owner, what, self._job.location)
         self._owner = owner
 
     def _end(self, owner: Owner) -> None:

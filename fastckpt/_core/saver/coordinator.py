@@ -9,6 +9,7 @@ from threading import Event
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings, trial_record
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
 from fastckpt._core.ipc.messages import (
@@ -105,7 +106,8 @@ class Coordinator:
         with metrics.phase("arena.adopt"):
             alone = await loop.run_in_executor(None, self.arena.evict_writers, ORPHANS_DEADLINE)
         if not alone:
-            logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
+            text = coded("writers of an earlier job still use %s: its memory is not resumed", "FC-004")
+            logger.warning(text, self.arena.path)
         await self._marking.settle(alone=alone)
         loans.forget(self.arena.path)
         self.arena.make_slots(self._settings.slots)
@@ -367,7 +369,8 @@ class Coordinator:
         self.arena.restore()
         for slot in self.slots:
             slot.clear()
-        logger.warning("%s was removed: what was in memory is lost; it was created again", self.arena.path)
+        text = coded("%s was removed: what was in memory is lost; it was created again", "FC-005")
+        logger.warning(text, self.arena.path)
 
     def _read(self, *slots: Slot) -> None:
         for slot in slots:
@@ -472,8 +475,11 @@ class Coordinator:
             self.arena.release()
             why = self.persister.trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
             logger.error(
-                "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
-                "resumes from it, or copy it with: cp -r %s DESTINATION",
+                coded(
+                    "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
+                    "resumes from it, or copy it with: cp -r %s DESTINATION",
+                    "FC-024",
+                ),
                 newest.id,
                 why,
                 newest.path,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.arena import Arena, too_small
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit, headroom
 from fastckpt._core.memory.slots import discard, image_size, images_in
@@ -72,7 +73,7 @@ class Reservations:
             self._stale.pop(spare, None)
             await asyncio.get_running_loop().run_in_executor(self._pool, self._arena.drop, spare.path)
         if short:
-            logger.warning("%s", short)
+            logger.warning("%s", coded(short, "FC-001"))
         self._warn_if_crowded(size)
         self._sizes = sizes
 
@@ -88,7 +89,8 @@ class Reservations:
             self._warned, taken = True, len(self._slots) * size
             what = f"checkpoints take {binary(taken)} of {binary(found.total)} in {found.limit}"
             remedies = found.remedies(taken - found.free)
-            logger.warning("%s: data loaders with workers, which need some of it, may fail. %s.", what, remedies)
+            text = coded("%s: data loaders with workers, which need some of it, may fail. %s.", "FC-001")
+            logger.warning(text, what, remedies)
 
     def _lacking(self, size: int, share: int) -> Headroom | None:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""

@@ -3,9 +3,12 @@
 import logging
 from collections import Counter
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 
 logger = logging.getLogger("fastckpt")
+
+_SKIPPED = coded("saves are skipped from step %d on: %s", "FC-007")
 
 
 class SkippedSaves:
@@ -29,22 +32,23 @@ class SkippedSaves:
             return
         self._newest = save
         if not self.reasons[why]:
-            logger.warning("saves are skipped from step %d on: %s", save.step, why)
+            logger.warning(_SKIPPED, save.step, why)
         self.reasons[why] += 1
 
     def skip(self, save: SaveId, why: str) -> None:
         """A save found no slot."""
         if not self.last_was_skipped:
-            logger.warning("saves are skipped from step %d on: %s", save.step, why)
+            logger.warning(_SKIPPED, save.step, why)
 
     def warn_of_mismatch(self, mismatch: str) -> None:
         """Ranks save different steps; logged once."""
         if not self._warned:
             self._warned = True
-            logger.warning("not every rank saves the same steps: %s", mismatch)
+            logger.warning(coded("not every rank saves the same steps: %s", "FC-007"), mismatch)
 
     def report(self, kept: SaveId | None, directory: str) -> None:
         """At the end of the job: what was lost after the newest checkpoint, ``kept``."""
         for why, count in self.reasons.items() if kept is None or kept < self._newest else ():
             saves = "1 save was" if count == 1 else f"{count} saves were"
-            logger.error("%s skipped, as %s: the newest checkpoint is %s in %s", saves, why, kept or "none", directory)
+            text = coded("%s skipped, as %s: the newest checkpoint is %s in %s", "FC-007")
+            logger.error(text, saves, why, kept or "none", directory)

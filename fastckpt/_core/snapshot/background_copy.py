@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from fastckpt._core import metrics
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.mutation_check import Digests, MutationCheck
 from fastckpt._core.torch_private.tensors import is_in_backward
@@ -168,10 +169,13 @@ class BackgroundCopy:
         differing = digests.differing()
         if differing is not None:
             raise OverlapError(
-                f"{self._mutations.path(differing)} changed between the save of step {self.save.step} and the wait for "
-                "its copy, and its version did not: it was written to by way of .data, numpy or another process. That "
-                "step was not saved. Write to it within torch.no_grad() instead, before the save or after the next "
-                "step of an optimizer, or save without overlap."
+                coded(
+                    f"{self._mutations.path(differing)} changed between the save of step {self.save.step} and the wait "
+                    "for its copy, and its version did not: it was written to by way of .data, numpy or another "
+                    "process. That step was not saved. Write to it within torch.no_grad() instead, before the save or "
+                    "after the next step of an optimizer, or save without overlap.",
+                    "FC-008",
+                )
             )
 
 

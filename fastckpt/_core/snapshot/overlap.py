@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from fastckpt._core import metrics
 from fastckpt._core.arguments import shown
 from fastckpt._core.client.optimizers import unwrapped
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies, SaveOutcome
@@ -177,8 +178,11 @@ class Overlap:
             return
         self._optimizers = ()
         logger.warning(
-            "%s was written to between the save of step %d and the next step of an optimizer%s. Saves do not overlap "
-            "with training any more: from now on each copies all before it returns.",
+            coded(
+                "%s was written to between the save of step %d and the next step of an optimizer%s. Saves do not "
+                "overlap with training any more: from now on each copies all before it returns.",
+                "FC-008",
+            ),
             path,
             save.step,
             ", and so this step was not saved" if lost else "",

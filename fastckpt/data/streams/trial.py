@@ -13,6 +13,7 @@ import torch.distributed as dist
 from fastckpt._core.config import RankInfo
 from fastckpt._core.data.known_libraries import lacks_seed, remedy
 from fastckpt._core.data.split import Split
+from fastckpt._core.error_codes import coded
 from fastckpt._core.torch_private.tensors import default_store
 from fastckpt.data.order import END
 from fastckpt.data.streams.checksum import checksum
@@ -161,8 +162,12 @@ class Judge:
         due, self._due = self._due, False
         if due and lacks_seed(self._dataset):
             raise ConfigError(
-                f"{self._name} is shuffled without a seed, so each start and each rank has another order: samples "
-                f"would be lost, and others used twice. {remedy(self._dataset)}; to accept that, pass repeatable=False"
+                coded(
+                    f"{self._name} is shuffled without a seed, so each start and each rank has another order: samples "
+                    f"would be lost, and others used twice. {remedy(self._dataset)}; to accept that, pass "
+                    "repeatable=False",
+                    "FC-041",
+                )
             )
         return [Trial(seed, epoch)] * workers if due else []
 
@@ -184,9 +189,12 @@ class Judge:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "rank %d: %s of %s is not the one that was used before the restart: the stream differs between "
-                "starts, so some of its samples are lost and others used twice. %s; to accept that, pass "
-                "repeatable=False",
+                coded(
+                    "rank %d: %s of %s is not the one that was used before the restart: the stream differs between "
+                    "starts, so some of its samples are lost and others used twice. %s; to accept that, pass "
+                    "repeatable=False",
+                    "FC-041",
+                ),
                 self._split.rank,
                 place,
                 self._name,
@@ -210,8 +218,11 @@ class Judge:
         what = "is another one" if here and there else f"is missing there ({again.error or 'the stream has ended'})"
         what = "comes after the end" if there and not here else what
         raise ConfigError(
-            f"{self._name} gives other samples {where}: sample {number} {what}. Some would be lost, and others used "
-            f"twice. {remedy(self._dataset)}; to accept that, pass repeatable=False"
+            coded(
+                f"{self._name} gives other samples {where}: sample {number} {what}. Some would be lost, and others "
+                f"used twice. {remedy(self._dataset)}; to accept that, pass repeatable=False",
+                "FC-041",
+            )
         )
 
 

@@ -30,8 +30,9 @@ def test_too_large_a_state_is_refused_at_the_first_save(small_tmpfs, ranks: Rank
             f"shared memory cannot hold 2 x 100.1 MiB, 200.1 MiB in all: {shm} has 142.5 MiB free of 150.0 MiB. "
             "Enlarge it (docker: --shm-size=256m; Kubernetes: emptyDir: {medium: Memory, sizeLimit: 256Mi} "
             f"mounted at {shm}), name another tmpfs with --fast-shm-dir, or keep checkpoints in files on a disk with "
-            "--fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)."
+            "--fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off). (FC-001, docs/errors.md#fc-001)"
         )
+        assert refused.value.code == "FC-001"
     assert one.save_checkpoint(2, state(2, 10 * MEBI), storage_type=StorageType.MEMORY)
     assert one.load_checkpoint()["step"] == 2
 

@@ -18,8 +18,8 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader
-from fastckpt.ddp import KeepLatestStepStrategy
-from fastckpt.errors import ConfigError, FastckptError
+from fastckpt.ddp import KeepBestStrategy, KeepLatestStepStrategy, KeepStepIntervalStrategy
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
 from tests.e2e.ddp.overlapping import Held
 
 
@@ -96,6 +96,56 @@ def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: P
         assert all(torch.equal(a, b) for a, b in zip(training.weights(), again.weights(), strict=True))
         assert again.scheduler.state_dict() == training.scheduler.state_dict()
         assert again.steps(10, 12) == [None, None, True]
+
+
+def test_a_resume_of_an_earlier_step_begins_a_history_that_later_resumes_go_on_from(directory: Path):
+    kept = {"every": 1, "deletion_strategy": KeepStepIntervalStrategy(2, directory)}
+    first = Training(directory, **kept)
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        for step in range(1, 9):
+            first.steps(step, step)
+            checkpointer._checkpointer.wait_latest_checkpoint(60)
+            if step == 4:
+                before = [weight.clone() for weight in first.weights()]
+    second = Training(directory, **kept)
+    with second.checkpointer as checkpointer:
+        with pytest.raises(BadCheckpoint, match=r"checkpoint-5 cannot be loaded.* fastckpt ls .* shows what there is"):
+            checkpointer.resume(step=5)
+        with pytest.raises(ConfigError, match=r"step is '4'.*give int\(step\)"):
+            checkpointer.resume(step="4")
+        assert checkpointer.resume(step=4) == 4
+        assert all(map(torch.equal, before, second.weights()))
+        second.steps(5, 6)
+    third = Training(directory, **kept)
+    with third.checkpointer as checkpointer:
+        assert checkpointer.resume() == 6, "not step 8, which is older than what was saved after going back"
+        assert all(map(torch.equal, second.weights(), third.weights()))
+    assert 8 in on_storage(directory), "what was left is still there"
+
+
+def test_a_step_with_metrics_is_durable_though_none_is_due_and_the_best_is_kept(directory: Path):
+    best = KeepBestStrategy(1, "loss", directory)
+    training = Training(directory, every=1000, deletion_strategy=best)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        for step, loss in enumerate([3.0, 1.0, 2.0, None, 4.0], 1):
+            training.model(torch.ones(8) * step).square().sum().backward()
+            training.optimizer.step()
+            result = checkpointer.step(step, None if loss is None else {"loss": loss})
+            assert (result is not None) == (loss is not None)
+            checkpointer._checkpointer.wait_latest_checkpoint(60)
+    assert on_storage(directory) == [2, 5]
+
+
+def test_metrics_in_the_middle_of_an_accumulation_are_refused_aloud(directory: Path, caplog: pytest.LogCaptureFixture):
+    loader = ResumableDataLoader(torch.ones(8, 8), 1, accumulate=2)
+    training = Training(directory, every=1000, data=loader)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        next(iter(loader))
+        assert checkpointer.step(1, {"loss": 1.0}) is None
+    assert "step 1 has metrics" in caplog.text and "Give them with a step that ends one" in caplog.text
 
 
 def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory: Path):

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fastckpt import Checkpointer
-from fastckpt.errors import ConfigError, NoLoadableCheckpoint, NotLoadable
+from fastckpt.ddp import KeepStepIntervalStrategy
+from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint, NotLoadable
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 from tests.e2e.dcp.states import same
 
@@ -210,6 +211,31 @@ def test_a_model_that_was_used_before_resumes(run: Run):
 
 def test_parameters_frozen_at_resume_keep_their_optimizer_states(run: Run):
     run(frozen)
+
+
+def back(directory: Path) -> None:
+    first, states = Training(directory, deletion_strategy=KeepStepIntervalStrategy(2, directory)), dict[int, Any]()
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        for step in range(1, 7):
+            first.steps(step, step, 1)
+            checkpointer._checkpointer.wait_latest_checkpoint(60)
+            states[step] = first.state
+    second = Training(directory, seed=3)
+    with second.checkpointer as checkpointer:
+        with pytest.raises(BadCheckpoint, match="holds no checkpoint 3"):
+            checkpointer.resume(step=3)
+        assert checkpointer.resume(step=2) == 2
+        assert same(second.state, states[2])
+        second.steps(3, 3, 1)
+    third = Training(directory, seed=4)
+    with third.checkpointer as checkpointer:
+        assert checkpointer.resume() == 3
+    assert same(third.state, second.state)
+
+
+def test_a_sharded_loop_goes_back_to_an_earlier_step_and_on_from_there(run: Run):
+    run(back)
 
 
 class Slow(torch.optim.SGD):

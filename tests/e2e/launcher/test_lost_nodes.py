@@ -86,7 +86,7 @@ def test_an_agent_that_waits_for_others_says_what_they_need_and_ends_by_ctrl_c_w
         signal.signal(signal.SIGINT, handler)
     waits = agent.stderr.readline()
     assert waits.startswith(f"fastckpt-run: 1 of 2 nodes have come to 127.0.0.1:{port}; waiting for the others")
-    assert waits.endswith("They need the same --nnodes, --rdzv-id, --rdzv-endpoint and secret\n")
+    assert "They need the same --nnodes, --rdzv-id, --rdzv-endpoint and secret (FC-036, " in waits
     agent.send_signal(signal.SIGINT)
     assert agent.wait(60) == 1
     assert agent.stderr.read() == "fastckpt-run: stopped by SIGINT\n"

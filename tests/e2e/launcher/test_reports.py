@@ -53,7 +53,7 @@ def test_a_traceback_is_printed_once(jobs: Jobs, tmp_path: Path, recorded: list[
     [told] = [line for line in job.stderr.splitlines() if line.startswith("fastckpt-run: rank ")]
     why = ", ValueError: MARK, in fail (end.py:20)" if streams or recorded else ""
     log = rf", log {tmp_path}/logs/.*/0/stderr\.log" if streams else ""
-    end = rf"; not restarted: --max-restarts is 0 \(on {socket.gethostname()}{log}\)"
+    end = rf"; not restarted: --max-restarts is 0 \(on {socket.gethostname()}{log}\) \(FC-027, docs/errors.md#fc-027\)"
     assert re.fullmatch(re.escape(f"fastckpt-run: rank 0 died: exit code 1{why}") + end, told)
 
 
@@ -76,7 +76,8 @@ def test_the_first_worker_to_fail_is_the_root_cause(jobs: Jobs) -> None:
     assert "exitcode  : -9" in job.stderr.partition("Root Cause")[0]
     told = [line for line in job.stderr.splitlines() if line.startswith("fastckpt-run: rank ")]
     host = socket.gethostname()
-    assert told == [f"fastckpt-run: rank 0 died: exit code 3; not restarted: --max-restarts is 0 (on {host})"]
+    where = f"(on {host}) (FC-027, docs/errors.md#fc-027)"
+    assert told == [f"fastckpt-run: rank 0 died: exit code 3; not restarted: --max-restarts is 0 {where}"]
 
 
 def test_the_error_file_reaches_the_agents_own_parent(jobs: Jobs, tmp_path: Path) -> None:

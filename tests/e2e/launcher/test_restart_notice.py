@@ -17,6 +17,7 @@ from fastckpt_run.failures.cause import Cause, cause_of
 from fastckpt_run.failures.restart_notice import RestartNotice
 from tests.e2e.launcher.conftest import Jobs
 
+PAGE = " (FC-030, docs/errors.md#fc-030)"
 KILLED = {1: (-9, Cause())}
 
 
@@ -74,7 +75,7 @@ def test_the_restart_line_is_printed_once_after_all_ranks_have_loaded(told: Told
     told.load(0, 1)
     told.notice.end()
     assert told.lines == [
-        "rank 1 died: SIGKILL; resumed step 44 from memory after T, 1 step repeated, 2 of 3 restarts left"
+        "rank 1 died: SIGKILL; resumed step 44 from memory after T, 1 step repeated, 2 of 3 restarts left" + PAGE
     ]
 
 
@@ -109,7 +110,7 @@ def test_workers_that_load_nothing_have_a_restart_line(told: Told) -> None:
     assert told.lines == []
     metrics.event("first_step", local_rank=0, rank=0)
     told.notice.look(2)
-    assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left"]
+    assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left" + PAGE]
 
 
 def test_workers_without_a_checkpointer_have_a_restart_line(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_workers_without_a_checkpointer_have_a_restart_line(told: Told, monkeypa
     monkeypatch.setattr(restart_notice, "PATIENCE", 0.0)
     told.notice.look(2)
     told.notice.end()
-    assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left"]
+    assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left" + PAGE]
 
 
 def test_each_restart_and_the_final_failure_have_a_line(told: Told) -> None:
@@ -132,16 +133,17 @@ def test_each_restart_and_the_final_failure_have_a_line(told: Told) -> None:
     told.notice.end()
     again = "restarted after T, but the workers failed again before they had loaded anything"
     first, second, lost = told.lines
-    assert first == f"rank 1 died: SIGKILL; {again}, 1 of 3 restarts left"
-    assert second == f"rank 1 died: SIGKILL; {again}, 0 of 3 restarts left"
-    assert re.fullmatch(r"rank 1 died: SIGKILL; not restarted \(on [^ ,]+\)", lost)
+    assert first == f"rank 1 died: SIGKILL; {again}, 1 of 3 restarts left{PAGE}"
+    assert second == f"rank 1 died: SIGKILL; {again}, 0 of 3 restarts left{PAGE}"
+    assert re.fullmatch(r"rank 1 died: SIGKILL; not restarted \(on [^ ,]+\) \(FC-027, docs/errors.md#fc-027\)", lost)
 
 
 def test_a_job_that_ends_before_its_restart_has_no_restart_line(told: Told) -> None:
     told.start()
     told.notice.failed(KILLED, 1, nodes=1, follows=False)
     told.notice.end()
-    assert told.lines == ["rank 1 died: SIGKILL; the job ended before they were started again, 0 of 3 restarts left"]
+    [line] = told.lines
+    assert line == f"rank 1 died: SIGKILL; the job ended before they were started again, 0 of 3 restarts left{PAGE}"
 
 
 def test_a_restart_for_another_node_names_it(told: Told) -> None:

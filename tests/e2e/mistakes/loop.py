@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from fastckpt import Checkpointer
 from fastckpt.data import ResumableDataLoader
-from fastckpt.errors import ConfigError, FastckptError, StepError
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, StepError
 from tests.e2e.mistakes.table import (
     WARNING,
     WORKS,
@@ -113,12 +113,24 @@ def step_without_resume(scene: Scene) -> None:
     train(scene.directory, resume=False)
 
 
+@answered(BadCheckpoint, value="checkpoint-5", limit="No such file", remedy="fastckpt ls")
+def resume_of_a_step_that_is_not_there(scene: Scene) -> None:
+    with Checkpointer(scene.directory, **parts()) as checkpointer:
+        checkpointer.resume(step=5)
+
+
 @answered(TypeError, value="'step'", limit="step, metrics", remedy="give step=")
 def step_without_number(scene: Scene) -> None:
     given = parts()
     with Checkpointer(scene.directory, **given) as checkpointer:
         checkpointer.resume()
         checkpointer.step()
+
+
+@answered(TypeError, value="step is '50'", limit="a whole number", remedy="give int(step)")
+def resume_of_text(scene: Scene) -> None:
+    with Checkpointer(scene.directory, **parts()) as checkpointer:
+        checkpointer.resume(step="50")
 
 
 @answered(TypeError, value="step is 1.0", limit="a whole number", remedy="give int(step)")

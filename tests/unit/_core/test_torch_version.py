@@ -40,14 +40,15 @@ def test_the_supported_torch_versions_are_those_of_the_project_file():
 def test_a_command_reports_in_one_line_that_torch_is_too_old(tmp_path: Path, command: str):
     ended = python(tmp_path, "2.8.0+cu128", *COMMANDS[command])
     assert ended.returncode == 2 and not ended.stdout
-    needs = f"torch 2.8.0+cu128 is too old for fastckpt; pip install '{NEEDED}'"
+    needs = f"torch 2.8.0+cu128 is too old for fastckpt; pip install '{NEEDED}' (FC-042, docs/errors.md#fc-042)"
     assert ended.stderr == f"{command}: error: {needs}\n"
 
 
 def test_a_script_reports_last_that_torch_is_too_old(tmp_path: Path):
     ended = python(tmp_path, "2.9.1", "-c", "from fastckpt.ddp import DdpCheckpointer")
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].endswith(f"torch 2.9.1 is too old for fastckpt; pip install '{NEEDED}'")
+    text = f"torch 2.9.1 is too old for fastckpt; pip install '{NEEDED}' (FC-042, docs/errors.md#fc-042)"
+    assert ended.stderr.splitlines()[-1].endswith(text)
 
 
 def test_a_newer_torch_gets_a_warning(tmp_path: Path):

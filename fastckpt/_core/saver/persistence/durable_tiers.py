@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
 from fastckpt._core.ipc.messages import Hello
@@ -225,7 +226,8 @@ class DurableTiers:
             await asyncio.sleep(pause)
             left = max(0.0, end - time.monotonic())
             what = self.persister.awaited or self.upload.awaited or "a persist comes to its end"
-            logger.warning("the end of the job waits: %s. %.0f s are left (--fast-flush-timeout)", what, left)
+            text = coded("the end of the job waits: %s. %.0f s are left (--fast-flush-timeout)", "FC-023")
+            logger.warning(text, what, left)
 
     def close(self, *, wait: bool) -> None:
         """End the threads; with ``wait``, after what they do now. Others may save here from now on."""

@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.persistence.succession import Party, may_follow
 from fastckpt._core.storage.history import Record
@@ -95,13 +96,16 @@ def wait_for_predecessor(vigil: Vigil, end: threading.Event) -> None:
         assert vigil.record is not None
         whom = describe(vigil.record)
         if not is_told:
-            text = "waiting, for up to %.0f s, for %s: it saves to %s, or has died"
+            text = coded("waiting, for up to %.0f s, for %s: it saves to %s, or has died", "FC-011")
             logger.warning(text, PATIENCE, whom, place)
             is_told = True
         if time.monotonic() - start > PATIENCE:
             raise PlaceInUse(
-                f"{place} is in use by another job, which lives: {whom}. End that job, or give "
-                "this one another place; to take this one away from it, start with --fast-take-over."
+                coded(
+                    f"{place} is in use by another job, which lives: {whom}. End that job, or give this one another "
+                    "place; to take this one away from it, start with --fast-take-over.",
+                    "FC-011",
+                )
             )
         if end.wait(PAUSE):
             raise PersistError(f"the job ended while it waited for {whom}")

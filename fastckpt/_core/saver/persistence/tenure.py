@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from fastckpt._core import metrics
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.saver.persistence.opening import Opening
@@ -152,9 +153,13 @@ class Tenure:
         """Go on without records; raises ConfigError if that was not asked for."""
         if self._job.exclusive:
             raise ConfigError(
-                f"{self._store.path} offers no way to make something that one job alone can make, so two jobs that "
-                "save there cannot be told apart. Use a directory, s3://, gs:// or abfs:// with a current s3fs, gcsfs "
-                "or adlfs, or accept it with --fast-no-exclusive: then see to it that one job at a time saves there."
+                coded(
+                    f"{self._store.path} offers no way to make something that one job alone can make, so two jobs that "
+                    "save there cannot be told apart. Use a directory, s3://, gs:// or abfs:// with a current s3fs, "
+                    "gcsfs or adlfs, or accept it with --fast-no-exclusive: then see to it that one job at a time "
+                    "saves there.",
+                    "FC-013",
+                )
             )
         logger.warning("%s cannot tell two jobs apart: see that one at a time saves there", self._store.path)
         self._enabled = False
@@ -310,7 +315,7 @@ class Tenure:
         return record.location == self._party.location and record.launch in self._met
 
     def _lose(self, why: str) -> NoReturn:
-        self.lost = why
+        self.lost = why = coded(why, "FC-012")
         logger.error("%s", why)
         raise Superseded(why)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.retention import KeepAll, Policy
 from fastckpt._core.retention import retire
@@ -84,7 +85,7 @@ class Uploader:
         except (FastckptError, OSError) as error:
             if known is None:
                 raise
-            logger.warning("the job goes on without its remote store for now: %s", error)
+            logger.warning(coded("the job goes on without its remote store for now: %s", "FC-026"), error)
             self.trouble = str(error)
         self.look()
         if self.trouble and known is not None:
@@ -125,7 +126,8 @@ class Uploader:
         done, _ = await asyncio.wait([self._task], timeout=seconds)
         if self.trouble or not done:
             why = self.trouble or f"it takes longer than {seconds:.0f} s"
-            logger.error("the newest checkpoint is not in %s: %s. The next job uploads it.", self.remote.path, why)
+            text = coded("the newest checkpoint is not in %s: %s. The next job uploads it.", "FC-026")
+            logger.error(text, self.remote.path, why)
         return bool(done)
 
     def close(self, *, wait: bool) -> None:

@@ -4,6 +4,7 @@ import logging
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from fastckpt._core.error_codes import coded
 from fastckpt.errors import FastckptError, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -22,7 +23,7 @@ class ExplainedErrors(AbstractContextManager[None]):
         # BaseExceptions such as KeyboardInterrupt pass; our own errors name their remedy already.
         if isinstance(error, Exception) and not isinstance(error, FastckptError):
             text = f"cannot {self._deed} in {self._url}: {type(error).__name__}: {error}. {_remedy(error)}."
-            raise PersistError(text) from error
+            raise PersistError(coded(text, "FC-022")) from error
 
 
 class LoggedErrors(AbstractContextManager[bool]):

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Collection
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.storage.history import LARGEST_TEXT, Record, number_of, outdated
 from fastckpt._core.storage.local.layout import PRIVATE
 from fastckpt._core.storage.remote.client_errors import ExplainedErrors
@@ -55,8 +56,11 @@ class ObjectHistories:
                     raise
                 fault = f"does not know conditional requests ({error})"
             raise ConfigError(
-                f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that knows "
-                "If-None-Match (AWS S3 does), or accept that with --fast-no-exclusive."
+                coded(
+                    f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that "
+                    "knows If-None-Match (AWS S3 does), or accept that with --fast-no-exclusive.",
+                    "FC-013",
+                )
             )
 
     def write(self, record: Record) -> None:

@@ -5,6 +5,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from fastckpt._core.error_codes import coded
+
 logger = logging.getLogger("fastckpt")
 
 FIRST = 5.0
@@ -40,6 +42,5 @@ class WaitNotice:
         if not self._silent:
             self._silent = True
             longest = f"up to {limit:.0f} s" if limit else "as long as its client tries"
-            logger.warning(
-                "%s has not answered for %.0f s (to %s): it is waited for, %s", self._url, patience, deed, longest
-            )
+            text = coded("%s has not answered for %.0f s (to %s): it is waited for, %s", "FC-023")
+            logger.warning(text, self._url, patience, deed, longest)

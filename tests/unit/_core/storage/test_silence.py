@@ -34,7 +34,7 @@ def test_a_hanging_upload_is_reported_and_cleaned_up_after_its_error(store, s3, 
         store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
     assert not store._objects._cleaner.submit(int).done(), "that takes as long again"
     lines = [line for line in said.messages if "has not answered for" in line]
-    assert any("run has not answered for 0 s (to upload part " in line and line.endswith("up to 5 s") for line in lines)
+    assert any("run has not answered for 0 s (to upload part " in line and "up to 5 s (FC-" in line for line in lines)
     store._objects._cleaner.submit(int).result(60)
     assert "the next sweep will: TimeoutError: no answer in 5 s (to abort checkpoint-1/" in said.text
     assert hang.injected > 2

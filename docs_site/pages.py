@@ -1,0 +1,13 @@
+"""The pages of the documentation that are generated, and what makes each."""
+
+from collections.abc import Callable, Mapping
+
+from docs_site import api_reference, command_reference, option_reference
+from fastckpt._core import error_codes, error_pages
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    error_codes.PAGE: error_pages.document,
+    "docs/reference/api.md": api_reference.document,
+    "docs/reference/commands.md": command_reference.document,
+    "docs/reference/options.md": option_reference.document,
+}

@@ -1,0 +1,98 @@
+"""Hooks of mkdocs: the navigation from folders and headings, and pages for files that are linked to outside of docs/.
+
+mkdocs loads this file by its path (mkdocs.yml); it imports nothing else of this folder.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+SECTIONS = {
+    "Start": ("index.md", "quickstart.md", "concepts.md"),
+    "Guides": ("guides/saving.md", "guides/data.md", "guides/frequency.md", "guides/storage.md", "guides/fsdp.md"),
+    "Clusters": ("clusters/nodes.md", "clusters/slurm.md", "clusters/kubernetes.md", "clusters/docker.md"),
+    "Operate": ("operate/doctor.md", "operate/plan.md", "operate/watch.md", "operate/live_page.md"),
+    "Migrate": ("migrate/torchrun.md",),
+    "Reference": ("errors.md", "reference/options.md", "reference/commands.md", "reference/api.md"),
+    "Evidence": ("evidence/benchmarks.md", "evidence/reliability.md"),
+    "Internals": ("architecture.md", "glossary.md"),
+}
+"""The pages that come first in each section; all others of its folder follow by their titles."""
+REPOSITORY = "repository"
+"""The folder of the site with the files outside of docs/ that pages link to."""
+_LINK = re.compile(r"(?<=\]\()(?P<path>\.\./[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LANGUAGES = {".py": "python", ".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".sbatch": "bash", ".sh": "bash"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of files outside, and lay out the navigation."""
+    root = Path(config.config_file_path).parent
+    pages = {file.src_uri: file for file in files.documentation_pages()}
+    config.nav = [{section: _paths(section, first, pages)} for section, first in SECTIONS.items()]
+    config.nav = [entry for entry in config.nav if any(entry.values())]
+    linked = {target for uri, file in pages.items() for target in _outside(uri, file.content_string)}
+    for target in sorted(linked):
+        if (root / target).exists():  # else mkdocs reports the link
+            content = _shown(target, root / target)
+            page = File.generated(config, _page_of(target), content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+            files.append(page)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Have links that leave docs/ lead to the pages of those files."""
+    here = posixpath.dirname(page.file.src_uri)
+    root = Path(config.config_file_path).parent
+
+    def led(link: re.Match[str]) -> str:
+        target = _target(page.file.src_uri, link["path"])
+        if target is None or not (root / target).exists():
+            return link[0]
+        return posixpath.relpath(_page_of(target), here or ".")
+
+    return _LINK.sub(led, markdown)
+
+
+def _paths(section: str, first: tuple[str, ...], pages: dict[str, File]) -> list[str]:
+    listed = {uri for each in SECTIONS.values() for uri in each}
+    folder = section.lower() if section not in ("Start", "Internals") else ""
+    rest = [uri for uri in pages if uri not in listed and _section_of(uri) == (folder or section)]
+    return [uri for uri in first if uri in pages] + sorted(rest, key=lambda uri: _title(pages[uri].content_string))
+
+
+def _section_of(uri: str) -> str:
+    """The folder of a page; what is in none, and in no list above, is about internals."""
+    return PurePosixPath(uri).parts[0] if "/" in uri else "Internals"
+
+
+def _title(markdown: str) -> str:
+    found = re.search(r"^# (.+)$", markdown, re.MULTILINE)
+    return found[1].replace("`", "").lower() if found else ""
+
+
+def _target(uri: str, path: str) -> str | None:
+    """The path in the repository that a link of a page leads to; None if it is within docs/."""
+    target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(uri), path))
+    return None if target.startswith(("docs/", "../")) or target == "docs" else target
+
+
+def _outside(uri: str, markdown: str) -> Iterator[str]:
+    for link in _LINK.finditer(markdown):
+        if (target := _target(uri, link["path"])) is not None:
+            yield target
+
+
+def _page_of(target: str) -> str:
+    return f"{REPOSITORY}/{target}.md"
+
+
+def _shown(target: str, path: Path) -> str:
+    if path.is_dir():
+        return f"# {target}\n\n" + "".join(f"- `{each.name}`\n" for each in sorted(path.iterdir()) if each.is_file())
+    return f"# {target}\n\n````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"

@@ -1,0 +1,1 @@
+"""Runs of a script with and without kills, compared bit for bit."""

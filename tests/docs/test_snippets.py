@@ -1,0 +1,149 @@
+"""Each block of the documentation is run, or says which test runs it, or why none does.
+
+Blocks of a page run in their order, in one directory and one process (`page_process`), which is forked from one that
+has imported torch; commands are executed by bash, with those of this checkout on PATH. Above a block may stand
+``<!-- runs in: tests/... -->`` or ``<!-- not run: reason -->``.
+"""
+
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import launchers
+from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of, missing
+
+COMMANDS = {
+    "fastckpt-run": "from fastckpt_run.commands import launch; launch()",
+    "fastckpt": "from fastckpt_run.commands import tools; tools()",
+    "torchrun": "from torch.distributed.run import main; main()",
+}
+NOT_YET = {
+    "docs/guides/dcp.md",
+    "docs/guides/deepspeed.md",
+    "docs/guides/huggingface.md",
+    "docs/guides/integrations.md",
+    "docs/operate/hangs.md",
+    "docs/operate/watch.md",
+    "docs/reference/format.md",
+    "docs/reference/metrics.md",
+    "docs/reference/versions.md",
+}
+"""Pages that are from before the documentation was sorted by task; only to be made shorter."""
+ELSEWHERE = {
+    "docs/guides/offload.md": "tests/e2e/offload/test_page.py",
+    "docs/reference/cli.md": "tests/cli/test_docs.py",
+}
+"""Pages that tests of their own run as a whole."""
+REASONS = {
+    "installs packages",
+    "needs several hosts",
+    "needs GPUs",
+    "of another library, which is not installed here",
+    "stands for a script of yours",
+}
+"""Why a block may be run by no test."""
+MOST_NOT_RUN = 17
+"""Blocks; only to become fewer."""
+ALL = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in ALL if page not in NOT_YET and page not in ELSEWHERE]
+RUN = [page for page in PAGES if any(not (block.runs_in or block.not_run) for block in blocks_of(page))]
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    """Commands of this checkout, as an installation would have them."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, code in COMMANDS.items():
+        (folder / name).write_text(f"#!{sys.executable}\n{code}\n")
+    (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for each in folder.iterdir():
+        each.chmod(0o755)
+    return folder
+
+
+def run(page: str, folder: Path, bin_folder: Path) -> tuple[int, str]:
+    """The exit code of a page, and all that it printed."""
+    here = folder / "page"
+    here.mkdir()
+    environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "FASTCKPT_PRELOAD": "auto"}
+    environment["PET_LOG_DIR"] = str(folder / "logs")  # else a temporary directory that nobody removes
+    log = folder / "log"
+    with log.open("wb") as output:
+        arguments = ["-m", "tests.docs.page_process", page, str(here)]
+        process = launchers.start(arguments, environment, output.fileno())
+    return process.wait(280), log.read_text(errors="replace")
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, bin_folder: Path, forked_launchers: None):
+    code, printed = run(page, tmp_path, bin_folder)
+    assert code == 0, printed[-8000:]
+
+
+BROKEN = {
+    "an error": "```python\nprint(model, no_such_name)\n```\n",
+    "an error of a script": "```python\n# train.py\nraise SystemExit(3)\n```\n\n```console\n$ python train.py\n```\n",
+    "a command that fails": "```bash\nfalse\ntrue\n```\n",
+    "an option that there is not": "```console\n$ fastckpt ls --no-such-option\n```\n",
+    "other output": "```console\n$ echo step 3 is durable\nstep 4 was skipped\n```\n",
+    "what a diff leaves out": "```diff\n-import torch\n+import no_such_module\n```\n",
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_block_fails_and_its_line_is_named(
+    fault: str, tmp_path: Path, bin_folder: Path, forked_launchers: None
+):
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"# Title\n\n```python\nassert dist and loader and train(next(iter(loader))) > 0\n```\n\n{BROKEN[fault]}"
+    )
+    code, printed = run(str(page), tmp_path, bin_folder)
+    assert code != 0
+    assert re.search(rf"{page}(:|\", line )\d+", printed.rpartition("---")[2]), printed
+
+
+def test_numbers_may_differ_from_the_page_and_words_and_order_not():
+    printed = "step 153 was resumed after 0.2 s\nsaved 2.4 kB\ndone"
+    assert not missing(["step 7 was resumed after 81 ms", "...", "done"], printed)
+    assert missing(["done", "saved 2.4 kB"], printed) == ["saved 2.4 kB"]
+    assert missing(["step 153 was resumed after 0.2 losses"], printed)
+
+
+def test_blocks_that_are_not_run_are_few_and_have_a_reason():
+    not_run = [block for page in PAGES for block in blocks_of(page) if block.not_run]
+    strange = {f"{block.place}: {block.not_run}" for block in not_run if block.not_run not in REASONS}
+    assert not strange
+    assert len(not_run) <= MOST_NOT_RUN, Counter(block.not_run for block in not_run)
+    assert {block.not_run for block in not_run} == REASONS, "a reason that no block has is not needed any more"
+
+
+def test_the_test_that_is_said_to_run_a_block_is_there_and_reads_its_page():
+    for block in (block for page in PAGES for block in blocks_of(page) if block.runs_in):
+        source = (ROOT / block.runs_in).read_text()
+        assert Path(block.page).name in source, f"{block.place}: {block.runs_in} does not name the page"
+
+
+def test_a_file_of_a_page_is_used_by_one_of_its_commands():
+    for page in PAGES:
+        blocks = [block for block in blocks_of(page) if not (block.runs_in or block.not_run)]
+        for number, block in enumerate(blocks):
+            if block.file:
+                later = [each for each in blocks[number:] if each.kind in SHELL]
+                assert any(block.file in each.text for each in later), f"{block.place}: nothing runs {block.file}"
+
+
+def test_every_kind_of_block_is_known():
+    """A block of another kind would be run by nobody."""
+    assert not {page: strange for page in PAGES if (strange := kinds_of(page) - KINDS)}
+
+
+def test_pages_that_are_left_out_are_there_and_have_blocks():
+    assert all(blocks_of(page) for page in (*NOT_YET, *ELSEWHERE)), "remove what has none from the list"
+    for page, test in ELSEWHERE.items():
+        assert Path(page).name in (ROOT / test).read_text()

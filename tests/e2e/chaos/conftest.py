@@ -1,0 +1,55 @@
+"""Jobs of a tiny training that commands of `fastckpt` kill in: launchers are forked, and their workers as well."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import launchers
+from tests.cli.conftest import fastckpt  # noqa: F401  # a fixture
+from tests.faults.jobs import launcher_for
+
+TRAIN = str(Path(__file__).with_name("train.py"))
+
+
+def start_forked(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    """fastckpt-run in a fork, with forked workers; as `fastckpt_run.bound_launch.start_bound` starts it otherwise."""
+    folder = Path(environment["TMPDIR"])
+    return launchers.start([*launcher_for(folder), *arguments], {**environment, "FASTCKPT_PRELOAD": "auto"}, output)
+
+
+class ChaosJob:
+    """Launches of the training in a folder, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory = folder / "checkpoints"
+        self.directory.mkdir(parents=True)
+        self._folder, self._output = folder, folder / "output"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *script: str, restarts: int = 9, ranks: int = 2) -> subprocess.Popen[bytes]:
+        options = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--fast-max-stalls=0"]
+        environment = os.environ | {"TMPDIR": str(self._folder)}
+        own = [TRAIN, "--out", str(self.directory), "--steps", "100000", "--pause", "0.01", *script]
+        with self._output.open("ab") as output:
+            self._processes.append(start_forked([*options, *own], environment, output.fileno()))
+        return self._processes[-1]
+
+    def text(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def stop(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(120)
+
+
+@pytest.fixture
+def job(tmp_path: Path, forked_launchers: None) -> Iterator[ChaosJob]:
+    job = ChaosJob(tmp_path / "job")
+    yield job
+    job.stop()

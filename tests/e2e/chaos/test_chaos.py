@@ -1,0 +1,245 @@
+"""`fastckpt chaos`: kills in a real job, what comes back, and jobs in which it refuses to kill."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt import DdpCheckpointer
+from fastckpt._core import metrics
+from fastckpt._core.memory.processes import Process, boot_id, signal_together
+from fastckpt._core.report.events import FOLDER
+from fastckpt_run.chaos.running_job import LocalAgent, agents_of, find_job
+from tests.cli.conftest import Fastckpt, Said
+from tests.cli.test_output import KEYS
+from tests.e2e.chaos.conftest import ChaosJob
+
+SHM = "FASTCKPT_SHM_DIR"
+NOBODY = 65534
+KILL = {
+    "number", "kind", "rank", "pids", "at", "step", "held", "held_in", "seconds", "resumed", "tiers", "fresh", "lost",
+    "digests", "digests_of", "restarts_left", "trouble", "stopped", "came_back", "fault",
+}  # fmt: skip
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what} did not come in {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def agents(job: ChaosJob) -> list[LocalAgent]:
+    return agents_of(str(job.directory), Path(os.environ[SHM]))
+
+
+def begun(job: ChaosJob) -> list[LocalAgent]:
+    """The agents of a job that has saved."""
+    until(lambda: (each := agents(job)) and all(rank.step >= 2 for rank in each[0].telemetry()), "the first save")
+    return agents(job)
+
+
+def chaos(fastckpt: Fastckpt, job: ChaosJob, *options: object) -> Said:
+    return fastckpt("chaos", job.directory, "--every=0.3s", "--limit=100s", *options)
+
+
+def test_a_job_comes_back_from_each_kill_and_all_of_it_is_told(fastckpt: Fastckpt, job: ChaosJob):
+    job.start()
+    [agent] = begun(job)
+    # 1. workers   2. again, for people   3. the agent, started again by somebody   4. a lost host, not started again
+    said = chaos(fastckpt, job, "--kill=rank", "--count=2", "--seed=1", "--json")
+    document = said.document
+    assert set(document) == set(KEYS["chaos"]) and document["job"] is None
+    assert said.code == 0 and document["came_back"] == 2 and not document["faults"] and not document["warnings"]
+    assert document["tiers"] == {"memory": 2} and document["ended"] == "2 kills are made"
+    for kill in document["kills"]:
+        assert set(kill) == KILL and kill["digests"] == "equal" and kill["seconds"] > 0 and kill["rank"] in (0, 1)
+        assert (kill["resumed"]["history"], kill["resumed"]["step"]) >= (kill["held"]["history"], kill["held"]["step"])
+        assert 0 <= kill["lost"] <= 6 and agent.process.pid not in kill["pids"] and len(kill["pids"]) == 1
+    assert [kill["restarts_left"] for kill in document["kills"]] == [8, 7]
+
+    said = chaos(fastckpt, job, "--kill=rank", "--count=1", "--signal=segv")
+    assert said.code == 0 and "kill 1: rank " in said.out and "in memory, " in said.out and "bytes equal" in said.out
+    assert "came back" in said.out and "bytes equal to what was saved" in said.out
+    until(lambda: "SIGSEGV" in job.text(), "the launcher's report")
+
+    workers = {worker.pid for worker in agents(job)[0].workers}
+    again = threading.Thread(target=lambda: (until(lambda: not agents(job), "the death"), job.start()))
+    again.start()
+    said = chaos(fastckpt, job, "--kill=agent", "--count=1", "--json")
+    again.join()
+    [kill] = said.document["kills"]
+    assert said.code == 0 and kill["pids"] == [agent.process.pid] and kill["tiers"] == ["memory"]
+    assert "starts a killed agent again" in said.document["warnings"][0] and "warning: nobody but you" in said.err
+
+    [agent] = begun(job)
+    now = {agent.process.pid, *(worker.pid for worker in agent.workers)}
+    assert not now & workers
+    said = fastckpt("chaos", job.directory, "--every=0.1s", "--limit=1s", "--kill=node", "--json")
+    [kill] = said.document["kills"]
+    assert said.code == 1 and set(kill["pids"]) == now and kill["fault"] == "no new agent came in 1 s"
+    assert said.document["ended"] == "nothing came back after the last kill"
+    assert job.start("--steps=1").wait(120) == 0  # it finds that all is done, and removes the memory
+
+
+def test_restarts_that_are_used_up_are_told_before_and_after(fastckpt: Fastckpt, job: ChaosJob):
+    process = job.start(restarts=1)
+    begun(job)
+    said = chaos(fastckpt, job, "--kill=rank", "--count=3")
+    assert "the job has 1 restart left for 3 kills" in said.err and "--max-restarts N" in said.err
+    assert said.code == 1 and "kill 2: rank " in said.out and "NOT BACK: the job has ended: failed" in said.out
+    assert process.wait(60) == 1
+    said = chaos(fastckpt, job, "--kill=rank")
+    assert said.code == 2 and "no job runs with" in said.err and "the last one has ended (failed" in said.err
+
+
+def test_a_job_that_ends_by_itself_ends_the_kills(fastckpt: Fastckpt, job: ChaosJob):
+    job.start("--steps=60", ranks=1)
+    begun(job)
+    said = chaos(fastckpt, job, "--kill=rank", "--every=600s")
+    assert said.code == 1 and "the job has ended (succeeded)" in said.out and "give a shorter --every" in said.out
+
+
+def test_ctrl_c_ends_with_the_summary_also_without_an_event_log(
+    fastckpt: Fastckpt, job: ChaosJob, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTCKPT_EVENT_LOG", "0")
+    job.start(ranks=1)
+    [agent] = begun(job)
+    stop = threading.Thread(
+        target=lambda: (
+            until(lambda: agents(job)[0].telemetry()[0].generation, "a restart"),
+            time.sleep(0.5),
+            os.kill(os.getpid(), signal.SIGINT),
+        )
+    )
+    stop.start()
+    said = fastckpt("chaos", job.directory, "--kill=rank", "--every=0.2s", "--json")
+    stop.join()
+    assert said.code == 0 and said.document["ended"] == "stopped by Ctrl-C"
+    first = said.document["kills"][0]
+    assert first["came_back"] and first["resumed"]["step"] >= first["held"]["step"]
+    assert first["resumed"]["history"] is None and not first["tiers"] and first["restarts_left"] is None
+    assert agents(job)[0].process == agent.process
+
+
+# --- jobs that are not one's own to kill
+
+
+def refusal(fastckpt: Fastckpt, directory: Path) -> str:
+    said = fastckpt("chaos", directory, "--kill=rank", "--every=1s")
+    assert said.code == 2 and not said.out
+    return said.err
+
+
+def leave_begin(directory: Path, **fields: Any) -> None:
+    """The log of a launch that has begun and not ended."""
+    (directory / FOLDER).mkdir(parents=True)
+    event = metrics.stamp("job_started") | {"host": socket.gethostname(), "boot": boot_id()} | fields
+    (directory / FOLDER / f"000001-host-{event['pid']}.jsonl").write_bytes(metrics.to_line(event))
+
+
+def test_a_directory_without_a_job_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+    assert "no job of this user runs on" in refusal(fastckpt, tmp_path)
+    assert "is no directory" in refusal(fastckpt, tmp_path / "none")
+
+
+def test_a_job_of_another_host_is_refused_with_its_name(fastckpt: Fastckpt, tmp_path: Path):
+    leave_begin(tmp_path, host="gpu17")
+    assert f"the job with {tmp_path} runs on gpu17: run this there" in refusal(fastckpt, tmp_path)
+
+
+def test_a_job_that_was_killed_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    leave_begin(tmp_path, pid=gone.pid)
+    assert f"the last one (process {gone.pid}) was killed" in refusal(fastckpt, tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes root, to have a process of another user")
+def test_a_job_of_another_user_is_refused_with_the_name(fastckpt: Fastckpt, tmp_path: Path):
+    stranger = subprocess.Popen(["sleep", "60"], user=NOBODY)
+    try:
+        leave_begin(tmp_path, pid=stranger.pid)
+        said = refusal(fastckpt, tmp_path)
+        assert f"(process {stranger.pid}) belongs to user nobody" in said or f"user {NOBODY}" in said
+        assert stranger.poll() is None and not signal_together([Process.of(stranger.pid)], signal.SIGKILL)
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_process_without_an_agent_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+    with DdpCheckpointer(tmp_path):
+        assert f"process {os.getpid()} keeps its memory itself" in refusal(fastckpt, tmp_path)
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from fastckpt._core.memory.arena import Arena, arena_path
+arena = Arena.open(arena_path(sys.argv[1], sys.argv[2], int(sys.argv[3])), sys.argv[2], sys.argv[3])
+print("here", flush=True)
+sys.stdin.read()
+arena.remove()
+"""
+
+
+def test_a_directory_with_two_jobs_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+    command = [sys.executable, "-c", OWNER, os.environ[SHM], str(tmp_path)]
+    owners = [
+        subprocess.Popen([*command, number], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in "01"
+    ]
+    try:
+        for owner in owners:
+            assert owner.stdout is not None and owner.stdout.readline() == "here\n"
+        said = refusal(fastckpt, tmp_path)
+        assert "two jobs save to" in said and all(str(owner.pid) in said for owner in owners)
+        # Of two nodes of one job on a host, as in tests, one is chosen each time.
+        for owner in owners:
+            (tmp_path / FOLDER).mkdir(parents=True, exist_ok=True)
+            event = metrics.stamp("job_started") | {"pid": owner.pid, "run_id": "one"}
+            (tmp_path / FOLDER / f"000001-host-{owner.pid}.jsonl").write_bytes(metrics.to_line(event))
+        assert len(find_job(str(tmp_path), os.environ[SHM]).agents) == 2
+    finally:
+        for owner in owners:
+            owner.communicate("", timeout=30)
+
+
+def test_a_signal_hits_no_process_that_has_the_number_of_another():
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        known = Process.of(child.pid)
+        former = Process(known.pid, known.ticks - 1, known.boot, known.namespace)
+        elsewhere = Process(known.pid, known.ticks, known.boot, known.namespace + 1)
+        own = Process.current()
+        assert signal_together([former, elsewhere, own], signal.SIGKILL) == [] and child.poll() is None
+        assert signal_together([former, known], signal.SIGTERM) == [known] and child.wait() == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--kill=host"], "'host' is not one of 'rank', 'agent', 'node'"),
+        (["--kill=rank", "--every=0"], "is no time above 0"),
+        (["--kill=rank", "--count=0"], "0 is not in the range"),
+        (["--kill=rank", "--signal=BANG"], "'BANG' is no signal"),
+        ([], "Missing option '--kill'"),
+    ],
+)
+def test_wrong_options_are_refused(fastckpt: Fastckpt, tmp_path: Path, options: list[str], why: str):
+    said = fastckpt("chaos", tmp_path, *options)
+    assert said.code == 2 and why in said.err

@@ -1,0 +1,166 @@
+"""`fastckpt prove`: a script that resumes bit for bit, and ones in which a resume lacks something."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt._core.policy.planned_kills import KINDS
+from fastckpt.errors import ConfigError
+from fastckpt_run.cli.output import Screen
+from fastckpt_run.proof.launch_command import read_command
+from fastckpt_run.proof.likely_causes import BACKGROUND, GENERATOR, OPTIMIZER, POSITION, PREFETCH, RESUME
+from fastckpt_run.proof.proof import Proof, ProofPlan
+from fastckpt_run.views import proof_text
+from tests.cli.conftest import Fastckpt
+from tests.cli.test_output import KEYS
+from tests.e2e.chaos.conftest import TRAIN, start_forked
+
+run_proof = sys.modules["fastckpt_run.cli.prove"].run_proof
+RANKS, ALONE = ["--nproc-per-node=2"], ["--nproc-per-node=1"]
+
+
+@pytest.fixture(autouse=True)
+def _forked(forked_launchers: None) -> None:
+    pass
+
+
+def prove(folder: Path, *script: str, options: list[str] = RANKS, **plan: Any) -> Proof:
+    """Without a second run that is not interrupted, unless it is asked for."""
+    command = read_command([*options, TRAIN, "--out=elsewhere", *script], "", "", 1)
+    proof, kept = run_proof(command, ProofPlan(**{"twice": False, **plan}), str(folder), 120.0, start_forked)
+    assert kept == str(folder) and not list(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir())
+    return proof
+
+
+def said(proof: Proof, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    proof_text.show(Screen(), proof)
+    return capsys.readouterr().out
+
+
+def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_path: Path, capsys):
+    proof = prove(tmp_path)
+    assert proof.proven and proof.found.values == 48 and proof.found.repeats > 0 and proof.found.differing == 0
+    assert {kill.kind for kill, note in proof.kills if note} == set(KINDS)
+    assert proof.found.steps == [6, 12, 18, 24] and proof.found.last == (24, 24) and proof.again is None
+    assert len(proof.killed.history.starts[0]) == len(proof.killed.history.starts[1]) == 4
+    assert "numpy" in " ".join(proof.notes), "generators that the script does not seed are named"
+    text = said(proof, capsys)
+    assert "PROVEN: with 3 kills" in text and "amid a persist" in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "after"),
+    [("rng", GENERATOR, 1), ("prefetch", PREFETCH, 1), ("optimizer", OPTIMIZER, 2)],
+)
+def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, capsys, fault, cause, after):
+    proof = prove(tmp_path, f"--fault={fault}", kills=1, seed=2, options=ALONE)
+    [resumed] = proof.killed.history.loads
+    value, state = proof.found.value, proof.found.state
+    assert not proof.proven and proof.causes[0].name == cause, said(proof, capsys)
+    assert value is not None and value.of == (resumed + after, 0, "loss") and value.a != value.b
+    assert state is not None and state.step >= resumed
+    assert state.tensors["model.pt: model.0.weight"].count == 128
+    text = said(proof, capsys)
+    assert f"first value: step {resumed + after}, loss of rank 0" in text and f"cause 1: {cause}" in text
+    assert "128 of 128 elements differ, by " in text and "NOT EQUAL: with 1 kill" in text
+
+
+@pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.campaign)])
+def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys, twice: bool):
+    proof = prove(tmp_path, "--fault=random", kills=1, twice=twice, options=ALONE)
+    assert not proof.proven and [cause.name for cause in proof.causes] == [BACKGROUND]
+    text = said(proof, capsys)
+    assert (proof.again is not None and not proof.again.equal) if twice else "before any kill" in text
+    assert ("two runs without kills differ, too" in text) is twice
+
+
+def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_path: Path, capsys):
+    proof = prove(tmp_path, "--fault=fresh", "--quiet", "--disk=4", kills=1)
+    assert proof.found.equal and not proof.proven and [cause.name for cause in proof.causes] == [RESUME]
+    assert proof.found.values == 0 and proof.found.steps == [4, 8, 12, 16, 20, 24]
+    text = said(proof, capsys)
+    assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 1 resumed nothing" in text
+    assert "checkpoints alone were compared" in text, "it logs no values"
+
+
+def test_a_script_that_cannot_be_started_again_is_not_proven(tmp_path: Path, capsys):
+    proof = prove(tmp_path, "--fault=twice", kills=1, options=ALONE)
+    assert proof.killed.code == 1 and not proof.proven and proof.again is None
+    text = said(proof, capsys)
+    assert "ended with exit code 1" in text and "NOT PROVEN: with 1 kill" in text
+    assert "this cannot be started twice" in text
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (["--fault=fails"], "fails without any kill: fastckpt-run ended with exit code 1"),
+        (["--fault=unsaved"], "saves nothing"),
+        (["--fault=fixed"], "it saves to /tmp/fixed, not to the directory that it was given"),
+    ],
+)
+def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path, script, why):
+    with pytest.raises(ConfigError, match=why):
+        prove(tmp_path, *script, options=ALONE)
+    assert not Path("/tmp/fixed").exists()
+
+
+def test_a_forgotten_data_position_is_named_as_json(tmp_path: Path, fastckpt: Fastckpt, monkeypatch):
+    monkeypatch.setattr("fastckpt_run.bound_launch.start_bound", start_forked)
+    out = tmp_path / "runs"
+    options = ["--kills=1", "--seed=2", f"--folder={out}", "--no-baseline-twice", "--json", *RANKS]
+    answer = fastckpt("prove", *options, TRAIN, "--out", "x", "--fault=position")
+    document = answer.document
+    assert answer.code == 1 and set(document) == set(KEYS["prove"])
+    assert all(type(document[key]) is kind for key, kind in KEYS["prove"].items())
+    first, [start] = document["first_value"], document["resumed"]["0"]
+    assert (first["step"], first["rank"], first["name"]) == (start["step"] + 1, 0, "loss")
+    assert first["resumed"] == start["step"] and first["step"] == document["first_step"]
+    assert {change["name"] for change in document["first_checkpoint"]["changes"]} == {"state.position"}
+    assert document["causes"][0]["name"] == POSITION and document["folder"] == str(out)
+    json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--max-restarts=2", TRAIN], "--max-restarts is 2, which 3 kills use up"),
+        (["--nnodes=2", TRAIN], "proved on one host"),
+        (["--nnodes=1:3", TRAIN], "proved on one host"),
+        (["--nproc-per-node=2", "--kills=1", TRAIN], "--kills stands behind an option of fastckpt-run"),
+        (["nothing.py"], "there is no script nothing.py"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(given: list[str], why: str):
+    with pytest.raises(ConfigError, match=why):
+        read_command(given, "", "", 3)
+
+
+def test_a_folder_that_is_not_empty_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+    (tmp_path / "precious").touch()
+    answer = fastckpt("prove", f"--folder={tmp_path}", TRAIN, "--out=x")
+    assert answer.code == 2 and f"{tmp_path} is not empty (it has precious)" in answer.err
+    assert fastckpt("prove", "--dir-argument=--out", "--dir-variable=OUT", TRAIN).code == 2
+
+
+def test_ctrl_c_leaves_no_process_and_no_folder_of_its_own(tmp_path: Path):
+    program = "from fastckpt_run.commands import tools; tools()"
+    command = [sys.executable, "-c", program, "prove", TRAIN, "--out=x", "--pause=60"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None and "1. running it without kills" in process.stderr.readline()
+    folders = list(Path(os.environ["TMPDIR"]).glob("fastckpt-prove-*"))
+    end = time.monotonic() + 60
+    while not list(folders[0].glob("uninterrupted/record/rank-0.jsonl")):
+        assert time.monotonic() < end, "no worker came"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT and "fastckpt: stopped" in err and not folders[0].exists()

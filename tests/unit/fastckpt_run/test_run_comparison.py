@@ -1,0 +1,107 @@
+"""Comparison of what two runs have logged: by steps, ranks and executions; and what speaks for a missing resume."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt_run.proof.likely_causes import IGNORED, RESUME, not_resumed, varies_by_itself
+from fastckpt_run.proof.run_comparison import RunComparison, compare_runs
+from fastckpt_run.proof.run_history import RunHistory, read_history
+
+SAVES = (2, 4, 6)
+
+
+def lines(first: int, last: int, loss: float = 1.0, **changed: float) -> list[dict[str, Any]]:
+    """Steps that log ``loss`` plus the step, and are saved if that is their turn; some log another value."""
+    found = list[dict[str, Any]]()
+    for step in range(first, last + 1):
+        value = changed.get(f"at_{step}", loss + step)
+        found.append({"what": "logged", "step": step, "values": {"loss": value.hex()}})
+        if step in SAVES:
+            found.append({"what": "saved", "step": step})
+    return found
+
+
+def history(folder: Path, name: str, *starts: list[dict[str, Any]]) -> RunHistory:
+    """The record of a run of one rank, with a start of a process before each of these."""
+    place = folder / name
+    place.mkdir()
+    begun = {"what": "begun", "step": -1, "restart": 0}
+    text = "".join(json.dumps(line) + "\n" for start in starts for line in (begun, *start))
+    (place / "rank-0.jsonl").write_text(text + '{"what": "logged", "st')  # it was killed while it wrote
+    return read_history(place)
+
+
+def loaded(step: int) -> list[dict[str, Any]]:
+    return [{"what": "loaded", "step": step, "tier": "memory"}]
+
+
+def compared(folder: Path, *starts: list[dict[str, Any]], plain: list[dict[str, Any]] | None = None) -> RunComparison:
+    a = history(folder, "plain", lines(1, 6) if plain is None else plain)
+    return compare_runs(a, history(folder, "killed", *starts), (folder, folder), str(folder))
+
+
+def test_steps_that_are_taken_again_alike_are_equal(tmp_path: Path):
+    found = compared(tmp_path, lines(1, 3), loaded(2) + lines(3, 5), loaded(4) + lines(5, 6))
+    assert found.equal and (found.values, found.repeats, found.differing) == (6, 2, 0)
+
+
+def test_the_last_execution_of_a_step_counts_and_an_earlier_one_must_equal_it(tmp_path: Path):
+    found = compared(tmp_path, lines(1, 4, at_4=9.0), loaded(2) + lines(3, 6))
+    assert found.value is not None and found.value.repeated and found.value.of == (4, 0, "loss")
+    assert (found.value.a, found.value.b, found.differing) == (9.0, 5.0, 1)
+
+
+def test_the_first_difference_is_that_of_the_first_step_with_the_process_that_took_it(tmp_path: Path):
+    found = compared(tmp_path, lines(1, 3), loaded(2) + lines(3, 6, at_5=0.5, at_6=0.25))
+    assert found.value is not None and (found.value.of.step, found.value.a, found.value.b) == (5, 6.0, 0.5)
+    assert found.value.start is not None and found.value.start.loaded == 2 and found.differing == 2
+
+
+def test_a_step_that_was_saved_and_not_logged_is_no_difference_if_it_was_resumed(tmp_path: Path):
+    cut = [line for line in lines(1, 4) if line != lines(4, 4)[0]]
+    assert compared(tmp_path, cut, loaded(4) + lines(5, 6)).equal
+
+
+@pytest.mark.parametrize("missing", [3, 6])
+def test_a_step_that_one_run_alone_has_logged_is_a_difference(tmp_path: Path, missing: int):
+    found = compared(tmp_path, [line for line in lines(1, 6) if line["step"] != missing])
+    assert found.value is not None and (found.value.of.step, found.value.b) == (missing, None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0])
+def test_values_are_compared_as_they_are(tmp_path: Path, value: float):
+    (tmp_path / "same").mkdir()
+    assert compared(tmp_path / "same", lines(1, 6, at_3=value), plain=lines(1, 6, at_3=value)).equal
+    found = compared(tmp_path, lines(1, 6, at_3=value), plain=lines(1, 6, at_3=0.0))
+    assert found.value is not None and found.value.of.step == 3
+
+
+def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path: Path):
+    a = history(tmp_path, "plain", lines(1, 6))
+    for name, starts, own in (
+        ("early", [lines(1, 3, at_2=0.5), loaded(2) + lines(3, 6)], True),
+        ("late", [lines(1, 3), loaded(2) + lines(3, 6, at_4=0.5)], False),
+    ):
+        killed = history(tmp_path, name, *starts)
+        found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
+        assert varies_by_itself(found, killed) is own
+
+
+@pytest.mark.parametrize(
+    ("second", "cause", "why"),
+    [
+        (loaded(2) + lines(3, 6), "", ""),
+        ([{"what": "fresh", "step": -1}, *lines(1, 6)], RESUME, "asked for a checkpoint and found none"),
+        (lines(1, 6), RESUME, "began at step 1 without a checkpoint, though step 2"),
+        (loaded(2) + lines(1, 6), IGNORED, "loaded step 2 and went on at step 1"),
+    ],
+)
+def test_a_start_that_does_not_go_on_is_named(
+    tmp_path: Path, second: list[dict[str, Any]], cause: str | None, why: str
+):
+    found = not_resumed(history(tmp_path, "killed", lines(1, 3), second))
+    assert (found.name if found else "") == cause and (found is None or why in found.text)
