@@ -49,10 +49,19 @@ def read(argv: Sequence[str]) -> CommandLine:
         raise click.UsageError(_unknown(ours[0].partition("=")[0], list(parser.ours)))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    require_positive(namespace)
     is_dry_run = vars(namespace).pop("fast_dry_run")
     options = {field.name: vars(namespace).pop(_destination(field)) for field in fields(Settings)}
     given = {name: value for name, value in options.items() if value is not None}
     return CommandLine(replace(Settings.from_environment(), **given), namespace, frozenset(given), is_dry_run)
+
+
+def require_positive(arguments: Namespace) -> None:
+    """Raise ValueError for numbers that torch refuses without a word, as it does for those that it has words for."""
+    if re.fullmatch(r"-?\d+", str(arguments.nproc_per_node)) and int(arguments.nproc_per_node) < 1:
+        raise ValueError(f"--nproc-per-node is {arguments.nproc_per_node}; give 1 or more workers, auto, cpu or gpu")
+    if arguments.monitor_interval <= 0:
+        raise ValueError(f"--monitor-interval is {arguments.monitor_interval:g}; give seconds above 0")
 
 
 def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
