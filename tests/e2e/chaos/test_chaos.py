@@ -255,6 +255,7 @@ def test_a_signal_hits_no_process_that_has_the_number_of_another():
         (["--kill=rank", "--every=0"], "is no time above 0"),
         (["--kill=rank", "--count=0"], "0 is not in the range"),
         (["--kill=rank", "--signal=BANG"], "'BANG' is no signal"),
+        (["--kill=rank", "--signal=CONT"], "'CONT' ends no process"),
         ([], "Missing option '--kill'"),
     ],
 )
