@@ -7,6 +7,7 @@ else, is small, and imports no torch. It follows its agent: it ends with it, and
 import json
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ def is_stopped(pid: int) -> bool:
 def main(agent: int, channel: int, listener: int) -> None:
     """Serve the agent with this pid, which has left two descriptors: a socket to it, and one that listens."""
     die_with(agent)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes; the agent ends this one
     own = AgentChannel(socket.socket(fileno=channel))
     first = own.receive()
     logger.addHandler(own)

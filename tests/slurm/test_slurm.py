@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.nodes.hosts import ROOT
+from tests.nodes.hosts import ROOT, address_of
 from tests.nodes.recovery import Losses, read_log
 from tests.nodes.reference import losses_in
 from tests.slurm.workload_manager import Slurm
@@ -63,13 +63,16 @@ class Job:
 
     def ends(self, state: str = "COMPLETED") -> None:
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL")
-        self.slurm.until(lambda: self.slurm.state(self.name) in over, f"the end of job {self.name}", 240)
+        self.slurm.until(lambda: self.slurm.state(self.name) in over, f"the end of job {self.name}", 400)
         assert self.slurm.state(self.name) == state, self.text
 
-    def resumed(self) -> list[tuple[int, str]]:
-        """What starts have loaded, but for the first one."""
-        loads = sorted(self.lines("loaded"), key=lambda line: line["at"])
-        return sorted({(line["step"], line["tier"]) for line in loads if line["step"]})
+    def resumed(self) -> dict[int, set[str]]:
+        """Of each step from which it has resumed, from where its workers had it."""
+        tiers: dict[int, set[str]] = {}
+        for line in self.lines("loaded"):
+            if line["step"]:
+                tiers.setdefault(line["step"], set()).add(line["tier"])
+        return tiers
 
 
 def submit(slurm: Slurm, script: Path, *options: str) -> Job:
@@ -82,13 +85,24 @@ def assert_as_if_nothing_had_happened(job: Job, losses: Losses) -> None:
     assert losses_in(job.logs) == losses
 
 
+@pytest.mark.parametrize("script", [ONE, MANY], ids=lambda path: path.stem)
+def test_a_job_that_nothing_befalls_comes_to_its_end_at_once(
+    slurm: Slurm, uninterrupted: Uninterrupted, script: Path
+) -> None:
+    job = submit(slurm, script)
+    job.ends()
+    assert slurm.job(job.name)["Restarts"] == "0" and slurm.job(job.name)["ExitCode"] == "0:0"
+    assert len(job.lines("started")) == 2 and not job.resumed()
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
 def test_a_job_comes_to_its_end_though_a_worker_is_killed(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
     job = submit(slurm, MANY)
     job.until_step(100)
     [worker] = [line for line in read_log(job.logs / "log.node1") if line["what"] == "started"]
     slurm.cluster.hosts[1].kill(worker["pid"])
     job.ends()
-    assert [tier for _, tier in job.resumed()] == ["memory"]
+    assert list(job.resumed().values()) == [{"memory"}]
     assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
 
 
@@ -99,12 +113,15 @@ def test_a_job_at_its_time_limit_is_flushed_requeued_and_resumed(
     job = submit(slurm, script)
     job.until_step(100)
     slurm("scontrol", "update", f"JobId={job.name}", "TimeLimit=3")  # Slurm sends the signal 120 s before its end
+    job.until_requeued()
+    for number in (1, 2):  # as if it came to other hosts
+        slurm.cluster.hosts[number].run("bash", "-c", "rm -rf /dev/shm/*")
     job.resume_at_once()
     assert "exit code 75" in job.text
     slurm("scontrol", "update", f"JobId={job.name}", "TimeLimit=30")
     job.ends()
-    [(step, tier)] = job.resumed()
-    assert step > 100 and tier == "storage"
+    [(step, tiers)] = job.resumed().items()
+    assert step > 100 and tiers == {"storage"}
     assert slurm.job(job.name)["Restarts"] == "1"
     assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
 
@@ -134,9 +151,56 @@ def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupte
     job.until_step(100)
     slurm.cluster.lose(2)
     job.resume_at_once()
-    slurm.cluster.add(2)
+    assert slurm.cluster.add(2).reaches(1)  # which learns its new address on the network; else its step is not started
     slurm.start_node(2)
     job.ends()
+    assert len(job.resumed()) == 1
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_a_job_whose_step_cannot_be_started_on_a_node_is_requeued(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    """The controller reaches both nodes, but the first does not reach the second: its address there is a wrong one."""
+    neighbour = (address_of(2), "dev", "eth0")
+    slurm.cluster.hosts[1].run("ip", "neigh", "replace", *neighbour, "lladdr", "02:00:00:00:00:99")
+    job = submit(slurm, MANY)
+    job.until_requeued()
+    assert "srun: error: Task launch for" in job.text
+    slurm.cluster.hosts[1].run("ip", "neigh", "delete", *neighbour)
+    job.resume_at_once()
+    job.ends()
+    assert slurm.job(job.name)["Restarts"] == "1" and not job.resumed()
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_a_job_whose_node_is_down_while_its_host_lives_is_requeued_and_resumes_from_memory(
+    slurm: Slurm, uninterrupted: Uninterrupted
+) -> None:
+    job = submit(slurm, MANY)
+    job.until_step(100)
+    slurm.kill_node(2)
+    slurm.cluster.hosts[2].kill(slurm.agents(2)[0])
+    slurm.until(lambda: "DOWN" in slurm.node(2)["State"], "the loss of a node")
+    job.until_requeued()
+    slurm.start_node(2)
+    job.resume_at_once()
+    job.ends()
+    assert list(job.resumed().values()) == [{"memory"}]
+    assert slurm.job(job.name)["Restarts"] == "1"
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
+
+
+def test_a_job_whose_slurmd_is_killed_is_requeued_and_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
+    """Its agent lives on, with one of the first start, until the slurmd that comes back ends it."""
+    job = submit(slurm, MANY)
+    job.until_step(100)
+    slurm.kill_node(2)
+    job.until_requeued()
+    agent = slurm.agents(2)[0]
+    slurm.start_node(2)
+    slurm.until(lambda: agent not in slurm.agents(2), "the end of the agent whose job was requeued")
+    job.ends()  # after the two minutes of Slurm: started sooner, it may be told of one node less
+    assert len(job.resumed()) == 1 and min(job.resumed()) > 100
+    assert slurm.job(job.name)["Restarts"] == "1"
     assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
 
 

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/clusters/slurm.md"
 SCRIPTS = sorted(FOLDER.glob("*.sbatch"))
 FAKES = {
     # What follows srun's own options, with all that it depends on, and the code that the test names.
-    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
+    "srun": '[ -z "$TEST_SRUN" ] || exit "$TEST_SRUN"\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
     "fastckpt-run": 'printf "%s\\n" "$@" > command\necho "$CHECKPOINT_DIR" > place\nexit "$TEST_CODE"',
     "scontrol": 'if [ "$1 $2" = "show hostnames" ]; then printf "%s\\n" a b c d; else echo "$@" >> scontrol.log; fi',
 }
@@ -91,6 +91,15 @@ def test_a_script_does_what_the_exit_code_says(tmp_path: Path, script: Path) -> 
     (tmp_path / "scontrol.log").unlink()
     assert run(tmp_path, script, 75, SLURM_RESTART_COUNT="100").returncode == 75
     assert not lines(tmp_path / "scontrol.log"), "requeued often enough"
+
+
+def test_a_job_of_several_nodes_is_requeued_if_slurm_cannot_start_its_step(tmp_path: Path) -> None:
+    """srun's code is then its own: it may be one that no agent has, or that of an error of a training script."""
+    for start, code in enumerate(("1", "233")):
+        done = run(tmp_path, FOLDER / "many_nodes.sbatch", 0, TEST_SRUN=code, SLURM_RESTART_COUNT=str(start))
+        assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "scontrol.log") == ["requeue 12345"] * 2
+    assert run(tmp_path, FOLDER / "many_nodes.sbatch", 1, SLURM_RESTART_COUNT="2").returncode == 1
 
 
 def test_the_page_shows_the_scripts_as_they_are() -> None:

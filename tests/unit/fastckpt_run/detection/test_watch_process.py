@@ -123,6 +123,19 @@ def test_an_agent_that_is_stopped_or_killed_is_lost_with_its_process_and_told_ap
     until(lambda: not Path(f"/proc/{remote.watch_pid}").exists())
 
 
+def test_a_process_that_is_told_to_end_with_all_others_stays_for_its_agent(
+    trio: tuple[Agent, Agent, RemoteAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slurm sends SIGTERM to each process of a step; the agent has a checkpoint to write then, and others watch it."""
+    one, other, _ = trio
+    os.kill(other.pid, signal.SIGTERM)
+    time.sleep(3 * BEAT)
+    assert one.answering(["other"]) and "another one is started" not in caplog.text
+    pid = other.pid
+    other.stop()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
 def test_messages_are_counted_by_the_agent(trio: tuple[Agent, Agent, RemoteAgent]) -> None:
     one, *_ = trio
     before = metrics.counts[SENT]
