@@ -151,6 +151,7 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
     settings, arguments = command.settings, command.torchrun
     status = status or ExitStatus()
     status.fast = settings.exit_codes
+    require_positive(arguments)
     if command.is_dry_run:
         show_dry_run(command)
         return

@@ -49,7 +49,6 @@ def read(argv: Sequence[str]) -> CommandLine:
         raise click.UsageError(_unknown(ours[0].partition("=")[0], list(parser.ours)))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    require_positive(namespace)
     is_dry_run = vars(namespace).pop("fast_dry_run")
     options = {field.name: vars(namespace).pop(_destination(field)) for field in fields(Settings)}
     given = {name: value for name, value in options.items() if value is not None}
