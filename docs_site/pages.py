@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from docs_site import api_reference, command_reference, option_reference
-from fastckpt._core import error_codes, error_pages
+from docs_site import api_reference, command_reference, error_pages, option_reference
+from fastckpt._core import error_codes
 
 PAGES: Mapping[str, Callable[[], str]] = {
     error_codes.PAGE: error_pages.document,

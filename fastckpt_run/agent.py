@@ -134,16 +134,17 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
+        self._status.is_stored = False  # not known to be: a further signal may come at any line
         self._peers.close()
         self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
             close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
+            self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
-            self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             metrics.unlisten(self._notice.observe)
             self._recorder.look(now=True)
             self._watcher.close(outcome)  # only now: the last flush is watched, too

@@ -32,7 +32,7 @@ from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.dry_run.dry_run_text import show_dry_run
 from fastckpt_run.exit_codes import ADVICE, Ending, ExitStatus
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
-from fastckpt_run.options import read
+from fastckpt_run.options import read, require_positive
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -63,7 +63,13 @@ _ENDINGS: dict[type[BaseException], Ending] = {
 }
 """The cause of the agent's end by the error that it raised: the first kind that fits."""
 # What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
-_READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args, create_handler)
+_READERS = (
+    require_positive,
+    torchrun.get_args_parser,
+    torchrun.parse_min_max_nnodes,
+    torchrun.config_from_args,
+    create_handler,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,6 +151,7 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
     settings, arguments = command.settings, command.torchrun
     status = status or ExitStatus()
     status.fast = settings.exit_codes
+    require_positive(arguments)
     if command.is_dry_run:
         show_dry_run(command)
         return

@@ -55,6 +55,14 @@ def read(argv: Sequence[str]) -> CommandLine:
     return CommandLine(replace(Settings.from_environment(), **given), namespace, frozenset(given), is_dry_run)
 
 
+def require_positive(arguments: Namespace) -> None:
+    """Raise ValueError for numbers that torch refuses without a word, as it does for those that it has words for."""
+    if re.fullmatch(r"-?\d+", str(arguments.nproc_per_node)) and int(arguments.nproc_per_node) < 1:
+        raise ValueError(f"--nproc-per-node is {arguments.nproc_per_node}; give 1 or more workers, auto, cpu or gpu")
+    if arguments.monitor_interval <= 0:
+        raise ValueError(f"--monitor-interval is {arguments.monitor_interval:g}; give seconds above 0")
+
+
 def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
     """Our settings, and the namespace of torchrun; raises as `read`."""
     command = read(argv)

@@ -42,7 +42,8 @@ def close_with_timeout(saver: Saver, timeout: float, signals: int) -> None:
         while not closed.wait(_TICK):
             if signals + len(received) >= SIGNALS_TO_GIVE_UP:
                 given_up.set()
-                raise SignalException("gave up the last flush", received[-1])
+                # All of them may have come before, while the workers were ended.
+                raise SignalException("gave up the last flush", received[-1] if received else signal.SIGTERM)
             if time.monotonic() > end:
                 given_up.set()
                 logger.error("the saver does not end in %.0f s; leaving it, and the memory that it owns", timeout)

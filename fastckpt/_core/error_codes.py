@@ -1,4 +1,4 @@
-"""Codes at the end of messages that need a page: each names its entry in `error_pages`, and in docs/errors.md."""
+"""Codes at the end of messages that need a page: each names its entry in docs/errors.md."""
 
 import re
 

@@ -27,6 +27,7 @@ from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.save_frequency import SaveFrequency
 from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
+from fastckpt.dcp.shard_plans import ABSENT
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 
 logger = logging.getLogger("fastckpt")
@@ -131,7 +132,7 @@ class Checkpointer:
             self._writer, self._parts, intervals, overhead, model=bare, optimizers=optimizers, overlaps=self._overlaps
         )
         self._step = self._durable = 0
-        self._repeats = False
+        self._repeats = self._measures_alone = False
         self._unclosed = MissingClose(self, self._writer.place.rank)
 
     @public
@@ -207,7 +208,8 @@ class Checkpointer:
             self._batches.turn(step)
         self._step = self._unclosed.step = step
         scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
-        due, epoch = self._batches.due(Due(True, True) if metrics else scheduled, self._ended_epoch())
+        wanted = Due(True, True) if metrics and not self._measures_alone else scheduled
+        due, epoch = self._batches.due(wanted, self._ended_epoch())
         if not (due.snapshot or epoch):
             if metrics and self._writer.place.rank == 0:
                 logger.warning(
@@ -216,7 +218,15 @@ class Checkpointer:
                     step,
                 )
             return None
-        return self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
+        result = self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
+        if metrics and not scheduled.snapshot and result.reason.startswith(ABSENT):
+            self._measures_alone = True  # else each such step would wait for the others as long
+            logger.warning(
+                "step %d was given metrics, but not on all ranks: it is not saved. Give them on all ranks. Until then "
+                "steps with metrics are saved only when a checkpoint is due",
+                step,
+            )
+        return result
 
     @public
     def close(self) -> None:

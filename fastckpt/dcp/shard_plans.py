@@ -34,6 +34,8 @@ logger = logging.getLogger("fastckpt")
 
 DEADLINE = 60.0
 """Seconds that a save waits for the other ranks to plan with it, before it is skipped."""
+ABSENT = "the other ranks did not come to this save"
+"""How the reason of a save begins that was skipped for that."""
 _CLOSED = "closed after "
 """Prefix of the word of a rank that saves no more; its last save follows."""
 Stall = Callable[[str, float], AbstractContextManager[None]]
@@ -132,7 +134,7 @@ class ShardPlans:
             with self._stall("save", DEADLINE):
                 self._mailbox.barrier(now, key, self._place.world_size, end, self._unless)
         except (TimeoutError, dist.DistError) as error:
-            raise Unplanned(f"the other ranks did not come to this save within {DEADLINE:g} s") from error
+            raise Unplanned(f"{ABSENT} within {DEADLINE:g} s") from error
         # The key of the meeting before: all have left it, since they came to this one.
         if self._place.rank == 0 and self._met not in ("", key):  # others may yet come here for this save again
             self._mailbox.end_barrier(self._met)

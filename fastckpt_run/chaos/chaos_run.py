@@ -114,7 +114,7 @@ class ChaosRun:
     def _is_done(self, due: float, begun: float) -> str:
         plan = self._plan
         if plan.count is not None and len(self._kills) >= plan.count:
-            return f"{plan.count} kills are made"
+            return "1 kill is made" if plan.count == 1 else f"{plan.count} kills are made"
         if plan.duration is not None and due > begun + plan.duration:
             return f"{plan.duration:g} s are over"
         return ""
@@ -173,7 +173,7 @@ class ChaosRun:
             at_kill = bytes_in_memory(whole_items(self._job.location, str(self._job.shm_dir)))
             self._wait_for_steps(kill, agent, instant)
             self._compare(kill, *at_kill)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM or SIGHUP
             kill.stopped = kill.seconds is None
             raise
         finally:

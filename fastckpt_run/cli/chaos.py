@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fastckpt._core.format.ids import SaveId
 
 _SIGNALS = {number.name.removeprefix("SIG"): number for number in signal.Signals}
+_HARMLESS = (signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)
 
 
 def _signal(text: str) -> int:
@@ -24,6 +25,8 @@ def _signal(text: str) -> int:
     found = _SIGNALS.get(name) or numbers.get(text)
     if found is None:
         raise click.BadParameter(f"{text!r} is no signal; give a name or a number, such as KILL, SEGV or 11")
+    if found in _HARMLESS:
+        raise click.BadParameter(f"{text!r} ends no process; give one that does, such as KILL, SEGV or 11")
     return int(found)
 
 

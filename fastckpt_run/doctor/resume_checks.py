@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.inspect.checkpoint_sizes import checkpoint_sizes
-from fastckpt._core.inspect.inventory import InventoryItem, take
+from fastckpt._core.inspect.inventory import WRITING, InventoryItem, take
 from fastckpt._core.inspect.which import REFUSE, ResumeDecision, decide
 from fastckpt._core.memory.headroom import unreserved
 from fastckpt._core.storage.store import as_path, is_url
@@ -82,7 +82,8 @@ def _passed_over(decision: ResumeDecision) -> Iterator[Diagnosis]:
             bad.append((item, why))
     for item, why in bad[:_MOST]:
         text = f"passes over {_in_words(item)}: {why} ({item.path})"
-        yield warning("resume", text, "fastckpt verify reads it whole")
+        ended = "nothing to do: it is no whole save, and an older one is resumed"
+        yield warning("resume", text, ended if item.state == WRITING else "fastckpt verify reads it whole")
     if later:
         more = f" and {len(later) - _MOST} more" if len(later) > _MOST else ""
         yield ok("resume", f"older, or the same in a slower tier: {', '.join(later[:_MOST])}{more}")

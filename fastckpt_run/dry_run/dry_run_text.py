@@ -164,7 +164,9 @@ def _value(value: object) -> str:
 
 def _subject(command: CommandLine, launch: ReadLaunch) -> Subject:
     config = launch.config
-    own = config.rdzv_endpoint if launch.is_ours and config.rdzv_endpoint != "localhost:0" else ""
+    # "static" is what torch takes without --rdzv-backend: --master-addr and --master-port, or one endpoint.
+    has_hosts = launch.is_ours or (config.rdzv_backend == "static" and config.max_nodes > 1)
+    own = config.rdzv_endpoint if has_hosts and config.rdzv_endpoint != "localhost:0" else ""
     return Subject(
         endpoints=own,
         settings=command.settings.to_environment(),

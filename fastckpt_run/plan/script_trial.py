@@ -43,7 +43,7 @@ class ScriptTrial:
         directory: The script's checkpoint directory.
         sizes: Of a save in memory.
         arena: Bytes that its arena took, with so many ``slots`` in use.
-        processes: Bytes of the memory of the agent and the workers, without shared memory.
+        processes: Bytes of the memory of the agent and the workers, without shared memory; None if they ended first.
         report: Of its events.
         others: Further checkpoint directories of the script, which are not part of the plan.
         left: What is left in the directory.
@@ -53,7 +53,7 @@ class ScriptTrial:
     sizes: CheckpointSizes
     arena: int
     slots: int
-    processes: int
+    processes: int | None
     report: Report
     others: list[str] = field(default_factory=list)
     left: Remains = field(default_factory=Remains)
@@ -90,14 +90,20 @@ def try_script(
                     for line in launch.last_lines():
                         tell(f"| {line}")
                     raise
-                processes = own_memory(launch.pid)
         finally:
             left = launch.clear()
         slots = sum(save is not None for save in entry.slots.values())
         found = report([read(launch.events)])
     others = sorted(left.keys() - {entry.directory})
     return ScriptTrial(
-        entry.directory, sizes, entry.size, slots, processes, found, others, left.get(entry.directory, Remains())
+        entry.directory,
+        sizes,
+        entry.size,
+        slots,
+        launch.processes or None,
+        found,
+        others,
+        left.get(entry.directory, Remains()),
     )
 
 
@@ -109,6 +115,7 @@ class _Launch:
         self.events, self._output, self._record = (folder / name for name in ("events", "output", "directories"))
         self._begun = time.time()
         self._process: subprocess.Popen[bytes] | None = None
+        self.processes = 0  # the most that was seen: a short script may end before the last look
         settings = {"shm_dir": str(memory), "events": str(self.events), "event_log": "0", "flush": "1"}
         self._environment = {variable(name): value for name, value in settings.items()} | {
             TRIAL_VARIABLE: str(self._record)
@@ -144,6 +151,8 @@ class _Launch:
         while True:
             seen = self._largest() or seen
             now, running = time.monotonic(), self._process is not None and self._process.poll() is None
+            if seen is not None and running:
+                self.processes = max(self.processes, own_memory(self.pid))
             if seen is not None and not enough:
                 enough = now + LONGEST
             if seen is not None and (now > enough or not running or self._saves() > STEPS):

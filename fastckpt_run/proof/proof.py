@@ -10,6 +10,7 @@ from fastckpt._core.policy.planned_kills import CourseOfRun, PlannedKill, plan_k
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.kill_notes import made
 from fastckpt.errors import ConfigError
+from fastckpt_run.formatting import count
 from fastckpt_run.proof.likely_causes import BACKGROUND, LikelyCause, likely_causes, not_resumed, varies_by_itself
 from fastckpt_run.proof.run_comparison import RunComparison, compare_runs
 from fastckpt_run.proof.script_run import ScriptRun, ScriptRunner
@@ -90,7 +91,7 @@ def prove(
             "save and the end to kill at; give it more steps, or save earlier"
         )
     tell(f"   {plain.seconds:.0f} s, {course.last} steps, {len(course.saved)} saves")
-    tell(f"2. running it with {len(kills)} kills")
+    tell(f"2. running it with {count(len(kills), 'kill')}")
     killed = runner.run(KILLED, kills)
     found = compare_runs(plain.history, killed.history, (plain.checkpoints, killed.checkpoints), shm_dir)
     proof = Proof(plain, killed, [(kill, made(killed.record, kill)) for kill in kills], found)

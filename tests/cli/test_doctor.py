@@ -361,3 +361,13 @@ def test_limits_of_cgroups_of_both_versions_are_found(tmp_path: Path, monkeypatc
     [line] = look("cgroup memory")
     assert line["state"] == "ok" and "counts" in line["found"] and "1023.0 MiB free of 1.0 GiB" in line["found"]
     assert states(look("cgroup processor")) == ["ok"] and states(look("cgroup processes")) == ["warning"]
+
+
+def test_the_command_of_the_page_runs(fastckpt: Fastckpt, three: Path):
+    text = (Path(__file__).parents[2] / "docs/operate/doctor.md").read_text()
+    command = re.search(r"^fastckpt (doctor .*)$", text, re.MULTILINE)
+    assert command
+    places = {"/data/run": str(three), "node1": "localhost", "node2": "127.0.0.1"}
+    arguments = re.sub("|".join(places), lambda match: places[match[0]], command[1]).split()
+    said = fastckpt(*arguments)
+    assert said.code == 0 and "endpoint localhost:29400" in said.out and f"directory: {three}" in said.out

@@ -132,6 +132,24 @@ def test_ctrl_c_ends_with_the_summary_also_without_an_event_log(
     assert agents(job)[0].process == agent.process
 
 
+def test_a_kill_after_which_chaos_itself_is_ended_is_told_as_not_waited_for(fastckpt: Fastckpt, job: ChaosJob):
+    job.start(ranks=1)
+    begun(job)
+    stop = threading.Thread(
+        target=lambda: (
+            until(lambda: not agents(job), "the end of the agent"),
+            time.sleep(0.5),
+            os.kill(os.getpid(), signal.SIGTERM),
+        )
+    )
+    stop.start()
+    said = chaos(fastckpt, job, "--kill=node")
+    stop.join()
+    assert said.code == 128 + signal.SIGTERM
+    assert "not waited for" in said.out and "NOT BACK" not in said.out
+    assert fastckpt("shm", "clean", "--force", "--yes").code == 0
+
+
 # --- jobs that are not one's own to kill
 
 
@@ -237,6 +255,7 @@ def test_a_signal_hits_no_process_that_has_the_number_of_another():
         (["--kill=rank", "--every=0"], "is no time above 0"),
         (["--kill=rank", "--count=0"], "0 is not in the range"),
         (["--kill=rank", "--signal=BANG"], "'BANG' is no signal"),
+        (["--kill=rank", "--signal=CONT"], "'CONT' ends no process"),
         ([], "Missing option '--kill'"),
     ],
 )

@@ -224,6 +224,21 @@ class TestSignals:
         assert launch.save("--saves=1").wait(120) == 0
         assert launch.resumed_from_memory(last), launch.text
 
+    def test_three_signals_before_the_workers_have_ended_are_74(self, launch: Launch, broken: Path) -> None:
+        """As Ctrl-C again and again, while a worker does not react: what gives up the flush comes before it begins."""
+        job = launch.save("--saves=500", f"--path={broken}/model.pt", options=["--fast-flush-timeout=600"])
+        launch.until_saves(2)
+        os.kill(launch.worker(), signal.SIGSTOP)
+        for count in range(3):
+            until(lambda count=count: launch.text.count("closing signal") >= count, "a try to end the worker")
+            job.send_signal(signal.SIGTERM)
+        assert job.wait(120) == NOT_STORED, launch.text
+        assert launch.text.endswith(f"fastckpt-run: exit code 74: {ADVICE[74]}\n")
+        last = launch.saves()[-1]
+        mend(broken)
+        assert launch.save("--saves=1").wait(120) == 0
+        assert launch.resumed_from_memory(last), launch.text
+
 
 class TestJobs:
     def test_a_success_that_is_not_durable_is_74_with_the_option_and_75_without(

@@ -1146,7 +1146,7 @@ _HEAD = """\
 Messages that need more than a sentence end with a code: `(FC-001, docs/errors.md#fc-001)`. Exceptions have it as
 `error.code`. Look for a code here, or for some words of the message; `<...>` stands for what differs.
 
-This page is made from `fastckpt/_core/error_pages.py` by `make docs-reference`.
+This page is made from `docs_site/error_pages.py` by `make docs-reference`.
 
 | code | message about |
 | --- | --- |
