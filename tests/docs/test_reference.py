@@ -1,4 +1,4 @@
-"""The generated pages of the documentation are those that the sources make now, and leave nothing public out."""
+"""The generated pages (errors.md, api.md, commands.md, options.md) are those that the sources make now."""
 
 from pathlib import Path
 

@@ -15,6 +15,14 @@ from tests.faults.jobs import launcher_for
 TRAIN = str(Path(__file__).with_name("train.py"))
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """SIGINT ends what these tests start, also where a shell runs them in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start_forked(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
     """fastckpt-run in a fork, with forked workers; as `fastckpt_run.bound_launch.start_bound` starts it otherwise."""
     folder = Path(environment["TMPDIR"])

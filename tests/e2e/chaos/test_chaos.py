@@ -1,4 +1,4 @@
-"""`fastckpt chaos`: kills in a real job, what comes back, and jobs in which it refuses to kill."""
+"""`fastckpt chaos` (docs/operate/chaos.md): kills in a real job, what comes back, jobs in which it refuses to kill."""
 
 import os
 import signal
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_with_the_summary_also_without_an_event_log(
         )
     )
     stop.start()
-    said = fastckpt("chaos", job.directory, "--kill=rank", "--every=0.2s", "--json")
+    said = fastckpt("chaos", job.directory, "--kill=rank", "--every=2s", "--json")
     stop.join()
     assert said.code == 0 and said.document["ended"] == "stopped by Ctrl-C"
     first = said.document["kills"][0]

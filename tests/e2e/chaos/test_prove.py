@@ -1,4 +1,4 @@
-"""`fastckpt prove`: a script that resumes bit for bit, and ones in which a resume lacks something."""
+"""`fastckpt prove` (docs/operate/chaos.md): a script that resumes bit for bit, and ones in which a resume fails to."""
 
 import json
 import os

@@ -112,7 +112,9 @@ def test_a_job_of_which_an_agent_was_killed_is_not_held_but_comes_to_its_nodes_a
 
 
 def test_the_page_shows_the_scripts_as_they_are() -> None:
-    shown = re.findall(r"<!-- (examples/\S+) -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    shown = re.findall(
+        r"<!-- (examples/\S+) -->\n<!-- runs in: \S+ -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL
+    )
     assert sorted(name for name, _ in shown) == [str(script.relative_to(ROOT)) for script in SCRIPTS]
     for name, text in shown:
         assert text == (ROOT / name).read_text()
