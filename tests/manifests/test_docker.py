@@ -24,4 +24,7 @@ def test_it_installs_this_version_and_starts_what_the_launcher_understands() -> 
     command = json.loads(instructions["ENTRYPOINT"]) + json.loads(instructions["CMD"])
     settings, arguments = parse(command[1:])
     assert command[0] == "fastckpt-run" and settings.exit_codes and arguments.standalone
-    assert arguments.training_script == "train.py" in instructions["COPY"]
+    assert arguments.training_script == "train.py" in instructions["COPY"]  # the last one
+    assert (
+        "RUN pip install --no-cache-dir torch==2.13.0 /opt/fastckpt_run-$FASTCKPT-py3-none-any.whl" in FILE.read_text()
+    )

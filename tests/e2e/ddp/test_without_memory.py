@@ -63,7 +63,7 @@ def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(
     ):
         one.save_checkpoint(1, state(1, 40 * MEBI), storage_type=StorageType.MEMORY)
     with pytest.raises(
-        ArenaTooSmall, match=r"Free some of it, or name a directory on a larger disk with --fast-shm-dir\.$"
+        ArenaTooSmall, match=r"Free some of it, or name a directory on a larger disk with --fast-shm-dir\. \(FC-001, "
     ):
         one.prepare(state(1, 40 * MEBI))
     for step in range(1, 6):  # and one that just fits never ends a process, as a mapping of a full disk would
