@@ -14,6 +14,7 @@ from fastckpt._core.arguments import directory, instance, public, shown, whole_s
 from fastckpt._core.client.missing_close import MissingClose
 from fastckpt._core.client.optimizers import kinds
 from fastckpt._core.client.optimizers import unwrapped as stepping
+from fastckpt._core.client.save_results import ABSENT
 from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
@@ -27,7 +28,6 @@ from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.save_frequency import SaveFrequency
 from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
-from fastckpt.dcp.shard_plans import ABSENT
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 
 logger = logging.getLogger("fastckpt")

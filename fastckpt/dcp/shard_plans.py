@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from fastckpt._core import metrics
+from fastckpt._core.client.save_results import ABSENT
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.distcp import ShardPlan, ShardPlanner, whole
 from fastckpt._core.format.file_names import copies_of, index_of, shards_of
@@ -34,8 +35,6 @@ logger = logging.getLogger("fastckpt")
 
 DEADLINE = 60.0
 """Seconds that a save waits for the other ranks to plan with it, before it is skipped."""
-ABSENT = "the other ranks did not come to this save"
-"""How the reason of a save begins that was skipped for that."""
 _CLOSED = "closed after "
 """Prefix of the word of a rank that saves no more; its last save follows."""
 Stall = Callable[[str, float], AbstractContextManager[None]]

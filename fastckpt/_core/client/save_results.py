@@ -6,6 +6,9 @@ from typing import Any
 
 from fastckpt._core.arguments import member
 
+ABSENT = "the other ranks did not come to this save"
+"""The begin of the reason of a save that was skipped for that."""
+
 
 class StorageType(enum.Enum):
     """The tier that a save must reach: shared memory, or storage, in the background."""
