@@ -1,11 +1,10 @@
 """Imports that users have written, and that keep working wherever the code behind them goes."""
 
 import importlib.util
-import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.forked_imports import run_imports
 
 IMPORTS = {
     "fastckpt": (
@@ -31,30 +30,9 @@ NEEDS = {"fastckpt.accelerate": "accelerate", "fastckpt.deepspeed": "deepspeed",
 NEEDS |= {"fastckpt.lightning": "lightning"}
 
 
-FORKED = """
-import json, os, sys, traceback
-import torch
-failed = []
-for module, names in json.loads(sys.argv[1]).items():
-    if not (pid := os.fork()):
-        try:
-            exec(f"from {module} import {', '.join(names)}")
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-        failed.append(module)
-sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
-"""
-"""Import each in a process of its own, forked from one that has imported torch; name the modules that fail."""
-
-
 def test_public_imports_of_earlier_versions_work() -> None:
     missing = {module for module, needed in NEEDS.items() if importlib.util.find_spec(needed) is None}
-    there = {module: names for module, names in IMPORTS.items() if module not in missing}
-    command = [sys.executable, "-c", FORKED, json.dumps(there)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = run_imports({module: (names, ()) for module, names in IMPORTS.items() if module not in missing})
     assert done.returncode == 0, done.stderr
     if missing:
         pytest.skip(f"not installed, and so not imported: {', '.join(sorted(missing))}")
