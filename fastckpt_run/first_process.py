@@ -9,10 +9,9 @@ import os
 import signal
 from contextlib import suppress
 
-_KEPT = {
-    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU),
-    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
-}
+from fastckpt_run.failures.deaths import OWN_FAULTS
+
+_KEPT = OWN_FAULTS | {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU}
 """Signals that are about the process that gets them."""
 
 

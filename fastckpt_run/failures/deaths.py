@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from signal import Signals
 
-_OWN_FAULTS = {
+OWN_FAULTS = {
     Signals.SIGABRT,
     Signals.SIGBUS,
     Signals.SIGFPE,
@@ -17,6 +17,7 @@ _OWN_FAULTS = {
     Signals.SIGSYS,
     Signals.SIGTRAP,
 }
+"""Signals that a process gets for what it does itself."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def describe(exitcode: int | None) -> str:
 
 def is_from_outside(exitcode: int) -> bool:
     """Return whether a process was killed by a signal that processes do not get for what they do themselves."""
-    return exitcode < 0 and -exitcode not in _OWN_FAULTS
+    return exitcode < 0 and -exitcode not in OWN_FAULTS
 
 
 def peek(pid: int) -> int | None:

@@ -108,6 +108,14 @@ def mend(broken: Path) -> None:
     broken.mkdir()
 
 
+def assert_resumed_once_mended(launch: "Launch", broken: Path) -> None:
+    """The next launch resumes from memory what could not be stored."""
+    last = launch.saves()[-1]
+    mend(broken)
+    assert launch.save("--saves=1").wait(120) == 0
+    assert launch.resumed_from_memory(last), launch.text
+
+
 @pytest.mark.parametrize("number", [*signal.Signals], ids=lambda number: number.name)
 def test_signals_for_what_a_process_does_itself_are_no_cause_from_outside(number: signal.Signals) -> None:
     own = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
@@ -166,10 +174,7 @@ class TestWorkers:
         launch.until_saves(2)
         os.kill(launch.worker(), signal.SIGKILL)
         assert job.wait(120) == NOT_STORED == 74, launch.text
-        last = launch.saves()[-1]
-        mend(broken)
-        assert launch.save("--saves=1").wait(120) == 0
-        assert launch.resumed_from_memory(last), launch.text
+        assert_resumed_once_mended(launch, broken)
 
 
 class TestSignals:
@@ -219,10 +224,7 @@ class TestSignals:
                 job.send_signal(signal.SIGTERM)
             assert job.wait(120) == NOT_STORED, launch.text
             assert launch.text.endswith(f"fastckpt-run: exit code 74: {ADVICE[74]}\n")
-        last = launch.saves()[-1]
-        mend(broken)
-        assert launch.save("--saves=1").wait(120) == 0
-        assert launch.resumed_from_memory(last), launch.text
+        assert_resumed_once_mended(launch, broken)
 
     def test_three_signals_before_the_workers_have_ended_are_74(self, launch: Launch, broken: Path) -> None:
         """As Ctrl-C again and again, while a worker does not react: what gives up the flush comes before it begins."""
@@ -234,10 +236,7 @@ class TestSignals:
             job.send_signal(signal.SIGTERM)
         assert job.wait(120) == NOT_STORED, launch.text
         assert launch.text.endswith(f"fastckpt-run: exit code 74: {ADVICE[74]}\n")
-        last = launch.saves()[-1]
-        mend(broken)
-        assert launch.save("--saves=1").wait(120) == 0
-        assert launch.resumed_from_memory(last), launch.text
+        assert_resumed_once_mended(launch, broken)
 
 
 class TestJobs:
