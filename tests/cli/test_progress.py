@@ -53,8 +53,9 @@ class Slowed:
         self._drawn, draw = threading.Event(), ProgressLine.draw
 
         def drawing(line: ProgressLine, stage: WorkStage) -> None:
+            drawn = self._drawn  # of the piece that waits now: one that begins meanwhile is not in this drawing
             draw(line, stage)
-            self._drawn.set()
+            drawn.set()
 
         ProgressLine.draw = drawing  # type: ignore[method-assign]
         progress.PERIOD = 0.02
@@ -73,7 +74,7 @@ class Slowed:
             if self._held == deed and seen[0] == (1 if deed == "write" else 2):
                 time.sleep(100)
             elif seen[0] < 12 and self._patience:
-                self._drawn.clear()
+                self._drawn = threading.Event()
                 self._patience = self._then if self._drawn.wait(self._patience) else 0.0
             return function(*arguments, **options)
 
