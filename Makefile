@@ -20,7 +20,7 @@ EXTRA_NEEDS_s3 := moto[server]
 EXTRA_TESTS_watch := tests/e2e/watch tests/unit/fastckpt_run/watch
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench format fuzz-data fuzz-meshes stores clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench bench-quick format fuzz-data fuzz-meshes stores clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -108,8 +108,11 @@ extra-%:
 	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/e2e/$*)
 	rm -rf $(VENV)/$@
 
-bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/evidence/benchmarks.md)
-	$(BIN)/python benchmarks/memory_save.py
+bench: $(READY)  ## all benchmarks beside limits and peers, or NAME alone (docs/evidence/benchmarks.md)
+	$(BIN)/python -m benchmarks $(NAME)
+
+bench-quick: $(READY)  ## all of them in five minutes, small and once
+	$(BIN)/python -m benchmarks --quick $(NAME)
 
 format: $(FRAMEWORKS)  ## format the code
 	$(BIN)/ruff format .

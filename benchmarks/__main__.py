@@ -1,0 +1,99 @@
+"""The benchmarks, by name or all of them: contenders take turns in fresh processes, each figure by its limit.
+
+python -m benchmarks [NAME ...] [--quick] [--rounds N] [--gigabytes G] [--record [--label LABEL]]
+python -m benchmarks --list
+python -m benchmarks --page      # tables and pictures of docs/evidence, from what is recorded
+"""
+
+import argparse
+import importlib
+import pkgutil
+import shlex
+import sys
+import time
+from datetime import UTC, datetime
+
+from benchmarks import suite
+from benchmarks.harness import page, results, turn
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.machine import machine, versions
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """All of the suite, by name."""
+    names = [module.name for module in pkgutil.iter_modules(suite.__path__) if not module.name.startswith("_")]
+    return {name: importlib.import_module(f"{suite.__name__}.{name}").BENCHMARK for name in names}
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; all, if none is given")
+    parser.add_argument("--list", action="store_true", help="list them with their questions")
+    parser.add_argument("--page", action="store_true", help="write tables and pictures from what is recorded")
+    parser.add_argument("--quick", action="store_true", help="one round, small states: five minutes for all")
+    parser.add_argument("--rounds", type=int, help="how often each contender has its turn")
+    parser.add_argument("--gigabytes", type=float, help="size of the state")
+    parser.add_argument("--record", action="store_true", help="add the run to docs/evidence/benchmarks/NAME.json")
+    parser.add_argument("--label", default="", help="title of the run in the table; the day, if none is given")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - benchmarks().keys():
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(benchmarks())}")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}; give 1 or more")
+    if options.gigabytes is not None and options.gigabytes <= 0:
+        parser.error(f"--gigabytes is {options.gigabytes}; give more than 0")
+    return options
+
+
+def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
+    """Have the contenders take turns; who takes the first one changes from round to round."""
+    quick = max(0.1, benchmark.gigabytes / 10) if options.quick else benchmark.gigabytes
+    command = shlex.join(["python", "-m", "benchmarks", benchmark.name, *(["--quick"] if options.quick else [])])
+    done = results.Run(
+        options.label,
+        command,
+        datetime.now(UTC).date().isoformat(),
+        options.quick,
+        options.gigabytes or quick,
+        machine(),
+        versions(),
+    )
+    done.missing = {each.name: reason for each in benchmark.contenders if (reason := each.missing())}
+    present = [each for each in benchmark.contenders if each.name not in done.missing]
+    if options.quick:
+        present = [each for each in present if each.quick]
+    for number in range(options.rounds or (1 if options.quick else benchmark.rounds)):
+        first = number % len(present)
+        for contender in present[first:] + present[:first]:
+            begin = time.monotonic()
+            values = turn.take(f"{suite.__name__}.{benchmark.name}", contender.name, done.gigabytes, options.quick)
+            seconds = round(time.monotonic() - begin, 1)
+            done.samples.append(
+                {"contender": contender.name, "round": number, "seconds": seconds, "values": _rounded(values)}
+            )
+            print(f"{benchmark.name}: round {number + 1}, {contender.name}: {seconds} s", file=sys.stderr, flush=True)
+    return done
+
+
+def _rounded(values: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Five digits: more is noise, and would be the most of the files."""
+    return {key: [float(f"{value:.5g}") for value in found] for key, found in values.items()}
+
+
+def main(arguments: list[str]) -> None:
+    options = parsed(arguments)
+    known = benchmarks()
+    if options.list:
+        print("\n".join(f"{name:24} {each.question}" for name, each in known.items()))
+    elif options.page:
+        page.write(known)
+    else:
+        for name in options.names or known:
+            done = run(known[name], options)
+            print(page.section(known[name], [done]), flush=True)
+            if options.record:
+                results.record(name, done)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

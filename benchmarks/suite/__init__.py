@@ -1,0 +1,1 @@
+"""The suite: each module is one question, with its contenders and its limit."""
