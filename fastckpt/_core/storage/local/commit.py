@@ -92,7 +92,9 @@ class Commit:
 
     def _same_target(self) -> list[Path]:
         """Older checkpoints that were saved to the path which is this one's now."""
-        found = ((place, ours(place)) for place in self._layout.contents().places if file_named(self._target))
+        if not file_named(self._target):
+            return []
+        found = ((place, ours(place)) for place in self._layout.contents().places)
         return [place for place, each in found if each and each.target == self._target and each.id < self._id]
 
 
