@@ -79,7 +79,7 @@ class CheckpointDirectory:
         with self._explained(request):
             request = request.at(self._layout.own(request.target, request.id))
             with self._layout.writing():
-                return Publication(self._layout, request, self._copier, read_back=self.read_back).run()
+                return Publication(self._layout, request, self._copier, self._reader, read_back=self.read_back).run()
 
     def contribute(self, request: PublishRequest, share: Share) -> Contribution:
         """Copy one node's images to storage, as its part of a checkpoint of several nodes, durably.
@@ -90,7 +90,7 @@ class CheckpointDirectory:
         """
         with self._explained(request):
             share = replace(share, target=self._layout.own(share.target, request.id))
-            own = PartFiles(self._layout, request.id, share)
+            own = PartFiles(self._layout, request.id, share, self._reader)
             request = request.at("")
             with self._layout.writing():
                 own.contribute(request, self._copier, read_back=self.read_back)

@@ -47,10 +47,14 @@ class KnownCheckpoints:
             self._keep(place, _Known(stamp, inode, stored))
         return stored
 
+    def same(self, place: Path, inode: int) -> Stored | None:
+        """What was found in a place, if the directory is the same; nothing is asked."""
+        known = self._known.get(place)
+        return known.stored if known and inode and known.inode == inode else None
+
     def whole(self, place: Path, inode: int) -> Stored | None:
         """What was whole in a place when it was looked at last, if the directory is the same; nothing is asked."""
-        known = self._known.get(place)
-        return known.stored if known and inode and known.inode == inode and place in self._whole else None
+        return self.same(place, inode) if place in self._whole else None
 
     def judge(self, place: Path, *, is_whole: bool) -> None:
         """Note whether all files of a checkpoint were there."""

@@ -10,7 +10,7 @@ from fastckpt._core.storage.local.known_checkpoints import KnownCheckpoints, sta
 from fastckpt._core.storage.local.layout import Contents, Layout
 from fastckpt._core.storage.local.quarantine import reason
 from fastckpt._core.storage.local.stored import Stored, read_manifest
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, PersistError
 
 ATTEMPTS = 20
 LOOKED_AT = 16
@@ -79,6 +79,16 @@ class CheckpointReader:
             whole.append(stored)
         self._known.forget_others({*contents.places})
         return _scan_of(whole, [], contents)
+
+    def with_target(self, target: str) -> list[Stored]:
+        """What was saved to a path that its user named, whole or not, by one listing and the manifests that are new."""
+        contents, found = self._layout.contents(), list[Stored | None]()
+        for place in contents.places:
+            with suppress(BadCheckpoint, PersistError):
+                inode = contents.inodes[place]
+                found.append(self._known.same(place, inode) or self._known.read(place, inode))
+        self._known.forget_others({*contents.places})
+        return [stored for stored in found if stored and stored.manifest.target == target]
 
     def _is_whole(self, stored: Stored, inode: int) -> bool:
         try:

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,15 +71,31 @@ class TestCosts:
             (directory.path / f"events.{number}").touch()
         assert opened(6) == few[-1] <= few[0]
 
-    def test_a_persist_with_retention_makes_as_many_calls_with_60_kept_as_with_20(self, directory):
+    @pytest.mark.parametrize("target", ["", "{dir}/model-{step}.pt"])
+    @pytest.mark.parametrize("is_retired", [True, False])
+    def test_a_persist_makes_as_many_calls_with_60_kept_as_with_20(self, directory, target, is_retired):
         def made(count: int) -> int:
             fill(directory, count)
-            persist(directory, count + 1, count)  # what was there before is found once
-            return calls(directory, lambda: persist(directory, count + 2, count)).total()
+            for step in (count + 1, count + 2):  # what was there before is found once
+                named = target.format(dir=directory.path, step=step)
+                work = partial(persist, directory, step, count, named)
+                found = calls(directory, work if is_retired else partial(publish, directory, SaveId(0, step), named))
+            return found.total()
 
         few = made(20)
         shutil.rmtree(directory.path)
         assert made(60) == few
+
+    def test_a_checkpoint_takes_the_path_of_one_that_another_process_saved_or_that_is_damaged(self, directory):
+        path = str(directory.path / "model.pt")
+        publish(directory, SaveId(0, 1), path)
+        publish(CheckpointDirectory(directory.path), SaveId(0, 2), path)
+        publish(directory, SaveId(0, 3), path)
+        assert [stored.id.step for stored in directory.scan().places] == [3] and not directory.scan().stale
+        (directory.path / "checkpoint-3" / "rank_0.pt").unlink()
+        publish(directory, SaveId(0, 4), path)
+        scan = directory.scan()
+        assert [stored.id.step for stored in scan.places] == [4] and len(scan.quarantined) == 1 and not scan.damaged
 
     def test_a_second_scan_opens_no_manifest_again(self, directory):
         fill(directory, 5)
