@@ -10,7 +10,7 @@ from benchmarks.suite._growth_points import AXES, Axis, words
 from benchmarks.suite._power_law import PowerLaw, fitted
 
 WIDTH, HEIGHT = 330, 200
-LABELS = 250
+LABELS = 290
 ROW = 290
 LEFT, TOP = 60, 60
 LINES = 15

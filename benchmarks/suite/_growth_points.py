@@ -34,7 +34,7 @@ AXES = (
 MEANING = {
     "save": "save to memory",
     "copy": "copy of its bytes",
-    "agent": "processor time of the agent per save",
+    "agent": "agent's processor time per save",
     "persist": "persist",
     "write": "bare write of its bytes",
     "first persist": "first persist of a launch",
