@@ -1,13 +1,15 @@
 """Costs as things grow: state, tensors, ranks, checkpoints that are kept, files beside them, the log of events."""
 
+import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -111,19 +113,27 @@ def publish(turn: Turn, directory: Path, count: int) -> None:
 
 
 def _of_a_log(lines: int, turn: Turn) -> dict[str, list[float]]:
-    """A launch that goes on with a log, and the report on it."""
+    """A launch that goes on with a log of earlier ones, and the report on it."""
     directory, log = turn.folder / "checkpoints", turn.folder / "log"
-    seed = [f"{line}\n" for line in _logged(turn, directory)]
-    log.write_text("".join((seed * (lines // len(seed) + 1))[:lines]))
-    environment = {"FASTCKPT_EVENTS": str(log)}
-    recorded = turn.job(jobs.visit, str(directory), 3, time.time(), environment=environment)
+    events = [each for each in turn.job(jobs.seed, str(directory)) if "event" in each]
+    first, last = events[0]["monotonic"], events[-1]["monotonic"]
+    with log.open("w") as file:
+        for number in range(lines):
+            launch, event = divmod(number, len(events))
+            # Earlier than the launch to come: its clock goes on from that of the last one.
+            shift = (launch - lines / len(events)) * (last - first)
+            file.write(f"{json.dumps(_shifted(events[event], shift, first))}\n")
+    recorded = turn.job(jobs.visit, str(directory), 3, time.time(), environment={"FASTCKPT_EVENTS": str(log)})
     return _values(recorded) | {"fastckpt report": _command("report", log, turn)}
 
 
-def _logged(turn: Turn, directory: Path) -> Iterable[str]:
-    import json
-
-    return [json.dumps(each) for each in turn.job(jobs.seed, str(directory)) if "event" in each]
+def _shifted(value: Any, shift: float, first: float) -> Any:
+    """An event with all its times moved: by the clocks of the host and of people, which are beyond ``first``."""
+    if isinstance(value, dict):
+        return {key: _shifted(each, shift, first) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_shifted(each, shift, first) for each in value]
+    return value + shift if isinstance(value, float) and value >= first else value
 
 
 def _command(name: str, argument: Path, turn: Turn) -> list[float]:

@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.scan import LOOKED_AT
 from fastckpt.errors import ConfigError
 from tests.counting_calls import FileCalls
+from tests.counting_functions import calls_of
 from tests.unit._core.storage.checkpoints import assert_sound, publish
 
 
@@ -104,7 +104,7 @@ class TestCosts:
     def test_a_scan_compares_no_checkpoint_with_each_other(self, directory):
         def compared(count: int) -> int:
             fill(directory, count)
-            with counting("__eq__", "scan.py", "stored.py", "<string>") as found:
+            with calls_of("__eq__", "scan.py", "stored.py", "<string>") as found:
                 directory.scan()
             return found.total()
 
@@ -116,22 +116,6 @@ class TestCosts:
         fill(directory, 4)
         assert steps(directory) == steps(directory) == [4, 3, 2, 1]
         assert manifests(calls(directory, directory.scan)) == 2
-
-
-@contextmanager
-def counting(name: str, *files: str):
-    """Count the calls of Python functions of a name."""
-    found = Counter[str]()
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_name == name and frame.f_code.co_filename.endswith(files):
-            found[frame.f_code.co_filename] += 1
-
-    sys.setprofile(note)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
