@@ -102,8 +102,8 @@ WAYS = (PLAIN, OVERLAPPED, THREE_LINES)
 BENCHMARK = Benchmark(
     name="tensor_count",
     question="What does a later save to memory cost beside the copy of its bytes, by number of tensors?",
-    work="AdamW with many parameters of 64 numbers in one worker, a step before each save. The copy of the bytes is left "
-    "out; Checkpointer.step also makes the state dicts of model and optimizer.",
+    work="AdamW with many parameters of 64 numbers in one worker, a step before each save. The copy of the bytes is "
+    "left out; Checkpointer.step also makes the state dicts of model and optimizer.",
     contenders=[Contender(way, partial(_measure, way)) for way in WAYS],
     figures=[figure for way in WAYS for figure in _figures(way)],
 )

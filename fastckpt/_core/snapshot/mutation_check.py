@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress, repeat
+from itertools import compress, count, repeat
 from operator import ge, itemgetter, not_
 from typing import Any
 
@@ -67,6 +67,8 @@ class MutationCheck:
 
     def part(self, copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
         """The copies to do at once, and those that can wait."""
+        if not self._paths:
+            return [*copies], []
         is_held = [*map(self._paths.__contains__, map(storage_key, map(itemgetter(1), copies)))]
         return [*compress(copies, map(not_, is_held))], [*compress(copies, is_held)]
 
@@ -140,11 +142,10 @@ def _worth_watching(plan: Plan) -> list[tuple[torch.UntypedStorage, torch.Untype
     wholes = [*map(torch.Tensor.untyped_storage, plan.tensors)]
     sizes = map(torch.UntypedStorage.nbytes, wholes)
     least = [1 if not tensor.is_cpu else WORTH for tensor in plan.tensors] if plan.device else repeat(WORTH)
-    rows = zip(plan.indices, wholes, plan.tensors, plan.paths, strict=True)
     return [
-        (plan.storages[index], whole, tensor, path)
-        for index, whole, tensor, path in compress(rows, map(ge, sizes, least))
-        if plan.skeleton.gaps[index].size
+        (plan.storages[plan.indices[i]], wholes[i], plan.tensors[i], plan.paths[i])
+        for i in compress(count(), map(ge, sizes, least))
+        if plan.skeleton.gaps[plan.indices[i]].size
     ]
 
 

@@ -64,10 +64,14 @@ class HostCopy:
         """Make all ``copies``; returns when every byte has arrived."""
         if not copies:
             return
-        targets, sources, sizes = zip(*copies, strict=True)
-        spans = [*zip(targets, map(torch.UntypedStorage.data_ptr, sources), sizes, strict=True)]
-        is_small = [*map(SMALL.__gt__, sizes)]
+        targets, storages, sizes = zip(*copies, strict=True)
+        sources = map(torch.UntypedStorage.data_ptr, storages)
         # Thousands of small tensors, such as an optimizer's step counters, are copied here in one go, by a loop in C.
+        if max(sizes) < SMALL:
+            deque(map(_copy_holding_gil, targets, sources, sizes), maxlen=0)
+            return
+        spans = [*zip(targets, sources, sizes, strict=True)]
+        is_small = [*map(SMALL.__gt__, sizes)]
         deque(starmap(_copy_holding_gil, compress(spans, is_small)), maxlen=0)
         self._copy_large([*compress(spans, map(not_, is_small))])
 
