@@ -137,7 +137,8 @@ class KnownStructure:
         nodes, found, ids = _root(state), list[Any](), [id(state)]
         for level in self._levels:
             keys, lengths, values = nodes.contents()
-            if lengths != level.lengths or keys != level.keys or [*map(type, keys)] != level.key_types:
+            # Types first: a key of another type, such as a tensor, may compare to anything, or not at all.
+            if lengths != level.lengths or [*map(type, keys)] != level.key_types or keys != level.keys:
                 return None
             if [*map(type, values)] != level.types:
                 return None
@@ -293,7 +294,7 @@ def _marks(tensors: Sequence[torch.Tensor]) -> list[Any]:
     if not any(all_attributes):
         return []
     marked = ((place, each) for place, each in enumerate(all_attributes) if each)
-    return [(place, *each.items(), *map(type, each.values())) for place, each in marked]
+    return [(place, *map(type, each.values()), *each.items()) for place, each in marked]
 
 
 def _is_number(value: Any) -> bool:

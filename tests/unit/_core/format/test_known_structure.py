@@ -293,6 +293,15 @@ def test_a_tensor_that_is_not_in_plain_memory_does_not_match(kind: str) -> None:
     assert known.match({"a": tensor}) is not None
 
 
+def test_keys_and_attributes_that_do_not_compare_are_noticed() -> None:
+    tensor = torch.ones(2)
+    vars(tensor).update(tag="x")
+    known = known_of({"a": 1, "b": tensor})
+    assert known.match({"a": 1, torch.ones(2): tensor}) is None
+    vars(tensor).update(tag=torch.ones(2))
+    assert known.match({"a": 1, "b": tensor}) is None
+
+
 def test_a_list_in_itself_is_told_from_one_in_another(baker: Baker) -> None:
     loop: list[Any] = [1]
     loop.append(loop)
