@@ -76,7 +76,7 @@ class _Nodes(NamedTuple):
 class KnownStructure:
     """The structure of a state, in the form of lists with which those of a later state are compared.
 
-    `Structure` visits each part by itself, which costs about 2 us a tensor; this costs a fifth of that. Containers are
+    `Structure` visits each part by itself, which costs about 2 us a tensor; this costs a third of that. Containers are
     taken apart level by level, all of one depth together, so that each comparison is one of two lists. What matches has
     an equal `Structure.shape`, and its parts are found by their places. What does not match may still have one.
 

@@ -442,7 +442,7 @@ def mutate(state: Any, draw: random.Random) -> None:
     draw.choice([change, change, delete, reorder, in_place])()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_random_changes_between_saves_load_as_torch_saves_them(
     seed: int, tmp_path_factory: pytest.TempPathFactory
