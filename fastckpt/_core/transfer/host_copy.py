@@ -3,9 +3,12 @@
 import ctypes
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import compress, starmap
+from operator import not_
 
 import torch
 
@@ -59,14 +62,18 @@ class HostCopy:
 
     def fill(self, copies: Sequence[Copy]) -> None:
         """Make all ``copies``; returns when every byte has arrived."""
-        large: list[Span] = []
-        for target, source, size in copies:
-            # Thousands of small tensors, such as an optimizer's step counters, are copied here in one go.
-            if size < SMALL:
-                _copy_holding_gil(target, source.data_ptr(), size)
-            else:
-                large.append((target, source.data_ptr(), size))
-        self._copy_large(large)
+        if not copies:
+            return
+        targets, storages, sizes = zip(*copies, strict=True)
+        sources = map(torch.UntypedStorage.data_ptr, storages)
+        # Thousands of small tensors, such as an optimizer's step counters, are copied here in one go, by a loop in C.
+        if max(sizes) < SMALL:
+            deque(map(_copy_holding_gil, targets, sources, sizes), maxlen=0)
+            return
+        spans = [*zip(targets, sources, sizes, strict=True)]
+        is_small = [*map(SMALL.__gt__, sizes)]
+        deque(starmap(_copy_holding_gil, compress(spans, is_small)), maxlen=0)
+        self._copy_large([*compress(spans, map(not_, is_small))])
 
     def _copy_large(self, spans: list[Span]) -> None:
         if self._threads == 1 or not threading.main_thread().is_alive():  # at exit, pools take no more work
