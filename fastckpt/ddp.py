@@ -128,6 +128,7 @@ class DdpCheckpointer(BaseCheckpointer):
         self._own = own_of(place.rank)
         self._writes_model = place.local_rank == 0
         self._given: dict[str, Any] | None = None
+        self._loaded_sizes: dict[str, int] = {}
 
     @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -230,6 +231,8 @@ class DdpCheckpointer(BaseCheckpointer):
             resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)
         if resumed.state is None:
             refuse_foreign(session.directory, ranks)
+        elif resumed.tier != "memory" and not asked:
+            session.expect(self._loaded_sizes)  # what it goes on to save is like what it has loaded
         return self._apply(resumed, time.perf_counter() - start)
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
@@ -253,6 +256,9 @@ class DdpCheckpointer(BaseCheckpointer):
         self._writer.close(self._given or {self._own: {"rng": rng_state(), "state": dict(self.rank_state)}})
 
     def _load(self, files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        ours = [MODEL, self._own] if self._writes_model else [self._own]
+        self._loaded_sizes = {name: files[name].stat().st_size for name in ours if name in files}
+
         def read(path: Path) -> Any:
             return load_copy(path, self._writer.threads, weights_only=self._weights_only)
 

@@ -144,6 +144,13 @@ class Session:
         self.be_ready()
         self._snapshots.prepare(states)
 
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Reserve memory for images of these sizes in bytes, in the background, if there is enough of it."""
+        try:
+            self._snapshots.expect(sizes)
+        except FastckptError as error:
+            logger.debug("no memory is reserved ahead: %s", error)  # a save that needs it says what is wrong
+
     def save(
         self,
         step: int,

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Self
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
+from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.memory import presence
 from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.memory.headroom import Headroom, headroom
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
-from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.pages import NEVER, allocate, enlarge
 from fastckpt._core.memory.processes import boot_id
 from fastckpt._core.memory.records import names_in, remove_any
 from fastckpt._core.memory.slots import image_size
@@ -189,10 +191,11 @@ class Arena:
             slot.mkdir(mode=0o700)
             self.slots.append(slot)
 
-    def reserve(self, slot: Path, name: str, size: int) -> None:
+    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event = NEVER) -> bool:
         """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.
 
-        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB.
+        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB, or longer as
+        long as nobody waits for it (``urgent``). Returns whether it is in large pages, as far as the kernel has them.
 
         Raises:
             ArenaTooSmall: The memory ran out since `check`.
@@ -203,19 +206,31 @@ class Arena:
         path = slot / name
         temporary = path.with_name(f".new-{path.name}")
         if image_size(slot, name) == size:
-            return
+            return True
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in (path, temporary):
             remove_any(old)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            allocate(fd, size)
+            is_large = allocate(fd, size, urgent)
         except OSError as error:
             temporary.unlink()
             raise ArenaTooSmall(too_small(size, 1, headroom(self.path.parent))) from error
         finally:
             os.close(fd)
         temporary.rename(path)
+        return is_large
+
+    def enlarge(self, slot: Path, name: str, urgent: threading.Event) -> bool:
+        """Move an image into large pages, whoever reads or writes it; False if this ended early, as somebody waits.
+
+        Raises OSError if there is no such image any more.
+        """
+        fd = os.open(slot / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return not is_in_memory(fd) or enlarge(fd, os.fstat(fd).st_size, urgent)
+        finally:
+            os.close(fd)
 
     def remove(self) -> None:
         """Give the memory back."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
@@ -40,6 +42,11 @@ class Reservations:
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
         self._under_way: Slot | None = None
+        self._waiting = 0
+        self._urgent = threading.Event()
+        """Set while a save waits for memory, or the end of the job for this."""
+        self._small: dict[tuple[Slot, str], None] = {}
+        """Images whose pages were made in haste, oldest first."""
         self._warned = False
 
     def look_again(self) -> None:
@@ -117,8 +124,15 @@ class Reservations:
         # The fast path of every save but the first: stat of a few files, no lock, no thread.
         if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
             return
-        async with self._lock:
-            await self._reserve(slot, sizes, writer)
+        self._waiting += 1
+        self._urgent.set()  # also what is reserved ahead now is then made in haste
+        try:
+            async with self._lock:
+                await self._reserve(slot, sizes, writer)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._urgent.clear()
 
     async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         self._under_way = slot
@@ -144,7 +158,9 @@ class Reservations:
             with metrics.phase("arena.reserve", image=name):
                 # In a thread: the kernel allocates every page that posix_fallocate
                 # reserves, and the event loop must go on answering.
-                await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
+                reserve = partial(self._arena.reserve, slot.path, name, size, self._urgent)
+                if not await loop.run_in_executor(self._pool, reserve):
+                    self._small[slot, name] = None
             self._images_in(slot)[name] = size
 
     async def _make_way(self, slot: Slot, sizes: Sizes, writer: int) -> None:
@@ -174,8 +190,8 @@ class Reservations:
         self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
 
     def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
-        """Reserve the images in all empty slots in the background."""
-        if any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
+        """Reserve the images in all empty slots in the background, and then make pages large that were made in haste."""
+        if self._small or any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
             task = asyncio.create_task(self._reserve_empty(sizes, writer))
             self._ahead.add(task)
             task.add_done_callback(self._ahead.discard)
@@ -190,11 +206,27 @@ class Reservations:
                         await self._reserve(slot, sizes, writer)
         except (ArenaTooSmall, OSError) as error:
             logger.warning("a slot could not be made ready ahead of its save: %s", error)
+        await self._enlarge()
+
+    async def _enlarge(self) -> None:
+        """Have images that were made in haste in large pages: persists, resumes and maps then cost less."""
+        while self._small and not self._urgent.is_set():
+            slot, name = next(iter(self._small))
+            enlarge = partial(self._arena.enlarge, slot.path, name, self._urgent)
+            try:
+                # In the thread that reserves: no image is replaced, nor a slot given up, meanwhile.
+                is_done = await asyncio.get_running_loop().run_in_executor(self._pool, enlarge)
+            except OSError:
+                is_done = True  # it was removed
+            if not is_done:
+                return  # a save waits for the thread; the next one goes on here
+            self._small.pop((slot, name), None)
 
     def close(self) -> None:
         """End the thread, after what it is reserving now."""
         for task in self._ahead:
             task.cancel()
+        self._urgent.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -28,11 +28,12 @@ class SlowArena:
         self.reserved: list[tuple[str, int]] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def reserve(self, slot: Path, name: str, size: int) -> None:
+    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
         self.begun.set()
         assert self.go_on.wait(60)
-        self._arena.reserve(slot, name, size)
+        is_large = self._arena.reserve(slot, name, size, urgent)
         self.reserved.append((slot.name, size))
+        return is_large
 
 
 def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(tmp_path):
@@ -82,6 +83,80 @@ def test_a_save_whose_image_is_there_waits_for_no_other_slot(tmp_path):
     asyncio.run(save())
     assert slow.reserved == [(slot.path.name, NEW) for slot in slots[1:]]
     arena.remove()
+
+
+class HastyArena:
+    """An arena that makes pages in haste, and records what is asked of it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.path, self._arena = arena.path, arena
+        self.calls: list[tuple[str, str, bool]] = []
+        self.refusals = 0
+
+    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
+        self._arena.reserve(slot, name, size, urgent)
+        self.calls.append(("reserve", slot.name, urgent.is_set()))
+        return not urgent.is_set()
+
+    def enlarge(self, slot: Path, name: str, urgent: threading.Event) -> bool:
+        self.calls.append(("enlarge", slot.name, urgent.is_set()))
+        self.refusals -= 1
+        return self.refusals < 0 and self._arena.enlarge(slot, name, urgent)
+
+
+class TestHaste:
+    """What a save waits for is made in haste, and in large pages afterwards; all else takes its time."""
+
+    def test_the_first_save_alone_is_in_haste_and_its_image_is_made_large_last(self, tmp_path):
+        arena, room = self.room(tmp_path)
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW})
+            room._slots[0].id = (1, 1)
+            room.reserve_ahead({"model.pt": NEW})
+            await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        ahead = [("reserve", "slot-1", False), ("reserve", "slot-2", False)]
+        assert arena.calls == [("reserve", "slot-0", True), *ahead, ("enlarge", "slot-0", False)]
+
+    def test_what_a_save_interrupted_is_made_large_after_the_next_one(self, tmp_path):
+        arena, room = self.room(tmp_path)
+        arena.refusals = 1
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW})
+            for slot in room._slots:
+                slot.id = (1, 1)
+            for _ in range(3):
+                room.reserve_ahead({"model.pt": NEW})
+                await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        assert [what for what, *_ in arena.calls] == ["reserve", "enlarge", "enlarge"]
+
+    def test_an_image_that_was_removed_meanwhile_is_forgotten(self, tmp_path):
+        _, room = self.room(tmp_path)
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW})
+            (room._slots[0].path / "model.pt").unlink()
+            for slot in room._slots:
+                slot.id = (1, 1)
+            room.reserve_ahead({"model.pt": NEW})
+            await asyncio.gather(*room._ahead)
+            assert not room._small
+            room.close()
+
+        asyncio.run(save())
+
+    def room(self, tmp_path: Path) -> tuple[HastyArena, Reservations]:
+        arena = Arena.open(tmp_path / "arena", str(tmp_path))
+        arena.make_slots(3)
+        hasty = HastyArena(arena)
+        return hasty, Reservations(hasty, [Slot(path) for path in arena.slots], lambda: None)
 
 
 def removals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
