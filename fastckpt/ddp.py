@@ -34,7 +34,7 @@ from fastckpt._core.retention import (
     KeepTimeIntervalStrategy,
 )
 from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
-from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
+from fastckpt._core.snapshot.optimizer_forecast import SizeForecast, with_optimizer_state
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
 __all__ = [
@@ -129,6 +129,9 @@ class DdpCheckpointer(BaseCheckpointer):
         self._writes_model = place.local_rank == 0
         self._given: dict[str, Any] | None = None
         self._loaded_sizes: dict[str, int] = {}
+        self._forecast = SizeForecast(MODEL, self._writer.expect_about)
+        if not self._writes_model:
+            self._forecast.end()
 
     @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -194,6 +197,7 @@ class DdpCheckpointer(BaseCheckpointer):
                 was copying them.
         """
         arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
+        self._forecast.end()
         file, states = arguments.path("path", path), self._states(state_dict, rank_state)
         return self._writer.save(step, states, at_least(storage_type, file) if file else storage_type, file, metrics)
 
@@ -250,6 +254,7 @@ class DdpCheckpointer(BaseCheckpointer):
 
         Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits.
         """
+        self._forecast.end()
         if self._writes_model:
             self._writer.close()
             return

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -150,6 +150,11 @@ class Session:
             self._snapshots.expect(sizes)
         except FastckptError as error:
             logger.debug("no memory is reserved ahead: %s", error)  # a save that needs it says what is wrong
+
+    def expect_about(self, sizes: dict[str, int]) -> None:
+        """Have pages made for images of about these sizes in bytes, in the background, if there is ample room."""
+        with suppress(FastckptError):  # a save says what is wrong
+            self.link.reserve_about(sizes)
 
     def save(
         self,

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from fastckpt._core.huge_pages import HUGE, is_in_memory, window
 
 PATIENCE = 4.0
-"""Seconds of the processor per 10**9 bytes that large pages may take where nobody waits for them. Where memory is
-fragmented, the kernel moves other pages out of the way for each; a virtual machine's host, which takes back what has been
-free for seconds, gives it page by page. Each persist and each mapping of the file is cheaper for it, for good."""
+"""Seconds of the processor per 10**9 bytes that large pages may take where nobody waits for them.
+
+Where memory is fragmented, the kernel moves other pages out of the way for each; the host of a virtual machine takes
+back what was free for some seconds, and gives it page by page. Later each persist and each mapping is cheaper for it.
+"""
 BUDGET = 0.5
 """The same while a save waits: faulting in as many small pages takes about as long."""
 PIECE = 32 * 2**20
@@ -20,7 +22,9 @@ NEVER = threading.Event()
 
 
 def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> bool:
-    """Give an empty file this size, and all the memory or disk for it; raises OSError if there is not enough.
+    """Give a file that is empty, or was begun, this size, and all memory or disk for it.
+
+    Raises OSError if there is not enough.
 
     With large pages, which a tmpfs has, every later mapping of the file costs next to nothing, and what reads it
     through one, such as a persist, takes half of the processor's time.
@@ -39,6 +43,16 @@ def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> boo
     # What the kernel has refused above is refused here, too, and told; what is there already costs nothing.
     os.posix_fallocate(descriptor, 0, size)
     return asked
+
+
+def begin(descriptor: int, size: int, urgent: threading.Event) -> None:
+    """Make pages of a file that is to have about this size, until somebody waits; `allocate` makes the rest.
+
+    Raises OSError if there is not enough memory.
+    """
+    os.ftruncate(descriptor, size)
+    if is_in_memory(descriptor):
+        _Faults(descriptor, size // HUGE * HUGE, urgent).begin()
 
 
 def enlarge(descriptor: int, size: int, urgent: threading.Event) -> bool:
@@ -68,16 +82,18 @@ class _Faults:
 
     def make(self) -> bool:
         """Make all; returns whether large pages were asked for everywhere."""
-        for offset in self._pieces:
-            self._make(offset)
-            if self._urgent.is_set():
-                break
+        self.begin()
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
         if self._urgent.is_set():
             with ThreadPoolExecutor(threads, "fastckpt-pages") as pool:
                 for work in [pool.submit(self._make_rest) for _ in range(threads)]:
                     work.result()
         return not self._is_dear
+
+    def begin(self) -> None:
+        """Make pieces until somebody waits."""
+        while not self._urgent.is_set() and (offset := next(self._pieces, None)) is not None:
+            self._make(offset)
 
     def _make_rest(self) -> None:
         for offset in self._pieces:
