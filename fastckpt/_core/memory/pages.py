@@ -84,7 +84,9 @@ class _Faults:
         """Make all; returns whether large pages were asked for everywhere."""
         self.begin()
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-        if self._urgent.is_set():
+        if threads == 1 or not threading.main_thread().is_alive():  # at exit, pools take no more work
+            self._make_rest()
+        elif self._urgent.is_set():
             with ThreadPoolExecutor(threads, "fastckpt-pages") as pool:
                 for work in [pool.submit(self._make_rest) for _ in range(threads)]:
                     work.result()
