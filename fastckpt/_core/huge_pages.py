@@ -12,6 +12,8 @@ HUGE = 2 * 2**20
 """Bytes of a large page; where the processor has another size, small pages serve."""
 MADV_COLLAPSE = 25
 """Since Linux 6.1. It needs no option of the mount, unlike all other ways to large pages in a tmpfs."""
+MADV_POPULATE_READ = 22
+"""Since Linux 5.14. In a mapped tmpfs it makes pages where there are none."""
 TMPFS = 0x01021994
 """The type of a tmpfs in statfs(2)."""
 FAILED = ctypes.c_void_p(-1).value
@@ -39,6 +41,10 @@ class Window:
     def collapse(self) -> bool:
         """Move it into large pages, as far as it fills them; returns whether that succeeded."""
         return not _libc.madvise(self.address, self.length, MADV_COLLAPSE)
+
+    def populate(self) -> bool:
+        """Give it the pages that it lacks, zeroed; returns whether that succeeded."""
+        return not _libc.madvise(self.address, self.length, MADV_POPULATE_READ)
 
 
 class Mapping:
