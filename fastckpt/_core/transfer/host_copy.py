@@ -19,8 +19,8 @@ FRESH_PIECE = 1 << 20
 PAGE = 4096
 # Of madvise(2), since Linux 5.14; Python's mmap module has no name for it.
 MADV_POPULATE_WRITE = 23
-SHARED_PIECE = 4 << 20
-"""The same, where another thread may help: `Backlog.finish` copies at most one piece of each helper twice."""
+SHARED_PIECE = 1 << 20
+"""The same, where another thread may help, and where a piece is compared with its copy: both are cached then."""
 SMALL = 128 << 10
 """Bytes below which a copy is over before another thread could have taken it."""
 
