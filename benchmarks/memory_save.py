@@ -1,4 +1,4 @@
-"""What saves to memory, resumes and persists cost, each beside its limit measured in the same run.
+"""What saves to memory and persists cost, each beside its limit measured in the same run.
 
     python benchmarks/memory_save.py [--gigabytes 1.5] [--repeats 3]
 
@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -118,30 +117,6 @@ def worker_saves(out: Path, gigabytes: float, repeats: int, prepared: bool) -> N
                 record(out, bare=bare_write(image, out.parent / "bare"))
 
 
-def worker_resumes(out: Path, gigabytes: float, repeats: int) -> None:
-    """Save once; then each restart measures either a resume or a copy of the same tensors into fresh memory."""
-    from fastckpt import DdpCheckpointer, StorageType
-
-    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    checkpointer = DdpCheckpointer(out.parent / "checkpoints")
-    if restart == 0:
-        checkpointer.save_checkpoint(0, gpt2_with_adamw(gigabytes), storage_type=StorageType.MEMORY)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if restart % 2:
-        held: list[Any] = []
-        record(out, resume=seconds(lambda: held.append(checkpointer.load_checkpoint())))
-    else:
-        (image,) = {path for path in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-0/model.pt")}
-        sources = tensors(torch.load(image, mmap=True))
-        torch.set_num_threads(os.cpu_count() or 1)
-        record(out, fresh=seconds(lambda: held_copies.extend(torch.empty_like(s).copy_(s) for s in sources)))
-    if restart < 2 * repeats:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-held_copies: list[torch.Tensor] = []
-
-
 def worker_counts(out: Path, repeats: int) -> None:
     """What a save costs beside its fill, by number of tensors."""
     from fastckpt import DdpCheckpointer, StorageType
@@ -198,7 +173,6 @@ def launch(what: str, options: argparse.Namespace, folder: Path) -> list[dict[st
     folder.mkdir()
     out, events = folder / "out", folder / "events"
     command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1", "--max-restarts=100"]
-    command += ["--fast-max-stalls=0"]  # those that measure resumes take no steps
     command += ["--fast-events", str(events), __file__, "--worker", what, "--out", str(out)]
     command += ["--gigabytes", str(options.gigabytes), "--repeats", str(options.repeats)]
     environment = os.environ | {"FASTCKPT_SHM_DIR": str(shm), "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -234,7 +208,6 @@ def main() -> None:
         {
             "saves": lambda: worker_saves(options.out, size, repeats, prepared=False),
             "prepared": lambda: worker_saves(options.out, size, repeats, prepared=True),
-            "resumes": lambda: worker_resumes(options.out, size, repeats),
             "counts": lambda: worker_counts(options.out, repeats),
         }[options.worker]()
         return
@@ -251,8 +224,6 @@ def report(options: argparse.Namespace, folder: Path) -> None:
     prepared = launch("prepared", options, folder / "prepared")
     row("first save, prepared : warm copy", values(prepared, "first"), values(prepared, "copy"), "2")
     row("first save, not prepared : warm copy", values(saves, "first"), values(saves, "copy"), "-")
-    resumes = launch("resumes", options, folder / "resumes")
-    row("resume : copy into fresh memory", values(resumes, "resume"), values(resumes, "fresh"), "1.3")
     persists = [record["seconds"] for record in saves if record.get("event") == "persisted"]
     row("bare O_DIRECT write of the same memory : persist", values(saves, "bare"), persists, "0.9 or more")
     print("\n| tensors | first save, ms | repeated save beside its fill, ms | per 1,000 tensors | goal |")

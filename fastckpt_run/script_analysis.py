@@ -14,6 +14,8 @@ from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.source_watch import SourceWatch
 
 _UNKNOWN = "*"
+_COMPILERS = {_UNKNOWN, "PATH", "CC", "CXX", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "HOME", "TMPDIR"}
+"""Variables on which the choice and the success of a compiler depend, and where it has its caches."""
 _MOST = 300
 """Sources that are read, at most: it takes a second, and no deeper recursion than Python allows."""
 
@@ -69,10 +71,9 @@ class Script:
 
     @property
     def compiles(self) -> bool:
-        """True if it, or one of its own modules, calls torch.compile, and none sets variables that libraries read."""
-        return self._walk.compiles and not any(
-            name == _UNKNOWN or READ_BY_LIBRARIES.fullmatch(name) for name in self._walk.anywhere
-        )
+        """True if it, or a module of its own, calls torch.compile, and none sets variables that compilers may read."""
+        sets = self._walk.anywhere
+        return self._walk.compiles and not any(name in _COMPILERS or READ_BY_LIBRARIES.fullmatch(name) for name in sets)
 
     @property
     def unsettling(self) -> str:
