@@ -3,6 +3,7 @@
 Its jobs are those of benchmarks/restart.py, which has more launchers; here they take turns with torchrun and the limit.
 """
 
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ REST = 8.0
 """Seconds of training before the first kill: real failures come later than that."""
 COLD = 400.0
 """Seconds that a compiler with empty caches may take."""
+CACHES = "TORCHINDUCTOR_CACHE_DIR"
 TINY, LARGE, COMPILED = "tiny", "1.5", "compiled"
 
 
@@ -59,8 +61,11 @@ def copies(turn: Turn) -> Values:
 
 
 def compiled(turn: Turn) -> Values:
-    """Restarts of a job whose model is compiled, and a start of the same script with the same caches under torchrun."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(turn.folder / "inductor")}
+    """Restarts of a job whose model is compiled, and a start of the same script with the same caches under torchrun.
+
+    To fill the caches takes a minute: TORCHINDUCTOR_CACHE_DIR keeps them from run to run.
+    """
+    caches = {CACHES: os.environ.get(CACHES, str(turn.folder / "inductor"))}
     fresh = [started(job_of(turn, "plain", COMPILED, "--compile", name=f"fresh-{n}", **caches)) for n in range(3)][1:]
     found = checked(restarts(job_of(turn, "preload", COMPILED, "--compile", **caches), KILLS, REST))
     beyond = [each.seconds - statistics.median(fresh) for each in found]

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,16 +63,22 @@ def test_a_forked_worker_has_the_compiler_and_computes_what_a_fresh_one_does(tmp
     assert executed.text("out").split()[3:5] == ["0", "1"]  # children, threads
 
 
-def test_the_compiler_is_asked_about_instructions_only_where_its_caches_are(tmp_path: Path, monkeypatch) -> None:
+def test_a_template_builds_nothing_and_asks_where_the_caches_are(tmp_path: Path, monkeypatch) -> None:
     instructions = pytest.importorskip("torch._inductor.cpu_vec_isa")
-    asked = list[str]()
-    monkeypatch.setattr(instructions, "valid_vec_isa_list", lambda: asked.append(os.environ[compiler.CACHES]))
+    builder = pytest.importorskip("torch._inductor.cpp_builder").CppBuilder
+    build, asked = builder.build, list[str]()
+
+    def find() -> None:
+        asked.append(os.environ[compiler.CACHES])
+        with suppress(Exception):  # as torch does
+            builder.build(None)
+        asked.append("built")
+
+    monkeypatch.setattr(instructions, "valid_vec_isa_list", find)
     monkeypatch.setenv(compiler.CACHES, str(tmp_path / "caches"))
     compiler.prepare()
-    assert not asked
-    (tmp_path / "caches" / "ab").mkdir(parents=True)
-    compiler.prepare()
     assert asked == [str(tmp_path / "caches")]
+    assert builder.build is build
     assert compiler.MODULE in sys.modules
 
 
