@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 HUGE = 2 * 2**20
 """Bytes of a large page; where the processor has another size, small pages serve."""
@@ -100,6 +101,20 @@ def use_huge_pages(address: int, length: int) -> None:
     start, end = -(-address // HUGE) * HUGE, (address + length) // HUGE * HUGE
     if start < end:
         _libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without them it has small ones
+
+
+def own_pages() -> Iterator[int]:
+    """The addresses of this process's own memory, written or not, that large pages could hold, one by one."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text(errors="replace").splitlines()]
+    for place, access, _, _, _, *name in lines:
+        if access == "rw-p" and name in ([], ["[heap]"]):
+            start, end = (int(number, 16) for number in place.split("-"))
+            yield from range(-(-start // HUGE) * HUGE, end // HUGE * HUGE, HUGE)
+
+
+def collapse(address: int) -> None:
+    """Move the memory of a large page into one, if it has any and the kernel finds one; its bytes stay the same."""
+    _libc.madvise(address, HUGE, MADV_COLLAPSE)
 
 
 def is_in_memory(descriptor: int) -> bool:

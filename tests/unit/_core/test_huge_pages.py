@@ -1,12 +1,13 @@
 """Windows show the bytes of a file, where large pages can serve them."""
 
+import ctypes
 import mmap
 import os
 import tempfile
 
 import pytest
 
-from fastckpt._core.huge_pages import HUGE, Mapping, is_in_memory, window
+from fastckpt._core.huge_pages import HUGE, Mapping, collapse, is_in_memory, own_pages, window
 from fastckpt._core.memory.pages import allocate
 
 SIZE = 3 * HUGE + 5
@@ -104,3 +105,24 @@ def smaps_of(address: int) -> list[str]:
         lines = file.read().splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
     return lines[first : first + 25]
+
+
+def test_own_memory_keeps_its_bytes_in_large_pages_and_shared_memory_is_left_out(descriptor):
+    own, shared = mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE), mmap.mmap(-1, SIZE)
+    file = mmap.mmap(descriptor, SIZE, mmap.MAP_PRIVATE)
+    data = os.urandom(SIZE)
+    for each in (own, shared, file):
+        each[:] = data
+    places = {each: ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (own, shared, file)}
+    found = list(own_pages())
+    inside = {each: [a for a in found if start <= a < start + SIZE] for each, start in places.items()}
+    assert len(inside[own]) in (2, 3)  # how many whole ones lie in it is chance
+    assert not inside[shared]
+    assert not inside[file]
+    for address in found:
+        collapse(address)
+    assert bytes(own) == data
+
+
+def test_what_cannot_be_in_large_pages_is_left_as_it_is():
+    collapse(0)  # nothing is mapped there
