@@ -16,11 +16,13 @@ PIECE = 32 << 20
 """Bytes that a thread copies at a time."""
 FRESH_PIECE = 1 << 20
 """The same into memory without pages yet: few enough that the new pages are still cached when they are copied to."""
+FRESH_SHARE = 16 << 20
+"""Bytes of such memory that are worth another thread."""
 PAGE = 4096
 # Of madvise(2), since Linux 5.14; Python's mmap module has no name for it.
 MADV_POPULATE_WRITE = 23
-SHARED_PIECE = 4 << 20
-"""The same, where another thread may help: `Backlog.finish` copies at most one piece of each helper twice."""
+SHARED_PIECE = 1 << 20
+"""The same, where another thread may help, and where a piece is compared with its copy: both are cached then."""
 SMALL = 128 << 10
 """Bytes below which a copy is over before another thread could have taken it."""
 
@@ -99,6 +101,8 @@ def fill_fresh(copies: Sequence[Copy], threads: int) -> None:
 
     Its pages are faulted in many at a time, which takes a third less than a fault for each.
     """
+    # A small state is there before another thread has started, and restarted workers share the cores.
+    threads = min(threads, 1 + sum(size for _, _, size in copies) // FRESH_SHARE)
     with closing(HostCopy(threads, fresh=True)) as filler:
         filler.fill(copies)
 
