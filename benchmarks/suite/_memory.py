@@ -20,27 +20,30 @@ class Sample:
 
     Attributes:
         at: Seconds of the monotonic clock, which all processes share.
-        private: Anonymous memory by process id: what a process has of its own, or may share with those forked from it.
-        shared: Of the job's files in shared memory, or what one of its processes has mapped of others, if that is more.
+        private: Anonymous memory by process id.
+        shares: The same, where what forked processes have in common is divided among them.
+        shared: Of the job's files in shared memory, or what its processes have mapped of others, if that is more.
         cached: Of the files of its checkpoint directory.
     """
 
     at: float
     private: dict[int, int]
+    shares: dict[int, int]
     shared: int
     cached: int
 
 
-def resident(pid: int) -> tuple[int, int]:
-    """Anonymous and shared memory of a process in bytes; none if it has ended."""
+def resident(pid: int) -> tuple[int, int, int]:
+    """Anonymous memory of a process, its share of that, and its share of shared memory, in bytes; none if it has ended.
+
+    Resident sizes count what is mapped twice as often, and what is forked in each process; shares do not.
+    """
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0, 0
-    found = {
-        name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if "Rss" in name
-    }
-    return found.get("RssAnon", 0), found.get("RssShmem", 0)
+        return 0, 0, 0
+    found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines[1:])}
+    return found.get("Anonymous", 0), found.get("Pss_Anon", 0), found.get("Pss_Shmem", 0)
 
 
 def cached_of(path: Path) -> int:
@@ -103,8 +106,9 @@ class Sampler:
         while not self._ended.wait(PAUSE):
             at, pids = time.monotonic(), [each.pid for each in psutil.Process().children(recursive=True)]
             found = {pid: resident(pid) for pid in pids}
-            private = {pid: anonymous for pid, (anonymous, _) in found.items()}
+            private = {pid: anonymous for pid, (anonymous, _, _) in found.items()}
+            shares = {pid: share for pid, (_, share, _) in found.items()}
             files = sum(taken(path) for path in files_of(self._shared))
-            shared = max([files, *(mapped for _, mapped in found.values())])
+            shared = max(files, sum(mapped for *_, mapped in found.values()))
             cached = sum(cached_of(path) for path in files_of(self._folder))
-            self.samples.append(Sample(at, private, shared, cached))
+            self.samples.append(Sample(at, private, shares, shared, cached))

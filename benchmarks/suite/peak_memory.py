@@ -208,10 +208,17 @@ def _last(samples: Sequence[Sample], at: float) -> Sample:
 
 
 def _more(samples: Sequence[Sample], before: Sample, of: Callable[[int], bool]) -> int:
-    """The most private memory of some processes beyond what they had before."""
-    return max(
-        sum(value - before.private.get(pid, 0) for pid, value in each.private.items() if of(pid)) for each in samples
-    )
+    """The most private memory of some processes beyond what they had before; of new ones, their share."""
+
+    def more(sample: Sample) -> int:
+        known = before.private
+        return sum(
+            value - known[pid] if pid in known else sample.shares[pid]
+            for pid, value in sample.private.items()
+            if of(pid)
+        )
+
+    return max(more(each) for each in samples)
 
 
 FSDP = "fastckpt, FSDP2, two workers"
