@@ -1,4 +1,4 @@
-"""What saves to memory, resumes and persists cost, each beside its limit measured in the same run.
+"""What resumes cost, and saves beside their bytes, each beside its limit measured in the same run.
 
     python benchmarks/memory_save.py [--gigabytes 1.5] [--repeats 3]
 
@@ -7,7 +7,6 @@ Every figure comes from workers under a real `fastckpt-run`, restarted by real k
 
 import argparse
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-BLOCK = 32 << 20
 
 
 def gpt2_with_adamw(gigabytes: float) -> dict[str, Any]:
@@ -61,61 +58,6 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def unique_bytes(state: Any) -> dict[int, torch.Tensor]:
-    """One tensor over each storage."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors(state)}
-    return {key: torch.empty(0, dtype=torch.uint8).set_(storage) for key, storage in storages.items()}
-
-
-def warm_copy(state: Any, repeats: int) -> list[float]:
-    """Copy the same tensors into shared memory that is faulted in: a loop of Tensor.copy_ on all cores."""
-    torch.set_num_threads(os.cpu_count() or 1)
-    sources = list(unique_bytes(state).values())
-    total = sum(source.numel() for source in sources)
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        file.truncate(total)
-        memory = mmap.mmap(file.fileno(), total, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        targets = whole.split([source.numel() for source in sources])
-
-        def copy() -> None:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
-
-        copy()
-        return [seconds(copy) for _ in range(repeats)]
-
-
-def worker_saves(out: Path, gigabytes: float, repeats: int, prepared: bool) -> None:
-    """The first save, later ones beside warm copies, and persists."""
-    from fastckpt import DdpCheckpointer, StorageType
-
-    state = gpt2_with_adamw(gigabytes)
-    with DdpCheckpointer(out.parent / "checkpoints") as checkpointer:
-        if prepared:
-            checkpointer.prepare(state)
-            time.sleep(8 * gigabytes + 2)
-        first = seconds(lambda: checkpointer.save_checkpoint(0, state, storage_type=StorageType.MEMORY))
-        time.sleep(3 * gigabytes)
-        for step in range(1, 4):
-            checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)  # every slot is used once
-        later, copies = [], []
-        for step in range(4, 4 + 3 * repeats):
-            later.append(
-                seconds(lambda step=step: checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY))
-            )
-            copies += warm_copy(state, 1)
-            torch.set_num_threads(1)
-        saved = sum(t.numel() for t in unique_bytes(state).values())
-        record(out, first=first, later=later, copy=copies, bytes=saved, tensors=len(tensors(state)))
-        if not prepared:
-            for step in range(100, 100 + repeats):
-                checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK)
-                checkpointer.wait_latest_checkpoint()
-                (image, *_) = Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*/model.pt")
-                record(out, bare=bare_write(image, out.parent / "bare"))
 
 
 def worker_resumes(out: Path, gigabytes: float, repeats: int) -> None:
@@ -167,26 +109,6 @@ def worker_counts(out: Path, repeats: int) -> None:
             record(out, count=count, first=first, repeated=costs[5:])
 
 
-def bare_write(image: Path, path: Path) -> float:
-    """Write an image's bytes from its mapping with O_DIRECT and fdatasync, and nothing else."""
-    size = image.stat().st_size
-    source = os.open(image, os.O_RDONLY)
-    memory = memoryview(mmap.mmap(source, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ))
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
-
-    def write() -> None:
-        for offset in range(0, size, BLOCK):
-            os.pwrite(fd, memory[offset : offset + BLOCK], offset)
-        os.fdatasync(fd)
-
-    try:
-        return seconds(write)
-    finally:
-        os.close(source)
-        os.close(fd)
-        path.unlink()
-
-
 def record(out: Path, **values: Any) -> None:
     with out.open("a") as file:
         file.write(json.dumps(values) + "\n")
@@ -232,8 +154,6 @@ def main() -> None:
     size, repeats = options.gigabytes, options.repeats
     if options.worker:
         {
-            "saves": lambda: worker_saves(options.out, size, repeats, prepared=False),
-            "prepared": lambda: worker_saves(options.out, size, repeats, prepared=True),
             "resumes": lambda: worker_resumes(options.out, size, repeats),
             "counts": lambda: worker_counts(options.out, repeats),
         }[options.worker]()
@@ -243,18 +163,10 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace, folder: Path) -> None:
-    saves = launch("saves", options, folder / "saves")
-    size, count = values(saves, "bytes")[0], values(saves, "tensors")[0]
-    print(f"GPT-2 with AdamW: {size / 1e9:.2f} GB, {count:.0f} tensors; seconds, median (range)\n")
+    print(f"GPT-2 with AdamW of {options.gigabytes:g} GB; seconds, median (range)\n")
     print("| what | ours | limit | ratio | goal |\n| --- | --- | --- | --- | --- |")
-    row("later save : warm copy", values(saves, "later"), values(saves, "copy"), "1.2")
-    prepared = launch("prepared", options, folder / "prepared")
-    row("first save, prepared : warm copy", values(prepared, "first"), values(prepared, "copy"), "2")
-    row("first save, not prepared : warm copy", values(saves, "first"), values(saves, "copy"), "-")
     resumes = launch("resumes", options, folder / "resumes")
     row("resume : copy into fresh memory", values(resumes, "resume"), values(resumes, "fresh"), "1.3")
-    persists = [record["seconds"] for record in saves if record.get("event") == "persisted"]
-    row("bare O_DIRECT write of the same memory : persist", values(saves, "bare"), persists, "0.9 or more")
     print("\n| tensors | first save, ms | repeated save beside its fill, ms | per 1,000 tensors | goal |")
     print("| --- | --- | --- | --- | --- |")
     for record in launch("counts", options, folder / "counts"):
