@@ -65,7 +65,9 @@ def compiled(turn: Turn) -> Values:
 
     To fill the caches takes a minute: TORCHINDUCTOR_CACHE_DIR keeps them from run to run.
     """
-    caches = {CACHES: os.environ.get(CACHES, str(turn.folder / "inductor"))}
+    folder = os.environ.get(CACHES, str(turn.folder / "inductor"))
+    caches = {CACHES: folder, "TMPDIR": folder}  # inductor keeps precompiled headers where temporary files are
+    Path(folder).mkdir(parents=True, exist_ok=True)
     fresh = [started(job_of(turn, "plain", COMPILED, "--compile", name=f"fresh-{n}", **caches)) for n in range(3)][1:]
     found = checked(restarts(job_of(turn, "preload", COMPILED, "--compile", **caches), KILLS, REST))
     beyond = [each.seconds - statistics.median(fresh) for each in found]
