@@ -66,8 +66,9 @@ environment: $(FRAMEWORKS)  ## only make .venv, with all that tests need
 
 check: lint types test  ## lint, types and tests
 
-faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills
+faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills, and properties with examples drawn anew
 	$(BIN)/python -m pytest -q -m campaign --timeout 3600
+	TEST_EXAMPLES=random $(BIN)/python -m pytest -q -n 4 --dist worksteal $$(grep -rl "from hypothesis" tests --include=test_*.py)
 
 fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and kills: each sample once
 	$(BIN)/python -m tests.fuzz.data 0 $(or $(JOBS),300)

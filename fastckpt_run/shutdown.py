@@ -57,12 +57,18 @@ def _counted(before: int) -> Iterator[list[signal.Signals]]:
     """Collect the signals that torch would turn into exceptions, which could hit anything, and be swallowed."""
     received: list[signal.Signals] = []
 
-    def count(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number))
+    def announce() -> None:
         left = SIGNALS_TO_GIVE_UP - before - len(received)
         if left > 0:
-            logger.warning("%s: the last flush goes on; %d more to give it up", received[-1].name, left)
+            name = received[-1].name if received else "signals"
+            logger.warning("%s: the last flush goes on; %d more to give it up", name, left)
 
+    def count(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        announce()
+
+    if before > 1:
+        announce()  # those that came while workers were ended were counted in silence
     # Only signals that torch has taken: one that the user ignores stays ignored.
     numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is SIGNAL_HANDLER]
     for number in numbers:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 MARK = "TEST_MARK"
 PRELOAD = "TEST_PRELOAD"
@@ -27,6 +28,12 @@ QUICK = str(Path(__file__).parent / "start")
 """Where Python finds what lets each process of a test start and end sooner."""
 PATH = f"{QUICK}{os.pathsep}{ROOT}"
 """Besides that, the packages beside these tests, whichever are installed."""
+
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None)
+# The same examples in each run: what is found anew is found by `make faults`, not by whoever changes something else.
+settings.load_profile(os.environ.get("TEST_EXAMPLES", "repeatable"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,6 +85,10 @@ def leaves_nothing_behind(
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
         monkeypatch.delenv(variable)
     sockets = _sockets()
+    # A collection, of which many tests need one, then looks through what this test makes, not through all that earlier
+    # ones have left: of those in a long run, each took a second.
+    gc.collect()
+    gc.freeze()
     try:
         yield
         leaks = _processes(name)

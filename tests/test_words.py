@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.syntax import tree_of
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for top in ("fastckpt", "fastckpt_run") for path in (ROOT / top).rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,7 +36,7 @@ def name_of(path: Path) -> str:
 def test_module_docstrings_open_with_a_noun_or_a_verb() -> None:
     first = {}
     for path in SOURCES:
-        words = re.findall(r"[A-Za-z']+", ast.get_docstring(ast.parse(path.read_text())) or "")
+        words = re.findall(r"[A-Za-z']+", ast.get_docstring(tree_of(path)) or "")
         if words and words[0].lower() in QUESTIONS:
             first[name_of(path)] = words[:8]
     assert not first

@@ -11,6 +11,7 @@ import pytest
 from docs_site.error_pages import PAGES, document
 from fastckpt._core.error_codes import PAGE, code_of, coded
 from fastckpt.errors import ArenaTooSmall, FastckptError
+from tests.syntax import tree_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*ROOT.glob("fastckpt/**/*.py"), *ROOT.glob("fastckpt_run/**/*.py")])
@@ -24,7 +25,7 @@ def module_name(path: Path) -> str:
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    return {module_name(path): ast.parse(path.read_text()) for path in SOURCES}
+    return {module_name(path): tree_of(path) for path in SOURCES}
 
 
 def text_of(node: ast.AST) -> str:

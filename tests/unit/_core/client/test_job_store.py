@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import pytest
 import torch.distributed as dist
 
@@ -26,16 +25,37 @@ class Rounds:
     """Rounds of ranks, each of which is a process, in one store that outlives them."""
 
     def __init__(self) -> None:
-        self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
+        # In a process of its own: a rank that is forked while the server's thread looks up a name hangs at its first
+        # lookup, since the resolver's lock is then held for good.
+        here, there = _FORK.Pipe(duplex=False)
+        self._server = _FORK.Process(target=self._serve, args=(there,))
+        self._server.start()
+        self._port = here.recv()
+        self._store = dist.TCPStore("127.0.0.1", self._port, timeout=timedelta(seconds=60))
         self.number, self.world = 0, WORLD
+        self.ranks: list[Any] = []
+
+    def close(self) -> None:
+        """End the store."""
+        del self._store  # and its socket with it
+        self._server.kill()
+        self._server.join()
+
+    @staticmethod
+    def _serve(port: Any) -> None:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
+        port.send(store.port)
+        signal.pause()
 
     def start(self, job: Job) -> list[Any]:
         """What the job returns in each rank; "killed" of one that was."""
         self.number += 1
         for key in self.addresses():  # else gloo itself fails to connect
-            self._server.delete_key(key)
+            self._store.delete_key(key)
         pipes = [_FORK.Pipe(duplex=False) for _ in range(self.world)]
-        ranks = [_FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(self.world)]
+        self.ranks = ranks = [
+            _FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(self.world)
+        ]
         for each in ranks:
             each.start()
         for each in ranks:
@@ -53,7 +73,7 @@ class Rounds:
 
     def client(self) -> dist.Store:
         """A client of the store; the tests' processes each make one."""
-        client = dist.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=60))
+        client = dist.TCPStore("127.0.0.1", self._port, timeout=timedelta(seconds=60))
         self.counts = CountingStore(client, under="fastckpt/meet")
         return self.counts
 
@@ -66,14 +86,14 @@ class Rounds:
 
     def addresses(self) -> list[str]:
         """Where gloo says how a rank is reached."""
-        return [key for key in self._server.list_keys() if "//cpu//" in key]
+        return [key for key in self._store.list_keys() if "//cpu//" in key]
 
 
 @pytest.fixture
 def rounds() -> Iterator[Rounds]:
     found = Rounds()
     yield found
-    del found._server  # and its sockets with it
+    found.close()
 
 
 @pytest.mark.parametrize("late", [0, 2], ids=["the first rank late", "the last rank late"])
@@ -96,8 +116,8 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds, late: int) ->
             store.wait(["fastckpt/meet/name"], timedelta(seconds=60))
             name = store.get("fastckpt/meet/name").decode().split('"')[1]
             store.wait([f"fastckpt/meet/{name}/1"], timedelta(seconds=60))
-            for each in psutil.Process(os.getppid()).children():  # itself last
-                each.kill()
+            for each in (*rounds.ranks[:2], multiprocessing.current_process()):
+                os.kill(each.pid, signal.SIGKILL)
         Agreement("resume")
 
     def heard(rank: int) -> list[Any]:

@@ -11,7 +11,8 @@ import pytest
 from fastckpt._core.resume import survey
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import NoLoadableCheckpoint
-from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, small_disk, state  # noqa: F401 (fixtures)
+from tests.e2e.ddp.conftest import Ranks, directory, said, small_disk, state  # noqa: F401 (fixtures)
+from tests.e2e.ddp.conftest import ranks as ranks_of_a_job  # noqa: F401 (fixture)
 from tests.unit._core.saver.persistence.test_uploader import newest_at
 from tests.unit._core.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
 
@@ -27,6 +28,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def ranks(s3: S3, ranks_of_a_job: Ranks) -> Ranks:  # noqa: F811
+    """Ranks that end before their store does: a saver waits long for one that is gone."""
+    return ranks_of_a_job
+
+
+@pytest.fixture
 def two(ranks: Ranks, s3: S3) -> S3:  # noqa: F811
     """Steps 1 and 2 in a bucket, of a job of two ranks that has ended."""
     ranks.directory = URL
@@ -34,7 +41,7 @@ def two(ranks: Ranks, s3: S3) -> S3:  # noqa: F811
     return s3
 
 
-def publish(ranks: Ranks, **options: Any) -> None:  # noqa: F811
+def publish(ranks: Ranks, **options: Any) -> None:
     def save(member: DdpCheckpointer, _: int) -> None:
         for step in (1, 2):
             member.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
@@ -45,11 +52,11 @@ def publish(ranks: Ranks, **options: Any) -> None:  # noqa: F811
     ranks.end()
 
 
-def steps(ranks: Ranks) -> list[int]:  # noqa: F811
+def steps(ranks: Ranks) -> list[int]:
     return [loaded["step"] for loaded in ranks.load()]
 
 
-def test_an_unreadable_newest_checkpoint_is_an_error_on_all_ranks_and_is_kept(ranks, two):  # noqa: F811
+def test_an_unreadable_newest_checkpoint_is_an_error_on_all_ranks_and_is_kept(ranks, two):
     fault = two.inject(Fault(403, "GET", NEWEST, times=ALWAYS))
     before = two.objects()
     members = ranks.start(2)
@@ -80,7 +87,7 @@ def test_a_checkpoint_that_becomes_readable_on_a_retry_is_loaded(ranks, two, sai
     assert said.text.count("is whole and cannot be read") == 1 and "for up to 45 s" in said.text
 
 
-def test_a_checkpoint_damaged_for_one_rank_and_unreadable_for_another_is_skipped(ranks, two):  # noqa: F811
+def test_a_checkpoint_damaged_for_one_rank_and_unreadable_for_another_is_skipped(ranks, two):
     """Though the other cannot read its file: it cannot come to be whole."""
     two.inject(Fault(403, "GET", r"checkpoint-2/.*rank_0\.pt", times=ALWAYS))
     spoilt = next(key for key in two.objects() if "checkpoint-2/" in key and key.endswith("rank_1.pt"))
