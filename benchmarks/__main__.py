@@ -62,7 +62,8 @@ def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
     present = [each for each in benchmark.contenders if each.name not in done.missing]
     if options.quick:
         present = [each for each in present if each.quick]
-    for number in range(options.rounds or (1 if options.quick else benchmark.rounds)):
+    rounds = options.rounds or (1 if options.quick else benchmark.rounds)
+    for number in range(rounds if present else 0):
         first = number % len(present)
         for contender in present[first:] + present[:first]:
             begin = time.monotonic()

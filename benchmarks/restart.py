@@ -212,13 +212,17 @@ def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], r
     return Restart(stages, min(line["step"] for line in mine if line["what"] == "load"))
 
 
-def restarts(job: Job, kills: int) -> list[Restart | None]:
-    """So many restarts of one job, which then comes to its good end; None for the one that lost it."""
+def restarts(job: Job, kills: int, rest: float = 0.0) -> list[Restart | None]:
+    """So many restarts of one job, which then comes to its good end; None for the one that lost it.
+
+    ``rest`` are seconds of training before the first: then what launchers do in the background of a start is done.
+    """
     found, since = list[Restart | None](), 0.0
     with job.started() as process:
         for turn in range(kills):
             try:
                 pids = job.wait_for(lambda since=since: job.ready(since), process, PATIENCE)
+                time.sleep(0.0 if turn else rest)
                 time.sleep(random.uniform(0.0, job.period()))
                 since = time.monotonic()
                 found.append(restart := kill_one(job, process, pids, turn % WORKERS))

@@ -28,10 +28,11 @@ from examples.gpt2.model import GPT, GPTConfig
 
 SHAPES = {
     "tiny": {"vocab_size": 256, "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128},
+    "compiled": {"vocab_size": 256, "n_layer": 1, "n_head": 4, "n_embd": 128, "block_size": 128},
     "0.5": {"vocab_size": 32000, "n_layer": 8, "n_head": 8, "n_embd": 512, "block_size": 128},
     "1.5": {"vocab_size": 50257, "n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 128},
 }
-"""tiny is the size of `make demo`; the others give so many GB of state with AdamW in fp32."""
+"""tiny is the size of `make demo`, compiled a quarter of it; the others give so many GB of state with AdamW in fp32."""
 TOKENS = 32
 State = dict[str, Any]
 
@@ -172,6 +173,8 @@ def train(args: argparse.Namespace, stamp: Stamps) -> None:
     stamp("load", step=step)
     model, ddp, optimizer = (build_as_usual if args.usual else build)(shape, loaded)
     del loaded
+    if args.compile:
+        ddp = torch.compile(ddp)
     stamp("model")
     stop = torch.zeros(())
     while not stop and step < args.steps:
@@ -202,6 +205,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--usual", action="store_true", help="build the model as most scripts do")
+    parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
     args = parser.parse_args()
     stamp = Stamps(args.out, int(os.environ["RANK"]))
     stamp("script", BEGIN)

@@ -34,7 +34,7 @@ from fastckpt._core.retention import (
     KeepTimeIntervalStrategy,
 )
 from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
-from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
+from fastckpt._core.snapshot.optimizer_forecast import SizeForecast, with_optimizer_state
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
 __all__ = [
@@ -128,6 +128,10 @@ class DdpCheckpointer(BaseCheckpointer):
         self._own = own_of(place.rank)
         self._writes_model = place.local_rank == 0
         self._given: dict[str, Any] | None = None
+        self._loaded_sizes: dict[str, int] = {}
+        self._forecast = SizeForecast(MODEL, self._writer.expect_about)
+        if not self._writes_model:
+            self._forecast.end()
 
     @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -193,6 +197,7 @@ class DdpCheckpointer(BaseCheckpointer):
                 was copying them.
         """
         arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
+        self._forecast.end()
         file, states = arguments.path("path", path), self._states(state_dict, rank_state)
         return self._writer.save(step, states, at_least(storage_type, file) if file else storage_type, file, metrics)
 
@@ -230,6 +235,8 @@ class DdpCheckpointer(BaseCheckpointer):
             resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)
         if resumed.state is None:
             refuse_foreign(session.directory, ranks)
+        elif resumed.tier != "memory" and not asked:
+            session.expect(self._loaded_sizes)  # what it goes on to save is like what it has loaded
         return self._apply(resumed, time.perf_counter() - start)
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
@@ -247,12 +254,16 @@ class DdpCheckpointer(BaseCheckpointer):
 
         Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits.
         """
+        self._forecast.end()
         if self._writes_model:
             self._writer.close()
             return
         self._writer.close(self._given or {self._own: {"rng": rng_state(), "state": dict(self.rank_state)}})
 
     def _load(self, files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        ours = [MODEL, self._own] if self._writes_model else [self._own]
+        self._loaded_sizes = {name: files[name].stat().st_size for name in ours if name in files}
+
         def read(path: Path) -> Any:
             return load_copy(path, self._writer.threads, weights_only=self._weights_only)
 

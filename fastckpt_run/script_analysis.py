@@ -14,6 +14,8 @@ from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.source_watch import SourceWatch
 
 _UNKNOWN = "*"
+_COMPILERS = {_UNKNOWN, "PATH", "CC", "CXX", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "HOME", "TMPDIR"}
+"""Variables on which the choice and the success of a compiler depend, and where it has its caches."""
 _MOST = 300
 """Sources that are read, at most: it takes a second, and no deeper recursion than Python allows."""
 
@@ -68,6 +70,12 @@ class Script:
         return any(name.partition(".")[0] not in sys.stdlib_module_names for name, _ in self.imports)
 
     @property
+    def compiles(self) -> bool:
+        """True if it, or a module of its own, calls torch.compile, and none sets variables that compilers may read."""
+        sets = self._walk.anywhere
+        return self._walk.compiles and not any(name in _COMPILERS or READ_BY_LIBRARIES.fullmatch(name) for name in sets)
+
+    @property
     def unsettling(self) -> str:
         """The reason why its imports must not come before its first effects; empty if they may."""
         for name in sorted(self.sets):
@@ -103,12 +111,14 @@ class _Walk:
     Attributes:
         sets: Variables set before an import that comes later.
         anywhere: Variables that anything in these sources sets.
+        compiles: Whether anything in them calls torch.compile.
         watch: Of these sources.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.sets: set[str] = set()
         self.anywhere: set[str] = set()
+        self.compiles = False
         self._folder = folder
         self._pending: set[str] = set()
         self._seen: set[Path] = set()
@@ -135,6 +145,7 @@ class _Walk:
             return
         self._seen.add(path)
         self.anywhere.update(name for statement in tree.body for name in _sets(statement))
+        self.compiles = self.compiles or any(map(_compiles, ast.walk(tree)))
         functions = {f.name: set(_sets(f)) for f in tree.body if isinstance(f, ast.FunctionDef)}
         for statement in statements(tree.body):
             # A variable matters if it is set before a later import: what is pending now precedes this one.
@@ -252,6 +263,18 @@ def _imports(statement: ast.stmt, package: str) -> Iterator[tuple[str, list[str]
         case ast.ImportFrom(module=module, level=level) if package:
             parents = package.split(".")[: 1 - level or None]
             yield ".".join([*parents, *([module] if module else [])]), [alias.name for alias in statement.names]
+
+
+def _compiles(node: ast.AST) -> bool:
+    """Return whether a node is `torch.compile`, or has a library call it."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="torch"), attr="compile"):
+            return True
+        case ast.ImportFrom(module="torch", level=0):
+            return any(alias.name == "compile" for alias in node.names)
+        case ast.keyword(arg="torch_compile", value=value):
+            return not (isinstance(value, ast.Constant) and not value.value)
+    return False
 
 
 def _called(statement: ast.stmt) -> Iterator[str]:

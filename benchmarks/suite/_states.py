@@ -29,6 +29,14 @@ def many_tensors(count: int) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer.state_dict(), "step": 0}
 
 
+def many_parameters(count: int) -> torch.nn.Module:
+    """A model of ``count`` small parameters."""
+    model = torch.nn.Module()
+    for number in range(count):
+        model.register_parameter(f"layer{number}", torch.nn.Parameter(torch.randn(64)))
+    return model
+
+
 def tensors(node: Any) -> list[torch.Tensor]:
     """All tensors of a state."""
     if isinstance(node, torch.Tensor):

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -143,6 +143,18 @@ class Session:
         """Reserve memory for states like these, in the background; raises ArenaTooSmall."""
         self.be_ready()
         self._snapshots.prepare(states)
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Reserve memory for images of these sizes in bytes, in the background, if there is enough of it."""
+        try:
+            self._snapshots.expect(sizes)
+        except FastckptError as error:
+            logger.debug("no memory is reserved ahead: %s", error)  # a save that needs it says what is wrong
+
+    def expect_about(self, sizes: dict[str, int]) -> None:
+        """Have pages made for images of about these sizes in bytes, in the background, if there is ample room."""
+        with suppress(FastckptError):  # a save says what is wrong
+            self.link.reserve_about(sizes)
 
     def save(
         self,

@@ -18,10 +18,15 @@ READ_BY_LIBRARIES = re.compile(
 )
 """Variables that native libraries or Python read when they are loaded; such reads cannot be recorded."""
 
-SCANS = {"tqdm.utils": "TQDM_"}
+SCANS = {
+    "tqdm.utils": "TQDM_",
+    "networkx.utils.backends": "NETWORKX_",
+    "torch._inductor.cpp_builder": "TORCH",
+    "torch._inductor.utils": "TORCH",
+}
 """Modules that go through all variables when they are imported, and how the names begin of those that they keep.
 
-torch imports tqdm where it is installed.
+torch imports tqdm where it is installed, and networkx for its compiler, which gives all to what it starts.
 """
 _DEEPEST = 6
 """Callers that may be between a read and such a module, at most."""

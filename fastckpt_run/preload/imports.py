@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 
+from fastckpt_run.preload import compiler
 from fastckpt_run.preload.environment import PER_WORKER, recorded
 from fastckpt_run.preload.fork_safety import Traces, seeds_counted
 from fastckpt_run.preload.source_watch import is_installed
@@ -29,15 +30,19 @@ class ImportPlan:
         found: Modules that the script imports; only installed ones are imported, up to the first that is not.
         folder: Where the script finds modules before all others; empty if that is not known.
         argv: What sys.argv will be in workers.
+        compiles: Whether the script calls torch.compile.
     """
 
     asked: list[tuple[str, list[str]]] = field(default_factory=list)
     found: list[tuple[str, list[str]]] = field(default_factory=list)
     folder: str = ""
     argv: list[str] = field(default_factory=list)
+    compiles: bool = False
 
     def without(self, module: str) -> "ImportPlan":
         """This plan without a module."""
+        if module == compiler.MODULE and self.compiles:
+            return replace(self, compiles=False)
         asked, found = ([m for m in modules if m[0] != module] for modules in (self.asked, self.found))
         return replace(self, asked=asked, found=found)
 
@@ -70,6 +75,12 @@ def preload(receive: Callable[[], ImportPlan]) -> ImportOutcome:
         if fault := next(iter((*_reads_of_rank(read), *Traces().base_faults(start))), ""):
             return ImportOutcome("", f"importing torch {fault}")
         plan = receive()
+        if plan.compiles:  # outside of the script's folder: these modules are all torch's
+            before = Traces()
+            compiler.prepare()
+            late |= set(read) - at_once
+            if fault := next(iter((*_reads_of_rank(read), *Traces().faults(before))), ""):
+                return ImportOutcome(compiler.MODULE, fault)
         sys.argv = plan.argv
         with _in_script_folder(plan.folder):
             now = Traces()

@@ -74,7 +74,8 @@ class Preloader:
         self._script = read(self._arguments)
         asked: list[tuple[str, list[str]]] = [(name, []) for name in self._asked]
         found = [] if asked else self._script.first_imports
-        self._plan = ImportPlan(asked, found, str(self._script.folder or ""), self._script.argv(self._arguments))
+        folder, argv = str(self._script.folder or ""), self._script.argv(self._arguments)
+        self._plan = ImportPlan(asked, found, folder, argv, self._script.compiles)
         self._start()
         if why := self._script.unsettling:
             self._give_up(why)

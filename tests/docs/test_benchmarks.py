@@ -1,14 +1,19 @@
 """The page of benchmarks: made from the recorded runs, of modules that are there, by a harness that runs a real job."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.__main__ import benchmarks
+from benchmarks.__main__ import benchmarks, main
 from benchmarks.harness import page
 from benchmarks.harness.results import FOLDER, load
+from benchmarks.harness.turn import Turn, values_of
+from benchmarks.suite import device_save
 
 KNOWN = benchmarks()
 
@@ -40,6 +45,29 @@ def test_a_benchmark_runs_by_name():
         cwd=page.ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert re.search(r"\| save : copy \| \**\d", done.stdout), done.stdout
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_a_benchmark_that_cannot_run_here_gives_the_reason(capsys: pytest.CaptureFixture[str]):
+    main(["device_save", "--quick"])
+    assert "Not run: overlap (no accelerator); at once (no accelerator);" in capsys.readouterr().out
+
+
+def test_the_worker_of_the_benchmark_of_an_accelerator_runs_on_the_cpu(tmp_path: Path):
+    turn = Turn(0.002, is_quick=True, folder=tmp_path, shm=Path(os.environ["FASTCKPT_SHM_DIR"]))
+    records = turn.job(device_save.save_beside_steps, "cpu", True, False)
+    quantities = {name: len(values_of(records, name)) for name in ("save", "step", "stall", "pinned copy")}
+    assert quantities == {"save": 6, "step": 5, "stall": 5, "pinned copy": 5}
+
+
+@pytest.mark.gpu
+def test_a_save_on_an_accelerator_is_measured_beside_the_copy_of_the_driver():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "device_save", "--quick"],
+        cwd=page.ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert re.search(r"\| save at once : copy \| \**\d", done.stdout), done.stdout
+    assert "Not run" not in done.stdout and re.search(r"\| stall, overlap : at once \| -?\d", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(

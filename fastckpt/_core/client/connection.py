@@ -101,6 +101,10 @@ class SaverClient:
         """Ask the saver to reserve images of these sizes (bytes) in the background; raises ArenaTooSmall."""
         self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
 
+    def reserve_about(self, files: dict[str, int]) -> None:
+        """Ask the saver to make pages for images of about these sizes (bytes) in the background, if there is room."""
+        self._ask(m.Reserve(files, about=True), m.Done, RESERVE_TIMEOUT)
+
     def begin(self, save: SaveId, files: dict[str, int], closed: Sequence[int] = ()) -> None:
         """Ask for a slot; the answer comes from `slot`, which this thread must call, and may be waited for later.
 

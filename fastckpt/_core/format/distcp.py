@@ -92,7 +92,8 @@ class ShardPlanner:
         """
         parts: list[Layout | int] = []
         storages: list[torch.UntypedStorage] = []
-        tensors: list[tuple[torch.Tensor, int]] = []
+        tensors: list[torch.Tensor] = []
+        indices: list[int] = []
         device = None
         for index, item in enumerate(items):
             plain = _plain(item) if isinstance(item, torch.Tensor) else item
@@ -104,13 +105,14 @@ class ShardPlanner:
             parts.append((plain.dtype, plain.shape))
             storages.append(bytes_of(plain))
             if names:
-                tensors.append((plain, index))
+                tensors.append(plain)
+                indices.append(index)
             if not plain.is_cpu:
                 device = plain.device
         if parts != self._parts:
             self._lay_out(parts)
-        paths = [names[index] for _, index in tensors]
-        return ShardPlan(Plan(self._archives, [], storages, tensors, paths, device), self._places)
+        paths = [names[index] for index in indices]
+        return ShardPlan(Plan(self._archives, [], storages, tensors, indices, paths, device), self._places)
 
     def _room(self, index: int, data: bytes) -> int:
         last = self._parts[index] if index < len(self._parts) else None

@@ -52,8 +52,7 @@ class SafetensorsPlanner:
             self._skeleton = _sketch(dict(zip(self._names, tensors, strict=True)), state.metadata)
         device = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
         storages = [bytes_of(tensor) for tensor in tensors]
-        placed = [(tensor, index) for index, tensor in enumerate(tensors)]
-        return Plan(self._skeleton, [], storages, placed, self._names, device)
+        return Plan(self._skeleton, [], storages, tensors, range(len(tensors)), self._names, device)
 
 
 def _order(name: str, tensor: torch.Tensor) -> int:

@@ -47,9 +47,10 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Images of these sizes (bytes) will be saved: make room in all slots, soon. Answer: Done."""
+    """Images of these sizes (bytes), or about these, will be saved: make room in all slots, soon. Answer: Done."""
 
     files: dict[str, int]
+    about: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -8,6 +9,7 @@ import re
 import secrets
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,13 @@ from typing import Self
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
+from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.memory import presence
 from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.memory.headroom import Headroom, headroom
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
-from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.pages import NEVER, allocate, begin, enlarge
 from fastckpt._core.memory.processes import boot_id
 from fastckpt._core.memory.records import names_in, remove_any
 from fastckpt._core.memory.slots import image_size
@@ -31,6 +34,7 @@ logger = logging.getLogger("fastckpt")
 
 _SLOT = "slot-"
 _GONE = "removed-"
+_NEW = ".begun-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
@@ -65,6 +69,7 @@ class Arena:
         self._owner = owner
         self.claim = DirectoryClaim.read(path)
         self._lock = lock
+        self._begun: set[Path] = set()
 
     @classmethod
     def open(cls, path: Path, checkpoint_dir: str, launch: str = "", wait: Callable[[Owner], None] = refuse) -> Self:
@@ -189,33 +194,86 @@ class Arena:
             slot.mkdir(mode=0o700)
             self.slots.append(slot)
 
-    def reserve(self, slot: Path, name: str, size: int) -> None:
+    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event = NEVER) -> bool:
         """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.
 
-        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB.
+        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB, or longer as
+        long as nobody waits for it (``urgent``). Returns whether it is in large pages, as far as the kernel has them.
 
         Raises:
             ArenaTooSmall: The memory ran out since `check`.
             OSError: The arena was removed.
         """
-        if not self.is_there():
-            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
-        path = slot / name
-        temporary = path.with_name(f".new-{path.name}")
-        if image_size(slot, name) == size:
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in (path, temporary):
-            remove_any(old)
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if image_size(slot, name) == size and self.is_there():
+            return True
+        temporary, fd = self._open_new(slot, name)
+        self._begun.discard(temporary)
         try:
-            allocate(fd, size)
+            is_large = allocate(fd, size, urgent)
         except OSError as error:
             temporary.unlink()
             raise ArenaTooSmall(too_small(size, 1, headroom(self.path.parent))) from error
         finally:
             os.close(fd)
-        temporary.rename(path)
+        temporary.rename(slot / name)
+        return is_large
+
+    def begin(self, slot: Path, name: str, size: int, urgent: threading.Event) -> None:
+        """Make pages of an image that is to be reserved, in about this size, until somebody waits (``urgent``).
+
+        `reserve` goes on with them. What the slot has of that name is removed. Raises OSError if there is too little
+        memory, or the arena was removed.
+        """
+        temporary, fd = self._open_new(slot, name)
+        self._begun.add(temporary)
+        try:
+            begin(fd, size, urgent)
+        except OSError:
+            temporary.unlink()
+            self._begun.discard(temporary)
+            raise
+        finally:
+            os.close(fd)
+
+    def begun_bytes(self) -> int:
+        """Bytes of memory of images that were begun, and are not reserved yet."""
+        found = 0
+        for temporary in list(self._begun):
+            with contextlib.suppress(OSError):  # it is reserved, or was removed, meanwhile
+                found += temporary.lstat().st_blocks * 512
+        return found
+
+    def abandon(self, slot: Path, name: str) -> None:
+        """Remove an image that was begun, and is not to be reserved."""
+        temporary = _new(slot / name)
+        if temporary in self._begun:
+            self._begun.discard(temporary)
+            remove_any(temporary)
+
+    def _open_new(self, slot: Path, name: str) -> tuple[Path, int]:
+        """Where a new image gets its pages, and a descriptor of that; raises OSError."""
+        if not self.is_there():
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
+        path = slot / name
+        temporary = _new(path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_any(path)
+        is_begun = temporary in self._begun and temporary.is_file() and not temporary.is_symlink()
+        if not is_begun:  # what another process has left there may have anything in it
+            remove_any(temporary)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if is_begun else os.O_CREAT | os.O_EXCL)
+        return temporary, os.open(temporary, flags, 0o600)
+
+    def enlarge(self, slot: Path, name: str, urgent: threading.Event) -> bool:
+        """Move an image into large pages, whoever reads or writes it; False if this ended early, as somebody waits.
+
+        Raises OSError if there is no such image any more.
+        """
+        fd = os.open(slot / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return not is_in_memory(fd) or enlarge(fd, os.fstat(fd).st_size, urgent)
+        finally:
+            os.close(fd)
 
     def remove(self) -> None:
         """Give the memory back."""
@@ -229,6 +287,11 @@ class Arena:
             # Who leaves it may yet do something, and the dead do not: no successor shall take the one for the other.
             replace(Owner.read(self._lock), launch="").sign(self._lock)
         close_lock(self._lock)
+
+
+def _new(path: Path) -> Path:
+    """Where an image is until all its memory is there."""
+    return path.with_name(f"{_NEW}{path.name}")
 
 
 def too_small(size: int, slots: int, found: Headroom) -> str:
@@ -275,6 +338,9 @@ def _remove_strays(arena: Path) -> None:
         path = arena / name
         if name.startswith(_GONE) or (name.startswith(_SLOT) and not _is_directory(path)):
             remove_any(path)
+        elif name.startswith(_SLOT):
+            for begun in [*path.rglob(f"{_NEW}*")]:  # by an owner that has died: its memory would not count as free
+                remove_any(begun)
 
 
 def _is_directory(path: Path) -> bool:

@@ -1,35 +1,117 @@
-"""Reserves the memory of a new file, in large pages as far as they come cheaply."""
+"""Reserves the memory of a new file, in large pages as far as they come cheaply, and makes pages large later."""
 
 import os
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from fastckpt._core.huge_pages import HUGE, is_in_memory, window
 
+PATIENCE = 4.0
+"""Seconds of the processor per 10**9 bytes that large pages may take where nobody waits for them.
+
+Where memory is fragmented, the kernel moves other pages out of the way for each; the host of a virtual machine takes
+back what was free for some seconds, and gives it page by page. Later each persist and each mapping is cheaper for it.
+"""
 BUDGET = 0.5
-"""Seconds of the processor per 10**9 bytes that asking for large pages may take: where memory is fragmented, the kernel
-moves other pages out of the way for each of them. Faulting in as many small pages takes a worker about as long."""
+"""The same while a save waits: faulting in as many small pages takes about as long."""
 PIECE = 32 * 2**20
+MOST_THREADS = 8
+NEVER = threading.Event()
 
 
-def allocate(descriptor: int, size: int) -> None:
-    """Give an empty file this size, and all the memory or disk for it; raises OSError if there is not enough.
+def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> bool:
+    """Give a file that is empty, or was begun, this size, and all memory or disk for it.
+
+    Raises OSError if there is not enough.
 
     With large pages, which a tmpfs has, every later mapping of the file costs next to nothing, and what reads it
     through one, such as a persist, takes half of the processor's time.
+
+    Args:
+        descriptor: The file, open for reading and writing.
+        size: Bytes.
+        urgent: Set while somebody waits for the file: then all cores make its pages, and large ones only if these are
+            no dearer. It may be set at any time.
+
+    Returns:
+        Whether large pages were asked for everywhere.
+    """
+    os.ftruncate(descriptor, size)
+    asked = not is_in_memory(descriptor) or _Faults(descriptor, size // HUGE * HUGE, urgent).make()
+    # What the kernel has refused above is refused here, too, and told; what is there already costs nothing.
+    os.posix_fallocate(descriptor, 0, size)
+    return asked
+
+
+def begin(descriptor: int, size: int, urgent: threading.Event) -> None:
+    """Make pages of a file that is to have about this size, until somebody waits; `allocate` makes the rest.
+
+    Raises OSError if there is not enough memory.
     """
     os.ftruncate(descriptor, size)
     if is_in_memory(descriptor):
-        _ask_for_large_pages(descriptor, size // HUGE * HUGE)
-    os.posix_fallocate(descriptor, 0, size)
+        _Faults(descriptor, size // HUGE * HUGE, urgent).begin()
 
 
-def _ask_for_large_pages(descriptor: int, size: int) -> None:
-    deadline = time.thread_time() + BUDGET * size / 1e9
-    for offset in range(0, size, PIECE):
-        length = min(PIECE, size - offset)
-        for page in range(offset, offset + length, HUGE):
-            os.pwrite(descriptor, b"\0", page)  # one with nothing in it is not made large
-        with window(descriptor, offset, length) as piece:
+def enlarge(descriptor: int, size: int, urgent: threading.Event) -> bool:
+    """Move a file into large pages, as far as they are not; False if this ended early, as somebody waits.
+
+    Others may read and write its mappings meanwhile. What is pinned for a device stays as it is.
+    """
+    end, deadline = size // HUGE * HUGE, time.thread_time() + PATIENCE * size / 1e9
+    for offset in range(0, end, PIECE):
+        if urgent.is_set():
+            return False
+        with window(descriptor, offset, min(PIECE, end - offset)) as piece:
             piece.collapse()
         if time.thread_time() > deadline:
-            return
+            break
+    return True
+
+
+class _Faults:
+    """The first pages of a file, made piece by piece: by one thread as long as nobody waits, then by all cores."""
+
+    def __init__(self, descriptor: int, size: int, urgent: threading.Event) -> None:
+        self._descriptor, self._size, self._urgent = descriptor, size, urgent
+        self._pieces: Iterator[int] = iter(range(0, size, PIECE))  # shared by threads: each `next` is atomic
+        self._is_dear = False
+        self._left = PATIENCE * size / 1e9
+
+    def make(self) -> bool:
+        """Make all; returns whether large pages were asked for everywhere."""
+        self.begin()
+        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        if threads == 1 or not threading.main_thread().is_alive():  # at exit, pools take no more work
+            self._make_rest()
+        elif self._urgent.is_set():
+            with ThreadPoolExecutor(threads, "fastckpt-pages") as pool:
+                for work in [pool.submit(self._make_rest) for _ in range(threads)]:
+                    work.result()
+        return not self._is_dear
+
+    def begin(self) -> None:
+        """Make pieces until somebody waits."""
+        while not self._urgent.is_set() and (offset := next(self._pieces, None)) is not None:
+            self._make(offset)
+
+    def _make_rest(self) -> None:
+        for offset in self._pieces:
+            self._make(offset)
+
+    def _make(self, offset: int) -> None:
+        length, is_urgent = min(PIECE, self._size - offset), self._urgent.is_set()
+        with window(self._descriptor, offset, length) as piece:
+            if self._is_dear:
+                if is_urgent:
+                    piece.populate()  # else `posix_fallocate` does it, for less, and whoever maps it the rest
+                return
+            start = time.thread_time()
+            for page in range(offset, offset + length, HUGE):
+                os.pwrite(self._descriptor, b"\0", page)  # one with nothing in it is not made large
+            piece.collapse()
+            spent = time.thread_time() - start
+        self._left -= spent
+        self._is_dear |= self._left < 0 or (is_urgent and spent > BUDGET * length / 1e9)

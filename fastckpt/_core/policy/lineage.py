@@ -4,7 +4,8 @@ A history that another has not resumed from belongs to another run, such as one 
 by mistake: the saves of one run must never be the reason to delete those of another.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from fastckpt._core.policy.retention import Id, Policy, RetentionEntry
@@ -41,11 +42,15 @@ def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
     pasts: dict[int, Ranges] = {}
     for entry in entries:
         pasts[entry.id[0]] = merged(pasts.get(entry.id[0], ()), entry.past)
-    left, found = set(pasts), list[list[RetentionEntry]]()
-    while left:
-        line = _line(max(left), pasts) & left
-        found.append([entry for entry in entries if entry.id[0] in line])
-        left -= line
+    left, lines_of = _Left(pasts), dict[int, list[RetentionEntry]]()
+    found = list[list[RetentionEntry]]()
+    for newest in reversed(left.histories):
+        if newest not in lines_of:
+            found.append([])
+            # What an earlier line has is not walked through again: all that it came through is in that line, too.
+            lines_of |= dict.fromkeys(_line(newest, pasts, left), found[-1])
+    for entry in entries:
+        lines_of[entry.id[0]].append(entry)
     return found
 
 
@@ -59,14 +64,36 @@ def heads(entries: Iterable[RetentionEntry]) -> list[Id]:
     return [max(entry.id for entry in line) for line in lines(entries)]
 
 
-def _line(newest: int, pasts: Mapping[int, Ranges]) -> set[int]:
+class _Left:
+    """Histories that no line has yet. Each is taken once, however many runs it is in: a job may have thousands."""
+
+    def __init__(self, histories: Iterable[int]) -> None:
+        self.histories = sorted(histories)
+        self._next = [*range(len(self.histories) + 1)]
+
+    def take(self, first: int, last: int) -> Iterator[int]:
+        """Those that are left from a first one to a last one."""
+        end = bisect_right(self.histories, last)
+        at = self._from(bisect_left(self.histories, first))
+        while at < end:
+            self._next[at] = at + 1
+            yield self.histories[at]
+            at = self._from(at)
+
+    def _from(self, at: int) -> int:
+        """The first place from here on whose history is left; paths to it are halved on the way."""
+        while self._next[at] != at:
+            self._next[at] = at = self._next[self._next[at]]
+        return at
+
+
+def _line(newest: int, pasts: Mapping[int, Ranges], left: _Left) -> list[int]:
     # A walk over all pasts, not one look: an earlier version's checkpoint names its parent alone.
-    line, waiting = {newest}, [newest]
+    waiting = [*left.take(newest, newest)]
+    line = [*waiting]
     while waiting:
-        runs = pasts[waiting.pop()]
-        before = {each for each in pasts if any(first <= each <= last for first, last in runs)} - line
-        line |= before
-        waiting += before
+        waiting = [before for each in waiting for run in pasts[each] for before in left.take(*run)]
+        line.extend(waiting)
     return line
 
 

@@ -176,7 +176,8 @@ def report(logs: Iterable[Log]) -> Report:
     offsets = dict[tuple[str, str], int]()
     chains = _chains(found, [_offset(launch, offsets) for launch in found])
     nodes, times, failures = dict[int, list[Placed]](), list[Mapping[str, int]](), list[Recovery]()
-    progress = {node: Steps(goodput.steps_per_step(found)) for node in sorted(chains)}
+    per_step = goodput.steps_per_step(found)
+    progress = {node: Steps(per_step) for node in sorted(chains)}
     for node, steps in progress.items():
         _see_in_hindsight([launch for launch, _ in chains[node]])
         nodes[node] = [Placed(launch, goodput.spend(launch, steps), offset) for launch, offset in chains[node]]
@@ -216,10 +217,10 @@ def _chains(found: Iterable[Launch], offsets: Iterable[int]) -> dict[int, list[t
     """
     chains = dict[int, list[tuple[Launch, int]]]()
     for launch, offset in zip(found, offsets, strict=True):
-        free = [node for node, chain in chains.items() if _had_ended(*chain[-1], launch, offset)]
         node = launch.node
-        if node in chains and node not in free:
-            node = free[0] if free else max(chains) + 1
+        if node in chains and not _had_ended(*chains[node][-1], launch, offset):
+            free = (node for node, chain in chains.items() if _had_ended(*chain[-1], launch, offset))
+            node = next(free, max(chains) + 1)
         chains.setdefault(node, []).append((launch, offset))
     return chains
 

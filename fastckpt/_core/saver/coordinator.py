@@ -437,9 +437,15 @@ class Coordinator:
         self._reservations.look_again()
         return fetched
 
-    async def prepare(self, writer: int, files: dict[str, int]) -> None:
-        """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
-        await self._reservations.prepare(files, writer)
+    async def prepare(self, writer: int, files: dict[str, int], *, about: bool = False) -> None:
+        """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall.
+
+        Sizes that it knows ``about`` only are never too large.
+        """
+        if about:
+            self._reservations.guess(files, writer)
+        else:
+            await self._reservations.prepare(files, writer)
 
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
@@ -40,6 +43,12 @@ class Reservations:
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
         self._under_way: Slot | None = None
+        self._waiting = 0
+        self._urgent = threading.Event()
+        """Set while a save waits for memory, or the end of the job for this."""
+        self._small: dict[tuple[Slot, str], None] = {}
+        """Images whose pages were made in haste, oldest first."""
+        self._guessed: dict[str, int] = {}
         self._warned = False
 
     def look_again(self) -> None:
@@ -94,8 +103,9 @@ class Reservations:
 
     def _lacking(self, size: int, share: int) -> Headroom | None:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
+        begun = self._arena.begun_bytes()  # before the limits are read: what is made meanwhile must not count twice
         found = headroom(self._arena.path.parent, share)
-        present = sum(size for slot in self._slots for size in self._images_in(slot).values())
+        present = begun + sum(size for slot in self._slots for size in self._images_in(slot).values())
         # What the slots hold already counts as free: it is the memory that the new images take over.
         found = replace(found, free=found.free + present)
         return found if len(self._slots) * size > found.free else None
@@ -117,18 +127,30 @@ class Reservations:
         # The fast path of every save but the first: stat of a few files, no lock, no thread.
         if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
             return
-        async with self._lock:
-            await self._reserve(slot, sizes, writer)
+        self._waiting += 1
+        self._urgent.set()  # also what is reserved ahead now is then made in haste
+        try:
+            async with self._lock:
+                await self._reserve(slot, sizes, writer)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._urgent.clear()
 
-    async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
+    async def _reserve(self, slot: Slot, sizes: Sizes, writer: int, *, ahead: bool = False) -> bool:
+        """Have the images of a writer in a slot; False if that ended early, as it was ``ahead`` and a save waits."""
         self._under_way = slot
         try:
             # Old images go first: a state that has grown may not fit beside them.
             await self._make_way(slot, sizes, writer)
             self._asked |= dict.fromkeys(sizes, writer)
             await self.check(sizes)
-            if slot in self._slots:  # else there is no room for as many
-                await self._make(slot, sizes)
+            if slot not in self._slots:  # there is no room for as many
+                return True
+            if ahead and not await self._begin(slot, sizes):
+                return False
+            await self._make(slot, sizes, writer)
+            return True
         finally:
             self._under_way = None
 
@@ -137,15 +159,29 @@ class Reservations:
         self._asked |= dict.fromkeys(sizes, writer)
         self._present.get(slot, {}).update(sizes)
 
-    async def _make(self, slot: Slot, sizes: Sizes) -> None:
+    async def _begin(self, slot: Slot, sizes: Sizes) -> bool:
+        """Make pages for images that a slot does not have; False if a save waits: that one gets its turn at once."""
+        for name, size in sizes.items():
+            if image_size(slot.path, name) != size and not self._urgent.is_set():
+                self._images_in(slot).pop(name, None)
+                begin = partial(self._arena.begin, slot.path, name, size, self._urgent)
+                await asyncio.get_running_loop().run_in_executor(self._pool, begin)
+        return not self._urgent.is_set()
+
+    async def _make(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         loop = asyncio.get_running_loop()
         for name, size in sizes.items():
             self._images_in(slot).pop(name, None)  # as long as it is not there for certain
             with metrics.phase("arena.reserve", image=name):
                 # In a thread: the kernel allocates every page that posix_fallocate
                 # reserves, and the event loop must go on answering.
-                await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
+                reserve = partial(self._arena.reserve, slot.path, name, size, self._urgent)
+                if not await loop.run_in_executor(self._pool, reserve):
+                    self._small[slot, name] = None
             self._images_in(slot)[name] = size
+        # A save asks first without sizes, while it is planned: that says nothing about its files.
+        for name in [name for name, of in self._guessed.items() if sizes and of == writer and name not in sizes]:
+            await loop.run_in_executor(self._pool, self._arena.abandon, slot.path, name)
 
     async def _make_way(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         here, stale = self._images_in(slot), self._stale.pop(slot, set())
@@ -164,6 +200,34 @@ class Reservations:
         await self.check(sizes)
         self.reserve_ahead(sizes, writer)
 
+    def guess(self, sizes: Sizes, writer: int) -> None:
+        """Make pages in empty slots for images of about these sizes, if nothing is known and there is ample room."""
+        if not self._asked and not self._guessed:
+            self._guessed = dict.fromkeys(sizes, writer)
+            self._run_ahead(self._begin_empty(sizes))
+
+    async def _begin_empty(self, sizes: Sizes) -> None:
+        for slot in list(self._slots):
+            is_done = False
+            while not is_done:
+                async with self._lock:
+                    # Once a writer has asked for images, their sizes are known; what was begun serves for them.
+                    is_free = (
+                        slot in self._slots and slot.id is None and not sizes.keys() & self._images_in(slot).keys()
+                    )
+                    if self._asked or not is_free or self._lacking(sum(sizes.values()), ENOUGH):
+                        return
+                    try:
+                        is_done = await self._begin(slot, sizes)
+                    except OSError as error:
+                        logger.debug("no pages are made ahead: %s", error)
+                        return
+
+    def _run_ahead(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._ahead.add(task)
+        task.add_done_callback(self._ahead.discard)
+
     def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
         """Whether an image is a writer's that has others now. What nobody has asked for is of a job that has ended."""
         return name not in sizes and self._asked.get(name, writer) == writer
@@ -174,27 +238,46 @@ class Reservations:
         self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
 
     def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
-        """Reserve the images in all empty slots in the background."""
-        if any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
-            task = asyncio.create_task(self._reserve_empty(sizes, writer))
-            self._ahead.add(task)
-            task.add_done_callback(self._ahead.discard)
+        """Reserve the images in all empty slots in the background; then make large pages of those made in haste."""
+        if self._small or any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
+            self._run_ahead(self._reserve_empty(sizes, writer))
 
     async def _reserve_empty(self, sizes: Sizes, writer: int) -> None:
         try:
             # A copy of the list, because a check may drop a slot while this waits.
             for slot in list(self._slots):
-                async with self._lock:
-                    # No save has it meanwhile, and it was not given up.
-                    if slot in self._slots and slot.id is None and not _has(slot, sizes):
-                        await self._reserve(slot, sizes, writer)
+                while not await self._reserve_if_empty(slot, sizes, writer):
+                    pass  # the save that waited has the lock first
         except (ArenaTooSmall, OSError) as error:
             logger.warning("a slot could not be made ready ahead of its save: %s", error)
+        await self._enlarge()
+
+    async def _reserve_if_empty(self, slot: Slot, sizes: Sizes, writer: int) -> bool:
+        async with self._lock:
+            # No save has it meanwhile, and it was not given up.
+            if slot in self._slots and slot.id is None and not _has(slot, sizes):
+                return await self._reserve(slot, sizes, writer, ahead=True)
+            return True
+
+    async def _enlarge(self) -> None:
+        """Have images that were made in haste in large pages: persists, resumes and maps then cost less."""
+        while self._small and not self._urgent.is_set():
+            slot, name = next(iter(self._small))
+            enlarge = partial(self._arena.enlarge, slot.path, name, self._urgent)
+            try:
+                # In the thread that reserves: no image is replaced, nor a slot given up, meanwhile.
+                is_done = await asyncio.get_running_loop().run_in_executor(self._pool, enlarge)
+            except OSError:
+                is_done = True  # it was removed
+            if not is_done:
+                return  # a save waits for the thread; the next one goes on here
+            self._small.pop((slot, name), None)
 
     def close(self) -> None:
         """End the thread, after what it is reserving now."""
         for task in self._ahead:
             task.cancel()
+        self._urgent.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

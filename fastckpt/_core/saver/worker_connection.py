@@ -101,7 +101,7 @@ class WorkerConnection:
             case m.BeginSave():
                 return await coordinator.begin(self._rank, message)
             case m.Reserve():
-                await coordinator.prepare(self._rank, message.files)
+                await coordinator.prepare(self._rank, message.files, about=message.about)
                 return m.Done()
             case m.Pin():
                 # Once a rank has begun a save, memory has changed since the saver compared it.

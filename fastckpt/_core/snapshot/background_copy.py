@@ -1,8 +1,10 @@
 """The part of a snapshot that is copied in the background, by one thread, once its save has returned."""
 
 import logging
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +23,12 @@ logger = logging.getLogger("fastckpt")
 
 GLANCE = 0.001
 """Seconds between two checks whether training has gone on."""
+PATIENCE = 1.0
+"""Seconds that a copy leaves all cores to training, if training does not wait for it before."""
+SPARE = 0.25
+"""The part of the cores that training leaves idle where a copy may take one of them at once."""
+SHORTEST = 0.02
+"""Seconds between a save and the wait for it from which on they show how many cores training uses."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +64,43 @@ class DeferredCopies:
         return bool(self.host or self.device or self.to_stage)
 
 
+class SpareCores:
+    """An estimate whether training leaves a core for a copy, by its processor time between a save and the wait for it.
+
+    The threads of an operation wait for the one whose core a copy has taken: so where training uses all cores, a copy
+    that overlaps with it costs twice its time and more. There it is faster if training waits while all cores copy.
+
+    Attributes:
+        none: Whether training was seen to use all cores. Not before it was measured.
+    """
+
+    def __init__(self) -> None:
+        self.none = False
+        self._cores = len(os.sched_getaffinity(0))
+        self._since: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        """Measure from now on: a save is about to return."""
+        self._since = time.perf_counter(), time.process_time()
+
+    def end(self, copied: float) -> None:
+        """Training is about to wait, or to step; ``copied`` seconds of the processor since `begin` were the copy's."""
+        # Taken before it is judged: another thread may wait for the same copy.
+        since, self._since = self._since, None
+        if since is not None and (passed := time.perf_counter() - since[0]) >= SHORTEST:
+            self.none = leaves_none(self._cores, passed, time.process_time() - since[1] - copied)
+
+
+def leaves_none(cores: int, passed: float, used: float) -> bool:
+    """Return whether training that has used so many seconds of so many cores, while these passed, needs them all."""
+    return cores - used / passed < SPARE * cores
+
+
 class BackgroundCopy:
     """The part of a snapshot that is copied once its save has returned.
 
     Attributes:
+        needed: Set before training waits for it.
         waited: Set once training waits for it.
         torn: The path of a tensor that was written to while it was copied, so that the snapshot was discarded; empty
             as long as none is known.
@@ -73,12 +114,17 @@ class BackgroundCopy:
         transfers: Sequence[DeviceCopy],
         *,
         check: bool,
+        patience: float = 0.0,
     ) -> None:
         self.save = save
         self.backlog = Backlog(later.host, mutations.compare)
+        self.needed = threading.Event()
         self.waited = threading.Event()
         self.torn = ""
         self._transfers = transfers
+        # Devices copy by themselves, and take no core from training.
+        self._patience = 0.0 if transfers else patience
+        self._begun, self._seconds = 0.0, 0.0
         self._copied = threading.Event()
         self._mutations = mutations
         self._verdict: str | None = None
@@ -94,10 +140,16 @@ class BackgroundCopy:
         # Digests are compared when training waits, so with them the optimizer must not step before the end.
         return bool(self._transfers) and self._digests is None
 
+    @property
+    def seconds(self) -> float:
+        """Processor time of the copy so far; while it is under way, as if it had a core."""
+        return self._seconds or (time.perf_counter() - self._begun if self._begun else 0.0)
+
     def hold(self) -> str:
         """Let training mutate the tensors, on devices once they were read; the path of one mutated before, or empty."""
         # The optimizer is about to step in this thread. Host copies must end before it writes; copies from devices
         # need not: the step's stream is made to wait for the event after the last read.
+        self.needed.set()
         self.backlog.help()
         self._copied.wait()
         for transfer in self._transfers:
@@ -108,9 +160,12 @@ class BackgroundCopy:
 
     def do(self, finish: Callable[[], SaveOutcome]) -> SaveOutcome:
         """Copy, and ``finish`` if nothing was written to meanwhile; raises OverlapError if versions missed it."""
-        # 1. copy   2. wait until the operation that training is in has raised the versions of what it wrote
-        # 3. compare versions and samples with those at the save   4. commit and notify (finish)
+        # 1. leave the cores to training, if it needs them all   2. copy   3. wait until the operation that training is
+        # in has raised the versions of what it wrote   4. compare versions and samples with those at the save
+        # 5. commit and notify (finish)
         step = self.save.step
+        self.needed.wait(self._patience)
+        self._begun, used = time.perf_counter(), time.thread_time()
         try:
             with metrics.phase("overlap.copy", step=step):
                 self._copy()
@@ -118,6 +173,7 @@ class BackgroundCopy:
         except (RuntimeError, MemoryError) as error:
             logger.warning("step %d was not saved: it could not be copied: %s", step, error)
             return SaveOutcome(f"it could not be copied: {error}", str(error))
+        self._seconds = time.thread_time() - used
         with metrics.phase("overlap.compare", step=step):
             self._wait_between_operations()
             # Sources first, then the finished copies: a write that was undone meanwhile shows in the copies alone.

@@ -2,6 +2,8 @@
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress, count, repeat
+from operator import ge, itemgetter, not_
 from typing import Any
 
 import torch
@@ -36,13 +38,8 @@ class MutationCheck:
         optimizers: Sequence[Optimizer],
         derived: Iterable[torch.Tensor] = (),
     ) -> None:
-        found = [
-            (plan.storages[index], tensor.untyped_storage(), tensor, path)
-            for plan in plans
-            for (tensor, index), path in zip(plan.tensors, plan.paths, strict=True)
-            if plan.skeleton.gaps[index].size and tensor.untyped_storage().nbytes() >= (WORTH if tensor.is_cpu else 1)
-        ]
-        owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found})
+        found = [each for plan in plans for each in _worth_watching(plan)]
+        owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found}) if found else {}
         unchanging = {storage_key(tensor.untyped_storage()) for tensor in derived}
         # One tensor that others may change is enough to copy its storage at once. Another process may write to a
         # shared storage, and tensors of inference mode have no version: neither could be detected.
@@ -70,11 +67,10 @@ class MutationCheck:
 
     def part(self, copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
         """The copies to do at once, and those that can wait."""
-        now: list[Copy] = []
-        later: list[Copy] = []
-        for copy in copies:
-            (later if self.holds(copy[1]) else now).append(copy)
-        return now, later
+        if not self._paths:
+            return [*copies], []
+        is_held = [*map(self._paths.__contains__, map(storage_key, map(itemgetter(1), copies)))]
+        return [*compress(copies, map(not_, is_held))], [*compress(copies, is_held)]
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Return whether a storage is one of them."""
@@ -139,6 +135,18 @@ class Digests:
             if before != _digest_of(storage, size) or before != _digest(target, size):
                 return storage
         return None
+
+
+def _worth_watching(plan: Plan) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage, torch.Tensor, str]]:
+    """Tensors in storages that are not small, each after what is saved of its storage and the whole; their paths."""
+    wholes = [*map(torch.Tensor.untyped_storage, plan.tensors)]
+    sizes = map(torch.UntypedStorage.nbytes, wholes)
+    least = [1 if not tensor.is_cpu else WORTH for tensor in plan.tensors] if plan.device else repeat(WORTH)
+    return [
+        (plan.storages[plan.indices[i]], wholes[i], plan.tensors[i], plan.paths[i])
+        for i in compress(count(), map(ge, sizes, least))
+        if plan.skeleton.gaps[plan.indices[i]].size
+    ]
 
 
 def _is_shared(storage: torch.UntypedStorage) -> bool:

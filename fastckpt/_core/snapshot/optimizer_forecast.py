@@ -1,12 +1,64 @@
 """Predicts what an optimizer will hold after its first step, so that memory is ready before the first save."""
 
-from collections.abc import Callable
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fastckpt._core.torch_private.tensors import untraced
 
 State = dict[str, Any]
+
+
+class SizeForecast:
+    """The bytes of a training's state, known once its optimizers have made theirs: before the first save.
+
+    Args:
+        name: Of the file that the state will be in.
+        report: A method that is called once, in the main thread, when an optimizer takes its second step: with the
+            bytes of all parameters that are trained, and of what their optimizers hold, by the name.
+    """
+
+    def __init__(self, name: str, report: Callable[[dict[str, int]], None]) -> None:
+        self._name = name
+        self._report = weakref.WeakMethod(report)  # torch keeps the hook: it must not keep a session that nobody closed
+        self._seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._pid = os.getpid()
+        self._is_over = False
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    @untraced
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        is_ours = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if self._is_over or not is_ours:
+            return
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            return
+        self._is_over = True  # torch goes through its hooks: this one cannot be removed now
+        if (report := self._report()) is not None:
+            report({self._name: _bytes_of(self._seen)})
+
+    def end(self) -> None:
+        """Report no more: the first save tells."""
+        self._is_over = True
+        self._hook.remove()
+
+
+def _bytes_of(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    storages = {}
+    for optimizer in optimizers:
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+                if isinstance(tensor, Tensor) and type(tensor) in (Tensor, torch.nn.Parameter):
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def _adam(parameter: Tensor, group: State) -> State:

@@ -20,7 +20,13 @@ from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
-from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies, SaveOutcome
+from fastckpt._core.snapshot.background_copy import (
+    PATIENCE,
+    BackgroundCopy,
+    DeferredCopies,
+    SaveOutcome,
+    SpareCores,
+)
 from fastckpt._core.snapshot.mutation_check import MutationCheck
 from fastckpt._core.torch_private.tensors import share_memory_lock, share_memory_map, storage_key, untraced
 from fastckpt._core.transfer.device_copy import records_graph
@@ -60,6 +66,7 @@ class Overlap:
         self._check = check
         # With digests every write is detected, so not even the first snapshot needs to be copied at once.
         self._is_proven = check
+        self._cores = SpareCores()
         self._pid = os.getpid()
         self._waits = threading.RLock()
         self._pending: tuple[BackgroundCopy, Future[SaveOutcome]] | None = None
@@ -107,6 +114,7 @@ class Overlap:
     def watch(self, save: SaveId, mutations: MutationCheck) -> None:
         """Check at the next step that nothing was mutated."""
         self._watched = save, mutations
+        self._cores.begin()
 
     def begin(
         self, save: SaveId, mutations: MutationCheck, later: DeferredCopies, finish: Callable[[], SaveOutcome]
@@ -115,7 +123,8 @@ class Overlap:
         # The guard goes up before the thread starts: moving a storage to shared memory frees what the thread reads.
         sample = (lambda _: ()) if self._check else mutations.sample_device
         transfers = self._streams.begin(later.device, later.to_stage, sample)
-        copying = BackgroundCopy(save, mutations, later, transfers, check=self._check)
+        patience = PATIENCE if self._cores.none else 0.0
+        copying = BackgroundCopy(save, mutations, later, transfers, check=self._check, patience=patience)
         self._barrier = ShareMemoryGuard(mutations.in_memory(), self.wait)
         self._pending = copying, self._pool.submit(copying.do, finish)
         self.watch(save, mutations)
@@ -129,6 +138,7 @@ class Overlap:
         """Return when nothing is being copied, at once if nothing is; raises OverlapError if it must not go on."""
         if os.getpid() != self._pid:
             return  # a forked child has the attributes, but not the thread
+        self._measure()
         if self._pending is not None:
             with self._waits:  # reentrant: a signal handler may save while this thread waits
                 self._end()
@@ -154,11 +164,17 @@ class Overlap:
                 self._hook.remove()
             self._pool.shutdown()
 
+    def _measure(self) -> None:
+        """Note how many cores training has left, before it waits."""
+        pending = self._pending
+        self._cores.end(pending[0].seconds if pending else 0.0)
+
     def _end(self) -> None:
         if (pending := self._pending) is None:
             return  # another thread has waited
         copying, outcome = pending
         with self._stall("overlap.wait"), metrics.phase("overlap.wait", step=copying.save.step):
+            copying.needed.set()
             copying.backlog.help()
             copying.waited.set()
             # Not outcome.result(): a signal handler that saves during this wait ends the same pending copy.
@@ -209,6 +225,7 @@ class Overlap:
     def _hold(self) -> None:
         """Return when a step may write to the tensors being copied: on devices, once they were read."""
         pending, watched = self._pending, self._watched
+        self._measure()
         # On the host memcpy must have ended before the step writes; only device streams can order it without the host.
         if pending is None or watched is None or not pending[0].can_be_held:
             self.wait()

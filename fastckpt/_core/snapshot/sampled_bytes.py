@@ -2,19 +2,17 @@
 
 import ctypes
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 
 import torch
 
 from fastckpt._core.transfer.device_copy import CopyPiece, bytes_of, host_buffer
-from fastckpt._core.transfer.host_copy import Copy, Span, differ
+from fastckpt._core.transfer.host_copy import SHARED_PIECE, Copy, Span, differ
 
 LINE = 64
 """Bytes of each sample: a cache line."""
-STRETCH = (1 << 20) // LINE
-"""Lines of which one is sampled."""
+STRETCH = SHARED_PIECE // LINE
+"""Lines of which one is sampled: those of a piece that is copied at a time, so that each piece has a sample."""
 
 _draw = random.Random().random  # a generator apart: it neither follows a job's seeds nor changes its random numbers
 
@@ -35,14 +33,14 @@ class SampledBytes:
 
     def __init__(self, copies: Sequence[Copy], tensors_of: TensorsOf) -> None:
         self._taken: list[tuple[int, int, bytes, torch.UntypedStorage]] = []
+        # By the addresses at which pieces begin, so that `compare` finds the samples of its piece at once.
+        self._by_piece: dict[int, list[tuple[int, int, bytes, torch.UntypedStorage]]] = {}
         for target, storage, size in copies:
             start = storage.data_ptr()
             for place in _places(start, size, tensors_of(storage)):
                 sample = ctypes.string_at(start + place, min(LINE, size - place))
-                self._taken.append((start + place, target + place, sample, storage))
-        self._sorted = sorted(self._taken, key=itemgetter(0))
-        # Sorted addresses, so that `compare` finds the samples of its piece without looking at all.
-        self._starts = [each[0] for each in self._sorted]
+                self._taken.append(taken := (start + place, target + place, sample, storage))
+                self._by_piece.setdefault(start + place // SHARED_PIECE * SHARED_PIECE, []).append(taken)
         self._differing: torch.UntypedStorage | None = None
 
     def compare(self, piece: Span, copied: bool) -> None:
@@ -53,10 +51,10 @@ class SampledBytes:
         they are still in the processor's cache.
         """
         target, start, size = piece
-        part = self._sorted[bisect_left(self._starts, start) : bisect_left(self._starts, start + size)]
+        part = self._by_piece.get(start)
         if self._differing is not None or not part:
             return
-        # memcmp of 4 MiB that were just copied costs little: both sides are in the processor's cache.
+        # memcmp of what was just copied costs little: both sides are in the processor's cache.
         if copied and differ(target, start, size):
             self._differing = part[0][3]
         for source, _, sample, storage in part:

@@ -68,9 +68,13 @@ class Snapshotter:
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory reserved and mapped for states like these, in the background; raises ArenaTooSmall."""
-        self._plans.keep(self._plan(states)[1])
+        self.expect(self._plan(states)[1])
+
+    def expect(self, sizes: Mapping[str, int]) -> None:
+        """Have memory reserved and mapped for images of these sizes in bytes, as `prepare`; raises ArenaTooSmall."""
+        self._plans.keep(sizes)
         self._link.reserve(self._plans.sizes)
-        names = tuple(states)
+        names = tuple(sizes)
         # A daemon: it maps files ahead of time only, and must not keep a job alive that ends before its first save.
         thread = threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True)
         thread.start()

@@ -126,7 +126,7 @@ class StoreOf(Protocol[Kept, Place]):
         """All whole checkpoints (`StoredCheckpoint`), newest id first."""
 
     def known(self) -> Sequence[Kept]:
-        """As `checkpoints`, but where that takes requests over a network, by what is known from earlier ones."""
+        """As `checkpoints`, but by what is known from earlier ones: of a directory all but the newest, of a URL all."""
 
     def manifest(self, place: Place) -> Manifest:
         """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""

@@ -1,13 +1,14 @@
 """Private names of tensors, storages, autograd, optimizers and process groups."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._dynamo.guards import TensorGuards
 from torch.autograd.graph import _engine_run_backward
 from torch.storage import _share_memory_lock, _share_memory_map
 
@@ -28,6 +29,17 @@ next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """The number that autograd gives to the next node that this thread makes: equal for all that one node saves."""
 copy_each = torch._foreach_copy_
 """Copies many tensors on a device with few kernels."""
+
+
+def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that takes as many distinct tensors, and says whether each has the layout of the one in its place.
+
+    That is its type, dtype, shape, strides, device, whether it requires gradients, and its dispatch keys, which differ
+    for conjugates, negatives, quantized and sparse tensors, subclasses and those of inference mode. Compiled code
+    checks its arguments so, all of them in one call: 50 ns a tensor, where these properties one by one take 500. It
+    must be given tensors with strides alone: for others it would end the process by an error in C++.
+    """
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,12 @@
 import ctypes
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import compress, starmap
+from operator import not_
 
 import torch
 
@@ -13,11 +16,13 @@ PIECE = 32 << 20
 """Bytes that a thread copies at a time."""
 FRESH_PIECE = 1 << 20
 """The same into memory without pages yet: few enough that the new pages are still cached when they are copied to."""
+FRESH_SHARE = 16 << 20
+"""Bytes of such memory that are worth another thread."""
 PAGE = 4096
 # Of madvise(2), since Linux 5.14; Python's mmap module has no name for it.
 MADV_POPULATE_WRITE = 23
-SHARED_PIECE = 4 << 20
-"""The same, where another thread may help: `Backlog.finish` copies at most one piece of each helper twice."""
+SHARED_PIECE = 1 << 20
+"""The same, where another thread may help, and where a piece is compared with its copy: both are cached then."""
 SMALL = 128 << 10
 """Bytes below which a copy is over before another thread could have taken it."""
 
@@ -59,14 +64,18 @@ class HostCopy:
 
     def fill(self, copies: Sequence[Copy]) -> None:
         """Make all ``copies``; returns when every byte has arrived."""
-        large: list[Span] = []
-        for target, source, size in copies:
-            # Thousands of small tensors, such as an optimizer's step counters, are copied here in one go.
-            if size < SMALL:
-                _copy_holding_gil(target, source.data_ptr(), size)
-            else:
-                large.append((target, source.data_ptr(), size))
-        self._copy_large(large)
+        if not copies:
+            return
+        targets, storages, sizes = zip(*copies, strict=True)
+        sources = map(torch.UntypedStorage.data_ptr, storages)
+        # Thousands of small tensors, such as an optimizer's step counters, are copied here in one go, by a loop in C.
+        if max(sizes) < SMALL:
+            deque(map(_copy_holding_gil, targets, sources, sizes), maxlen=0)
+            return
+        spans = [*zip(targets, sources, sizes, strict=True)]
+        is_small = [*map(SMALL.__gt__, sizes)]
+        deque(starmap(_copy_holding_gil, compress(spans, is_small)), maxlen=0)
+        self._copy_large([*compress(spans, map(not_, is_small))])
 
     def _copy_large(self, spans: list[Span]) -> None:
         if self._threads == 1 or not threading.main_thread().is_alive():  # at exit, pools take no more work
@@ -92,6 +101,8 @@ def fill_fresh(copies: Sequence[Copy], threads: int) -> None:
 
     Its pages are faulted in many at a time, which takes a third less than a fault for each.
     """
+    # A small state is there before another thread has started, and restarted workers share the cores.
+    threads = min(threads, 1 + sum(size for _, _, size in copies) // FRESH_SHARE)
     with closing(HostCopy(threads, fresh=True)) as filler:
         filler.fill(copies)
 

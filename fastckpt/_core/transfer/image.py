@@ -6,6 +6,8 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Mapping
+from itertools import compress
+from operator import ne, not_, or_
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,8 @@ class Image:
             changed = list(range(len(new)))
         else:
             # 0.0 equals -0.0, and NaN nothing: only numbers that are equal and not zero are sure to have equal bytes
-            changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b or not a]
+            is_unsure = map(or_, map(ne, old, new), map(not_, old))
+            changed = [*compress(range(len(new)), is_unsure)]
         places = plan.skeleton.places
         for i in changed:
             offset, kind = places[i]

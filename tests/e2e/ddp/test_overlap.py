@@ -284,9 +284,7 @@ class TestLayouts:
         state["row"] = model[3].weight[0]
         plan = Planner().plan(state)
         found = mutation_check.MutationCheck([plan], [optimizer])
-        deferred = {
-            path for (_, index), path in zip(plan.tensors, plan.paths, strict=True) if is_in(found, plan, index)
-        }
+        deferred = {path for index, path in zip(plan.indices, plan.paths, strict=True) if is_in(found, plan, index)}
         weights = [f"state['net']['{name}']" for name, _ in model.named_parameters() if name != "3.weight"]
         momenta = [f"state['o']['state'][{i}]['momentum_buffer']" for i in range(len(list(model.parameters())))]
         assert deferred == {*weights, *momenta}

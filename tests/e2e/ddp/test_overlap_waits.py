@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,26 @@ import torch
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.memory import slots
 from fastckpt._core.saver import server
-from fastckpt._core.snapshot import mutation_check
+from fastckpt._core.snapshot import mutation_check, overlap
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state
-from tests.e2e.ddp.overlapping import Held, in_memory, net, newest, proven
+from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
 from tests.unit._core.format.baking import assert_same, reference
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 class Training:
-    """A checkpointer whose save of step 1 is pending."""
+    """A checkpointer whose save of step 1 is pending; if training ``leaves_none`` of the cores, its copy waits."""
 
-    def __init__(self, ranks: Ranks, world: int = 1) -> None:
+    def __init__(self, ranks: Ranks, world: int = 1, *, leaves_none: bool = False) -> None:
         self.model = net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.one = ranks.start(world, overlap=self.optimizer)[0]
         for other in ranks.members[1:]:
             other.save_checkpoint(0, {}, storage_type=MEMORY)
         proven(self.one, self.optimizer, self.state)
+        self.one._writer.overlap._cores.none = leaves_none
         self.wanted = reference(self.state())
         assert self.one.save_checkpoint(1, self.state(), storage_type=DISK).pending
 
@@ -57,9 +59,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
         yield held
 
 
-@pytest.fixture
-def training(ranks: Ranks) -> Training:
-    return Training(ranks)
+@pytest.fixture(params=[False, True], ids=["a core to spare", "all cores busy"])
+def training(ranks: Ranks, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Training:
+    monkeypatch.setattr(overlap, "PATIENCE", DEADLINE)
+    return Training(ranks, leaves_none=request.param)
 
 
 ACTS: dict[str, Callable[[DdpCheckpointer, dict[str, Any]], object]] = {
@@ -87,6 +90,39 @@ class TestWaits:
         training.optimizer.step()
         assert training.one.wait_latest_checkpoint(60) == 1
         assert_same(torch.load(training.one._writer.directory + "/checkpoint-1/model.pt"), training.wanted)
+
+    def test_a_copy_that_leaves_all_cores_to_training_begins_by_itself_in_the_end(
+        self, ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch
+    ):
+        held.holds = False
+        monkeypatch.setattr(overlap, "PATIENCE", 0.01)
+        training = Training(ranks, leaves_none=True)
+        end = time.monotonic() + DEADLINE
+        while training.one._writer.overlap.pending and time.monotonic() < end:
+            time.sleep(0.01)
+            time.sleep(0.01)  # another place in the program: the copy counts once training has moved on
+        assert_same(in_memory(training.one), (1, training.wanted))
+        assert ("overlap.wait", 1) not in held.said
+
+    def test_a_copy_that_leaves_all_cores_to_training_has_not_begun_before_training_waits(
+        self, ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch
+    ):
+        held.holds = False
+        monkeypatch.setattr(overlap, "PATIENCE", DEADLINE)
+        training = Training(ranks, leaves_none=True)
+        training.optimizer.step()
+        assert [phase for phase, step in held.said if step == 1][:2] == ["overlap.wait", "overlap.copy"]
+        assert_same(in_memory(training.one), (1, training.wanted))
+
+    def test_a_write_before_a_copy_that_leaves_all_cores_to_training_costs_that_save_alone(
+        self, training: Training, caplog: pytest.LogCaptureFixture
+    ):
+        with torch.no_grad():
+            training.model[0].weight.zero_()
+        training.optimizer.step()
+        assert newest(training.one)[0] == 0
+        assert "was written to between the save of step 1" in caplog.text
+        assert not training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).pending
 
     def test_metrics_given_while_a_save_is_pending_are_kept(self, training: Training):
         assert training.one.save_checkpoint(1, training.state(), metrics={"loss": 2.5}, storage_type=MEMORY)

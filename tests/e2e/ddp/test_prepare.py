@@ -48,6 +48,47 @@ def test_the_first_save_after_prepare_finds_its_images_mapped(tmp_path: Path, na
         assert checkpointer.load_checkpoint().keys() == state().keys()
 
 
+def test_a_job_that_has_loaded_from_storage_finds_the_images_of_its_first_save_mapped(tmp_path: Path) -> None:
+    state = {"w": torch.ones(100_000), "names": ["a"]}
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        assert checkpointer.save_checkpoint(1, state, storage_type=StorageType.DISK)
+        checkpointer.wait_latest_checkpoint()
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        assert torch.equal(checkpointer.load_checkpoint()["w"], state["w"])
+        assert checkpointer.loaded_from == "storage"
+        images = checkpointer._writer._snapshots._images._images
+        until(lambda: len(images) == 6)  # of model and rank, in three slots
+        before = {path: image._inode for path, image in images.items()}
+        for step in range(2, 5):
+            assert checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
+        assert {path: image._inode for path, image in images.items()} == before
+
+
+def test_the_first_save_without_prepare_takes_pages_that_were_made_during_the_first_steps(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1000, 500)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.randn(4, 1000)).sum().backward()
+        optimizer.step()
+
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        arena = checkpointer._writer.link.arena
+        step()
+        assert not [*arena.glob("slot-*/.begun-model.pt")]
+        step()
+        until(lambda: len([*arena.glob("slot-*/.begun-model.pt")]) == 3)
+        begun = {path.parent: path.stat() for path in arena.glob("slot-*/.begun-model.pt")}
+        assert {status.st_size for status in begun.values()} == {4 * 3 * (1000 * 500 + 500) + 8}
+        for number in range(3):
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "more": torch.ones(10_000)}
+            assert checkpointer.save_checkpoint(number, state, storage_type=StorageType.MEMORY)
+        until(lambda: not [*arena.glob("slot-*/.begun-model.pt")])
+        taken = {path.parent: path.stat().st_ino for path in arena.glob("slot-*/model.pt")}
+        assert taken == {slot: status.st_ino for slot, status in begun.items()}
+        assert torch.equal(checkpointer.load_checkpoint()["model"]["weight"], model.weight)
+
+
 def test_a_wrong_prediction_of_prepare_costs_time_only(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         checkpointer.prepare({"w": torch.ones(10)})

@@ -1,12 +1,14 @@
 """Windows show the bytes of a file, where large pages can serve them."""
 
+import ctypes
 import mmap
 import os
 import tempfile
 
 import pytest
 
-from fastckpt._core.huge_pages import HUGE, is_in_memory, window
+from fastckpt._core.huge_pages import HUGE, Mapping, collapse, is_in_memory, own_pages, window
+from fastckpt._core.memory.pages import allocate
 
 SIZE = 3 * HUGE + 5
 
@@ -61,3 +63,66 @@ def test_a_window_is_unmapped_when_its_user_fails(descriptor):
     with pytest.raises(KeyError), window(descriptor, 0, mmap.PAGESIZE):
         raise KeyError
     assert mappings() == before
+
+
+@pytest.mark.parametrize("length", [1, 4096, HUGE - 1, HUGE, HUGE + 4097, SIZE])
+def test_a_mapping_begins_where_large_pages_can_serve_it_and_takes_no_more_addresses_than_its_file(length):
+    before = mappings()
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.truncate(length)
+        mapping = Mapping(file.fileno(), length)
+        end = mapping.address + -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+        with open("/proc/self/maps") as maps:
+            assert f"{mapping.address:x}-{end:x} rw-s" in maps.read()
+        assert mapping.address % HUGE == 0
+        mapping.view[length - 1] = 7
+        assert os.pread(file.fileno(), 1, length - 1) == b"\x07"
+        mapping.close()
+    assert mappings() == before
+
+
+def test_a_mapping_that_fails_leaves_no_addresses_taken(descriptor):
+    before = mappings()
+    for bad in (-1, descriptor):  # that one is open for reading alone
+        with pytest.raises(OSError):
+            Mapping(bad, SIZE)
+    assert mappings() == before
+
+
+def test_an_image_that_was_reserved_in_large_pages_is_mapped_by_them():
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        allocate(file.fileno(), 2 * HUGE)
+        with window(file.fileno(), 0, 2 * HUGE) as part:
+            has_large = part.collapse()
+        mapping = Mapping(file.fileno(), 2 * HUGE)
+        served = sum(int(line.split()[1]) << 10 for line in smaps_of(mapping.address) if line.startswith("ShmemPmd"))
+        mapping.close()
+    assert served == (2 * HUGE if has_large else 0)
+
+
+def smaps_of(address: int) -> list[str]:
+    with open("/proc/self/smaps") as file:
+        lines = file.read().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+    return lines[first : first + 25]
+
+
+def test_own_memory_keeps_its_bytes_in_large_pages_and_shared_memory_is_left_out(descriptor):
+    own, shared = mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE), mmap.mmap(-1, SIZE)
+    file = mmap.mmap(descriptor, SIZE, mmap.MAP_PRIVATE)
+    data = os.urandom(SIZE)
+    for each in (own, shared, file):
+        each[:] = data
+    places = {each: ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (own, shared, file)}
+    found = list(own_pages())
+    inside = {each: [a for a in found if start <= a < start + SIZE] for each, start in places.items()}
+    assert len(inside[own]) in (2, 3)  # how many whole ones lie in it is chance
+    assert not inside[shared]
+    assert not inside[file]
+    for address in found:
+        collapse(address)
+    assert bytes(own) == data
+
+
+def test_what_cannot_be_in_large_pages_is_left_as_it_is():
+    collapse(0)  # nothing is mapped there

@@ -187,8 +187,8 @@ class Uploader:
         # then does it count   5. retention there
         if self.copies.newest is None:
             self._look()
-        # Read from storage at each attempt: retention may have deleted what was the newest before.
-        found: Sequence[StoredCheckpoint] = self._fast.checkpoints()
+        # Looked for at each attempt: retention may have deleted what was the newest before.
+        found: Sequence[StoredCheckpoint] = self._fast.known()
         if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
         newest = found[0]

@@ -14,6 +14,7 @@ from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.named_file import NamedFile, link_within, named_file
 from fastckpt._core.storage.local.places import clear_remains, drop, relocate
 from fastckpt._core.storage.local.quarantine import fault, quarantine
+from fastckpt._core.storage.local.scan import CheckpointReader
 from fastckpt._core.storage.local.stored import ours
 from fastckpt.errors import Superseded
 
@@ -28,14 +29,16 @@ class Commit:
         id: What was saved.
         target: The file or directory that the user named, as a manifest has it; empty for none.
         place: The directory with all files, durable but for its own name.
+        reader: Finds what was saved to the same target before.
     """
 
-    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path) -> None:
+    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path, reader: CheckpointReader) -> None:
         self.home = layout.home(id, target)
         self._layout = layout
         self._id = id
         self._target = target
         self._place = place
+        self._reader = reader
         self._named = named_file(layout, id, target)
         self._name_within = layout.name_within(id, target)
         self._retired: Path | None = None
@@ -92,8 +95,10 @@ class Commit:
 
     def _same_target(self) -> list[Path]:
         """Older checkpoints that were saved to the path which is this one's now."""
-        found = ((place, ours(place)) for place in self._layout.contents().places if file_named(self._target))
-        return [place for place, each in found if each and each.target == self._target and each.id < self._id]
+        if not file_named(self._target):
+            return []
+        found = (stored for stored in self._reader.with_target(self._target) if stored.id < self._id)
+        return [stored.place for stored in found if ours(stored.place) == stored.manifest]
 
 
 def _write_trackers(layout: Layout, manifest: Manifest) -> None:

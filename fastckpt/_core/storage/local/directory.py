@@ -79,7 +79,7 @@ class CheckpointDirectory:
         with self._explained(request):
             request = request.at(self._layout.own(request.target, request.id))
             with self._layout.writing():
-                return Publication(self._layout, request, self._copier, read_back=self.read_back).run()
+                return Publication(self._layout, request, self._copier, self._reader, read_back=self.read_back).run()
 
     def contribute(self, request: PublishRequest, share: Share) -> Contribution:
         """Copy one node's images to storage, as its part of a checkpoint of several nodes, durably.
@@ -90,7 +90,7 @@ class CheckpointDirectory:
         """
         with self._explained(request):
             share = replace(share, target=self._layout.own(share.target, request.id))
-            own = PartFiles(self._layout, request.id, share)
+            own = PartFiles(self._layout, request.id, share, self._reader)
             request = request.at("")
             with self._layout.writing():
                 own.contribute(request, self._copier, read_back=self.read_back)
@@ -117,8 +117,9 @@ class CheckpointDirectory:
         return self.scan().whole
 
     def known(self) -> list[Stored]:
-        """The same: it costs little."""
-        return self.checkpoints()
+        """The same, by one listing: most of them are not looked at again."""
+        with explained("read checkpoints", self.path):
+            return self._reader.known().whole
 
     def manifest(self, place: Path) -> Manifest:
         """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""
@@ -173,7 +174,9 @@ class CheckpointDirectory:
             if not self.path.is_dir():
                 return
             with self._layout.writing():
-                scan = self.scan()
+                scan = self._reader.known()
+                if not any(stored.id > id for stored in scan.whole[:1]) or all(each.id != id for each in scan.places):
+                    scan = self.scan()  # what is refused, or not found, is by all that there is now
                 if scan.whole and scan.whole[0].id == id:
                     raise ConfigError(
                         f"cannot delete {id} in {self.path}: it is the newest of {len(scan.whole)} whole checkpoints, "

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,11 +45,13 @@ class Contents(NamedTuple):
         places: All directories that may hold a manifest of ours, those in place before those that made way.
         quarantined: Places of checkpoints that were found bad.
         parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
+        inodes: Those of all directories, by path.
     """
 
     places: list[Path]
     quarantined: list[Path]
     parts: list[tuple[SaveId, Path]]
+    inodes: Mapping[Path, int]
 
 
 class Layout:
@@ -98,15 +100,16 @@ class Layout:
 
     def contents(self) -> Contents:
         """What is there, by one listing of the directory and then one of its private part."""
-        entries = _entries(self.root)
-        others = with_manifests([place for place in entries if not _PLACE.fullmatch(place.name)])
+        root, private = _directories(self.root), _directories(self.private)
+        others = with_manifests([place for place in root if not _PLACE.fullmatch(place.name)])
         named = {place for place in others if self._is_home(place)}
-        here = [place for place in entries if _PLACE.fullmatch(place.name) or place in named]
+        here = [place for place in root if _PLACE.fullmatch(place.name) or place in named]
         kinds = defaultdict[str, list[Path]](list)
-        for path in _entries(self.private):
+        for path in private:
             kinds["".join(path.name.partition("-")[:2])].append(path)
         records = [place for place in kinds["checkpoint-"] if self.is_record(place)]
-        return Contents([*here, *records, *kinds["retired-"]], kinds["quarantine-"], _parts(kinds["parts-"]))
+        places = [*here, *records, *kinds["retired-"]]
+        return Contents(places, kinds["quarantine-"], _parts(kinds["parts-"]), root | private)
 
     def is_record(self, place: Path) -> bool:
         """Whether an earlier version kept a checkpoint there whose model it wrote to the user's path alone."""
@@ -250,6 +253,24 @@ def _entries(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except FileNotFoundError:
         return []
+
+
+def _directories(directory: Path) -> dict[Path, int]:
+    """The directories in one, by name, with their inodes; also links to such. Errors are those of `_entries`."""
+    found = list[tuple[str, int]]()
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                # The listing tells the kinds of entries: of 100,000 files beside checkpoints none is opened.
+                try:
+                    is_directory = entry.is_dir()
+                except OSError:  # of a link, or where the listing tells no kinds: what opens it will find out
+                    is_directory = True
+                if is_directory:
+                    found.append((entry.name, entry.inode()))
+    except FileNotFoundError:
+        return {}
+    return {directory / name: inode for name, inode in sorted(found)}
 
 
 def _locked(lock: int, mode: int, *, otherwise: bool) -> bool:

@@ -18,7 +18,7 @@ from fastckpt._core.storage.local.layout import ABANDONED, FILES, Layout
 from fastckpt._core.storage.local.named_file import named_file
 from fastckpt._core.storage.local.places import drop
 from fastckpt._core.storage.local.publish import write_images
-from fastckpt._core.storage.local.scan import Scan
+from fastckpt._core.storage.local.scan import CheckpointReader, Scan
 from fastckpt._core.storage.local.stored import check_size, ours, read_manifest
 from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
 from fastckpt.errors import BadCheckpoint, FastckptError
@@ -33,8 +33,9 @@ class PartFiles:
     ``part-<node>.json``: a manifest of these alone. Everything can be done again, and by any node.
     """
 
-    def __init__(self, layout: Layout, id: SaveId, share: Share) -> None:
+    def __init__(self, layout: Layout, id: SaveId, share: Share, reader: CheckpointReader | None = None) -> None:
         self.id = id
+        self._reader = reader or CheckpointReader(layout)
         self._layout = layout
         self._share = share
         self._place = layout.private / f"parts-{id.history}-{id.step}-{share.key}"
@@ -85,7 +86,7 @@ class PartFiles:
     def _publish(self, manifest: Manifest | None) -> Manifest | None:
         if manifest is None:
             return None
-        commit = Commit(self._layout, self.id, self._share.target, self._files)
+        commit = Commit(self._layout, self.id, self._share.target, self._files, self._reader)
         with ExitStack() as on_failure:
             on_failure.callback(commit.bring_back)
             commit.run()

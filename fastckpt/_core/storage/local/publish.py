@@ -16,6 +16,7 @@ from fastckpt._core.storage.image_source import ImageSource, PublishRequest
 from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.named_file import remove_with_draft
+from fastckpt._core.storage.local.scan import CheckpointReader
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +24,21 @@ logger = logging.getLogger(__name__)
 class Publication:
     """One checkpoint on its way to storage. Made within `Layout.writing`, used once."""
 
-    def __init__(self, layout: Layout, request: PublishRequest, copier: Copier, *, read_back: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        request: PublishRequest,
+        copier: Copier,
+        reader: CheckpointReader,
+        *,
+        read_back: bool = False,
+    ) -> None:
         self._layout = layout
         self._request = request
         self._copier = copier
         self._read_back = read_back
         self._place = layout.draft("tmp")
-        self._commit = Commit(layout, request.id, request.target, self._place)
+        self._commit = Commit(layout, request.id, request.target, self._place, reader)
 
     def run(self) -> Manifest:
         """Write everything, then commit; on failure nothing of it is left and the old one is back."""

@@ -1,17 +1,20 @@
 """The reader's rule: finds the checkpoints of a directory that count."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import NAME
-from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.known_checkpoints import KnownCheckpoints, stamp_of
+from fastckpt._core.storage.local.layout import Contents, Layout
 from fastckpt._core.storage.local.quarantine import reason
 from fastckpt._core.storage.local.stored import Stored, read_manifest
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, PersistError
 
 ATTEMPTS = 20
+LOOKED_AT = 16
+"""How many checkpoints that count, the newest, `CheckpointReader.known` looks at each time."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,12 @@ class Scan:
     quarantined: list[tuple[Path, str]] = field(default_factory=list)
     gathered: list[SaveId] = field(default_factory=list)
 
-    @property
+    @cached_property
     def whole(self) -> list[Stored]:
         """One place for each id that as many ranks as saved it could resume, newest first: what counts."""
-        return [stored for stored in self.distinct if not missing_of(stored.manifest)]
+        return [stored for stored in self.distinct if not stored.missing]
 
-    @property
+    @cached_property
     def distinct(self) -> list[Stored]:
         """One place for each id, newest first; what files of some ranks are missing in is of use for fewer alone."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
@@ -49,6 +52,52 @@ class CheckpointReader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._known = KnownCheckpoints(self.read)
+
+    def known(self) -> Scan:
+        """What `scan` finds, by one listing: only what is new there, and the newest checkpoints, are looked at.
+
+        Of the others it is taken for granted that they are as they were found. What decides by this must bear that one
+        has lost files since.
+        """
+        contents, found, is_new = self._layout.contents(), list[Stored](), set[Path]()
+        for place in contents.places:
+            stored = self._known.whole(place, contents.inodes[place])
+            if stored is None:
+                is_new.add(place)
+                with suppress(BadCheckpoint):
+                    stored = self._known.read(place, contents.inodes[place])
+            found += [stored] if stored else []
+        found.sort(key=lambda stored: stored.id, reverse=True)
+        # Until so many were seen to be whole: what is deleted rests on these, not on what was whole once.
+        whole, seen = list[Stored](), 0
+        for stored in found:
+            if seen < LOOKED_AT or stored.place in is_new:
+                if not self._is_whole(stored, contents.inodes[stored.place]):
+                    continue
+                seen += not stored.missing
+            whole.append(stored)
+        self._known.forget_others({*contents.places})
+        return _scan_of(whole, [], contents)
+
+    def with_target(self, target: str) -> list[Stored]:
+        """What was saved to a path that its user named, whole or not, by one listing and the manifests that are new."""
+        contents, found = self._layout.contents(), list[Stored | None]()
+        for place in contents.places:
+            with suppress(BadCheckpoint, PersistError):
+                inode = contents.inodes[place]
+                found.append(self._known.same(place, inode) or self._known.read(place, inode))
+        self._known.forget_others({*contents.places})
+        return [stored for stored in found if stored and stored.manifest.target == target]
+
+    def _is_whole(self, stored: Stored, inode: int) -> bool:
+        try:
+            is_whole = self._known.read(stored.place, inode) == stored
+            stored.check_sizes()
+        except BadCheckpoint:
+            is_whole = False
+        self._known.judge(stored.place, is_whole=is_whole)
+        return is_whole
 
     def scan(self) -> Scan:
         """Read all manifests, and look at all files that they name.
@@ -71,14 +120,16 @@ class CheckpointReader:
         damaged: list[tuple[Path, str]] = []
         contents = self._layout.contents()
         for place in contents.places:
-            stamp = _stamp(place)  # before it is read: what comes later has another
+            stamp = stamp_of(place)  # before it is read: what comes later has another
             if place in whole and whole[place][0] == stamp:
                 found.append(whole[place][1])
                 continue
             try:
-                stored = self.read(place)
+                stored = self._known.read(place, contents.inodes[place])
                 if stored:
+                    self._known.judge(place, is_whole=False)
                     stored.check_sizes()
+                    self._known.judge(place, is_whole=True)
                     found.append(stored)
                     whole[place] = stamp, stored
                 elif self._layout.looks_like_ours(place) and not self._is_being_removed(place):
@@ -88,11 +139,8 @@ class CheckpointReader:
                     damaged.append((place, str(error)))
         # Stable: of two places of an id, the one that did not make way comes first.
         found.sort(key=lambda stored: stored.manifest.id, reverse=True)
-        newest = {stored.target: stored for stored in reversed(found) if stored.target}
-        places = [stored for stored in found if not stored.target or newest[stored.target] is stored]
-        stale = [stored for stored in found if stored not in places]
-        aside = [(place, reason(place)) for place in contents.quarantined]
-        return Scan(places, damaged, stale, aside, [id for id, _ in contents.parts])
+        self._known.forget_others({*contents.places})
+        return _scan_of(found, damaged, contents)
 
     def _is_being_removed(self, place: Path) -> bool:
         """Whether it has no manifest since it was taken apart; it may be gone by the time that this is asked."""
@@ -122,10 +170,11 @@ class CheckpointReader:
         return Stored(manifest, place, self._layout.file_of(manifest))
 
 
-def _stamp(place: Path) -> object:
-    """Distinguishes the manifest in a place from any other; None if there is none."""
-    try:
-        found = (place / NAME).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns
+def _scan_of(found: list[Stored], damaged: list[tuple[Path, str]], contents: Contents) -> Scan:
+    """What a directory holds, by what was found there, newest first."""
+    newest = {stored.target: stored for stored in reversed(found) if stored.target}
+    places, stale = list[Stored](), list[Stored]()
+    for stored in found:
+        (places if not stored.target or newest[stored.target] is stored else stale).append(stored)
+    aside = [(place, reason(place)) for place in contents.quarantined]
+    return Scan(places, damaged, stale, aside, [id for id, _ in contents.parts])

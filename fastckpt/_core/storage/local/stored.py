@@ -6,9 +6,11 @@ import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
 from fastckpt._core.io.direct import Counted, digest_file
@@ -41,6 +43,11 @@ class Stored:
     def id(self) -> SaveId:
         """What was saved."""
         return self.manifest.id
+
+    @cached_property
+    def missing(self) -> list[str]:
+        """Files that a resume of as many ranks as saved would lack; empty for one that counts."""
+        return missing_of(self.manifest)
 
     @property
     def path(self) -> Path:

@@ -15,6 +15,7 @@ import pytest
 
 from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.presence import Presence
+from fastckpt._core.memory.records import names_in
 from fastckpt._core.memory.slots import images_in
 from fastckpt.errors import ArenaInUse, ArenaTooSmall, FastckptError
 
@@ -145,7 +146,7 @@ def test_symbolic_links_within_an_arena_are_not_followed(path: Path, tmp_path: P
     (path / "slot-0").symlink_to(tmp_path)
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(2)
-    for name in (".new-model.pt", "model.pt"):
+    for name in (".begun-model.pt", "model.pt"):
         (arena.slots[0] / name).symlink_to(victim)
     arena.reserve(arena.slots[0], "model.pt", len("precious"))
     (arena.slots[0] / "model.pt").write_text("ours")
@@ -157,7 +158,7 @@ def test_symbolic_links_within_an_arena_are_not_followed(path: Path, tmp_path: P
 def test_foreign_files_in_an_arena_are_replaced_and_block_nobody(path: Path, kind: str):
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(2)
-    names = ["slot-7", "slot-0/model.pt", "slot-0/.new-model.pt", "identity"]
+    names = ["slot-7", "slot-0/model.pt", "slot-0/.begun-model.pt", "identity"]
     for name in names:
         make_strange(path / name, kind)
     arena.release()
@@ -258,6 +259,55 @@ def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: 
     assert os.fstat(held).st_size == 8192 and os.pread(held, 3, 0) == b"old"
     os.close(held)
     assert [p.name for p in slot.iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize("size", [1 << 20, 6 << 20, (8 << 20) + 100, 13 << 20])
+def test_an_image_that_was_begun_in_another_size_is_reserved_in_full(arena, size):
+    arena.make_slots(1)
+    slot = arena.slots[0]
+    arena.begin(slot, "model.pt", 8 << 20, threading.Event())
+    assert (arena.begun_bytes(), images_in(slot)) == (8 << 20, {})
+    arena.reserve(slot, "model.pt", size)
+    status = (slot / "model.pt").stat()
+    assert status.st_size == size <= status.st_blocks * 512 < size + 4096
+    assert (slot / "model.pt").read_bytes() == bytes(size)
+    assert arena.begun_bytes() == 0 and names_in(slot) == ["model.pt"]
+
+
+def test_what_others_have_left_where_an_image_is_begun_is_not_used(arena):
+    """Only what this owner has begun is known to have nothing in it."""
+    arena.make_slots(1)
+    slot = arena.slots[0]
+    (slot / ".begun-model.pt").write_bytes(b"anything" * 1000)
+    arena.reserve(slot, "model.pt", 8192)
+    assert (slot / "model.pt").read_bytes() == bytes(8192)
+    arena.begin(slot, "other.pt", 8192, threading.Event())
+    (slot / ".begun-other.pt").unlink()
+    (slot / ".begun-other.pt").symlink_to(slot / "model.pt")
+    arena.reserve(slot, "other.pt", 4096)
+    assert images_in(slot) == {"model.pt": 8192, "other.pt": 4096}
+
+
+def test_what_a_dead_owner_has_begun_is_removed_by_its_successor(path: Path):
+    """Nobody would count its memory as free."""
+    first = Arena.open(path, "/checkpoints")
+    first.make_slots(2)
+    first.begin(first.slots[1], "parts/model.pt", 4 << 20, threading.Event())
+    first.reserve(first.slots[1], "kept.pt", 8192)
+    first.release()
+    second = Arena.open(path, "/checkpoints")
+    assert [path.name for path in (second.slots[1] / "parts").iterdir()] == []
+    assert images_in(second.slots[1]) == {"kept.pt": 8192}
+    second.remove()
+
+
+def test_an_image_that_was_begun_can_be_abandoned(arena):
+    arena.make_slots(1)
+    slot = arena.slots[0]
+    arena.begin(slot, "model.pt", 2 << 20, threading.Event())
+    assert arena.begun_bytes() == 2 << 20
+    arena.abandon(slot, "model.pt")
+    assert arena.begun_bytes() == 0 and names_in(slot) == []
 
 
 def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs):

@@ -1,13 +1,15 @@
 """Memory is reserved in large pages where there are some, and in any case."""
 
+import mmap
 import os
 import re
+import threading
 
 import pytest
 
 from fastckpt._core.huge_pages import HUGE, window
 from fastckpt._core.memory import pages
-from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.pages import allocate, enlarge
 
 
 @pytest.fixture
@@ -38,16 +40,52 @@ def test_reserved_memory_is_allocated_in_full(descriptor, size):
     assert os.pread(descriptor, size + 1, 0) == bytes(size)
 
 
+def now() -> threading.Event:
+    """Somebody waits."""
+    event = threading.Event()
+    event.set()
+    return event
+
+
+@pytest.mark.parametrize("size", [1, HUGE - 1, 3 * HUGE + 4097, 40 * 2**20])
+@pytest.mark.parametrize("budget", [0.0, 1e6])
+def test_memory_reserved_in_haste_is_allocated_in_full(descriptor, size, budget, monkeypatch):
+    monkeypatch.setattr(pages, "BUDGET", budget)
+    monkeypatch.setattr(pages, "PIECE", HUGE)  # several threads have some
+    allocate(descriptor, size, now())
+    found = os.fstat(descriptor)
+    assert found.st_size == size <= found.st_blocks * 512 < size + 4096
+    assert os.pread(descriptor, size + 1, 0) == bytes(size)
+
+
+def test_a_save_that_begins_to_wait_has_the_rest_made_in_haste(descriptor, monkeypatch):
+    """The thread that began alone is joined by others; no piece is left out, and none is made twice."""
+    monkeypatch.setattr(pages, "PIECE", HUGE)
+    made, urgent, make = [], threading.Event(), pages._Faults._make
+
+    def noted(self, offset):
+        make(self, offset)
+        made.append((offset, threading.current_thread() is threading.main_thread()))
+        if len(made) == 3:
+            urgent.set()
+
+    monkeypatch.setattr(pages._Faults, "_make", noted)
+    allocate(descriptor, 12 * HUGE, urgent)
+    assert sorted(offset for offset, _ in made) == [HUGE * i for i in range(12)]
+    assert [is_main for _, is_main in made] == [True] * 3 + [False] * 9
+
+
 def test_space_reserved_on_a_disk_is_allocated_at_once(tmp_path, monkeypatch):
     """Without large pages, which it has not; asking would write to the file for each."""
-    monkeypatch.setattr(pages, "_ask_for_large_pages", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(pages, "_Faults", lambda *_: pytest.fail("asked"))
     with (tmp_path / "file").open("w+b") as file:
         allocate(file.fileno(), 3 * HUGE + 4097)
         assert os.fstat(file.fileno()).st_blocks * 512 >= os.fstat(file.fileno()).st_size == 3 * HUGE + 4097
 
 
-def test_reserved_memory_is_in_large_pages(descriptor, monkeypatch):
-    monkeypatch.setattr(pages, "BUDGET", 1e6)
+@pytest.fixture
+def large_pages():
+    """Large pages are to be had."""
     probe = os.memfd_create("probe")
     os.pwrite(probe, b"\0", 0)
     os.ftruncate(probe, HUGE)
@@ -56,18 +94,69 @@ def test_reserved_memory_is_in_large_pages(descriptor, monkeypatch):
     os.close(probe)
     if not given:
         pytest.skip("this kernel gives no large pages")
+
+
+@pytest.mark.usefixtures("large_pages")
+@pytest.mark.parametrize("urgent", [threading.Event(), now()], ids=["ahead", "in haste"])
+def test_reserved_memory_is_in_large_pages(descriptor, monkeypatch, urgent):
+    monkeypatch.setattr(pages, "BUDGET", 1e6)
     size = 8 * HUGE + 100
-    allocate(descriptor, size)
+    assert allocate(descriptor, size, urgent)
     assert large(descriptor, size) >= 4 * HUGE  # all, unless memory is fragmented
 
 
-def test_a_reservation_stays_within_its_budget(descriptor, monkeypatch):
+def test_a_reservation_in_haste_stays_within_its_budget(descriptor, monkeypatch):
     monkeypatch.setattr(pages, "BUDGET", 0.0)
     monkeypatch.setattr(pages, "PIECE", HUGE)
+    monkeypatch.setattr(pages, "MOST_THREADS", 1)
     size = 8 * HUGE
-    allocate(descriptor, size)
+    assert not allocate(descriptor, size, now())
     assert large(descriptor, size) <= HUGE
     assert os.fstat(descriptor).st_blocks * 512 == size
+
+
+def test_a_reservation_ahead_stays_within_its_budget(descriptor, monkeypatch):
+    monkeypatch.setattr(pages, "PATIENCE", 0.0)
+    monkeypatch.setattr(pages, "PIECE", HUGE)
+    size = 8 * HUGE
+    assert not allocate(descriptor, size)
+    assert large(descriptor, size) <= HUGE
+    assert os.fstat(descriptor).st_blocks * 512 == size
+
+
+@pytest.mark.usefixtures("large_pages")
+def test_what_others_write_while_pages_are_made_large_is_kept(descriptor, monkeypatch):
+    """A worker writes to its mapping of the image, as a save does, while the agent moves it into large pages."""
+    monkeypatch.setattr(pages, "PIECE", HUGE)
+    size = 16 * HUGE
+    os.ftruncate(descriptor, size)
+    os.posix_fallocate(descriptor, 0, size)
+    memory = mmap.mmap(descriptor, size)
+    expected, stop = bytearray(size), threading.Event()
+
+    def write() -> None:
+        value = 0
+        while not stop.is_set():
+            value = value % 250 + 1
+            for offset in range(value * 16, size, 64 * 1024):
+                memory[offset : offset + 8] = expected[offset : offset + 8] = bytes([value]) * 8
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(3):
+            assert enlarge(descriptor, size, threading.Event())
+    finally:
+        stop.set()
+        writer.join()
+    assert memory[:] == expected
+    assert large(descriptor, size) >= 8 * HUGE
+    memory.close()
+
+
+def test_making_pages_large_ends_when_a_save_waits(descriptor):
+    allocate(descriptor, 4 * HUGE)
+    assert not enlarge(descriptor, 4 * HUGE, now())
 
 
 def test_a_reservation_without_enough_memory_raises(tmp_path):
@@ -77,9 +166,10 @@ def test_a_reservation_without_enough_memory_raises(tmp_path):
         pytest.skip("mounting is not permitted")
     try:
         for size in (9 * 2**20, 8 * 2**20 + 1, 30 * 2**20):
-            with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="No space left"):
-                allocate(file.fileno(), size)
-            (tmp_path / "file").unlink()
+            for urgent in (threading.Event(), now()):
+                with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="No space left"):
+                    allocate(file.fileno(), size, urgent)
+                (tmp_path / "file").unlink()
         with (tmp_path / "file").open("w+b") as file:
             allocate(file.fileno(), 8 * 2**20)
     finally:

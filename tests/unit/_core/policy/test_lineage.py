@@ -69,3 +69,48 @@ def test_merged_ranges_of_histories_are_their_union_in_few_ranges(runs):
 )
 def test_the_past_of_a_history_comes_from_its_details_or_parent(details, parent, expected):
     assert past(details, parent) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 3), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)))),
+        max_size=12,
+    )
+)
+def test_a_line_is_the_newest_history_and_all_that_it_came_through_by_any_way(rows):
+    entries = [
+        RetentionEntry((history, step), past=merged((first, first + more) for first, more in runs))
+        for history, step, runs in rows
+    ]
+    pasts = {one.id[0]: [run for each in entries if each.id[0] == one.id[0] for run in each.past] for one in entries}
+    left, expected = set(pasts), []
+    while left:
+        line, before = set(), {max(left)}
+        while before - line:
+            line |= before
+            before = {each for each in pasts for one in line for first, last in pasts[one] if first <= each <= last}
+        expected.append([each for each in entries if each.id[0] in line & left])
+        left -= line
+    assert lines(entries) == expected
+
+
+class Counted(int):
+    """A number that counts how often any of its kind is compared."""
+
+    times = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.times += 1
+        return int(self) < int(other)
+
+
+@pytest.mark.parametrize("past", ["all before", "parents alone", "none"])
+def test_lines_take_twice_as_long_for_twice_as_many_histories(past):
+    def comparisons(count: int) -> int:
+        first = {"all before": lambda _: 1, "parents alone": lambda each: each - 1, "none": lambda each: each}[past]
+        entries = [RetentionEntry((Counted(n), 1), past=((first(n), n - 1),)) for n in range(2, count)]
+        Counted.times = 0
+        lines(entries)
+        return Counted.times
+
+    assert comparisons(800) < 3 * comparisons(400)  # four times, if each looked at each

@@ -4,11 +4,12 @@ import asyncio
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fastckpt._core.memory.arena import Arena, slots_of
+from fastckpt._core.memory.arena import Arena, arena_path, slots_of
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit
 from fastckpt._core.memory.slots import images_in
 from fastckpt._core.saver import reservation as room_module
@@ -18,6 +19,7 @@ from fastckpt.ddp import StorageType
 from tests.e2e.ddp.conftest import Ranks, state
 
 OLD, NEW = 1 << 20, 1 << 12
+LARGE = 4 << 20
 
 
 class SlowArena:
@@ -28,11 +30,18 @@ class SlowArena:
         self.reserved: list[tuple[str, int]] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def reserve(self, slot: Path, name: str, size: int) -> None:
+    def begin(self, slot: Path, name: str, size: int, urgent: threading.Event) -> None:
+        pass
+
+    def begun_bytes(self) -> int:
+        return 0
+
+    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
         self.begun.set()
         assert self.go_on.wait(60)
-        self._arena.reserve(slot, name, size)
+        is_large = self._arena.reserve(slot, name, size, urgent)
         self.reserved.append((slot.name, size))
+        return is_large
 
 
 def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(tmp_path):
@@ -82,6 +91,185 @@ def test_a_save_whose_image_is_there_waits_for_no_other_slot(tmp_path):
     asyncio.run(save())
     assert slow.reserved == [(slot.path.name, NEW) for slot in slots[1:]]
     arena.remove()
+
+
+class HastyArena:
+    """An arena that makes pages in haste, and records what is asked of it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.path, self._arena = arena.path, arena
+        self.calls: list[tuple[str, str, bool]] = []
+        self.refusals = 0
+        self.begin, self.begun_bytes, self.abandon = arena.begin, arena.begun_bytes, arena.abandon
+
+    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
+        self._arena.reserve(slot, name, size, urgent)
+        self.calls.append(("reserve", slot.name, urgent.is_set()))
+        return not urgent.is_set()
+
+    def enlarge(self, slot: Path, name: str, urgent: threading.Event) -> bool:
+        self.calls.append(("enlarge", slot.name, urgent.is_set()))
+        self.refusals -= 1
+        return self.refusals < 0 and self._arena.enlarge(slot, name, urgent)
+
+
+class TestHaste:
+    """What a save waits for is made in haste, and in large pages afterwards; all else takes its time."""
+
+    def test_the_first_save_alone_is_in_haste_and_its_image_is_made_large_last(self, tmp_path):
+        arena, room = self.room(tmp_path)
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW})
+            room._slots[0].id = (1, 1)
+            room.reserve_ahead({"model.pt": NEW})
+            await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        ahead = [("reserve", "slot-1", False), ("reserve", "slot-2", False)]
+        assert arena.calls == [("reserve", "slot-0", True), *ahead, ("enlarge", "slot-0", False)]
+
+    def test_what_a_save_interrupted_is_made_large_after_the_next_one(self, tmp_path):
+        arena, room = self.room(tmp_path)
+        arena.refusals = 1
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW})
+            for slot in room._slots:
+                slot.id = (1, 1)
+            for _ in range(3):
+                room.reserve_ahead({"model.pt": NEW})
+                await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        assert [what for what, *_ in arena.calls] == ["reserve", "enlarge", "enlarge"]
+
+    def test_an_image_that_was_removed_meanwhile_is_forgotten(self, tmp_path):
+        _, room = self.room(tmp_path)
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW})
+            (room._slots[0].path / "model.pt").unlink()
+            for slot in room._slots:
+                slot.id = (1, 1)
+            room.reserve_ahead({"model.pt": NEW})
+            await asyncio.gather(*room._ahead)
+            assert not room._small
+            room.close()
+
+        asyncio.run(save())
+
+    def test_a_save_does_not_wait_for_what_another_slot_is_given_ahead(self, tmp_path):
+        """It has its turn at once; then what was begun is completed."""
+        arena, room = self.room(tmp_path)
+        begun, begin = threading.Event(), arena.begin
+
+        def slow(slot: Path, name: str, size: int, urgent: threading.Event) -> None:
+            if not begun.is_set():
+                begun.set()
+                assert urgent.wait(60)
+            begin(slot, name, size, urgent)
+
+        arena.begin = slow
+
+        async def save() -> None:
+            room.reserve_ahead({"model.pt": NEW})
+            await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+            room._slots[2].id = (1, 1)
+            await room.reserve(room._slots[2], {"model.pt": NEW})
+            assert arena.calls == [("reserve", "slot-2", True)]
+            await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        assert arena.calls[1:3] == [("reserve", "slot-0", False), ("reserve", "slot-1", False)]
+        assert [images_in(slot.path) for slot in room._slots] == [{"model.pt": NEW}] * 3
+        assert arena.begun_bytes() == 0
+
+    def room(self, tmp_path: Path) -> tuple[HastyArena, Reservations]:
+        arena = Arena.open(tmp_path / "arena", str(tmp_path))
+        arena.make_slots(3)
+        hasty = HastyArena(arena)
+        return hasty, Reservations(hasty, [Slot(path) for path in arena.slots], lambda: None)
+
+
+class TestGuess:
+    """Pages are made ahead by what a training shows of its size; they count as free, and nobody else is pressed."""
+
+    @pytest.fixture
+    def place(self) -> Iterator[Path]:
+        place = arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
+        yield place
+        shutil.rmtree(place)
+
+    def test_images_of_other_sizes_take_the_pages_that_were_made(self, place):
+        room = self.guessed(place, {"model.pt": LARGE})
+        assert room._arena.begun_bytes() == 3 * LARGE
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"model.pt": NEW, "rank_0.pt": NEW})
+            room.reserve_ahead({"model.pt": NEW, "rank_0.pt": NEW})
+            await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        assert room._arena.begun_bytes() == 0
+        assert [images_in(slot.path) for slot in room._slots] == [{"model.pt": NEW, "rank_0.pt": NEW}] * 3
+
+    def test_what_a_writer_does_not_ask_for_is_given_back(self, place):
+        room = self.guessed(place, {"model.pt": LARGE})
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"rank_1.pt": NEW}, writer=1)
+            assert room._arena.begun_bytes() == 3 * LARGE  # another's
+            for slot in room._slots:
+                await room.reserve(slot, {"other.pt": NEW})
+            room.close()
+
+        asyncio.run(save())
+        assert room._arena.begun_bytes() == 0
+        assert not [*place.glob("slot-*/.begun-*")]
+
+    def test_what_was_made_ahead_counts_as_free(self, place, monkeypatch):
+        room = self.guessed(place, {"model.pt": LARGE})
+        free = Headroom(0, 8 * LARGE, "the test's limit", MemoryLimit.HOST)
+        monkeypatch.setattr(room_module, "headroom", lambda *_: free)
+        asyncio.run(room.check({"model.pt": LARGE}))
+        assert len(room._slots) == 3
+        room.close()
+
+    def test_nothing_is_made_ahead_without_ample_room(self, place, monkeypatch):
+        free = Headroom(3 * LARGE - 1, 8 * LARGE, "the test's limit", MemoryLimit.HOST)
+        monkeypatch.setattr(room_module, "headroom", lambda *_: free)
+        room = self.guessed(place, {"model.pt": LARGE})
+        assert room._arena.begun_bytes() == 0 and len(room._slots) == 3
+        room.close()
+
+    def test_nothing_is_made_ahead_beside_images(self, place):
+        """Of an earlier launch, say: they stay as they are."""
+        arena = Arena.open(place, "/checkpoints")
+        arena.make_slots(3)
+        for slot in arena.slots:
+            arena.reserve(slot, "model.pt", NEW)
+        arena.release()
+        room = self.guessed(place, {"model.pt": LARGE})
+        assert [images_in(slot.path) for slot in room._slots] == [{"model.pt": NEW}] * 3
+        assert room._arena.begun_bytes() == 0
+        room.close()
+
+    def guessed(self, place: Path, sizes: dict[str, int]) -> Reservations:
+        arena = Arena.open(place, "/checkpoints")
+        arena.make_slots(3)
+        room = Reservations(arena, [Slot(path) for path in arena.slots], lambda: None)
+
+        async def guess() -> None:
+            room.guess(sizes, 0)
+            await asyncio.gather(*room._ahead)
+
+        asyncio.run(guess())
+        return room
 
 
 def removals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:

@@ -1,0 +1,90 @@
+"""Checkpoints that were found in one directory, so that a look at many of them reads only what is new."""
+
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from fastckpt._core.format.manifest import NAME
+from fastckpt._core.storage.local.stored import Stored
+
+MOST_FILES = 200_000
+"""How many files the checkpoints that are kept here have together: 1,000 checkpoints of 100 ranks with two each."""
+
+
+class _Known(NamedTuple):
+    stamp: object
+    inode: int
+    stored: Stored
+
+
+class KnownCheckpoints:
+    """Checkpoints by place. What another process puts there later has another stamp, or is another directory.
+
+    Args:
+        read: Reads the manifest in a place; None if there is none.
+    """
+
+    def __init__(self, read: Callable[[Path], Stored | None]) -> None:
+        self._read = read
+        self._known: dict[Path, _Known] = {}
+        self._whole = set[Path]()
+        self._files = 0
+        self._lock = threading.Lock()  # an upload may look while a persist does
+
+    def read(self, place: Path, inode: int) -> Stored | None:
+        """The checkpoint in a directory of that inode; its manifest is not read again while it is the same file."""
+        stamp = stamp_of(place)  # before it is read: what comes later has another
+        known = self._known.get(place)
+        if known is not None and stamp is not None and known.stamp == stamp:
+            if known.inode != inode:
+                self._keep(place, known._replace(inode=inode))
+            return known.stored
+        with self._lock:
+            self._drop(place)
+        stored = self._read(place)
+        if stored is not None:
+            self._keep(place, _Known(stamp, inode, stored))
+        return stored
+
+    def same(self, place: Path, inode: int) -> Stored | None:
+        """What was found in a place, if the directory is the same; nothing is asked."""
+        known = self._known.get(place)
+        return known.stored if known and inode and known.inode == inode else None
+
+    def whole(self, place: Path, inode: int) -> Stored | None:
+        """What was whole in a place when it was looked at last, if the directory is the same; nothing is asked."""
+        return self.same(place, inode) if place in self._whole else None
+
+    def judge(self, place: Path, *, is_whole: bool) -> None:
+        """Note whether all files of a checkpoint were there."""
+        with self._lock:
+            (self._whole.add if is_whole and place in self._known else self._whole.discard)(place)
+
+    def forget_others(self, places: Collection[Path]) -> None:
+        """Forget all places but these."""
+        with self._lock:
+            for place in self._known.keys() - places:
+                self._drop(place)
+
+    def _keep(self, place: Path, known: _Known) -> None:
+        with self._lock:
+            self._drop(place)
+            count = len(known.stored.manifest.files)
+            if self._files + count <= MOST_FILES:
+                self._known[place] = known
+                self._files += count
+
+    def _drop(self, place: Path) -> None:
+        self._whole.discard(place)
+        if place in self._known:
+            self._files -= len(self._known.pop(place).stored.manifest.files)
+
+
+def stamp_of(place: Path) -> object:
+    """Distinguishes the manifest in a place from any other; None if there is none."""
+    try:
+        found = (place / NAME).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns

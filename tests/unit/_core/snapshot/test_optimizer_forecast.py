@@ -1,0 +1,88 @@
+"""The size of a training's state is known from its optimizers, before its first save."""
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+import torch
+
+from fastckpt._core.snapshot.optimizer_forecast import SizeForecast
+
+
+class Session:
+    def __init__(self) -> None:
+        self.reports: list[dict[str, int]] = []
+        self.forecast = SizeForecast("model.pt", self.expect)
+
+    def expect(self, sizes: dict[str, int]) -> None:
+        self.reports.append(sizes)
+
+
+@pytest.fixture
+def session():
+    session = Session()
+    yield session
+    session.forecast.end()
+
+
+def optimizer(count: int, kind=torch.optim.AdamW, **options):
+    parameters = [torch.nn.Parameter(torch.ones(1000)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return kind(parameters, **options)
+
+
+def test_a_second_step_reports_once_what_all_optimizers_hold(session):
+    adam, sgd, frozen = optimizer(3), optimizer(2, torch.optim.SGD, lr=0.1), optimizer(1)
+    frozen.param_groups[0]["params"][0].grad = None
+    for _ in range(3):
+        adam.step()
+        if not session.reports:
+            sgd.step()
+            frozen.step()
+    adam_bytes = 3 * (3 * 4000 + 4)  # each parameter, its two averages and its count of steps
+    assert session.reports == [{"model.pt": adam_bytes + 2 * 4000 + 4000}]
+
+
+def test_storages_that_are_shared_count_once(session):
+    whole = torch.ones(4000)
+    parts = [torch.nn.Parameter(part) for part in whole.split(1000)]
+    for part in parts:
+        part.grad = torch.ones(1000)
+    sgd = torch.optim.SGD(parts, lr=0.1)
+    sgd.step()
+    sgd.step()
+    assert session.reports == [{"model.pt": 16000}]
+
+
+def test_nothing_is_reported_after_the_end_nor_by_other_threads(session):
+    adam = optimizer(1)
+    thread = threading.Thread(target=lambda: [adam.step() for _ in range(3)])
+    thread.start()
+    thread.join()
+    assert session.reports == []
+    session.forecast.end()
+    for _ in range(3):
+        adam.step()
+    assert session.reports == []
+
+
+def test_a_forked_process_reports_nothing(session):
+    adam = optimizer(1)
+    adam.step()
+    child = os.fork()
+    if child == 0:
+        adam.step()
+        os._exit(len(session.reports))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_session_that_nobody_has_closed_can_go():
+    found = weakref.ref(Session())
+    gc.collect()
+    assert found() is None
+    adam = optimizer(1)
+    adam.step()
+    adam.step()

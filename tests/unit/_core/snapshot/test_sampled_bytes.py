@@ -1,0 +1,111 @@
+"""Samples of storages: each piece that is copied has some, and whatever differs in a piece is seen with that piece."""
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fastckpt._core.snapshot.sampled_bytes import SampledBytes
+from fastckpt._core.transfer.host_copy import SHARED_PIECE, Backlog, Copy, Span
+
+SIZES = (1, 63, 64, 65, 5000, SHARED_PIECE - 1, SHARED_PIECE, SHARED_PIECE + 1, 3 * SHARED_PIECE + 777)
+INVERSE = bytes(range(255, -1, -1))
+
+
+class Copying:
+    """Storages of these sizes, the memory that they are copied to, and their samples."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sources = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes]
+        self.targets = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+        self.copies: list[Copy] = [
+            (target.data_ptr(), source.untyped_storage(), source.numel())
+            for target, source in zip(self.targets, self.sources, strict=True)
+        ]
+        self.samples = SampledBytes(self.copies, lambda storage: ())
+
+    def run(self, disturb: Callable[[Span, bool], object]) -> int | None:
+        """Copy all; returns which storage differs. ``disturb`` is called with each piece before and after its copy."""
+
+        def compare(piece: Span, copied: bool) -> None:
+            disturb(piece, copied)
+            self.samples.compare(piece, copied)
+
+        Backlog(self.copies, compare).finish()
+        source = self.samples.differing_source()
+        starts = [each.data_ptr() for each in self.sources]
+        return None if source is None else starts.index(source.data_ptr())
+
+
+def inverted(start: int, size: int) -> None:
+    """Change each byte."""
+    ctypes.memmove(start, ctypes.string_at(start, size).translate(INVERSE), size)
+
+
+def test_nothing_differs_in_storages_that_nobody_writes_to():
+    copying = Copying(*SIZES)
+    assert copying.run(lambda *_: None) is None
+    assert copying.samples.differing_copy() is None
+    assert all(map(torch.equal, copying.sources, copying.targets))
+
+
+def pieces_of(size: int) -> int:
+    return -(-size // SHARED_PIECE)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_write_at_the_begin_or_the_end_of_a_copy_is_seen_in_each_piece(size: int, copied: bool):
+    """It is undone before the next look, so that neither the storage nor, at the end, the copy shows it."""
+    for wanted in range(pieces_of(size)):
+        copying = Copying(size)
+        start = copying.sources[0].data_ptr() + wanted * SHARED_PIECE
+        count = min(SHARED_PIECE, size - wanted * SHARED_PIECE)
+        real, undone = copying.samples.compare, []
+
+        def compare(piece: Span, now: bool, start=start, count=count, real=real, undone=undone) -> None:
+            is_it = piece[1] == start and now is copied
+            if is_it:
+                inverted(start, count)
+                undone.append(piece)
+            real(piece, now)
+            if is_it:
+                inverted(start, count)
+
+        Backlog(copying.copies, compare).finish()
+        assert len(undone) == 1
+        assert torch.equal(copying.sources[0], copying.targets[0])
+        assert copying.samples.differing_source() is not None, (size, wanted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_byte_that_was_copied_otherwise_is_seen_in_each_piece(size: int):
+    """As after a write that begins and ends during the copy of the piece: nothing in the storage shows it."""
+    for wanted in range(pieces_of(size)):
+        copying = Copying(size)
+        target = copying.targets[0].data_ptr() + wanted * SHARED_PIECE
+        count = min(SHARED_PIECE, size - wanted * SHARED_PIECE)
+
+        def disturb(piece: Span, copied: bool, target=target, place=target + count // 2) -> None:
+            if copied and piece[0] == target:
+                inverted(place, 1)
+
+        assert copying.run(disturb) == 0, (size, wanted)
+
+
+def test_a_copy_made_of_other_bytes_differs_from_the_samples_of_each_piece():
+    """As after a swap that is undone: the storages are what they were, and each piece was compared with its copy."""
+    for size in SIZES:
+        for wanted in range(pieces_of(size)):
+            copying = Copying(size)
+            assert copying.run(lambda *_: None) is None
+            offset = wanted * SHARED_PIECE
+            inverted(copying.targets[0].data_ptr() + offset, min(SHARED_PIECE, size - offset))
+            assert copying.samples.differing_copy() is not None, (size, wanted)
+
+
+def test_what_differs_is_named_by_its_storage():
+    copying = Copying(SHARED_PIECE, 2 * SHARED_PIECE, SHARED_PIECE)
+    start = copying.sources[1].data_ptr() + SHARED_PIECE
+    assert copying.run(lambda piece, copied: inverted(start, 1) if piece[1] == start and copied else None) == 1
