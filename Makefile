@@ -20,7 +20,7 @@ EXTRA_NEEDS_s3 := moto[server]
 EXTRA_TESTS_watch := tests/e2e/watch tests/unit/fastckpt_run/watch
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench bench-quick format fuzz-data fuzz-meshes stores clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench bench-quick peers format fuzz-data fuzz-meshes stores clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -111,6 +111,21 @@ extra-%:
 
 bench: $(READY)  ## all benchmarks beside limits and peers, or NAME alone (docs/evidence/benchmarks.md)
 	$(BIN)/python -m benchmarks $(NAME)
+
+# Their packages clash with each other; what they do not pin comes from .venv. FASTCKPT_PEERS names another place to the suite.
+PEERS ?= $(or $(FASTCKPT_PEERS),$(VENV)/peers)
+PEER_NEEDS_torchsnapshot := torchsnapshot==0.1.0
+PEER_NEEDS_dlrover := dlrover[torch]==0.6.1 grpcio kubernetes tornado protobuf
+PEER_NEEDS_nvrx := --no-deps nvidia-resiliency-ext==0.4.1 nvidia-ml-py defusedxml
+PEER_NEEDS_orbax := orbax-checkpoint==0.12.8
+
+peers: $(addprefix peer-,torchsnapshot dlrover nvrx orbax)  ## the peers that `make bench` compares with, each in an environment of its own
+
+peer-%: $(READY)
+	$(PYTHON) -m venv $(PEERS)/$*
+	$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("site-packages")), sep="\n")' \
+		> $$($(PEERS)/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
+	$(PEERS)/$*/bin/python -m pip install --quiet -c constraints.txt $(PEER_NEEDS_$*)
 
 bench-quick: $(READY)  ## all of them in five minutes, small and once
 	$(BIN)/python -m benchmarks --quick $(NAME)

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +19,15 @@ PACKAGES = (
     "orbax-checkpoint",
     "deepspeed",
 )
+
+
+PEERS = "FASTCKPT_PEERS"
+"""Names the folder with an environment for each peer, if it is not where ``make peers`` makes them by itself."""
+
+
+def peers() -> Path:
+    """The folder with environments of peers whose packages clash with those of the project."""
+    return Path(os.environ.get(PEERS) or Path(sys.prefix) / "peers").absolute()
 
 
 def machine() -> dict[str, Any]:
@@ -36,9 +47,8 @@ def versions() -> dict[str, str]:
     from fastckpt._core.version import VERSION
 
     found = {"python": platform.python_version(), "fastckpt": VERSION}
+    places = [*sys.path, *(str(path) for path in peers().glob("*/lib/python*/site-packages"))]
     for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        for each in metadata.distributions(name=package, path=places):
+            found.setdefault(package, each.version)
     return found

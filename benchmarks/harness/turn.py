@@ -46,7 +46,7 @@ class Turn:
         *arguments: object,
         options: Sequence[str] = (),
         workers: int = 1,
-        launcher: str = "fastckpt_run",
+        launcher: str | Sequence[str] = "fastckpt_run",
         environment: dict[str, str] | None = None,
     ) -> list[Record]:
         """Run a function as the script of a job, and give what its workers recorded and the agent's events.
@@ -56,15 +56,15 @@ class Turn:
             arguments: Of the function, which JSON can carry.
             options: Of the launcher.
             workers: Processes.
-            launcher: Its module.
+            launcher: Its module; or its command, which may be of another environment.
             environment: Variables in addition.
         """
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="job-") as name:
             records, events = Path(name) / "records", Path(name) / "events"
             job: dict[str, Any] = {"module": function.__module__, "function": function.__qualname__}
             job |= {"arguments": arguments, "turn": self._as_json(), "records": str(records)}
-            command = [sys.executable, "-m", launcher, "--standalone", f"--nproc-per-node={workers}", *options]
-            command += ["-m", "benchmarks.harness.turn"]
+            command = [sys.executable, "-m", launcher] if isinstance(launcher, str) else [*launcher]
+            command += ["--standalone", f"--nproc-per-node={workers}", *options, "-m", "benchmarks.harness.turn"]
             own = {"FASTCKPT_SHM_DIR": str(self.shm), "FASTCKPT_EVENTS": str(events), "TMPDIR": name}
             own |= {JOB: json.dumps(job), "PYTHONPATH": str(ROOT), **(environment or {})}
             _run(command, os.environ | own)

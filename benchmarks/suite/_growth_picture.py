@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from benchmarks.drawing import Drawing
 from benchmarks.harness.results import Run
-from benchmarks.suite._growth_points import AXES, Axis, words
+from benchmarks.suite._growth_points import AXES, Axis, quantity, words
 from benchmarks.suite._power_law import PowerLaw, fitted
 
 WIDTH, HEIGHT = 330, 200
-LABELS = 290
+LABELS = 320
 ROW = 290
 LEFT, TOP = 60, 60
 LINES = 15
@@ -21,7 +21,7 @@ def costs_of(run: Run, axis: Axis) -> dict[str, list[tuple[float, float]]]:
     """The medians of each cost that was measured at two points or more, by point."""
     found = {}
     for cost in axis.costs:
-        at = [(x, run.values(f"{axis.name}.{cost} at {x:g}")) for x in axis.points]
+        at = [(x, run.values(f"{axis.name}.{quantity(cost, x)}")) for x in axis.points]
         medians = [(x, statistics.median(values)) for x, values in at if values]
         if len(medians) > 1:
             found[cost] = medians

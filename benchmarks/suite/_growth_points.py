@@ -46,3 +46,8 @@ MEANING = {
 def words(cost: str) -> str:
     """A cost as a reader would call it."""
     return MEANING.get(cost, cost)
+
+
+def quantity(cost: str, point: float) -> str:
+    """The name of a cost at a point; without dots, which end the names of contenders."""
+    return f"{cost} at {point:g}".replace(".", ",")

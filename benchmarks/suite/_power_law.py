@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-FLAT = 0.25
+FLAT = 0.5
 """A cost that grows by less than this share of its constant, over the whole axis, is flat: less is noise."""
 EXPONENTS = [number / 20 for number in range(1, 61)]
 

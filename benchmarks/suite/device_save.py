@@ -53,7 +53,7 @@ def save_beside_steps(turn: Turn, kind: str, overlaps: bool, is_pinned: bool) ->
         window(3, saves=True)
         for number in range(4, 4 + WINDOWS):
             without, with_save = (seconds(partial(window, number, saves=saves)) for saves in (False, True))
-            record(step=without / WINDOW, stall=with_save - without)
+            record(plain=without / WINDOW, stall=with_save - without)
         record(**copies(storages(state()), device))
 
 
@@ -97,7 +97,7 @@ def measure(turn: Turn, *, overlaps: bool, is_pinned: bool) -> Values:
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
     records = turn.job(save_beside_steps, accelerator.type, overlaps, is_pinned)
-    return {name: values_of(records, name) for name in ("save", "step", "stall", "pinned copy", "pageable copy")}
+    return {name: values_of(records, name) for name in ("save", "plain", "stall", "pinned copy", "pageable copy")}
 
 
 WAYS = {
@@ -117,7 +117,7 @@ BENCHMARK = Benchmark(
         for name, (overlaps, is_pinned) in WAYS.items()
     ],
     figures=[
-        Figure("a step", "overlap.step"),
+        Figure("a step without a save", "overlap.plain"),
         Figure("a copy to pinned memory, the limit", "at once.pinned copy"),
         Figure("a copy to pageable memory : to pinned", "at once.pageable copy", "at once.pinned copy"),
         Figure("save at once : copy", "at once.save", "at once.pinned copy", Goal("at most", 1.2)),

@@ -229,13 +229,19 @@ def stall_per_step(run: "Run") -> Drawing:
         y = bottom - (bottom - top) * exponent / 4
         drawing.line([(left, y), (right, y)], "line dashed")
         drawing.text(left - 8, y + 4, f"{10**exponent:,}", "small end")
-    shown = {"fastckpt, to memory": "spare_stall"} | {f"{peer}, to storage": stall_of(peer) for peer in PEERS}
-    for name, quantity in shown.items():
-        stalls = run.values(f"fastckpt.{quantity}")[:24]
+    shown = {"fastckpt": "spare_stall"} | {peer: stall_of(peer) for peer in PEERS}
+    lowest = top
+    medians = {name: statistics.median(run.values(f"fastckpt.{quantity}")) for name, quantity in shown.items()}
+    for name in sorted(shown, key=medians.__getitem__, reverse=True):
+        stalls = run.values(f"fastckpt.{shown[name]}")
         heights = [max(0.0, min(4.0, math.log10(max(1e-6, 1e3 * stall)))) for stall in stalls]
-        points = [(left + (right - left) * i / 24, bottom - (bottom - top) * h / 4) for i, h in enumerate(heights)]
-        drawing.line(points, "line" if quantity == "spare_stall" else "lost" if "dcp" in quantity else "line dashed")
-        drawing.text(points[-1][0] + 10, points[-1][1] + 4, f"{name}: {1e3 * statistics.median(stalls):.3g} ms")
+        width = (right - left) / max(1, len(stalls) - 1)
+        points = [(left + width * i, bottom - (bottom - top) * height / 4) for i, height in enumerate(heights)]
+        drawing.line(points, {"spare_stall": "line", stall_of(PEERS[0]): "line dashed"}.get(shown[name], "line lost"))
+        lowest = max(lowest + 34, points[-1][1])
+        drawing.text(right + 8, lowest, name, "strong")
+        place = "memory" if name == "fastckpt" else "storage"
+        drawing.text(right + 8, lowest + 16, f"to {place}: {1e3 * medians[name]:.3g} ms", "small")
     drawing.text(right, bottom + 22, "steps", "small end")
     return drawing
 

@@ -1,0 +1,37 @@
+"""Environments of peers whose packages clash with those of the project, and why a peer cannot run here."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from benchmarks.harness.machine import PEERS, peers
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_of(peer: str) -> Path:
+    """The interpreter of a peer's environment."""
+    return peers() / peer / "bin/python"
+
+
+def missing(peer: str, probe: str = "") -> str:
+    """Why a peer cannot run: its environment is not there, or what its first save of a tiny state raised.
+
+    Args:
+        peer: The name of its environment.
+        probe: The contender to be tried, where it is known to need a device; "" tries none.
+    """
+    python = python_of(peer)
+    if not python.exists():
+        return f"not installed: `make peers`, or {PEERS}=FOLDER that has {peer}/bin/python"
+    if not probe:
+        return ""
+    command = [python, "-m", "benchmarks.suite._ways", probe]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout.strip() if done.returncode == 0 else f"its probe ended with {done.returncode}"
+
+
+def launcher(peer: str, module: str = "torch.distributed.run") -> list[str]:
+    """The command of a launcher in a peer's environment."""
+    return [str(python_of(peer)), "-m", module]

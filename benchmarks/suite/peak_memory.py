@@ -1,0 +1,278 @@
+"""Memory that checkpoints take beside the state itself: in each process, shared, and in the page cache."""
+
+import ctypes
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
+from benchmarks.harness.page import shown
+from benchmarks.harness.turn import Record, Turn, record
+from benchmarks.suite._memory import Sample, Sampler
+from benchmarks.suite._states import tensors
+from benchmarks.suite._training import Training
+from benchmarks.suite._ways import WAYS, Saving, Way
+
+if TYPE_CHECKING:
+    from benchmarks.harness.results import Run
+
+LATER = 4
+LAST = LATER + 3
+AFTER = 1.5
+"""Seconds after a save that belong to it: fastckpt digests what has been the newest for one."""
+PHASES = ("first save", "later saves", "persist", "resume")
+SHARED = "shared memory"
+PARTS = ("workers", "other processes", SHARED, "page cache")
+LARGEST = "largest"
+SLOTS = 3
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Record when a phase begins and ends."""
+    begin = time.monotonic()
+    yield
+    record(phase=name, begin=begin, end=time.monotonic(), pid=os.getpid())
+
+
+def base(size: int) -> None:
+    """From here on counts what is more than now; ``size`` is that of this worker's state."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not hide what is allocated after
+    time.sleep(0.1)
+    record(base=time.monotonic(), bytes=size, pid=os.getpid())
+    time.sleep(0.1)
+
+
+def plain(training: Training) -> None:
+    """Steps without a save, whose own peak is the base of those with one."""
+    with phase("plain"):
+        for _ in range(4):
+            training.step()
+        time.sleep(0.1)
+
+
+def finish(saving: Saving, training: Training) -> None:
+    """Train on until a save is done."""
+    training.backward()
+    saving.staged()
+    training.update()
+    if saving.durable is not None:
+        saving.durable()
+    else:
+        time.sleep(AFTER)
+
+
+def save_and_resume(turn: Turn, name: str) -> None:
+    """The worker: saves, a persist, and a kill after another save; then a resume by its successor."""
+    warnings.filterwarnings("ignore")
+    folder = turn.folder / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    training = Training(turn.gigabytes)
+    training.step()
+    size = sum(each.nbytes for each in tensors(training.state()))
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        base(size)
+        plain(training)
+        saves(WAYS[name](training, folder), training)
+    way = WAYS[name](training, folder)
+    base(size)
+    with phase("resume"):
+        loaded = way.load(LAST)
+        time.sleep(0.1)
+        assert sum(each.nbytes for each in loaded) == size
+    record(held=size)
+
+
+def saves(way: Way, training: Training) -> None:
+    """All saves of a worker, and its end by SIGKILL."""
+    way.ready()
+    for step in range(1, LATER + 2):
+        with phase("first save" if step == 1 else "later saves"):
+            finish(way.save(step), training)
+        if step <= LATER:
+            way.remove(step)
+    place = getattr(way, "place", "")
+    if place:
+        way.place = "DISK"  # type: ignore[attr-defined]
+        with phase("persist"):
+            finish(way.save(LATER + 2), training)
+        way.place = place  # type: ignore[attr-defined]
+    finish(way.save(LAST), training)
+    record(killed=time.monotonic())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sharded(turn: Turn) -> None:
+    """A worker of two whose model FSDP2 shards: the same by FsdpShardCheckpointer."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
+
+    warnings.filterwarnings("ignore")
+    dist.init_process_group("gloo")
+    training = Training(turn.gigabytes, around=lambda model: [fully_shard(each) for each in (*model.blocks, model)])
+    training.step()
+    model, optimizer = training.model, training.optimizer
+    states = tensors(list(get_state_dict(model, optimizer)))
+    size = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in states)
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if is_first:
+        base(size)
+        plain(training)
+    checkpointer = FsdpShardCheckpointer(turn.folder / "checkpoints")
+
+    def save(step: int, place: StorageType) -> None:
+        assert checkpointer.save_checkpoint(step, model=model, optimizer=optimizer, storage_type=place)
+        training.step()
+        checkpointer.wait_latest_checkpoint()
+        time.sleep(AFTER)
+
+    if is_first:
+        for step in range(1, LATER + 2):
+            with phase("first save" if step == 1 else "later saves"):
+                save(step, StorageType.MEMORY)
+        with phase("persist"):
+            save(LATER + 2, StorageType.DISK)
+        save(LAST, StorageType.MEMORY)
+        record(killed=time.monotonic())
+        os.kill(os.getpid(), signal.SIGKILL)
+    base(size)
+    with phase("resume"):
+        checkpointer.load_checkpoint(model, optimizer)
+        time.sleep(0.1)
+    assert checkpointer.loaded_step == LAST
+    checkpointer.close()
+    dist.destroy_process_group()
+
+
+def measure(turn: Turn, *, name: str) -> Values:
+    """The peaks of a job, as shares of its state."""
+    ours = name.startswith("fastckpt")
+    launcher, folder = "fastckpt_run" if ours else "torch.distributed.run", turn.folder / "checkpoints"
+    with Sampler(turn.shm, folder) as sampler:
+        job = partial(turn.job, options=["--max-restarts=1"], launcher=launcher)
+        records = job(sharded, workers=2) if name == FSDP else job(save_and_resume, name)
+    found = peaks(records, sampler.samples)
+    if ours:
+        found[LARGEST] = max(
+            value - (SLOTS if key.startswith(SHARED) else 0)
+            for key, value in found.items()
+            if not key.endswith("plain")
+        )
+    return found
+
+
+def peaks(records: Sequence[Record], samples: Sequence[Sample]) -> dict[str, float]:
+    """The most of each part in each phase, beyond what there was at the workers' base, in states of all workers.
+
+    A resume begins for its workers with the load, whose result does not count; for the others, with the kill.
+    """
+    bases: dict[int, Record] = {each["pid"]: each for each in records if "base" in each}
+    killed = max(each["killed"] for each in records if "killed" in each)
+    state = sum(each["bytes"] for each in bases.values()) / 2  # those before the kill, and those after it
+    found: dict[str, float] = {}
+    for name in ("plain", *PHASES):
+        spans = [each for each in records if each.get("phase") == name]
+        if not spans:
+            continue
+        begin, end = min(each["begin"] for each in spans), max(each["end"] for each in spans)
+        resumed = name == "resume"
+        start = max(each["base"] for each in bases.values() if (each["base"] > killed) == resumed)
+        held = sum(each["held"] for each in records if "held" in each) if resumed else 0
+        within = [each for each in samples if begin <= each.at <= end]
+        since = [each for each in samples if (killed if resumed else begin) <= each.at <= end]
+        first = min(each["base"] for each in bases.values())  # the agent's base, also for what follows the kill
+        values = {
+            "workers": _more(within, _last(samples, start), lambda pid: pid in bases) - held,
+            "other processes": _more(since, _last(samples, first), lambda pid: pid not in bases),
+            SHARED: max(each.shared for each in since),
+            "page cache": max(each.cached for each in since),
+        }
+        if name not in ("plain", "resume"):
+            values["workers"] -= round(found["workers plain"] * state)
+        found |= {f"{part} {name}": value / state for part, value in values.items()}
+    return found
+
+
+def _last(samples: Sequence[Sample], at: float) -> Sample:
+    """The last sample before an instant."""
+    return max((each for each in samples if each.at <= at), key=lambda each: each.at)
+
+
+def _more(samples: Sequence[Sample], before: Sample, of: Callable[[int], bool]) -> int:
+    """The most private memory of some processes beyond what they had before; of new ones, their share."""
+
+    def more(sample: Sample) -> int:
+        known = before.private
+        return sum(
+            value - known[pid] if pid in known else sample.shares[pid]
+            for pid, value in sample.private.items()
+            if of(pid)
+        )
+
+    return max(more(each) for each in samples)
+
+
+FSDP = "fastckpt, FSDP2, two workers"
+NAMES = {
+    "fastckpt": "fastckpt MEMORY",
+    "fastckpt, overlapped": "fastckpt MEMORY, overlapped",
+    FSDP: FSDP,
+    "torch.save": "torch.save",
+    "dcp.async_save, thread, cached staging": "dcp.async_save, thread, cached staging",
+    "dcp.async_save, process, shared-memory staging": "dcp.async_save, process, shared-memory staging",
+}
+"""Ways by the names of the table."""
+
+
+def table(runs: Sequence["Run"]) -> str:
+    """A row for each part of each contender, a column for each phase, from the last run."""
+    run = runs[-1]
+    lines = ["| who | what | " + " | ".join(PHASES) + " |", "| --- " * (len(PHASES) + 2) + "|"]
+    for name in NAMES:
+        for part in PARTS:
+            cells = [_cell(run.values(f"{name}.{part} {phase}")) for phase in PHASES]
+            lines.append(f"| {name} | {part} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    return "-" if not values else shown(round(max(values), 3))
+
+
+FIGURES = [
+    Figure(
+        f"{name}: the largest of all parts in all phases, three slots apart",
+        f"{name}.{LARGEST}",
+        goal=Goal("at most", 0.05),
+        unit="states",
+    )
+    for name in NAMES
+    if name.startswith("fastckpt")
+]
+
+
+BENCHMARK = Benchmark(
+    name="peak_memory",
+    question="How much memory do checkpoints take beside the state itself?",
+    work="GPT-2 with AdamW trains in one worker, or sharded in two: a first save, four later ones, a persist, another "
+    "save, a kill of the worker, a flush and a resume. In states: the most private memory of the workers beyond what "
+    "they had before, and in the resume beyond the state that they load; that of all other processes, which are agent "
+    "and template, or torchrun and what torch has started; shared memory; files of checkpoints in the page cache.",
+    contenders=[
+        Contender(name, partial(measure, name=way), quick=name in ("fastckpt", "torch.save"))
+        for name, way in NAMES.items()
+    ],
+    figures=FIGURES,
+    rounds=1,
+    gigabytes=0.5,
+    table=table,
+)

@@ -1,0 +1,72 @@
+"""Parts of the benchmarks beside peers: who is missing and why, and how peaks of memory are counted."""
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.machine import PEERS
+from benchmarks.suite import peak_memory, peers_save
+from benchmarks.suite._memory import Sample, cached_of, files_of, resident
+from benchmarks.suite._ways import WAYS
+
+GB = 10**9
+
+
+def test_a_peer_without_its_environment_is_missing_and_the_reason_has_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(PEERS, str(tmp_path))
+    reasons = {each.name: each.missing() for each in peers_save.CONTENDERS}
+    assert "make peers" in reasons["DLRover DISK"] and "orbax/bin/python" in reasons["Orbax"]
+    assert reasons["torch.save"] == reasons["fastckpt DISK"] == ""
+
+
+def test_each_way_says_what_its_configuration_is():
+    assert {contender.name for contender in peers_save.CONTENDERS} == {peers_save.LIMITS, *WAYS}
+    assert all((way.__doc__ or "").strip().endswith((".", ".\n")) for way in WAYS.values())
+
+
+def test_peaks_are_what_is_more_than_before_in_states_of_all_workers():
+    phases = ["plain", "first save", "later saves", "persist"]
+    records = [
+        {"base": 1.0, "bytes": GB, "pid": 7},
+        *({"phase": name, "begin": 2.0 + at, "end": 2.9 + at, "pid": 7} for at, name in enumerate(phases)),
+        {"killed": 6.0},
+        {"base": 8.0, "bytes": GB, "pid": 8},
+        {"phase": "resume", "begin": 8.1, "end": 9.0, "pid": 8},
+        {"held": GB},
+    ]
+    at_rest = {7: 2 * GB, 1: GB // 10}
+
+    def sample(at: float, private: dict[int, int], shared: int = 3 * GB, cached: int = 0) -> Sample:
+        return Sample(at, private, {pid: value // 2 for pid, value in private.items()}, shared, cached)
+
+    samples = [
+        sample(0.9, at_rest, 0),
+        sample(2.5, at_rest | {7: 2 * GB + GB // 2}, 0),  # a step takes half a state by itself
+        sample(3.5, at_rest | {7: 3 * GB}, cached=GB // 4),
+        sample(4.5, at_rest | {1: GB // 5}),
+        sample(5.5, at_rest | {99: GB // 2}),  # forked, and half of it is its parent's, too
+        sample(7.0, {1: GB}, 4 * GB, GB),  # after the kill, before the load
+        sample(7.9, {1: GB // 10, 8: GB}),
+        sample(8.5, {1: GB // 10, 8: 2 * GB + GB // 4}),
+    ]
+    found = peak_memory.peaks(records, samples)
+    assert found["workers first save"] == 0.5 and found["workers later saves"] == -0.5
+    assert found["other processes later saves"] == 0.1 and found["other processes persist"] == 0.25
+    assert found["page cache first save"] == 0.25 and found["shared memory first save"] == 3
+    assert found["workers resume"] == 0.25
+    assert (found["other processes resume"], found["shared memory resume"], found["page cache resume"]) == (0.9, 4, 1)
+
+
+def test_the_page_cache_of_a_file_and_the_memory_of_a_process_are_counted(tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    path, empty = tmp_path / "folder/file", tmp_path / "empty"
+    path.write_bytes(bytes(5 * mmap.PAGESIZE + 1))
+    empty.touch()
+    assert cached_of(path) == 6 * mmap.PAGESIZE and cached_of(empty) == cached_of(tmp_path / "none") == 0
+    assert sorted(files_of(tmp_path)) == [empty, path] and files_of(tmp_path / "none") == []
+    anonymous, share, _ = resident(os.getpid())
+    assert anonymous >= share > 2**20 and resident(2**22 + 1) == (0, 0, 0)
