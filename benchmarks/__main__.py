@@ -47,7 +47,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
     """Have the contenders take turns; who takes the first one changes from round to round."""
-    quick = max(0.1, benchmark.gigabytes / 10) if options.quick else benchmark.gigabytes
+    quick = min(benchmark.gigabytes, max(0.1, benchmark.gigabytes / 10)) if options.quick else benchmark.gigabytes
     command = shlex.join(["python", "-m", "benchmarks", benchmark.name, *(["--quick"] if options.quick else [])])
     done = results.Run(
         options.label,
@@ -67,7 +67,9 @@ def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
         first = number % len(present)
         for contender in present[first:] + present[:first]:
             begin = time.monotonic()
-            values = turn.take(f"{suite.__name__}.{benchmark.name}", contender.name, done.gigabytes, options.quick)
+            values = turn.take(
+                f"{suite.__name__}.{benchmark.name}", contender.name, done.gigabytes, options.quick, number
+            )
             seconds = round(time.monotonic() - begin, 1)
             done.samples.append(
                 {"contender": contender.name, "round": number, "seconds": seconds, "values": _rounded(values)}

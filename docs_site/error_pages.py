@@ -733,7 +733,8 @@ PAGES: Sequence[ErrorPage] = (
             "--fast-max-stalls; 0 is any number.",
         ),
         "Each of the last starts resumed, and failed at the same step as the one before, or earlier. The lines in "
-        "between tell what each resumed, how far it came, and how it ended.",
+        "between tell what each resumed, how far it came, and how it ended. Kills from outside count a tenth, unless "
+        "the kernel killed for want of memory.",
         (
             "A batch, or a file of the data set, that the script cannot take.",
             "Out of GPU memory in one step that is larger than the others.",

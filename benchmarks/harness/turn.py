@@ -31,12 +31,14 @@ class Turn:
         is_quick: Whether a rough answer is enough.
         folder: An empty directory on storage.
         shm: An empty directory in shared memory.
+        number: Of the round, for what is drawn by chance, but alike for all contenders of a round.
     """
 
     gigabytes: float
     is_quick: bool
     folder: Path
     shm: Path
+    number: int = 0
 
     def job(
         self,
@@ -75,12 +77,14 @@ class Turn:
             "is_quick": self.is_quick,
             "folder": str(self.folder),
             "shm": str(self.shm),
+            "number": self.number,
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Turn":
         """The inverse of what is given to a process."""
-        return cls(values["gigabytes"], values["is_quick"], Path(values["folder"]), Path(values["shm"]))
+        folder, shm = Path(values["folder"]), Path(values["shm"])
+        return cls(values["gigabytes"], values["is_quick"], folder, shm, values["number"])
 
 
 def record(**values: Any) -> None:
@@ -99,10 +103,10 @@ def values_of(records: Sequence[Record], key: str) -> list[float]:
     return [v for value in found for v in (value if isinstance(value, list) else [value])]
 
 
-def take(module: str, contender: str, gigabytes: float, is_quick: bool) -> dict[str, list[float]]:
+def take(module: str, contender: str, gigabytes: float, is_quick: bool, number: int) -> dict[str, list[float]]:
     """Have a contender of a benchmark's module take its turn in a fresh process; give what it measured."""
     with _folders() as (folder, shm):
-        turn = Turn(gigabytes, is_quick, folder, shm)
+        turn = Turn(gigabytes, is_quick, folder, shm, number)
         answer = folder / "answer"
         command = [sys.executable, "-m", "benchmarks.harness.turn", module, contender, json.dumps(turn._as_json())]
         _run([*command, str(answer)], os.environ | {"TMPDIR": str(folder)})

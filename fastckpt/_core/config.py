@@ -52,7 +52,7 @@ class Settings:
         file_mode: Mode of files on storage, in octal, such as 0640; directories get x where r is. Empty: as umask says.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
         check_overlap: Whether to look for unseen changes of tensors that are copied in the background: slow, for tests.
-        max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
+        max_stalls: Failures in a row without progress that end a job, kills from outside count a tenth; 0: any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
         stop_grace: Seconds from SIGTERM to SIGKILL for workers that another's failure stops; 0: SIGKILL at once.
         take_over: Whether to save where another job does, without waiting for it: that one ends.

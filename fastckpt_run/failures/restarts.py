@@ -12,8 +12,17 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.error_codes import coded
+from fastckpt._core.memory.headroom import killed_for_memory
 from fastckpt._core.memory.telemetry import Telemetry
-from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
+from fastckpt._core.policy.restarts import (
+    Attempt,
+    Stretch,
+    TrainingPosition,
+    given_back,
+    is_stuck,
+    parse_budget,
+    stalls,
+)
 from fastckpt_run.failures.cannot_start import broken_syntax, mentions_fastckpt, why_not_started
 from fastckpt_run.failures.cause import last_words
 from fastckpt_run.failures.deaths import describe, is_from_outside
@@ -24,6 +33,8 @@ logger = logging.getLogger("fastckpt.launcher")
 _REMEDY = """\
 Another start would go the same way. Find the cause in what the workers printed, and launch the job here again: it
 resumes the newest checkpoint. If the cause is not in the job, allow more with --fast-max-stalls; 0 is any number."""
+_SHOWN = 5
+"""Failures that the message about it has a line of."""
 
 
 class Restarts:
@@ -63,11 +74,11 @@ class Restarts:
         self._stalled: list[Attempt] = []
         self._trained = 0.0
         self._watched = False
-        self._start = time.monotonic_ns()
+        self.started()
 
     def started(self) -> None:
         """The workers are started: older telemetry is not theirs."""
-        self._start = time.monotonic_ns()
+        self._start, self._killed_for_memory = time.monotonic_ns(), killed_for_memory()
 
     def interrupted(self) -> None:
         """The workers are to be restarted though none of them has failed, for instance because a node joins."""
@@ -75,9 +86,9 @@ class Restarts:
 
     def would_restart(self, left: int) -> bool:
         """Return whether workers that failed now would be started again, with ``left`` restarts left."""
-        if not self._max_stalls or len(self._stalled) + 1 < self._max_stalls:
+        if not is_stuck([*self._stalled, Attempt()], self._max_stalls):  # even if this one stalls
             return left > 0
-        return left > 0 and len(stalls([*self._attempts, self._attempt()])) < self._max_stalls
+        return left > 0 and not is_stuck(stalls([*self._attempts, self._attempt()]), self._max_stalls)
 
     def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
@@ -86,14 +97,15 @@ class Restarts:
         # in a row without progress   5. restarts given back for progress   6. whether any is left
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
         began = bool(self._attempts) or any(self._telemetry_of_start().values())
-        self._end(failed=True, why=self._described(culprits))
-        self.may_go_on = any(f.pid in self._hung or is_from_outside(f.exitcode) for f in culprits.values())
+        killed = [f for f in culprits.values() if is_from_outside(f.exitcode)]
+        self._end(failed=True, killed=self._says_nothing(killed), why=self._described(culprits))
+        self.may_go_on = bool(killed) or any(f.pid in self._hung for f in culprits.values())
         if not self.limit:
             return 0
         if not began and (why := self._cannot_start(culprits.values(), workers)):
             text = coded(f"no restart: the script cannot start: {why}", "FC-029")
             return self._give_up("cannot_start", text, left)
-        if self._max_stalls and len(self._stalled) >= self._max_stalls:
+        if is_stuck(self._stalled, self._max_stalls):
             self.may_go_on = False
             return self._give_up("stalled", self._explanation(self._stalled), left)
         back = self._give_back(left)
@@ -119,13 +131,18 @@ class Restarts:
         }
         return Attempt(self._watched, stretches, max(map(_seconds, telemetry.values()), default=0.0), why=why)
 
-    def _end(self, *, failed: bool, why: str = "") -> None:
+    def _says_nothing(self, killed: Iterable[ProcessFailure]) -> bool:
+        """Return whether kills say nothing about the script: not those for a hang, or for want of memory."""
+        # Of the others, which lost their peer, some may have failed by an exception before they were stopped.
+        return any(f.pid not in self._hung for f in killed) and killed_for_memory() == self._killed_for_memory
+
+    def _end(self, *, failed: bool, killed: bool = False, why: str = "") -> None:
         attempt = self._attempt(why)
         # Only time with progress earns restarts back: else a job
         # that fails every hour at one step would go on for ever.
         if attempt not in stalls([*self._attempts, attempt])[-1:]:
             self._trained += attempt.seconds
-        self._attempts.append(replace(attempt, failed=failed))
+        self._attempts.append(replace(attempt, failed=failed, killed=killed))
         self._stalled = stalls(self._attempts)
 
     def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
@@ -148,7 +165,9 @@ class Restarts:
 
     def _explanation(self, stalled: Sequence[Attempt]) -> str:
         starts = {id(attempt): number for number, attempt in enumerate(self._attempts, start=1)}
-        lines = (f"  start {starts[id(attempt)]} {_course(attempt)}: {attempt.why}" for attempt in stalled)
+        lines = [f"  start {starts[id(attempt)]} {_course(attempt)}: {attempt.why}" for attempt in stalled[-_SHOWN:]]
+        if before := len(stalled) - len(lines):
+            lines.insert(0, f"  {before} starts before")
         times = "once" if len(stalled) == 1 else f"{len(stalled)} times in a row"
         head = f"no restart: the workers failed {times} before they came further than before (--fast-max-stalls):"
         return coded("\n".join([head, *lines, _REMEDY]), "FC-028")

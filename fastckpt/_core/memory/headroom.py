@@ -12,7 +12,7 @@ from fastckpt._core.byte_sizes import binary
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.policy.memory_reserve import LEAST, RESERVE, reserve
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/vmstat")
 _V2, _V1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
 
@@ -141,14 +141,26 @@ def _with_parents(root: Path, path: str) -> Iterator[Path]:
     yield from (each for each in (group, *group.parents) if each.is_relative_to(root))
 
 
+def killed_for_memory() -> int:
+    """How many processes the kernel has killed for want of memory: of this one's cgroup, else on the whole host."""
+    # The innermost group counts its members, whichever limit was reached; the counter moves before the signal is sent.
+    files = (group / name for group in cgroups("memory") for name in ("memory.events", "memory.oom_control"))
+    counters = (_counters(path).get("oom_kill") for path in (*files, VMSTAT))
+    return next((count for count in counters if count is not None), 0)
+
+
 def _reclaimable(statistics: Path) -> int:
     """Bytes of a group's page cache that the kernel drops before it kills; those of a tmpfs are not among them."""
-    try:
-        pairs = (line.split() for line in statistics.read_text().splitlines())
-        values = {name: int(value) for name, value in pairs}
-    except OSError:
-        return 0
+    values = _counters(statistics)
     return sum(values.get(name, 0) for name in _file_pages(values))
+
+
+def _counters(path: Path) -> dict[str, int]:
+    """Numbers by name, of a file with one of them per line; none if it cannot be read."""
+    try:
+        return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+    except OSError:
+        return {}
 
 
 def _file_pages(values: dict[str, int]) -> tuple[str, str]:

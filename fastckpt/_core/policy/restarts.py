@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 from fastckpt.errors import ConfigError
 
+KILLS_PER_STALL = 10
+"""Kills from outside that count as much as one failure of the script.
+
+Of kills that come at random, some rows fall into the time that a start takes to come further. A row of ten times the
+limit means that next to nothing gets through.
+"""
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _BUDGET = re.compile(r"([1-9]\d*)/(\d+(?:\.\d+)?|)(s|min|h)")
 
@@ -39,6 +45,7 @@ class Attempt:
         stretches: By checkpoint directory; empty if no worker had loaded or done anything.
         seconds: How long steps were taken.
         failed: Whether it ended by a failure; else for other reasons, such as a node that joined.
+        killed: Whether a signal from outside ended it, which says nothing about the script.
         why: The failure, in words.
     """
 
@@ -46,6 +53,7 @@ class Attempt:
     stretches: Mapping[str, Stretch] = field(default_factory=dict)
     seconds: float = 0.0
     failed: bool = True
+    killed: bool = False
     why: str = ""
 
 
@@ -77,6 +85,17 @@ def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
         elif attempt.failed and attempt.watched:
             stalled.append(attempt)
     return stalled
+
+
+def is_stuck(stalled: Iterable[Attempt], limit: int) -> bool:
+    """Return whether stalls in a row show that the job cannot come further; never with a limit of 0.
+
+    Args:
+        stalled: As `stalls` gave them.
+        limit: Failures of the script; a kill from outside is a `KILLS_PER_STALL`-th of one.
+    """
+    weight = sum(1 if attempt.killed else KILLS_PER_STALL for attempt in stalled)
+    return 0 < limit * KILLS_PER_STALL <= weight
 
 
 class Budget(NamedTuple):

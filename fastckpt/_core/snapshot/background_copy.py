@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import FrameType
 
 from fastckpt._core import metrics
 from fastckpt._core.error_codes import coded
@@ -218,6 +219,7 @@ class BackgroundCopy:
             # With the check of all digests nothing is committed before the wait, so that every write until then counts.
             self.waited.wait()
         before = _position(self._trainer)
+        # The frame is kept meanwhile: that of the next call of the same function could be made where it was.
         while before and _position(self._trainer) == before and not self.waited.wait(GLANCE):
             pass
 
@@ -235,11 +237,11 @@ class BackgroundCopy:
             )
 
 
-def _position(thread: int) -> tuple[int, int] | None:
+def _position(thread: int) -> tuple[FrameType, int] | None:
     """The place in the program that a thread is at; None in autograd's engine, or once it has ended."""
     # A private function of CPython, but the only view of another thread's frame that does not stop it.
     frame = sys._current_frames().get(thread)
     if frame is None or is_in_backward(frame):
         return None
     # f_lasti is the index of the last bytecode: unlike the line number it also changes within one line of a loop.
-    return id(frame), frame.f_lasti
+    return frame, frame.f_lasti

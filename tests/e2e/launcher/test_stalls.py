@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from fastckpt._core.config import Settings
+from fastckpt._core.memory import headroom
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.failures.restarts import Restarts
 from tests.e2e.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
@@ -70,11 +71,20 @@ def test_a_step_that_always_fails_ends_the_job(jobs: Jobs, tmp_path: Path) -> No
 
 
 def test_a_death_before_anything_is_loaded_is_a_stall(jobs: Jobs, tmp_path: Path) -> None:
-    job = launch(jobs, *FORK, "--max-restarts=9", "--fast-max-stalls=1", TRAIN, "--fail", "3", "0", "--how=kill")
+    job = launch(jobs, *FORK, "--max-restarts=9", "--fast-max-stalls=1", TRAIN, "--fail", "3", "0")
     assert job.returncode == 1
     assert steps(tmp_path) == [[1, 2], []]
     assert "no restart: the workers failed once before they came further" in job.stderr
-    assert "  start 2 ended before anything was loaded or done: worker 0 SIGKILL\n" in job.stderr
+    assert "  start 2 ended before anything was loaded or done: worker 0 exit code 1\n" in job.stderr
+
+
+def test_kills_before_any_progress_do_not_end_a_job_that_goes_on_then(jobs: Jobs, tmp_path: Path) -> None:
+    """More of them in a row than failures may be: they strike while workers start, or do again what was lost."""
+    kills = ["--fail", "13", "0", "12", "0", "11", "0", "99", "--how=kill"]
+    job = launch(jobs, *FORK, "--max-restarts=20", TRAIN, "--steps=20", *kills)
+    assert job.returncode == 0, job.stderr
+    assert [done[-1:] for done in steps(tmp_path)] == [[12], [], [11], [], [], [], [20]]
+    assert told(tmp_path, "gave_up") == []
 
 
 @pytest.mark.parametrize("limit", ["1", pytest.param("0", marks=pytest.mark.campaign)])
@@ -201,9 +211,9 @@ class Node:
             self.line.step()
             time.sleep(seconds / (steps - 1) if step < steps - 1 else 0.0)
 
-    def fail(self, left: int = 5, pid: int = 1) -> int:
+    def fail(self, left: int = 5, pid: int = 1, code: int = 1) -> int:
         """Both workers end, the first by the agent's hand."""
-        failures = {rank: ProcessFailure(rank, rank * pid, -9, "") for rank in (0, 1)}
+        failures = {rank: ProcessFailure(rank, rank * pid, code, "") for rank in (0, 1)}
         return self.restarts.failed(failures, Mock(stopped={0}, stderrs={1: ""}), left)
 
 
@@ -232,7 +242,7 @@ def test_a_restart_that_follows_no_failure_does_not_count(
     node.run(steps=5)
     with caplog.at_level("ERROR", "fastckpt.launcher"):
         assert node.fail() == -5
-    assert "start 9 started fresh and came 5 steps further: worker 1 SIGKILL\n" in caplog.text
+    assert "start 9 started fresh and came 5 steps further: worker 1 exit code 1\n" in caplog.text
 
 
 def test_progress_of_former_workers_does_not_count_for_new_ones(block: TelemetryBlock) -> None:
@@ -243,11 +253,52 @@ def test_progress_of_former_workers_does_not_count_for_new_ones(block: Telemetry
     assert node.fail() == -5
 
 
+def test_ten_kills_from_outside_count_as_one_failure(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(block, max_stalls=2)
+    for _ in range(19):
+        node.run(resumed=3)
+        assert node.fail(code=-9) == 0
+    with caplog.at_level("ERROR", "fastckpt.launcher"):
+        node.run(resumed=3)
+        assert node.fail(code=-9) == -5
+    assert "the workers failed 20 times in a row before they came further" in caplog.text
+    assert re.findall(r"^  (.* before|start \d+)", caplog.text, re.M) == ["15 starts before", *_starts(16, 20)]
+
+
+def _starts(first: int, last: int) -> list[str]:
+    return [f"start {number}" for number in range(first, last + 1)]
+
+
+def test_progress_between_kills_begins_the_count_again(block: TelemetryBlock) -> None:
+    node = Node(block, max_stalls=1)
+    for step in range(1, 12):
+        node.run(resumed=step, steps=1)
+        for _ in range(9):
+            assert node.fail(code=-9) == 0
+            node.run(resumed=step)
+        node.run(resumed=step, steps=2)
+        assert node.fail(code=-9) == 0
+
+
+def test_a_kill_for_want_of_memory_is_a_failure_of_the_script(
+    block: TelemetryBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes of this host may be killed for that, too, where the kernel counts them together."""
+    monkeypatch.setattr(headroom, "CGROUPS", tmp_path / "none")
+    monkeypatch.setattr(headroom, "VMSTAT", tmp_path / "vmstat")
+    node = Node(block, max_stalls=2)
+    for number in range(2):
+        (tmp_path / "vmstat").write_text(f"nr_free_pages 7\noom_kill {number}\n")
+        node.run(resumed=3)
+        (tmp_path / "vmstat").write_text(f"nr_free_pages 7\noom_kill {number + 1}\n")
+        assert node.fail(code=-9) == (0 if number == 0 else -5)
+
+
 def test_a_stall_by_hangs_is_reported_as_hangs(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
     node = Node(block, max_stalls=1)
     node.run(resumed=3)
     with caplog.at_level("ERROR", "fastckpt.launcher"):
-        assert node.fail(pid=7) == -5
+        assert node.fail(pid=7, code=-9) == -5
     assert "start 1 resumed step 3 and came no step further: worker 1 hung\n" in caplog.text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.memory import headroom as module
-from fastckpt._core.memory.headroom import headroom
+from fastckpt._core.memory.headroom import headroom, killed_for_memory
 from fastckpt._core.policy.memory_reserve import RESERVE
 
 MIB = 1 << 20
@@ -120,6 +120,37 @@ class TestCgroupVersion1:
         assert "cgroup" not in headroom(Path("/dev/shm")).limit
 
 
+class TestProcessesKilledForMemory:
+    def test_the_innermost_group_that_counts_them_is_asked(self, member):
+        root = member("4:memory:/pod/container\n0::/")
+        group(root / "memory" / "pod", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 7")
+        assert killed_for_memory() == 7
+        group(root / "memory" / "pod" / "container", memory__oom_control="oom_kill_disable 0\noom_kill 2")
+        assert killed_for_memory() == 2
+
+    def test_version_2_counts_them_among_its_events(self, member):
+        root = member("0::/container")
+        group(root / "container", memory__events="low 0\nhigh 5\nmax 9\noom 4\noom_kill 3\noom_group_kill 0")
+        assert killed_for_memory() == 3
+
+    def test_without_a_group_the_host_counts(self, member, monkeypatch, tmp_path):
+        member("0::/")
+        (tmp_path / "vmstat").write_text("nr_free_pages 12\noom_kill 69\n")
+        monkeypatch.setattr(module, "VMSTAT", tmp_path / "vmstat")
+        assert killed_for_memory() == 69
+        monkeypatch.setattr(module, "VMSTAT", tmp_path / "none")
+        assert killed_for_memory() == 0
+
+
+HUNGRY = """
+import subprocess, sys
+from fastckpt._core.memory.headroom import killed_for_memory
+before = killed_for_memory()
+eats = subprocess.run([sys.executable, "-c", "x = bytearray(400 << 20)"])
+print(eats.returncode, killed_for_memory() - before)
+"""
+
+
 SAVER = """
 import sys, torch
 from pathlib import Path
@@ -137,21 +168,36 @@ with DdpCheckpointer(sys.argv[1]) as checkpointer:
 """
 
 
-def test_memory_beyond_a_real_group_limit_is_an_error_and_no_kill(tmp_path: Path):
-    """A process limited to 600 MiB saves 20 MiB, and is told that twice 150 MiB do not fit."""
-    limited = Path(f"/sys/fs/cgroup/memory/fastckpt-test-{os.getpid()}")
+@pytest.fixture
+def limited():
+    """Makes a cgroup whose members may take so many MiB."""
+    path = Path(f"/sys/fs/cgroup/memory/fastckpt-test-{os.getpid()}")
     try:
-        limited.mkdir()
-        (limited / "memory.limit_in_bytes").write_text(str(600 * MIB))
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(600 * MIB))
     except OSError as error:
-        if limited.is_dir():
-            limited.rmdir()
+        if path.is_dir():
+            path.rmdir()
         pytest.skip(f"cannot make a cgroup (version 1) with a memory limit: {error}")
-    join = f"echo $$ > {limited}/cgroup.procs && exec {sys.executable} -c '{SAVER}' {tmp_path / 'checkpoints'}"
-    try:
-        done = subprocess.run(["sh", "-c", join], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    finally:
-        limited.rmdir()
+    yield path
+    path.rmdir()
+
+
+def run_in(group: Path, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    join = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
+    command = ["sh", "-c", join, str(group), sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+
+
+def test_a_process_that_the_kernel_kills_for_memory_is_counted(limited: Path):
+    (limited / "memory.limit_in_bytes").write_text(str(200 * MIB))
+    done = run_in(limited, HUNGRY)
+    assert done.stdout == "-9 1\n", (done.stdout, done.stderr)
+
+
+def test_memory_beyond_a_real_group_limit_is_an_error_and_no_kill(limited: Path, tmp_path: Path):
+    """A process limited to 600 MiB saves 20 MiB, and is told that twice 150 MiB do not fit."""
+    done = run_in(limited, SAVER, tmp_path / "checkpoints")
     assert done.returncode == 0, (done.returncode, done.stderr, done.stdout)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["20 saved"] * 3

@@ -1,12 +1,23 @@
 """Stalls among failures, and restarts given back by progress, as tables."""
 
+import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt._core.policy.restarts import Attempt, Budget, Stretch, TrainingPosition, given_back, parse_budget, stalls
+from fastckpt._core.policy.restarts import (
+    Attempt,
+    Budget,
+    Stretch,
+    TrainingPosition,
+    given_back,
+    is_stuck,
+    parse_budget,
+    stalls,
+)
 from fastckpt.errors import ConfigError
 
 NOTHING = Attempt(watched=True)
@@ -63,6 +74,38 @@ def test_failed_attempts_without_progress_are_stalls(attempts: list[Attempt], ex
     found = stalls(attempts)
     assert len(found) == expected
     assert all(attempt.failed for attempt in found)
+
+
+KILLED = replace(NOTHING, killed=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "limit", "expected"),
+    [
+        ([], 3, False),
+        ([NOTHING] * 2, 3, False),
+        ([NOTHING] * 3, 3, True),
+        ([KILLED] * 29, 3, False),
+        ([KILLED] * 30, 3, True),
+        ([NOTHING] * 2 + [KILLED] * 9, 3, False),
+        ([KILLED] * 9 + [NOTHING] * 2 + [KILLED], 3, True),
+        ([NOTHING] * 99, 0, False),
+    ],
+)
+def test_a_kill_from_outside_counts_a_tenth_of_a_stall(row: list[Attempt], limit: int, expected: bool) -> None:
+    assert is_stuck(row, limit) == expected
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.5, 1.0])
+def test_a_job_that_comes_further_between_kills_is_never_stuck(slow: float) -> None:
+    """To come further takes it up to the mean time between kills, so that most starts come to nothing."""
+    for seed in range(20):
+        rng, attempts, furthest = random.Random(seed), [came(-1, 0)], 0
+        for _ in range(100):
+            reached = furthest + int(rng.expovariate(1.0) / slow)
+            attempts.append(replace(came(furthest, reached), killed=True))
+            furthest = reached
+            assert not is_stuck(stalls(attempts), 3)
 
 
 steps = st.integers(0, 50)

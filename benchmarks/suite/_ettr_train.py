@@ -1,4 +1,4 @@
-"""The training that benchmarks/goodput.py kills: steps take a fixed time, most of which stands for a device's.
+"""A training that the benchmark ettr kills: its steps take a fixed time, most of which stands for a device's.
 
 It appends a line of JSON to ``<out>/stamps`` when the script begins, when it has resumed, and for each step.
 """
@@ -33,6 +33,32 @@ from fastckpt import Checkpointer
 WIDTH = 512
 
 
+class Wait(torch.autograd.Function):
+    """The time that a device would take for a layer: a third of it forward, two backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds / 3)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds * 2 / 3)
+        return gradients[0], None
+
+
+class Layer(nn.Linear):
+    """A layer that takes so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(WIDTH, WIDTH, bias=False)
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Wait.apply(super().forward(x), self.seconds)
+
+
 class TorchSave:
     """What scripts for torchrun do: write a file every so many steps, and rename it."""
 
@@ -56,24 +82,21 @@ class TorchSave:
 
 
 def saver(args: argparse.Namespace, parts: dict[str, Any]) -> Any:
-    if args.saver == "torch":
+    if args.every:
         return TorchSave(args.out / "checkpoints", args.every, parts)
-    every = {"memory": args.every, "storage": max(args.every, args.persist_every)} if args.every else "auto"
-    return Checkpointer(args.out / "checkpoints", every=every, **parts)
+    return Checkpointer(args.out / "checkpoints", **parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--saver", choices=("fastckpt", "torch"), required=True)
-    parser.add_argument("--every", type=int, default=0, help="steps between saves; 0: automatically")
-    parser.add_argument("--persist-every", type=int, default=10, help="steps between persists of a fixed frequency")
+    parser.add_argument("--every", type=int, default=0, help="steps between torch.save; 0: fastckpt, by its defaults")
     parser.add_argument("--step-seconds", type=float, required=True)
     parser.add_argument("--megabytes", type=float, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
     layers = max(1, round(args.megabytes * 1e6 / (12 * WIDTH * WIDTH)))
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    model = nn.Sequential(*(Layer(0.8 * args.step_seconds / layers) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     checkpointer = saver(args, {"model": model, "optimizer": optimizer})
     step = checkpointer.resume()
@@ -82,9 +105,9 @@ def main() -> None:
         begun = time.monotonic()
         step += 1
         model(torch.ones(1, WIDTH)).square().sum().backward()
-        time.sleep(max(0.0, begun + args.step_seconds - time.monotonic()))
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(max(0.0, begun + args.step_seconds - time.monotonic()))  # without saves all steps take equally long
         checkpointer.step(step)
         stamp("step", step)
 
