@@ -55,7 +55,8 @@ def _bytes_of(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     for optimizer in optimizers:
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
-                if isinstance(tensor, Tensor) and type(tensor) in (Tensor, torch.nn.Parameter):
+                # Others, such as sparse ones and those of subclasses, have no storage of their own to ask.
+                if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
                     storage = tensor.untyped_storage()
                     storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -112,7 +112,8 @@ def test_the_first_save_looks_for_the_images_of_each_rank_a_few_times(tmp_path: 
             found.append(looks["files"])
     few, many = found
     assert few >= FEW
-    assert many <= few * MANY / FEW
+    # How often a save that waits interrupts what is reserved ahead differs; a square would be four times as much.
+    assert many / MANY < 2 * few / FEW
 
 
 def test_image_searches_per_save_grow_no_faster_than_the_ranks(tmp_path: Path, looks: Counter[str]):
