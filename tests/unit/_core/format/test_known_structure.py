@@ -398,6 +398,8 @@ def mutate(state: Any, draw: random.Random) -> None:
         for child in node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple) else ():
             gather(child)
 
+    if not Structure(state).tensors:
+        state["more"] = torch.ones(2, 3)  # all that there were have been deleted
     gather(state)
     into = draw.choice([each for each in containers if len(each)])
     key = draw.choice([*into] if isinstance(into, dict) else [*range(len(into))])
