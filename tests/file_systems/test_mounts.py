@@ -142,8 +142,9 @@ def test_a_server_that_is_away_damages_nothing(fuse: Mounted) -> None:
             with pytest.raises(PersistError):
                 directory.verify(stored)
             with pytest.raises(PersistError):
-                directory.scan()
+                CheckpointDirectory(fuse.path / "dir").scan()
             fuse.order()
+            assert [found.id for found in directory.scan().whole] == [SAVE]
     assert directory.scan().damaged == directory.scan().quarantined == []
     fuse.server.kill()
     fuse.server.wait()

@@ -174,7 +174,9 @@ def test_a_deregistered_worker_reports_nothing(block, beats):
     other.close()
     said = block.read(0)
     assert (said.pid, said.phase) == (0, "")
-    assert other._hook.hooks_dict_ref() is not None and len(other._hook.hooks_dict_ref()) == 1, "that of the fixture"
+    hooks = other._hook.hooks_dict_ref().values()
+    # Of checkpointers that other tests have not closed, torch has hooks, too.
+    assert [hook.__self__ for hook in hooks if isinstance(hook.__self__, Heartbeat)] == [beats]
 
 
 def test_a_worker_that_exits_without_close_reports_its_exit(block):
