@@ -216,7 +216,7 @@ class Dcp(Way):
 
 
 class DcpAsync(Dcp):
-    """dcp.async_save as its documentation shows it: a thread, staged anew in each save."""
+    """dcp.async_save as its documentation shows it: a thread, staged again in each save."""
 
     process = shared = kept = overlaps = False
 
