@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -32,14 +32,19 @@ def warm_memory(sources: Sequence[torch.Tensor], folder: str = "/dev/shm") -> It
 
 
 @contextmanager
-def all_cores() -> Iterator[None]:
-    """torch's operations on as many threads as there are cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
+def torch_threads(count: int) -> Iterator[None]:
+    """torch's operations on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+def all_cores() -> AbstractContextManager[None]:
+    """torch's operations on as many threads as there are cores."""
+    return torch_threads(os.cpu_count() or 1)
 
 
 def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -1,16 +1,24 @@
 """States that are saved: a GPT-2 with AdamW of a given size, and many small tensors."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from examples.gpt2.model import GPT
+
+
+def gpt2(gigabytes: float, dropout: float = 0.1) -> "GPT":
+    """A GPT-2 of 12 layers that takes, with its AdamW, about that many bytes."""
+    from examples.gpt2.model import GPT, GPTConfig
+
+    width = max(1, round((gigabytes / 1.49) ** 0.5 * 12)) * 64
+    return GPT(GPTConfig(vocab_size=50257, n_layer=12, n_head=width // 64, n_embd=width, dropout=dropout))
 
 
 def gpt2_with_adamw(gigabytes: float) -> dict[str, Any]:
     """A GPT-2 of 12 layers and its AdamW, of about that size, as state_dict() gives them: 593 tensors."""
-    from examples.gpt2.model import GPT, GPTConfig
-
-    width = max(1, round((gigabytes / 1.49) ** 0.5 * 12)) * 64
-    model = GPT(GPTConfig(vocab_size=50257, n_layer=12, n_head=width // 64, n_embd=width))
+    model = gpt2(gigabytes)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.suite._states import gpt2
+
 TOKENS = 32
 
 
@@ -22,13 +24,9 @@ class Training:
     """
 
     def __init__(self, gigabytes: float, around: Callable[[Any], object] = lambda model: model) -> None:
-        from examples.gpt2.model import GPT, GPTConfig
-
         torch.manual_seed(0)
         torch.set_num_threads(1)
-        width = max(1, round((gigabytes / 1.49) ** 0.5 * 12)) * 64
-        config = GPTConfig(vocab_size=50257, n_layer=12, n_head=width // 64, n_embd=width, dropout=0.0)
-        self.model = GPT(config)
+        self.model = gpt2(gigabytes, dropout=0.0)
         around(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.busy = self.waited = self._begin = 0.0

@@ -4,20 +4,19 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 
 from benchmarks.drawing import Drawing
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
 from benchmarks.harness.turn import Turn, record, values_of
-from benchmarks.suite._limits import copy, warm_memory
-from benchmarks.suite._states import storages
+from benchmarks.suite._limits import copy, torch_threads, warm_memory
+from benchmarks.suite._processes import agent
+from benchmarks.suite._states import gpt2, storages
 
 if TYPE_CHECKING:
     from benchmarks.harness.results import Run
@@ -38,12 +37,8 @@ class Training:
     """A GPT-2 of 12 layers with a fused AdamW, of about that many bytes; a step trains on random tokens."""
 
     def __init__(self, gigabytes: float) -> None:
-        from examples.gpt2.model import GPT, GPTConfig
-
         torch.manual_seed(1)
-        width = max(1, round((gigabytes / 1.49) ** 0.5 * 12)) * 64
-        config = GPTConfig(vocab_size=50257, n_layer=12, n_head=width // 64, n_embd=width, dropout=0.0)
-        self.model = GPT(config)
+        self.model = gpt2(gigabytes, dropout=0.0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def step(self) -> None:
@@ -90,9 +85,8 @@ def processor_seconds(pids: Sequence[int]) -> float:
 
 def launcher() -> list[int]:
     """The agent of this worker, and what it runs beside it."""
-    agents = [each for each in psutil.Process().parents() if "fastckpt_run" in " ".join(each.cmdline())]
-    others = [child for child in agents[-1].children(recursive=True) if child.pid != os.getpid()]
-    return [agents[-1].pid, *(child.pid for child in others)]
+    saver = agent()
+    return [saver.pid, *(child.pid for child in saver.children(recursive=True) if child.pid != os.getpid())]
 
 
 def train_by_turns(turn: Turn, steps: int) -> None:
@@ -167,17 +161,6 @@ def block(name: str, training: Training, begin: Callable[[], object], agents: Se
     used = {"worker": time.process_time() - own, "agent": processor_seconds(agents) - theirs}
     waits = [each["overlap.wait"] if name.endswith(".save") else 0.0 for each in phases]
     record(block=name, wall=took, call=stalls, wait=waits, **used)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """torch's operations on so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def copy_seconds(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> float:

@@ -10,7 +10,7 @@ from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Val
 from benchmarks.harness.turn import Turn, record, values_of
 from benchmarks.suite._limits import seconds, warm_copies
 from benchmarks.suite._processes import agent, processor_seconds, rest
-from benchmarks.suite._states import storages
+from benchmarks.suite._states import gpt2, storages
 
 BEFORE, AFTER = 12, 8
 """Steps before the first save, and after it."""
@@ -18,11 +18,8 @@ BEFORE, AFTER = 12, 8
 
 def _training(gigabytes: float) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], None]]:
     """A GPT-2 whose steps are those of AdamW alone: the most that a step does to memory."""
-    from examples.gpt2.model import GPT, GPTConfig
-
     torch.set_num_threads(1)
-    width = max(1, round((gigabytes / 1.49) ** 0.5 * 12)) * 64
-    model = GPT(GPTConfig(vocab_size=50257, n_layer=12, n_head=width // 64, n_embd=width))
+    model = gpt2(gigabytes)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
