@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.harness.results import ROOT
+
 LIMIT = 600.0
 """Seconds that a turn, or a job within one, may take."""
 JOB = "FASTCKPT_BENCHMARK_JOB"

@@ -5,8 +5,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.harness.machine import PEERS, peers
-
-ROOT = Path(__file__).parents[2]
+from benchmarks.harness.results import ROOT
 
 
 def python_of(peer: str) -> Path:
