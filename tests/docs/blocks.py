@@ -84,10 +84,13 @@ def commands_of(block: Block) -> list[Command]:
 
 
 def missing(shown: list[str], printed: str) -> list[str]:
-    """Lines of a page that are not in the output, in their order; numbers, times and sizes may differ."""
+    """Lines of a page that are not in the output, in their order; numbers, times and sizes may differ.
+
+    Workers are unbuffered: a rank's line may have that of another one before its end, and so be a part of a line.
+    """
     left, lost = iter([_form(line) for line in printed.splitlines()]), []
     for line in shown:
-        if line.strip() not in ("", "...") and _form(line) not in left:
+        if line.strip() not in ("", "...") and not any(_form(line) in each for each in left):
             lost.append(line)
             break  # what follows it was looked for, too
     return lost

@@ -20,6 +20,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.faults.resumer import digest
 from tests.faults.test_launches import arena_of, newest_on_storage
+from tests.live_folders import remove_live
 
 HERE = Path(__file__).parent
 
@@ -73,7 +74,7 @@ def resumers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumers]:
     yield started
     started.end()
     left = list(shm.iterdir())
-    shutil.rmtree(shm)
+    remove_live(shm)
     assert not left
 
 

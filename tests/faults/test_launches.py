@@ -1,7 +1,6 @@
 """Two launches in sequence: after a good end, a signal, a dead agent, and without memory."""
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.telemetry import telemetry_name
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.live_folders import remove_live
 
 
 def arena_of(job: Job) -> Path:
@@ -43,7 +43,7 @@ def test_a_launch_after_the_agent_was_killed_resumes_memory_or_storage(new_job, 
     job.wait()
     assert arena_of(job).is_dir()
     if memory == "removed":
-        shutil.rmtree(arena_of(job))
+        remove_live(arena_of(job))
     expected = (job.newest_saved(), "memory") if memory == "kept" else (to_disk, "storage")
     job.run()
     assert job.resumes(0) == job.resumes(1) == [(0, ""), expected]

@@ -10,6 +10,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.store import open_store
 from tests.faults.faults import kill
 from tests.faults.jobs import assert_as_if_nothing_had_happened
+from tests.live_folders import remove_live
 from tests.unit._core.storage.s3 import Fault, s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"
@@ -27,7 +28,7 @@ def end_node(job, location: str) -> None:
     """The agent dies, and the host with all its memory."""
     job.process.kill()
     job.wait()
-    shutil.rmtree(arena_path(os.environ["FASTCKPT_SHM_DIR"], location, 0))
+    remove_live(arena_path(os.environ["FASTCKPT_SHM_DIR"], location, 0))
 
 
 def test_a_job_with_checkpoints_at_a_url_resumes_after_the_loss_of_its_node(new_job, uninterrupted, s3):  # noqa: F811

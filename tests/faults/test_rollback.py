@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import time
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.jobs import Job
+from tests.live_folders import remove_live
 
 MBPS, OFTEN, LONGEST_DELAY = "0.2", "0.01", 0.3
 """A rate at which a persist takes many steps; seconds between persists, that is far fewer; seconds before a kill."""
@@ -50,7 +50,7 @@ def lose_memory(job: Job, rng: random.Random, launch: int, *arguments: str) -> i
     time.sleep(rng.uniform(0, LONGEST_DELAY))
     job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL, job.text()
-    shutil.rmtree(job.arena())
+    remove_live(job.arena())
     return max(job.stored(), default=0)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.live_folders import remove_live
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
 
@@ -73,7 +73,7 @@ def test_memory_filled_by_another_process_skips_saves_until_there_is_room(tmpfs,
     with filled(tmpfs):
         job.go_on(10)
         job.wait_for_all(20)
-        shutil.rmtree(job.arena())
+        remove_live(job.arena())
         with filled(tmpfs):
             job.go_on(20)
             job.wait_for_all(30)
@@ -94,7 +94,7 @@ def test_an_arena_removed_under_a_running_job_is_created_again(new_job, uninterr
     for step in (10, 30):
         job.wait_for_all(step)
         assert job.stored()[0] == step
-        shutil.rmtree(job.arena())
+        remove_live(job.arena())
         job.go_on(step)
     assert job.wait() == 0, job.text()
     assert job.resumes()[1:] == [(14, "memory"), (30, "storage")]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import report
 from fastckpt._core.storage.store import open_store
 from tests.faults.jobs import Job
+from tests.live_folders import remove_live
 from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"
@@ -32,7 +32,7 @@ def hosts() -> Iterator[None]:
     yield
     mine = Path(os.environ["FASTCKPT_SHM_DIR"])
     for memory in mine.iterdir():
-        shutil.rmtree(memory)
+        remove_live(memory)
     for telemetry in Path("/dev/shm").glob(f"*.{mine.name}.*"):
         telemetry.unlink()
 

@@ -1,6 +1,5 @@
 """Agents of two nodes that die between the first part of a checkpoint and its publication, with their memory."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill_agent
 from tests.faults.jobs import Job, assert_all_injected
 from tests.faults.nodes import Nodes
+from tests.live_folders import remove_live
 
 OPTIONS = {"FASTCKPT_PRELOAD": "auto"}
 
@@ -24,7 +24,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def lose_memory(nodes: Nodes) -> None:
     for node in range(2):
         for arena in nodes.shm(node).iterdir():
-            shutil.rmtree(arena)
+            remove_live(arena)
 
 
 def as_if_nothing_had_happened(job: Job, reference: Job) -> None:

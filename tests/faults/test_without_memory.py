@@ -1,7 +1,6 @@
 """A container with docker's 64 MB of /dev/shm: the error, and a job with checkpoints on a disk instead."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from fastckpt._core.memory.arena import arena_path
 from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import HERE, STORE_OF_ITS_OWN, TORCHRUN, Job, assert_as_if_nothing_had_happened
+from tests.live_folders import remove_live
 
 DOCKER = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
 """Runs a command that sees another /dev/shm than everybody else."""
@@ -60,7 +60,7 @@ def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(new_job, u
         assert job.wait() == -9, job.text()
         assert (arena(job) / "slot-1").is_dir()
         if launch:
-            shutil.rmtree(arena(job))
+            remove_live(arena(job))
     start(job, "--ballast", "40", "--wait", ours=("--fast-no-memory",))
     assert job.wait() == 0, job.text()
     assert job.resumes()[1:] == [(14, "memory"), (30, "memory"), (40, "storage")]

@@ -1,7 +1,6 @@
 """Jobs whose checkpoint directory is on a FUSE file system that fails, stops and dies; and jobs on each file system."""
 
 import os
-import shutil
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.file_systems import operations
 from tests.file_systems.kills import survive
 from tests.file_systems.mounts import FILE_SYSTEMS, REFUSED, mounted, own_fuse, unmount, version_of
 from tests.file_systems.table import record
+from tests.live_folders import remove_live
 
 
 def restarts(job: Job) -> int:
@@ -89,7 +89,7 @@ def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_st
     job.until(lambda: job.persisted(40), "step 40 durable")
     job.kill_processes("agent", 0, 1)
     job.wait()
-    shutil.rmtree(job.arena())
+    remove_live(job.arena())
     job.run()
     resumes = job.resumes(0)[1:]
     assert [tier for _, tier in resumes] == ["memory", "memory", "storage"] and resumes[2][0] >= 40, resumes

@@ -5,7 +5,6 @@ As a program, a worker: ``resuming.py FOLDER STEPS`` saves so many steps, or cou
 
 import json
 import os
-import shutil
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests import launchers
 from tests.counting_calls import FileCalls
 from tests.faults.jobs import launcher_for
+from tests.live_folders import remove_live
 from tests.ports import free_port
 
 DEADLINE = 240.0
@@ -73,7 +73,7 @@ def _launch(folder: Path, launch: int, nodes: int, ranks: int, steps: int) -> No
             agent.kill()
             agent.wait()
         for memory in memories:
-            shutil.rmtree(memory)
+            remove_live(memory)
     assert codes == [0] * nodes, "\n".join(each.read_text(errors="replace") for each in outputs)
 
 

@@ -1,7 +1,6 @@
 """Shared memory that gets short, or goes away, while a job runs."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.memory.presence import evict, signed
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.storage.local.identity import identity
+from tests.live_folders import remove_live
 
 MEBI = 1 << 20
 
@@ -23,7 +23,7 @@ def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path: Path) -> No
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(4):
             assert checkpointer.save_checkpoint(step, state(1, step), storage_type=StorageType.MEMORY)
-        shutil.rmtree(checkpointer._writer.link.arena)
+        remove_live(checkpointer._writer.link.arena)
         for step in range(4, 9):
             assert checkpointer.save_checkpoint(step, state(1, step), storage_type=StorageType.MEMORY)
         assert checkpointer.load_checkpoint()["w"][-1] == 8

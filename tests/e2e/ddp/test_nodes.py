@@ -1,7 +1,6 @@
 """Two nodes, each with a saver: each persists its own parts, and only steps that both persisted count."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
 from tests.e2e.ddp.conftest import Ranks, Rounds, state, until
+from tests.live_folders import remove_live
 from tests.unit._core.storage.checkpoints import publish
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
@@ -104,7 +104,7 @@ def nodes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     nodes.end()
     for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
         assert not any(directory.glob("checkpoint-*")) or _is_ahead(directory)  # kept for what is not durable
-        shutil.rmtree(arena)
+        remove_live(arena)
 
 
 def _is_ahead(directory: Path) -> bool:
@@ -224,7 +224,7 @@ def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes: Nodes)
     nodes.save_alone(1, 0)
     nodes.end()
     for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
-        shutil.rmtree(arena)
+        remove_live(arena)
     nodes.start_nodes()
     nodes.save_alone(1, 1)
     assert not any(nodes.directory.glob("checkpoint-*"))
@@ -252,7 +252,7 @@ def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
 def lose_memory(nodes: Nodes) -> None:
     nodes.end()
     for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
-        shutil.rmtree(arena)
+        remove_live(arena)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

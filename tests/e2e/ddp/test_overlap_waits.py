@@ -20,6 +20,7 @@ from fastckpt._core.snapshot import mutation_check, overlap
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state
 from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
+from tests.live_folders import remove_live
 from tests.unit._core.format.baking import assert_same, reference
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
@@ -49,7 +50,7 @@ class Training:
             shutil.copy(f"{image}.old", image)
 
     def remove_arena(self) -> None:
-        shutil.rmtree(self.one._writer.link.arena)
+        remove_live(self.one._writer.link.arena)
 
 
 @pytest.fixture(autouse=True)

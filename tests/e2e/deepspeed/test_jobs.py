@@ -1,6 +1,5 @@
 """Real jobs with DeepSpeed: ranks die, and training continues as if nothing had happened."""
 
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from tests.e2e.deepspeed.conftest import KINDS, OPTIONS
 from tests.faults.faults import delay, kill, kill_agent, kill_all
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
+from tests.live_folders import remove_live
 
 pytestmark = pytest.mark.frameworks
 
@@ -47,7 +47,7 @@ def test_a_deepspeed_job_that_lost_its_memory_resumes_from_storage(new_job, unin
     # step 10 is durable by then
     job = new_job().with_faults(delay(3, at="snapshot.fill", step=12), kill_all(at="snapshot.fill", step=16))
     assert job.start(*script, **OPTIONS).wait() == -signal.SIGKILL
-    shutil.rmtree(job.arena())
+    remove_live(job.arena())
     job.run(*script, **OPTIONS)
     assert_all_injected(job)
     assert job.ends() == uninterrupted(*script).ends()

@@ -1,7 +1,6 @@
 """Real jobs of several nodes, each with memory of its own: workers and agents die, memory is lost or damaged."""
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.e2e.fsdp.test_jobs import SAVING
 from tests.faults.faults import delay, flip, kill, remove
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
+from tests.live_folders import remove_live
 
 OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}
 
@@ -131,7 +131,7 @@ def test_an_fsdp_job_resumes_after_the_agent_of_one_node_is_killed(nodes, uninte
     nodes.start("--steps", "400", **OPTIONS)
     kill_agent(nodes, 1, 16)
     if is_lost:
-        shutil.rmtree(nodes.shm(1))
+        remove_live(nodes.shm(1))
     nodes.start("--steps", "400", nodes=[1], **OPTIONS)
     assert nodes.wait() == [0, 0], nodes.text()
     (first, second) = nodes.resumes()[1]
@@ -148,7 +148,7 @@ def test_an_fsdp_job_resumes_after_all_agents_are_killed(nodes, uninterrupted, l
     nodes.agents[1].kill_processes("agent")
     nodes.wait_for_death(1)
     for node in lost:
-        shutil.rmtree(nodes.shm(node))
+        remove_live(nodes.shm(node))
     nodes.start("--steps", "400", **OPTIONS, FAULTS_LAUNCH="2")
     assert nodes.wait() == [0, 0], nodes.text()
     assert {tier for _, tier in nodes.resumes()[1]} == {"storage" if lost else "memory"}
@@ -177,7 +177,7 @@ def test_an_fsdp_job_of_two_nodes_resumes_on_one(nodes):
     nodes.start(*script, **OPTIONS, least="1")
     kill_agent(nodes, 1, 16)
     assert nodes.agents[0].wait() == 0, nodes.text()
-    shutil.rmtree(nodes.shm(1))
+    remove_live(nodes.shm(1))
     for telemetry in Path("/dev/shm").glob(f"*{nodes.shm(1).parent.name}.node-1.*"):
         telemetry.unlink()
     line = [line for line in nodes.job.log(0) if "loaded" in line][1]

@@ -1,6 +1,5 @@
 """Stages of torch.distributed.pipelining with ``stage=`` resume as they were saved, after kills and in other worlds."""
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from tests.e2e.fsdp.conftest import reference_runs
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_all_injected
+from tests.live_folders import remove_live
 
 PROGRAM = {"program": str(Path(__file__).with_name("pipeline.py")), "FASTCKPT_PRELOAD": "auto"}
 STEPS = 12
@@ -42,7 +42,7 @@ def test_a_pipeline_resumes_at_another_data_parallel_size_from_memory_and_storag
     job = new_job()
     end_at(job, 4, ranks=4)
     end_at(job, 7, ranks=2)
-    shutil.rmtree(job.arena())
+    remove_live(job.arena())
     job.run(ranks=4, **PROGRAM)
     loaded = [[log[rank][0] for rank in log] for log in job.starts()]
     worlds = [{(each["tier"], each["world"]) for each in lines} for lines in loaded]

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from fastckpt_run.exit_codes import ADVICE, BAD_NODE, NOT_STORED, START_AGAIN, E
 from fastckpt_run.failures.deaths import is_from_outside
 from tests import launchers
 from tests.e2e.launcher.conftest import program, until
+from tests.live_folders import remove_live
 from tests.ports import free_port
 
 PAGE = Path(__file__).parents[3] / "docs/reference/exit_codes.md"
@@ -263,7 +263,7 @@ class TestJobs:
         assert taker.wait(120) == 75, launch.text
         own.rmdir()
         for arena in own.parent.iterdir():
-            shutil.rmtree(arena)  # that of the one which was ended is kept
+            remove_live(arena)  # that of the one which was ended is kept
 
     def test_a_setting_that_cannot_be_used_is_2(self, launch: Launch) -> None:
         assert launch.run("--fast-slots=9", "train.py") == Ending.SETTING.fast == 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.e2e.launcher.conftest import Jobs, program, until
+from tests.live_folders import remove_live
 
 SAVE = program("save.py")
 QUICK = ("--nnodes=1", "--nproc-per-node=1", "--fast-flush-timeout=1")
@@ -85,7 +85,7 @@ def read(path: Path) -> str:
 
 def forget_memory() -> None:
     for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
-        shutil.rmtree(arena)
+        remove_live(arena)
 
 
 def blocks(done: subprocess.CompletedProcess[str]) -> str:

@@ -23,6 +23,7 @@ from fastckpt._core.retention import KeepLatestStepStrategy
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
+from tests.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 NEEDS = RequiredFiles("state.json", "optimizer/rank_0.pt")
@@ -229,13 +230,13 @@ def test_a_removed_arena_of_framework_files_is_created_again(directory):
         one.save_checkpoint(1, files(1), DISK)
         one.wait_latest_checkpoint()
         arena = one._writer.link.arena
-        shutil.rmtree(arena)
+        remove_live(arena)
         (one.scratch() / "small").write_text("before the next save")
         assert one.save_checkpoint(2, files(2), storage_type=MEMORY)
         with one.find() as found:
             assert found.tier == "memory"
             check(found.path, 2)
-        shutil.rmtree(arena)
+        remove_live(arena)
         with one.find() as found:
             assert (found.step, found.tier) == (1, "storage")
             check(found.path, 1)

@@ -1,6 +1,5 @@
 """Saves after a rank has left before the others."""
 
-import shutil
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import NotLoadable
 from tests.e2e.ddp.conftest import Ranks, state
+from tests.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
@@ -115,10 +115,10 @@ class TestLeavingRank:
         first, second = self.saved(ranks, 1)
         arena = first._writer.link.arena
         if when == "before it":
-            shutil.rmtree(arena)
+            remove_live(arena)
         second.close()
         if when == "after it":
-            shutil.rmtree(arena)
+            remove_live(arena)
         results = [first.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (2, 3)]
         assert results[-1].reason == "rank 1 has closed"
         assert not arena.exists() or arena.stat().st_mode & 0o777 == 0o700

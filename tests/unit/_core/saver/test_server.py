@@ -35,6 +35,7 @@ from fastckpt.ddp import StorageType
 from fastckpt.errors import AgentLost, ArenaInUse, FastckptError, PersistError, PlaceInUse, SaverError
 from fastckpt_run.events import summary
 from tests.e2e.ddp.conftest import Ranks, state, until
+from tests.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 ROOT = Path(__file__).parents[4]
@@ -244,7 +245,7 @@ class TestFailingStorage:
         arena = one._writer.link.arena
         ranks.end()
         assert "not done in 0.05 s" in said.text and arena.is_dir()
-        shutil.rmtree(arena)
+        remove_live(arena)
 
     @staticmethod
     def _refuse(*_: object, **__: object) -> None:
@@ -328,7 +329,7 @@ class TestTwoJobs:
         histories = CheckpointDirectory(directory).histories
         until(lambda: histories.newest() == 1, "the history is open")
         (directory / ".fastckpt/history-1").unlink()  # else the second job waits for the first, which lives
-        shutil.rmtree(arena)
+        remove_live(arena)
         other = Ranks(directory, ranks._monkeypatch)
         (two,) = other.start()
         assert two.save_checkpoint(7, state(7), storage_type=MEMORY)
