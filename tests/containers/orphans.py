@@ -26,7 +26,10 @@ def main() -> None:
     time.sleep(0.1)
     while (left := zombies()) and time.monotonic() < end:
         time.sleep(0.02)
-    Path(sys.argv[1]).write_text(f"{left} zombies, agent {os.getppid()}")
+    report = Path(sys.argv[1])
+    written = report.with_suffix(".written")
+    written.write_text(f"{left} zombies, agent {os.getppid()}")
+    written.rename(report)  # whoever finds it may read it at once
     time.sleep(600)
 
 

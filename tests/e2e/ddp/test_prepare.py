@@ -77,9 +77,9 @@ def test_the_first_save_without_prepare_takes_pages_that_were_made_during_the_fi
         step()
         assert not [*arena.glob("slot-*/.begun-model.pt")]
         step()
-        until(lambda: len([*arena.glob("slot-*/.begun-model.pt")]) == 3)
+        sizes = [4 * 3 * (1000 * 500 + 500) + 8] * 3
+        until(lambda: [path.stat().st_size for path in arena.glob("slot-*/.begun-model.pt")] == sizes)
         begun = {path.parent: path.stat() for path in arena.glob("slot-*/.begun-model.pt")}
-        assert {status.st_size for status in begun.values()} == {4 * 3 * (1000 * 500 + 500) + 8}
         for number in range(3):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "more": torch.ones(10_000)}
             assert checkpointer.save_checkpoint(number, state, storage_type=StorageType.MEMORY)
