@@ -13,11 +13,10 @@ _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", 
 
 
 def shown(value: float) -> str:
-    """A number with three digits, without an exponent."""
-    if value == 0 or abs(value) >= 100:
+    """A number with three digits, or two where these are tens, without an exponent."""
+    if value == 0 or abs(value) >= 10:
         return f"{value:,.0f}"
-    digits = 2 if abs(value) >= 10 else 3
-    text = f"{value:.{digits}g}" if abs(value) >= 0.001 else f"{value:.2g}"
+    text = f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.2g}"
     return text if "e" not in text else f"{value:.6f}".rstrip("0")
 
 
