@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.drawing import Drawing
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
+from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Turn, record, values_of
 from benchmarks.suite._limits import copy, torch_threads, warm_memory
 from benchmarks.suite._processes import agent
@@ -212,19 +213,21 @@ def stall_per_step(run: "Run") -> Drawing:
         y = bottom - (bottom - top) * exponent / 4
         drawing.line([(left, y), (right, y)], "line dashed")
         drawing.text(left - 8, y + 4, f"{10**exponent:,}", "small end")
-    shown = {"fastckpt": "spare_stall"} | {peer: stall_of(peer) for peer in PEERS}
+    quantities = {"fastckpt": "spare_stall"} | {peer: stall_of(peer) for peer in PEERS}
     lowest = top
-    medians = {name: statistics.median(run.values(f"fastckpt.{quantity}")) for name, quantity in shown.items()}
-    for name in sorted(shown, key=medians.__getitem__, reverse=True):
-        stalls = run.values(f"fastckpt.{shown[name]}")
+    medians = {name: statistics.median(run.values(f"fastckpt.{quantity}")) for name, quantity in quantities.items()}
+    for name in sorted(quantities, key=medians.__getitem__, reverse=True):
+        stalls = run.values(f"fastckpt.{quantities[name]}")
         heights = [max(0.0, min(4.0, math.log10(max(1e-6, 1e3 * stall)))) for stall in stalls]
         width = (right - left) / max(1, len(stalls) - 1)
         points = [(left + width * i, bottom - (bottom - top) * height / 4) for i, height in enumerate(heights)]
-        drawing.line(points, {"spare_stall": "line", stall_of(PEERS[0]): "line dashed"}.get(shown[name], "line lost"))
+        drawing.line(
+            points, {"spare_stall": "line", stall_of(PEERS[0]): "line dashed"}.get(quantities[name], "line lost")
+        )
         lowest = max(lowest + 34, points[-1][1])
         drawing.text(right + 8, lowest, name, "strong")
         place = "memory" if name == "fastckpt" else "storage"
-        drawing.text(right + 8, lowest + 16, f"to {place}: {1e3 * medians[name]:.3g} ms", "small")
+        drawing.text(right + 8, lowest + 16, f"to {place}: {shown(1e3 * medians[name])} ms", "small")
     drawing.text(right, bottom + 22, "steps", "small end")
     return drawing
 

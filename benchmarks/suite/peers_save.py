@@ -240,7 +240,7 @@ def _row(run: "Run", name: str) -> str:
 def picture(run: "Run") -> Drawing:
     """A bar for each way: by how much a step with a save is longer, on a logarithmic scale."""
     found = {name: run.values(f"{name}.stall") for name in WAYS if run.values(f"{name}.stall")}
-    left, top, row, width = 330, 60, 26, 420
+    left, top, row, width = 360, 60, 26, 420
     drawing = Drawing(left + width + 110, top + row * len(found) + 40, "stall of a step by a save")
     plain = statistics.median(v for name in found for v in run.values(f"{name}.plain"))
     drawing.text(
