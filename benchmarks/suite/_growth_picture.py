@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.drawing import Drawing
+from benchmarks.harness.page import shown
 from benchmarks.harness.results import Run
 from benchmarks.suite._growth_points import AXES, Axis, quantity, words
 from benchmarks.suite._power_law import PowerLaw, fitted
@@ -84,7 +85,7 @@ def _panel(
     for power in range(low, high + 1):
         y = place(xs[0], 10.0**power)[1]
         drawing.line([(left, y), (left + WIDTH, y)], "line dashed")
-        drawing.text(left - 6, y + 4, f"{10.0**power:g}", "small end")
+        drawing.text(left - 6, y + 4, shown(10.0**power), "small end")
     for x in xs:
         drawing.text(place(x, 1.0)[0], top + HEIGHT + 18, f"{x:,g}", "small middle")
     ends = sorted((place(*at[-1])[1], cost) for cost, at in costs.items())
