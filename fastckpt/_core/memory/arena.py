@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -26,7 +26,7 @@ from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, ref
 from fastckpt._core.memory.pages import NEVER, allocate, begin, enlarge
 from fastckpt._core.memory.processes import boot_id
 from fastckpt._core.memory.records import names_in, remove_any
-from fastckpt._core.memory.slots import image_size
+from fastckpt._core.memory.slots import discard, image_size
 from fastckpt._core.policy.memory_reserve import RESERVE
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 
@@ -69,7 +69,7 @@ class Arena:
         self._owner = owner
         self.claim = DirectoryClaim.read(path)
         self._lock = lock
-        self._begun: set[Path] = set()
+        self._begun: set[tuple[Path, str]] = set()
 
     @classmethod
     def open(cls, path: Path, checkpoint_dir: str, launch: str = "", wait: Callable[[Owner], None] = refuse) -> Self:
@@ -207,7 +207,7 @@ class Arena:
         if image_size(slot, name) == size and self.is_there():
             return True
         temporary, fd = self._open_new(slot, name)
-        self._begun.discard(temporary)
+        self._begun.discard((slot, name))
         try:
             is_large = allocate(fd, size, urgent)
         except OSError as error:
@@ -225,12 +225,12 @@ class Arena:
         memory, or the arena was removed.
         """
         temporary, fd = self._open_new(slot, name)
-        self._begun.add(temporary)
+        self._begun.add((slot, name))
         try:
             begin(fd, size, urgent)
         except OSError:
             temporary.unlink()
-            self._begun.discard(temporary)
+            self._begun.discard((slot, name))
             raise
         finally:
             os.close(fd)
@@ -238,17 +238,19 @@ class Arena:
     def begun_bytes(self) -> int:
         """Bytes of memory of images that were begun, and are not reserved yet."""
         found = 0
-        for temporary in list(self._begun):
+        for slot, name in list(self._begun):
             with contextlib.suppress(OSError):  # it is reserved, or was removed, meanwhile
-                found += temporary.lstat().st_blocks * 512
+                found += _new(slot / name).lstat().st_blocks * 512
         return found
 
-    def abandon(self, slot: Path, name: str) -> None:
-        """Remove an image that was begun, and is not to be reserved."""
-        temporary = _new(slot / name)
-        if temporary in self._begun:
-            self._begun.discard(temporary)
-            remove_any(temporary)
+    def begun_in(self, slot: Path) -> list[str]:
+        """Names of the images of a slot that were begun, and are not reserved yet."""
+        return [name for at, name in list(self._begun) if at == slot]
+
+    def abandon(self, slot: Path, names: Iterable[str]) -> None:
+        """Remove images that were begun, and are not to be reserved."""
+        self._begun.difference_update((slot, name) for name in names)
+        discard(slot, [str(_new(Path(name))) for name in names])
 
     def _open_new(self, slot: Path, name: str) -> tuple[Path, int]:
         """Where a new image gets its pages, and a descriptor of that; raises OSError."""
@@ -258,7 +260,7 @@ class Arena:
         temporary = _new(path)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_any(path)
-        is_begun = temporary in self._begun and temporary.is_file() and not temporary.is_symlink()
+        is_begun = (slot, name) in self._begun and temporary.is_file() and not temporary.is_symlink()
         if not is_begun:  # what another process has left there may have anything in it
             remove_any(temporary)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if is_begun else os.O_CREAT | os.O_EXCL)

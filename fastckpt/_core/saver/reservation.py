@@ -180,8 +180,9 @@ class Reservations:
                     self._small[slot, name] = None
             self._images_in(slot)[name] = size
         # A save asks first without sizes, while it is planned: that says nothing about its files.
-        for name in [name for name, of in self._guessed.items() if sizes and of == writer and name not in sizes]:
-            await loop.run_in_executor(self._pool, self._arena.abandon, slot.path, name)
+        left = [name for name in self._arena.begun_in(slot.path) if sizes and self._made_way(name, sizes, writer)]
+        if left:  # it was guessed, or begun for a save that was itself quicker, and took another slot
+            await loop.run_in_executor(self._pool, self._arena.abandon, slot.path, left)
 
     async def _make_way(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         here, stale = self._images_in(slot), self._stale.pop(slot, set())
@@ -230,7 +231,7 @@ class Reservations:
 
     def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
         """Whether an image is a writer's that has others now. What nobody has asked for is of a job that has ended."""
-        return name not in sizes and self._asked.get(name, writer) == writer
+        return name not in sizes and self._asked.get(name, self._guessed.get(name, writer)) == writer
 
     def _forget(self, sizes: Sizes, writer: int) -> None:
         self._sizes = {n: size for n, size in self._sizes.items() if not self._made_way(n, sizes, writer)}

@@ -304,10 +304,13 @@ def test_what_a_dead_owner_has_begun_is_removed_by_its_successor(path: Path):
 def test_an_image_that_was_begun_can_be_abandoned(arena):
     arena.make_slots(1)
     slot = arena.slots[0]
-    arena.begin(slot, "model.pt", 2 << 20, threading.Event())
-    assert arena.begun_bytes() == 2 << 20
-    arena.abandon(slot, "model.pt")
-    assert arena.begun_bytes() == 0 and names_in(slot) == []
+    for name in ("model.pt", "step-1/rank.pt"):
+        arena.begin(slot, name, 2 << 20, threading.Event())
+    assert (arena.begun_bytes(), sorted(arena.begun_in(slot))) == (4 << 20, ["model.pt", "step-1/rank.pt"])
+    arena.abandon(slot, ["step-1/rank.pt"])
+    assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (2 << 20, ["model.pt"], [".begun-model.pt"])
+    arena.abandon(slot, ["model.pt"])
+    assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (0, [], [])
 
 
 def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs):

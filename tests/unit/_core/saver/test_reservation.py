@@ -11,6 +11,7 @@ import pytest
 
 from fastckpt._core.memory.arena import Arena, arena_path, slots_of
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit
+from fastckpt._core.memory.records import names_in
 from fastckpt._core.memory.slots import images_in
 from fastckpt._core.saver import reservation as room_module
 from fastckpt._core.saver.reservation import Reservations
@@ -35,6 +36,9 @@ class SlowArena:
 
     def begun_bytes(self) -> int:
         return 0
+
+    def begun_in(self, slot: Path) -> list[str]:
+        return []
 
     def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
         self.begun.set()
@@ -100,7 +104,8 @@ class HastyArena:
         self.path, self._arena = arena.path, arena
         self.calls: list[tuple[str, str, bool]] = []
         self.refusals = 0
-        self.begin, self.begun_bytes, self.abandon = arena.begin, arena.begun_bytes, arena.abandon
+        self.begin, self.begun_bytes = arena.begin, arena.begun_bytes
+        self.begun_in, self.abandon = arena.begun_in, arena.abandon
 
     def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
         self._arena.reserve(slot, name, size, urgent)
@@ -187,6 +192,33 @@ class TestHaste:
         assert arena.calls[1:3] == [("reserve", "slot-0", False), ("reserve", "slot-1", False)]
         assert [images_in(slot.path) for slot in room._slots] == [{"model.pt": NEW}] * 3
         assert arena.begun_bytes() == 0
+
+    def test_a_save_that_takes_the_slot_for_files_of_other_names_removes_what_was_begun_there(self, tmp_path):
+        """Names have the step in them, and a save comes while its slot is made ready for those of the one before."""
+        arena, room = self.room(tmp_path)
+        begun, begin = threading.Event(), arena.begin
+
+        def slow(slot: Path, name: str, size: int, urgent: threading.Event) -> None:
+            begun.set()
+            assert urgent.wait(60)
+            begin(slot, name, size, urgent)
+
+        async def save() -> None:
+            await room.reserve(room._slots[0], {"step_1/rank_0.pt": NEW})
+            room._slots[0].id = (1, 1)
+            arena.begin = slow
+            room.reserve_ahead({"step_1/rank_0.pt": NEW})
+            await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+            arena.begin = begin
+            for number, slot in enumerate(room._slots[1:], 2):
+                slot.id = (1, number)
+                await room.reserve(slot, {f"step_{number}/rank_0.pt": NEW})
+            await asyncio.gather(*room._ahead)
+            room.close()
+
+        asyncio.run(save())
+        assert arena.begun_bytes() == 0
+        assert [names_in(slot.path) for slot in room._slots] == [["step_1"], ["step_2"], ["step_3"]]
 
     def room(self, tmp_path: Path) -> tuple[HastyArena, Reservations]:
         arena = Arena.open(tmp_path / "arena", str(tmp_path))
