@@ -54,6 +54,15 @@ class Structure:
         self._places: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._visit(state)
+        if len(self.storages) < len(self.tensors):  # else each is another one
+            self._twins()
+
+    def _twins(self) -> None:
+        """Note which of the tensors are one: a pickle holds each once, as a container."""
+        firsts: dict[int, int] = {}
+        places = [firsts.setdefault(id(tensor), place) for place, tensor in enumerate(self.tensors)]
+        if len(firsts) < len(places):
+            self.shape.append(places)
 
     def _visit(self, node: Any) -> None:
         kind = type(node)

@@ -200,11 +200,13 @@ def check(baker: Baker, state: Any) -> None:
 
 
 def sharing(state: Any) -> list[int]:
-    """Which of the containers in a state are one."""
+    """Which of the containers and tensors in a state are one."""
     met: dict[int, int] = {}
     found: list[int] = []
 
     def visit(node: Any) -> None:
+        if isinstance(node, torch.Tensor):
+            found.append(met.setdefault(id(node), len(met)))
         if type(node) not in (dict, OrderedDict, list, tuple):
             return
         is_new = id(node) not in met
@@ -341,6 +343,15 @@ def test_changes_beyond_the_first_block_of_tensors_are_noticed(baker: Baker) -> 
         assert known.match(state | {last: other}) is None
         check(baker, state | {last: other})
     check(baker, state)
+
+
+def test_a_tensor_that_stands_twice_in_other_blocks_is_told_from_two_that_share(baker: Baker) -> None:
+    tensor, rest = torch.ones(2), {f"{i}": torch.full((2,), i) for i in range(BLOCK)}
+    one, two = {"a": tensor, **rest, "b": tensor}, {"a": tensor, **rest, "b": tensor.detach()}
+    assert known_of(one).match(one) is not None and known_of(two).match(two) is not None
+    assert known_of(one).match(two) is None and known_of(two).match(one) is None
+    for each in (one, one, one, two, two, one):
+        check(baker, each)
 
 
 @pytest.mark.parametrize(
