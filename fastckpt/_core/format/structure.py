@@ -10,6 +10,7 @@ Two states of equal shape have skeletons that differ in the numbers alone. A sta
 (a user's object, a tensor subclass, a quantized tensor, ...) is *opaque*: nothing is known of its parts.
 """
 
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -77,7 +78,7 @@ class Structure:
         elif kind in _CONSTANTS or kind is int:
             self.shape += (kind, node)
         elif kind is complex:
-            self.shape += (kind, repr(node))
+            self.shape += (kind, struct.pack("<dd", node.real, node.imag))  # tells zeros and NaNs apart
         else:
             self._container(kind, node)
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import random
+import struct
 import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
@@ -387,6 +388,14 @@ def test_what_takes_more_than_a_comparison_is_taken_apart_each_time(baker: Baker
         known_of(state)
     for _ in range(3):
         check(baker, state)
+
+
+def test_zeros_and_nans_of_complex_numbers_are_saved_bit_for_bit(baker: Baker) -> None:
+    parts = (0.0, -0.0, math.nan, -math.nan, math.copysign(math.inf, -1))
+    for number in (complex(real, imaginary) for real in parts for imaginary in parts):
+        baker.save({"a": number})
+        got = torch.load(baker.path)["a"]
+        assert struct.pack("2d", got.real, got.imag) == struct.pack("2d", number.real, number.imag)
 
 
 def test_no_tensor_is_kept() -> None:
