@@ -29,7 +29,8 @@ def prepare() -> None:
         places = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
         builder = importlib.import_module("torch._inductor.cpp_builder")
         with (
-            suppress(_NotBuilt, AttributeError, OSError),
+            # RuntimeError: of that kind is what torch raises where there is no C++ compiler; others may do without one
+            suppress(_NotBuilt, AttributeError, OSError, RuntimeError),
             # torch itself sets it to the usual place where it is not set, which workers are to do
             unless_set(CACHES, places.default_cache_dir()),
             _building_nothing(builder.CppBuilder),

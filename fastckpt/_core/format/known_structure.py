@@ -110,6 +110,9 @@ class KnownStructure:
         tensors = structure.tensors
         self._blocks = [_Block(tensors[start : start + BLOCK]) for start in range(0, len(tensors), BLOCK)]
         self._indices = structure.indices
+        firsts: dict[int, int] = {}
+        self._first_places = _selector([firsts.setdefault(id(each), place) for place, each in enumerate(tensors)])
+        self._distinct = len(firsts)
         first_of_each = {index: place for place, index in reversed([*enumerate(self._indices)])}
         self._first_of_storage = _selector([first_of_each[index] for index in range(len(structure.storages))])
 
@@ -164,8 +167,13 @@ class KnownStructure:
         of_first = self._first_of_storage(keys)
         if len({*of_first}) < len(of_first):
             return None
-        if len(of_first) < len(keys) and [*map(of_first.__getitem__, self._indices)] != keys:
-            return None
+        if len(of_first) < len(keys):
+            if [*map(of_first.__getitem__, self._indices)] != keys:
+                return None
+            # Which of the tensors are one, also where they are not in one block; with storages of their own, none are.
+            ids = [*map(id, tensors)]
+            if [*self._first_places(ids)] != ids or len({*ids}) != self._distinct:
+                return None
         return [*self._first_of_storage(of_each)]
 
 

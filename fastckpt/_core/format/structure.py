@@ -10,6 +10,7 @@ Two states of equal shape have skeletons that differ in the numbers alone. A sta
 (a user's object, a tensor subclass, a quantized tensor, ...) is *opaque*: nothing is known of its parts.
 """
 
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -54,6 +55,15 @@ class Structure:
         self._places: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._visit(state)
+        if len(self.storages) < len(self.tensors):  # else each is another one
+            self._twins()
+
+    def _twins(self) -> None:
+        """Note which of the tensors are one: a pickle holds each once, as a container."""
+        firsts: dict[int, int] = {}
+        places = [firsts.setdefault(id(tensor), place) for place, tensor in enumerate(self.tensors)]
+        if len(firsts) < len(places):
+            self.shape.append(places)
 
     def _visit(self, node: Any) -> None:
         kind = type(node)
@@ -68,7 +78,7 @@ class Structure:
         elif kind in _CONSTANTS or kind is int:
             self.shape += (kind, node)
         elif kind is complex:
-            self.shape += (kind, repr(node))
+            self.shape += (kind, struct.pack("<dd", node.real, node.imag))  # tells zeros and NaNs apart
         else:
             self._container(kind, node)
 

@@ -1,9 +1,10 @@
 """Predicts what an optimizer will hold after its first step, so that memory is ready before the first save."""
 
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastckpt._core.torch_private.tensors import untraced
+
+logger = logging.getLogger("fastckpt")
 
 State = dict[str, Any]
 
@@ -37,12 +40,17 @@ class SizeForecast:
         is_ours = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if self._is_over or not is_ours:
             return
-        if optimizer not in self._seen:
-            self._seen.add(optimizer)
-            return
-        self._is_over = True  # torch goes through its hooks: this one cannot be removed now
-        if (report := self._report()) is not None:
-            report({self._name: _bytes_of(self._seen)})
+        try:
+            if optimizer not in self._seen:
+                self._seen.add(optimizer)
+                return
+            self._is_over = True  # torch goes through its hooks: this one cannot be removed now
+            if (report := self._report()) is not None:
+                report({self._name: _bytes_of(self._seen)})
+        except Exception as error:  # noqa: BLE001
+            # Users' optimizers may be of any make, and what is raised here would end their step.
+            self._is_over = True
+            logger.debug("the size of the first save is not predicted: %s", error)
 
     def end(self) -> None:
         """Report no more: the first save tells."""
@@ -54,7 +62,8 @@ def _bytes_of(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     storages = {}
     for optimizer in optimizers:
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+            held = optimizer.state.get(parameter, {})
+            for tensor in (parameter, *(held.values() if isinstance(held, Mapping) else [held])):
                 # Others, such as sparse ones and those of subclasses, have no storage of their own to ask.
                 if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
                     storage = tensor.untyped_storage()

@@ -87,3 +87,16 @@ def test_a_torch_with_other_names_is_left_to_the_workers(monkeypatch) -> None:
     monkeypatch.delenv(compiler.CACHES, raising=False)
     compiler.prepare()
     assert compiler.CACHES not in os.environ
+
+
+def test_a_machine_without_a_c_compiler_has_a_template_all_the_same(monkeypatch) -> None:
+    instructions = pytest.importorskip("torch._inductor.cpu_vec_isa")
+    missing = pytest.importorskip("torch._inductor.exc").InvalidCxxCompiler
+
+    def refuse() -> None:
+        raise missing
+
+    monkeypatch.setattr(instructions, "valid_vec_isa_list", refuse)
+    monkeypatch.delenv(compiler.CACHES, raising=False)
+    compiler.prepare()
+    assert compiler.CACHES not in os.environ

@@ -70,14 +70,18 @@ class CheckpointReader:
             found += [stored] if stored else []
         found.sort(key=lambda stored: stored.id, reverse=True)
         # Until so many were seen to be whole: what is deleted rests on these, not on what was whole once.
-        whole, seen = list[Stored](), 0
+        whole, seen, is_replaced = list[Stored](), 0, False
         for stored in found:
             if seen < LOOKED_AT or stored.place in is_new:
-                if not self._is_whole(stored, contents.inodes[stored.place]):
+                inode = contents.inodes[stored.place]
+                if not self._is_whole(stored, inode):
+                    is_replaced |= self._known.same(stored.place, inode) not in (None, stored)
                     continue
                 seen += not stored.missing
             whole.append(stored)
         self._known.forget_others({*contents.places})
+        if is_replaced:  # in a directory that has got the inode of one that was removed: it is known now
+            return self.known()
         return _scan_of(whole, [], contents)
 
     def with_target(self, target: str) -> list[Stored]:

@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import random
+import struct
 import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
@@ -200,11 +201,13 @@ def check(baker: Baker, state: Any) -> None:
 
 
 def sharing(state: Any) -> list[int]:
-    """Which of the containers in a state are one."""
+    """Which of the containers and tensors in a state are one."""
     met: dict[int, int] = {}
     found: list[int] = []
 
     def visit(node: Any) -> None:
+        if isinstance(node, torch.Tensor):
+            found.append(met.setdefault(id(node), len(met)))
         if type(node) not in (dict, OrderedDict, list, tuple):
             return
         is_new = id(node) not in met
@@ -343,6 +346,15 @@ def test_changes_beyond_the_first_block_of_tensors_are_noticed(baker: Baker) -> 
     check(baker, state)
 
 
+def test_a_tensor_that_stands_twice_in_other_blocks_is_told_from_two_that_share(baker: Baker) -> None:
+    tensor, rest = torch.ones(2), {f"{i}": torch.full((2,), i) for i in range(BLOCK)}
+    one, two = {"a": tensor, **rest, "b": tensor}, {"a": tensor, **rest, "b": tensor.detach()}
+    assert known_of(one).match(one) is not None and known_of(two).match(two) is not None
+    assert known_of(one).match(two) is None and known_of(two).match(one) is None
+    for each in (one, one, one, two, two, one):
+        check(baker, each)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -376,6 +388,14 @@ def test_what_takes_more_than_a_comparison_is_taken_apart_each_time(baker: Baker
         known_of(state)
     for _ in range(3):
         check(baker, state)
+
+
+def test_zeros_and_nans_of_complex_numbers_are_saved_bit_for_bit(baker: Baker) -> None:
+    parts = (0.0, -0.0, math.nan, -math.nan, math.copysign(math.inf, -1))
+    for number in (complex(real, imaginary) for real in parts for imaginary in parts):
+        baker.save({"a": number})
+        got = torch.load(baker.path)["a"]
+        assert struct.pack("2d", got.real, got.imag) == struct.pack("2d", number.real, number.imag)
 
 
 def test_no_tensor_is_kept() -> None:

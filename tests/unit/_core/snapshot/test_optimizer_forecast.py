@@ -46,6 +46,34 @@ def test_a_second_step_reports_once_what_all_optimizers_hold(session):
     assert session.reports == [{"model.pt": adam_bytes + 2 * 4000 + 4000}]
 
 
+class Odd(torch.optim.Optimizer):
+    """Keeps something of any kind for each parameter."""
+
+    def __init__(self, parameters, held) -> None:
+        super().__init__(parameters, {})
+        self.held = held
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            self.state |= dict.fromkeys(group["params"], self.held)
+
+
+class Equal(Odd):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "size"),
+    [(Odd, torch.ones(10), 4040), (Odd, [1], 4000), (Odd, None, 4000), (Equal, {}, None)],
+    ids=["a tensor", "a list", "nothing", "an optimizer without a hash"],
+)
+def test_an_optimizer_of_any_make_takes_its_steps(session, kind, held, size):
+    odd = kind([torch.nn.Parameter(torch.ones(1000))], held)
+    for _ in range(3):
+        odd.step()
+    assert session.reports == ([{"model.pt": size}] if size else [])
+
+
 def test_storages_that_are_shared_count_once(session):
     whole = torch.ones(4000)
     parts = [torch.nn.Parameter(part) for part in whole.split(1000)]

@@ -190,6 +190,18 @@ def test_what_another_process_publishes_and_deletes_is_seen(directory):
     assert [stored.id for stored in directory.known()] == [SaveId(1, 3), SaveId(0, 4), SaveId(0, 1)]
 
 
+def test_another_checkpoint_in_a_directory_of_the_same_inode_is_found_at_once(directory, fast_path):
+    """A file system may give a new directory the inode of one that was removed."""
+    fill(directory, 3)
+    assert steps(directory) == [3, 2, 1]
+    other = CheckpointDirectory(fast_path / "other")
+    publish(other, SaveId(1, 3))
+    shutil.copytree(other.path / "checkpoint-3", directory.path / "checkpoint-3", dirs_exist_ok=True)
+    (directory.path / "checkpoint-3" / NAME).unlink()
+    (other.path / "checkpoint-3" / NAME).rename(directory.path / "checkpoint-3" / NAME)
+    assert [stored.id for stored in directory.known()] == [SaveId(1, 3), SaveId(0, 2), SaveId(0, 1)]
+
+
 def test_a_checkpoint_that_is_not_copied_whole_yet_is_found_when_it_is(directory):
     fill(directory, 2)
     assert steps(directory) == [2, 1]
