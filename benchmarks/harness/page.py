@@ -59,10 +59,11 @@ def _cell(figure: Figure, run: Run) -> str:
 
 
 def goals(benchmarks: Iterable[Benchmark]) -> str:
-    """A row for each figure that has a goal: the last three recorded runs, and in how many it was met."""
+    """A row for each figure that has a goal: the last three whole runs, and in how many it was met; no quick ones."""
     lines = ["| figure | goal | the last runs | met |", "| --- | --- | --- | --- |"]
     for benchmark in benchmarks:
-        runs = [run for run in load(benchmark.name) if not run.label.startswith("before")][-3:]
+        recorded = load(benchmark.name)
+        runs = [run for run in recorded if not run.label.startswith("before") and not run.is_quick][-3:]
         for figure in (each for each in benchmark.figures if each.goal is not None):
             found = [(run, values) for run in runs if (values := figure.values(run))]
             met = sum(figure.goal.is_met(statistics.median(values)) for _, values in found if figure.goal)

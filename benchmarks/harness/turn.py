@@ -126,6 +126,8 @@ def _folders() -> Iterator[tuple[Path, Path]]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(shm, ignore_errors=True)
+        for left in shm.parent.glob(f"*{shm.name}.*"):  # telemetry of an agent that was killed
+            left.unlink(missing_ok=True)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
