@@ -7,8 +7,10 @@ python -m benchmarks --page      # tables and pictures of docs/evidence, from wh
 
 import argparse
 import importlib
+import math
 import pkgutil
 import shlex
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -17,6 +19,9 @@ from benchmarks import suite
 from benchmarks.harness import page, results, turn
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.machine import machine, versions
+
+COPIES = 4
+"""States that a job needs at least: its own, and three slots."""
 
 
 def benchmarks() -> dict[str, Benchmark]:
@@ -33,25 +38,32 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round, small states: five minutes for all")
     parser.add_argument("--rounds", type=int, help="how often each contender has its turn")
     parser.add_argument("--gigabytes", type=float, help="size of the state")
-    parser.add_argument("--record", action="store_true", help="add the run to docs/evidence/benchmarks/NAME.json")
+    parser.add_argument("--record", action="store_true", help="add the run to docs/evidence/benchmarks/NAME.jsonl")
     parser.add_argument("--label", default="", help="title of the run in the table; the day, if none is given")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - benchmarks().keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(benchmarks())}")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; give 1 or more")
-    if options.gigabytes is not None and options.gigabytes <= 0:
+    if options.gigabytes is not None and not 0 < options.gigabytes < math.inf:
         parser.error(f"--gigabytes is {options.gigabytes}; give more than 0")
+    if options.gigabytes is not None and COPIES * options.gigabytes > (memory := machine()["memory_gb"]):
+        parser.error(f"--gigabytes is {options.gigabytes:g}; a state and three slots of it exceed memory, {memory} GB")
+    if options.record and not results.is_writable():
+        parser.error(f"--record: {results.FOLDER} cannot be written")
+    if options.page and (options.record or options.names):
+        parser.error("--page is given alone: it writes all tables and pictures, from what is recorded")
     return options
 
 
 def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
     """Have the contenders take turns; who takes the first one changes from round to round."""
     quick = min(benchmark.gigabytes, max(0.1, benchmark.gigabytes / 10)) if options.quick else benchmark.gigabytes
-    command = shlex.join(["python", "-m", "benchmarks", benchmark.name, *(["--quick"] if options.quick else [])])
+    command = ["python", "-m", "benchmarks", benchmark.name, *(["--quick"] if options.quick else [])]
+    command += [f"--{name}={value:g}" for name in ("rounds", "gigabytes") if (value := getattr(options, name))]
     done = results.Run(
         options.label,
-        command,
+        shlex.join(command),
         datetime.now(UTC).date().isoformat(),
         options.quick,
         options.gigabytes or quick,
@@ -98,5 +110,15 @@ def main(arguments: list[str]) -> None:
                 results.record(name, done)
 
 
+def _stop(number: int, frame: object) -> None:
+    """End by an exception, so that processes and folders of the turn go too."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, _stop)
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -95,7 +95,7 @@ class Benchmark:
         contenders: In the order of the table; in each round they take turns, beginning with another one.
         figures: Rows of the table.
         rounds: How often each contender has its turn.
-        gigabytes: Size of the state; ``--quick`` takes a tenth of it, but not less than 0.1.
+        gigabytes: Size of the state; ``--quick`` takes a tenth of it, but not less than 0.1. 0 where it has its own.
         picture: Draws the results, for docs/images.
         table: Gives Markdown in place of the usual table.
     """

@@ -25,7 +25,8 @@ def summary(values: Sequence[float]) -> str:
     if not values:
         return "-"
     middle = shown(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({shown(min(values))}-{shown(max(values))})"
+    to = " to " if min(values) < 0 else "-"
+    return middle if len(values) == 1 else f"{middle} ({shown(min(values))}{to}{shown(max(values))})"
 
 
 def table(benchmark: Benchmark, runs: Sequence[Run]) -> str:
@@ -42,9 +43,13 @@ def _title(run: Run) -> str:
 
 
 def _row(figure: Figure, runs: Sequence[Run]) -> str:
-    unit = "" if figure.to else f", {figure.unit}"
     cells = [_cell(figure, run) for run in runs]
-    return f"| {figure.what}{unit} | {' | '.join(cells)} | {figure.goal or ''} |"
+    return f"| {_name(figure)} | {' | '.join(cells)} | {figure.goal or ''} |"
+
+
+def _name(figure: Figure) -> str:
+    """What a figure is, and its unit; a ratio has none."""
+    return figure.what if figure.to or not figure.unit else f"{figure.what}, {figure.unit}"
 
 
 def _cell(figure: Figure, run: Run) -> str:
@@ -54,15 +59,16 @@ def _cell(figure: Figure, run: Run) -> str:
 
 
 def goals(benchmarks: Iterable[Benchmark]) -> str:
-    """A row for each figure that has a goal: the last three recorded runs, and in how many it was met."""
+    """A row for each figure that has a goal: the last three whole runs, and in how many it was met; no quick ones."""
     lines = ["| figure | goal | the last runs | met |", "| --- | --- | --- | --- |"]
     for benchmark in benchmarks:
-        runs = [run for run in load(benchmark.name) if not run.label.startswith("before")][-3:]
+        recorded = load(benchmark.name)
+        runs = [run for run in recorded if not run.label.startswith("before") and not run.is_quick][-3:]
         for figure in (each for each in benchmark.figures if each.goal is not None):
             found = [(run, values) for run in runs if (values := figure.values(run))]
             met = sum(figure.goal.is_met(statistics.median(values)) for _, values in found if figure.goal)
             cells = ", ".join(shown(statistics.median(values)) for _, values in found) or "-"
-            link = f"[{figure.what}](#{benchmark.name.replace('_', '-')})"
+            link = f"[{_name(figure)}](#{benchmark.name.replace('_', '-')})"
             lines.append(f"| {link} | {figure.goal} | {cells} | {f'{met} of {len(found)}' if found else '-'} |")
     return "\n".join(lines)
 
@@ -77,16 +83,21 @@ def section(benchmark: Benchmark, runs: Sequence[Run]) -> str:
         missing = {name: reason for run in runs for name, reason in run.missing.items()}
         if missing:
             parts.append("Not run: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".")
-        parts.append(_conditions(runs[-1]))
+        parts.append(_conditions(benchmark, runs))
     else:
         parts.append("Not recorded yet.")
     return "\n\n".join(parts) + "\n"
 
 
-def _conditions(run: Run) -> str:
+def _conditions(benchmark: Benchmark, runs: Sequence[Run]) -> str:
+    """The command, and the sizes, days and machine of the runs; versions are those of the last one."""
+    run = runs[-1]
+    sizes = [f"{each.gigabytes:g} GB" for each in runs]
+    size = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes) + ", in the order of the columns"
     facts = [f"{run.machine['cores']} cores", f"{run.machine['memory_gb']} GB", run.machine.get("gpu", "no GPU")]
     versions = [f"{name} {version}" for name, version in run.versions.items()]
-    return f"`{run.command}`: {run.gigabytes:g} GB; {', '.join([*facts, *versions])}."
+    parts = [*([size] if benchmark.gigabytes else []), "recorded " + ", ".join(sorted({each.day for each in runs}))]
+    return f"`{run.command}`: {'; '.join([*parts, ', '.join([*facts, *versions])])}."
 
 
 def written(text: str, benchmarks: Mapping[str, Benchmark]) -> str:

@@ -1,6 +1,7 @@
 """Results of benchmarks: one file of JSON lines each, in which runs of several days and versions stand side by side."""
 
 import json
+import os
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,9 +60,17 @@ def load(name: str) -> list[Run]:
     return runs
 
 
+def is_writable() -> bool:
+    """Whether runs can be recorded here: asked before they are made, which may take hours."""
+    try:
+        FOLDER.mkdir(exist_ok=True)
+    except OSError:
+        return False
+    return os.access(FOLDER, os.W_OK)
+
+
 def record(name: str, run: Run) -> None:
     """Add a run to those that were recorded."""
-    FOLDER.mkdir(exist_ok=True)
     head = asdict(run)
     samples = head.pop("samples")
     with path_of(name).open("a") as file:

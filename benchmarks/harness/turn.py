@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.harness.results import ROOT
 
@@ -124,6 +126,8 @@ def _folders() -> Iterator[tuple[Path, Path]]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(shm, ignore_errors=True)
+        for left in shm.parent.glob(f"*{shm.name}.*"):  # telemetry of an agent that was killed
+            left.unlink(missing_ok=True)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
@@ -135,15 +139,28 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         try:
             code = process.wait(LIMIT)
         finally:
-            # Also after its end: a contender may have left processes of its session behind.
+            # Also after its end: a contender may have left processes of its session behind. A turn that is interrupted
+            # has a launcher in a session of its own, and that its workers: they are found as children.
+            tree = _children(process.pid)
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
             process.wait()
+            for each in tree:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(tree, timeout=10)
         if code:
             output.seek(0)
             raise RuntimeError(f"{' '.join(command)} ended with {code}:\n{output.read()[-4000:]}")
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def main() -> None:

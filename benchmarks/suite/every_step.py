@@ -215,7 +215,11 @@ def stall_per_step(run: "Run") -> Drawing:
         drawing.text(left - 8, y + 4, f"{10**exponent:,}", "small end")
     quantities = {"fastckpt": "spare_stall"} | {peer: stall_of(peer) for peer in PEERS}
     lowest = top
-    medians = {name: statistics.median(run.values(f"fastckpt.{quantity}")) for name, quantity in quantities.items()}
+    # As in the table: medians of rounds, and of these the median.
+    medians = {
+        name: statistics.median(Figure(name, f"fastckpt.{quantity}").values(run))
+        for name, quantity in quantities.items()
+    }
     for name in sorted(quantities, key=medians.__getitem__, reverse=True):
         stalls = run.values(f"fastckpt.{quantities[name]}")
         heights = [max(0.0, min(4.0, math.log10(max(1e-6, 1e3 * stall)))) for stall in stalls]

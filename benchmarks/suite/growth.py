@@ -160,7 +160,7 @@ BENCHMARK = Benchmark(
     "less than half more over the whole axis.",
     contenders=[Contender(axis.name, partial(grown, axis), quick=bool(axis.quick)) for axis in AXES],
     figures=[
-        Figure(f"{axis.title}: largest exponent", f"{axis.name}.largest exponent", goal=Goal("at most", 1.2), unit="1")
+        Figure(f"{axis.title}: largest exponent", f"{axis.name}.largest exponent", goal=Goal("at most", 1.2), unit="")
         for axis in AXES
     ],
     rounds=1,

@@ -241,7 +241,10 @@ NAMES = {
 def table(runs: Sequence["Run"]) -> str:
     """A row for each part of each contender, a column for each phase, from the last run."""
     run = runs[-1]
-    lines = ["| who | what | " + " | ".join(PHASES) + " |", "| --- " * (len(PHASES) + 2) + "|"]
+    lines = [
+        "| who | what | " + " | ".join(f"{phase}, states" for phase in PHASES) + " |",
+        "| --- " * (len(PHASES) + 2) + "|",
+    ]
     for name in NAMES:
         for part in PARTS:
             cells = [_cell(run.values(f"{name}.{part} {phase}")) for phase in PHASES]
@@ -255,7 +258,7 @@ def _cell(values: Sequence[float]) -> str:
 
 FIGURES = [
     Figure(
-        f"{name}: the largest of all parts in all phases, three slots apart",
+        f"{name}: the largest of all parts in all phases, without the three slots",
         f"{name}.{LARGEST}",
         goal=Goal("at most", 0.05),
         unit="states",

@@ -194,28 +194,31 @@ CONTENDERS = [
 
 
 def table(runs: Sequence["Run"]) -> str:
-    """A row for each way, from the last run."""
-    run = runs[-1]
+    """A row for each way: a table for each run, and what the ways are."""
+    ways = "\n".join(f"- **{name}**: {_first_line(WAYS[name])}" for name in WAYS)
+    return "\n\n".join([*map(_of_run, runs), ways])
+
+
+def _of_run(run: "Run") -> str:
     columns = (
         "way",
-        "blocked, first",
-        "blocked",
-        ": warm copy",
-        "stall of the step",
-        "lost",
-        "durable",
-        ": bare write",
+        "blocked, first, s",
+        "blocked, s",
+        "blocked : warm copy",
+        "stall of the step, s",
+        "lost, s",
+        "durable, s",
+        "durable : bare write",
+        "processor, s",
+        "consistent",
     )
-    head = "| " + " | ".join((*columns, "processor", "consistent")) + " |"
-    lines = [
-        head,
-        "| --- " * (head.count("|") - 1) + "|",
-        *(_row(run, name) for name in WAYS if name not in run.missing),
-    ]
+    rows = [_row(run, name) for name in WAYS if name not in run.missing]
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *rows]
     copy, write = (run.values(f"{LIMITS}.{what}") for what in ("copy", "write"))
-    limit = f"Limits, s: warm copy {summary(copy)}, bare O_DIRECT write {summary(write)}."
-    ways = "\n".join(f"- **{name}**: {_first_line(WAYS[name])}" for name in WAYS)
-    return "\n".join(lines) + f"\n\n{limit}\n\n{ways}"
+    title = (
+        f"**{run.label or '1st run'}**; limits: warm copy {summary(copy)} s, bare O_DIRECT write {summary(write)} s:"
+    )
+    return "\n\n".join([title, "\n".join(lines)])
 
 
 def _first_line(way: type[Way]) -> str:

@@ -1,16 +1,20 @@
 """The page of benchmarks: made from the recorded runs, of modules that are there, by a harness that runs a real job."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from benchmarks.__main__ import benchmarks, main
-from benchmarks.harness import page
+from benchmarks.harness import page, results
 from benchmarks.harness.results import FOLDER, load
 from benchmarks.harness.turn import Turn, values_of
 from benchmarks.suite import device_save
@@ -76,6 +80,9 @@ def test_a_save_on_an_accelerator_is_measured_beside_the_copy_of_the_driver():
         (["nothing"], "no benchmark is called nothing; there are "),
         (["--rounds", "0"], "--rounds is 0; give 1 or more"),
         (["--gigabytes", "-1"], "--gigabytes is -1.0; give more than 0"),
+        (["--gigabytes", "nan"], "--gigabytes is nan; give more than 0"),
+        (["--gigabytes", "1e6"], "--gigabytes is 1e+06; a state and three slots of it exceed memory, "),
+        (["--page", "--record"], "--page is given alone"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]):
@@ -84,3 +91,30 @@ def test_bad_arguments_are_refused_by_name(arguments: list[str], text: str, caps
     with pytest.raises(SystemExit):
         parsed(arguments)
     assert text in capsys.readouterr().err
+
+
+def test_a_folder_of_results_that_cannot_be_written_is_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "file" / "benchmarks")
+    with pytest.raises(SystemExit):
+        main(["later_save", "--record"])
+    assert "benchmarks cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_benchmark_that_is_interrupted_leaves_neither_processes_nor_folders(number: int):
+    process = psutil.Popen([sys.executable, "-m", "benchmarks", "later_save", "--gigabytes=0.01"], cwd=page.ROOT)
+    deadline = time.monotonic() + 60
+    tree: list[psutil.Process] = []
+    while not any("fastckpt_run" in each.cmdline() for each in tree):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+        tree = process.children(recursive=True)
+    turn = Turn.from_json(json.loads(tree[0].cmdline()[-2]))
+    assert turn.folder.exists() and turn.shm.exists()
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert not psutil.wait_procs(tree, timeout=10)[1]
+    assert not turn.folder.exists() and not [*turn.shm.parent.glob(f"*{turn.shm.name}*")]
