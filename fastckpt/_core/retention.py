@@ -177,8 +177,17 @@ def _entries(found: Iterable[StoredCheckpoint]) -> list[RetentionEntry]:
 
 
 def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) -> None:
-    """Delete what a policy does not keep, but for one checkpoint that may be in use; raises PersistError."""
-    for id in sorted({*obsolete(policy, store.known())} - {in_use()}):
+    """Delete what a policy does not keep, but for one checkpoint that may be in use; raises PersistError.
+
+    What is kept although newer ones go, such as the best one, is looked at first: the next best must not go for one
+    that has lost files since.
+    """
+    found = store.known()
+    doomed = obsolete(policy, found)
+    older = [stored for stored in found if doomed and stored.id < doomed[-1] and stored.id not in doomed]
+    if not all(map(store.is_whole, older)):
+        doomed = obsolete(policy, store.checkpoints())
+    for id in sorted({*doomed} - {in_use()}):
         store.delete(id)
 
 

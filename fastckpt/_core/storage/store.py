@@ -128,6 +128,9 @@ class StoreOf(Protocol[Kept, Place]):
     def known(self) -> Sequence[Kept]:
         """As `checkpoints`, but by what is known from earlier ones: of a directory all but the newest, of a URL all."""
 
+    def is_whole(self, stored: Kept) -> bool:
+        """Whether one that is known still has all its files; of a URL, where a look costs requests, it is believed."""
+
     def manifest(self, place: Place) -> Manifest:
         """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""
 

@@ -121,6 +121,11 @@ class CheckpointDirectory:
         with explained("read checkpoints", self.path):
             return self._reader.known().whole
 
+    def is_whole(self, stored: Stored) -> bool:
+        """Whether a checkpoint that is known is still there with all its files."""
+        with explained("read checkpoints", self.path):
+            return self._reader.is_whole(stored)
+
     def manifest(self, place: Path) -> Manifest:
         """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""
         if (found := read_manifest(place)) is None:

@@ -52,6 +52,11 @@ class KnownCheckpoints:
         known = self._known.get(place)
         return known.stored if known and inode and known.inode == inode else None
 
+    def inode_of(self, place: Path) -> int:
+        """That of the directory in which a checkpoint was found; 0 if it is not known."""
+        known = self._known.get(place)
+        return known.inode if known else 0
+
     def whole(self, place: Path, inode: int) -> Stored | None:
         """What was whole in a place when it was looked at last, if the directory is the same; nothing is asked."""
         return self.same(place, inode) if place in self._whole else None

@@ -94,6 +94,10 @@ class CheckpointReader:
         self._known.forget_others({*contents.places})
         return [stored for stored in found if stored and stored.manifest.target == target]
 
+    def is_whole(self, stored: Stored) -> bool:
+        """Whether one that was found by `known` still has all its files; it is known from now on if it has not."""
+        return self._is_whole(stored, self._known.inode_of(stored.place))
+
     def _is_whole(self, stored: Stored, inode: int) -> bool:
         try:
             is_whole = self._known.read(stored.place, inode) == stored

@@ -171,6 +171,10 @@ class RemoteStore:
             return self.checkpoints()
         return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
 
+    def is_whole(self, stored: RemoteCheckpoint) -> bool:
+        """True: to ask for all files of each would cost more requests than a persist."""
+        return True
+
     def manifest(self, place: str) -> Manifest:
         """The manifest at a URL; raises BadCheckpoint or PersistError."""
         with ExplainedErrors(f"read {NAME}", place):

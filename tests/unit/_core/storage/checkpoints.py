@@ -20,9 +20,11 @@ def images(path: Path, id: SaveId) -> dict[str, Path]:
     return {name: path / name for name in contents}
 
 
-def publish(directory: CheckpointDirectory, id: SaveId, target: str = "", parent: SaveId | None = None) -> None:
+def publish(
+    directory: CheckpointDirectory, id: SaveId, target: str = "", parent: SaveId | None = None, **more: JSON
+) -> None:
     source = directory.path.parent / f"image-{id.history}-{id.step}"
-    details: dict[str, JSON] = {"omp_num_threads": 1}
+    details: dict[str, JSON] = {"omp_num_threads": 1, **more}
     directory.publish(PublishRequest(id, images(source, id), target=target, parent=parent, details=details))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
-from fastckpt._core.policy.retention import KeepLast
+from fastckpt._core.policy.retention import KeepAny, KeepBest, KeepLast
 from fastckpt._core.retention import retire
 from fastckpt._core.storage.local import known_checkpoints
 from fastckpt._core.storage.local.directory import CheckpointDirectory
@@ -165,6 +165,16 @@ class TestChanges:
         with pytest.raises(ConfigError, match="it is the newest of 1 whole"):
             directory.delete(SaveId(0, 1))
         assert_first(directory)
+
+    def test_the_next_best_is_kept_where_the_best_is_bad_now(self, directory, happens):
+        """The best is older than those that are looked at each time, and what is worse and as old is to go."""
+        rule, count = KeepAny((KeepLast(2), KeepBest(1, "loss"))), LOOKED_AT + 4
+        for step in range(1, count + 1):
+            publish(directory, SaveId(0, step), metrics={"loss": {2: 0.1, 3: 0.2}.get(step, 1.0)})
+        assert len(steps(directory)) == count
+        FAULTS[happens](directory.path / "checkpoint-2")
+        retire(directory, rule, lambda: None)
+        assert [stored.id.step for stored in directory.checkpoints()] == [count, count - 1, 3]
 
     def test_a_scan_finds_an_old_one_bad(self, directory, happens):
         count = LOOKED_AT + 4
