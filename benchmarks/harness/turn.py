@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from benchmarks.harness.results import ROOT
 
 LIMIT = 600.0
 """Seconds that a turn, or a job within one, may take."""
+PATIENCE = 10.0
+"""Seconds within which what was killed must have ended."""
 JOB = "FASTCKPT_BENCHMARK_JOB"
 Record = dict[str, Any]
 
@@ -124,6 +127,7 @@ def _folders() -> Iterator[tuple[Path, Path]]:
     try:
         yield folder, shm
     finally:
+        _end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(shm, ignore_errors=True)
         for left in shm.parent.glob(f"*{shm.name}.*"):  # telemetry of an agent that was killed
@@ -139,28 +143,32 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         try:
             code = process.wait(LIMIT)
         finally:
-            # Also after its end: a contender may have left processes of its session behind. A turn that is interrupted
-            # has a launcher in a session of its own, and that its workers: they are found as children.
-            tree = _children(process.pid)
-            try:
+            # Also after its end: a contender may have left processes of its session behind.
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
-            for each in tree:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-            psutil.wait_procs(tree, timeout=10)
         if code:
             output.seek(0)
             raise RuntimeError(f"{' '.join(command)} ended with {code}:\n{output.read()[-4000:]}")
 
 
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def _end_all(folder: Path) -> None:
+    """End what was started in a turn, which has the turn's folder in its environment, in whatever session it is."""
+    end = time.monotonic() + PATIENCE
+    while (found := _started_in(folder)) and time.monotonic() < end:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)  # and once more: one that was killed may have started another before
+
+
+def _started_in(folder: Path) -> list[int]:
+    found = []
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if str(folder).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found
 
 
 def main() -> None:

@@ -115,6 +115,6 @@ def test_a_benchmark_that_is_interrupted_leaves_neither_processes_nor_folders(nu
     turn = Turn.from_json(json.loads(tree[0].cmdline()[-2]))
     assert turn.folder.exists() and turn.shm.exists()
     process.send_signal(number)
-    assert process.wait(30) == 128 + number
+    assert process.wait(60) == 128 + number
     assert not psutil.wait_procs(tree, timeout=10)[1]
     assert not turn.folder.exists() and not [*turn.shm.parent.glob(f"*{turn.shm.name}*")]
