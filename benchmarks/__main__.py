@@ -116,9 +116,6 @@ def _stop(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    for each in (signal.SIGTERM, signal.SIGHUP):
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # shells start background processes without the first
         signal.signal(each, _stop)
-    try:
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    main(sys.argv[1:])

@@ -275,10 +275,7 @@ BENCHMARK = Benchmark(
     "save, a kill of the worker, a flush and a resume. In states: the most private memory of the workers beyond what "
     "they had before, and in the resume beyond the state that they load; that of all other processes, which are agent "
     "and template, or torchrun and what torch has started; shared memory; files of checkpoints in the page cache.",
-    contenders=[
-        Contender(name, partial(measure, name=way), quick=name in ("fastckpt", "torch.save"))
-        for name, way in NAMES.items()
-    ],
+    contenders=[Contender(name, partial(measure, name=way), quick=name == "fastckpt") for name, way in NAMES.items()],
     figures=FIGURES,
     rounds=1,
     gigabytes=0.5,

@@ -1,7 +1,6 @@
 """Jobs of the training under faults: start one, wait for what it does, compare it with one that nothing befell."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests import launchers
 from tests.faults.faults import Fault, to_text
+from tests.json_lines import whole_lines
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0
@@ -121,8 +121,7 @@ class Job:
 
     def persisted(self, step: int) -> bool:
         """Whether the agent itself holds it durable: what was renamed, but not yet synced, can be read already."""
-        lines = map(json.loads, self.events.read_text().splitlines() if self.events.exists() else [])
-        return any(line["event"] == "persisted" and line["step"] == step for line in lines)
+        return any(line["event"] == "persisted" and line["step"] == step for line in whole_lines(self.events))
 
     def is_stopped(self, rank: int) -> bool:
         return psutil.Process(self.pid(rank)).status() == psutil.STATUS_STOPPED
@@ -164,9 +163,7 @@ class Job:
 
     def log(self, rank: int) -> list[dict[str, Any]]:
         """The lines that a rank has written whole; it may be writing one more."""
-        path = self.folder / f"log.{rank}"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return whole_lines(self.folder / f"log.{rank}")
 
     def ranks(self) -> list[int]:
         return sorted(int(path.suffix[1:]) for path in self.folder.glob("log.*"))

@@ -1,6 +1,5 @@
 """Ranks that close before the others, on one node and on several."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,11 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.nodes import Nodes
+from tests.json_lines import whole_lines
 
 
 def said(folder: Path, rank: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / f"said.{rank}").read_text().splitlines()]
+    return whole_lines(folder / f"said.{rank}")
 
 
 @pytest.mark.parametrize("leaves", [0, 1])

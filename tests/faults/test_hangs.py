@@ -1,6 +1,5 @@
 """Workers that hang: each is noticed, named and recovered; slow workers are not killed."""
 
-import json
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from fastckpt_run import formatting
 from tests.faults.faults import delay, hang, stop
 from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.test_three_ranks import STEPS
+from tests.json_lines import whole_lines
 from tests.ports import free_port
 from tests.unit._core.report.schema import faults
 
@@ -26,7 +26,7 @@ def start(job: Job, *script: str, timeout: str = str(TIMEOUT), **options) -> Job
 
 
 def hangs(job: Job) -> list[dict]:
-    lines = map(json.loads, job.events.read_text().splitlines())
+    lines = whole_lines(job.events)
     return [line for line in lines if line["event"] == "hang"]
 
 
@@ -186,7 +186,7 @@ def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, unin
     )
     for job in jobs:
         assert odd.search(job.text()), job.text()
-        told = [event for event in map(json.loads, job.events.read_text().splitlines()) if "groups" in event]
+        told = [event for event in whole_lines(job.events) if "groups" in event]
         assert told and not [fault for event in told for fault in faults(event)]
         for event in told:
             assert [(group["ranks"], group["odd"]) for group in event["groups"]] == [("1", True), ("0", False)]

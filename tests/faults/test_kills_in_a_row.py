@@ -1,7 +1,6 @@
 """More kills from outside in a row than failures may be, anywhere on the way of a start: the job goes on afterwards."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.json_lines import whole_lines
 
 PAUSE = 6
 """Steps from one row of kills to the next."""
@@ -22,9 +22,7 @@ MAX_STALLS = 3
 
 def started(job: Job) -> list[dict[str, int]]:
     """The pids of all workers that the agent has started, by rank."""
-    text = job.events.read_text().splitlines(keepends=True) if job.events.exists() else []
-    lines = [json.loads(line) for line in text if line.endswith("\n")]
-    return [line["pids"] for line in lines if line["event"] == "workers_started"]
+    return [line["pids"] for line in whole_lines(job.events) if line["event"] == "workers_started"]
 
 
 def is_started_again(job: Job, before: int) -> bool:

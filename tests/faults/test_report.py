@@ -1,11 +1,9 @@
 """Event logs of real jobs with real kills: the report agrees with the training's own log."""
 
-import json
 import os
 import re
 import signal
 from operator import itemgetter
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +12,7 @@ from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import Report, report
 from fastckpt_run.cli import main
 from tests.faults.jobs import Job
+from tests.json_lines import whole_lines
 from tests.ports import free_port
 from tests.unit._core.report.schema import faults, table
 
@@ -26,13 +25,9 @@ def reported(job: Job) -> Report:
     return found
 
 
-def told(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def is_noticed(job: Job, left: int) -> bool:
     """Whether an agent with so many restarts left has seen a death."""
-    return any(event["event"] == "worker_died" and event["restarts_left"] == left for event in told(job.events))
+    return any(event["event"] == "worker_died" and event["restarts_left"] == left for event in whole_lines(job.events))
 
 
 def assert_as_the_job_logged(found: Report, job: Job) -> None:
@@ -64,7 +59,7 @@ def test_the_report_of_a_job_with_two_kills_equals_its_training_log(new_job):
     assert found.failures[0].rank == 1
     assert found.counts.saves == 12 and not found.counts.skipped
     lines = [line for line in job.text().splitlines() if "restarts left" in line]
-    first, second = (event["text"] for event in told(job.events) if event["event"] == "restarted")
+    first, second = (event["text"] for event in whole_lines(job.events) if event["event"] == "restarted")
     page = "(FC-030, docs/errors.md#fc-030)"
     assert lines == [f"fastckpt-run: {first} {page}", f"fastckpt-run: {second} {page}"]
     assert re.fullmatch(
@@ -77,10 +72,12 @@ def test_the_report_of_a_job_with_two_kills_equals_its_training_log(new_job):
     assert [(one.restarts_left, one.restarts) for one in found.failures] == [(2, 3), (1, 3)]
     assert "useful steps" in job.text() and "rank 1 died: SIGKILL; went on after" in job.text()
     [path] = find(str(job.checkpoint_dir))
-    own = told(path)
-    assert not [fault for event in [*own, *told(job.events)] for fault in faults(event)]
+    own = whole_lines(path)
+    assert not [fault for event in [*own, *whole_lines(job.events)] for fault in faults(event)]
     by_time = itemgetter("monotonic")  # threads do not wait for each other between one file and the other
-    assert sorted([e for e in told(job.events) if e["event"] != "saved"], key=by_time) == sorted(own, key=by_time)
+    assert sorted([e for e in whole_lines(job.events) if e["event"] != "saved"], key=by_time) == sorted(
+        own, key=by_time
+    )
     assert report([read(job.events)]).lost == found.lost
     assert {event["event"] for event in own} <= table().keys()
     [launch] = found.nodes[0]
@@ -137,7 +134,7 @@ def test_the_report_of_a_hang_counts_its_detection_as_lost_time(new_job):
     assert (failure.kind, failure.rank, failure.repeated) == ("hung", 1, 3)
     assert found.lost["detection"] >= 4.5e9 and failure.silent >= 4.5e9
     [path] = find(str(job.checkpoint_dir))
-    assert not [fault for event in told(path) for fault in faults(event)]
+    assert not [fault for event in whole_lines(path) for fault in faults(event)]
 
 
 @pytest.mark.campaign

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+from tests.json_lines import whole_lines
 from tests.nodes.hosts import HOSTS, Cluster, name_of
-from tests.nodes.recovery import Line, Losses, Recovery, read_log, recovery
+from tests.nodes.recovery import Line, Losses, Recovery, recovery
 from tests.nodes.reference import PROGRAM, losses_in
 
 DEADLINE = 150.0
@@ -122,7 +123,7 @@ class NodesJob:
 
     def lines(self, number: int) -> list[Line]:
         """What the workers of a host have logged."""
-        return read_log(self.out / f"log.{name_of(number)}")
+        return whole_lines(self.out / f"log.{name_of(number)}")
 
     def reached(self) -> int:
         """The last step that any worker has done."""

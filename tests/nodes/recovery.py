@@ -1,21 +1,13 @@
 """What a fault has cost a job, by what the workers of its hosts have logged."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
 Losses = dict[tuple[int, str], set[str]]
 """Of each step and batch all losses that it had: several, if it was done several times and not alike."""
-
-
-def read_log(path: Path) -> list[Line]:
-    """The lines that workers have written whole; one may be writing one more."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def losses_of(lines: list[Line]) -> Losses:

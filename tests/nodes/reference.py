@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.json_lines import whole_lines
 from tests.nodes.hosts import ROOT
-from tests.nodes.recovery import Losses, losses_of, read_log
+from tests.nodes.recovery import Losses, losses_of
 from tests.ports import free_port
 
 PROGRAM = Path(__file__).with_name("train.py")
@@ -32,4 +33,4 @@ def train_uninterrupted(folder: Path, ranks: int, *script: str) -> None:
 
 def losses_in(folder: Path) -> Losses:
     """Of each step and batch, what all hosts of a job have logged in a folder."""
-    return losses_of([line for log in folder.glob("log.*") for line in read_log(log)])
+    return losses_of([line for log in folder.glob("log.*") for line in whole_lines(log)])

@@ -1,9 +1,8 @@
 """Jobs whose hosts lose sight of each other, in two halves which both reach the checkpoint directory."""
 
-import json
-
 import pytest
 
+from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import name_of
 from tests.nodes.job import NodesJob, endpoint
@@ -18,9 +17,7 @@ campaign = pytest.mark.campaign
 def events(job: NodesJob, number: int) -> list[Line]:
     """What the agent of a host has reported."""
     logs = (job.cluster.storage / ".fastckpt" / "events").glob(f"*-{name_of(number)}-*")
-    return [
-        json.loads(line) for path in logs for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"
-    ]
+    return [line for path in logs for line in whole_lines(path)]
 
 
 def output(job: NodesJob, number: int) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.json_lines import whole_lines
 from tests.nodes.hosts import ROOT, address_of
-from tests.nodes.recovery import Losses, read_log
+from tests.nodes.recovery import Losses
 from tests.nodes.reference import losses_in
 from tests.slurm.workload_manager import DEADLINE, Slurm
 
@@ -37,7 +38,7 @@ class Job:
         return "".join(path.read_text() for path in self.slurm.work.glob("*.out"))
 
     def lines(self, what: str) -> list[dict[str, Any]]:
-        return [line for log in self.logs.glob("log.*") for line in read_log(log) if line["what"] == what]
+        return [line for log in self.logs.glob("log.*") for line in whole_lines(log) if line["what"] == what]
 
     def until_step(self, step: int, starts: int = 1) -> None:
         """Wait until it has done a step, in its so-manieth start."""
@@ -99,7 +100,7 @@ def test_a_job_that_nothing_befalls_comes_to_its_end_at_once(
 def test_a_job_comes_to_its_end_though_a_worker_is_killed(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
     job = submit(slurm, MANY)
     job.until_step(100)
-    [worker] = [line for line in read_log(job.logs / "log.node1") if line["what"] == "started"]
+    [worker] = [line for line in whole_lines(job.logs / "log.node1") if line["what"] == "started"]
     slurm.cluster.hosts[1].kill(worker["pid"])
     job.ends()
     assert list(job.resumed().values()) == [{"memory"}]

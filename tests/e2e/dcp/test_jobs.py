@@ -1,6 +1,5 @@
 """Real jobs: a rank dies before the commit, the agent dies, the world changes; each state is found, bit for bit."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests import launchers
 from tests.faults.jobs import launcher_for
+from tests.json_lines import whole_lines
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0
@@ -37,7 +37,7 @@ class Job:
         return (self.folder / "output").read_text(errors="replace")
 
     def loads(self, rank: int = 0) -> list[dict[str, object]]:
-        return [json.loads(line) for line in (self.folder / f"log.{rank}").read_text().splitlines()]
+        return whole_lines(self.folder / f"log.{rank}")
 
     def end(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -1,6 +1,5 @@
 """Deaths are noticed when they happen, and no process outlives the job it belongs to."""
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from fastckpt_run.failures.deaths import DeathWatch, describe, peek
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.workers import drop_if_torn
 from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
+from tests.json_lines import whole_lines
 
 FAMILY = program("family.py")
 GRACE = 600  # seconds that no test could pass: only SIGKILL at once ends these workers
@@ -25,8 +25,7 @@ GRACE = 600  # seconds that no test could pass: only SIGKILL at once ends these 
 
 def events(path: Path) -> list[dict[str, object]]:
     """What is told of the job, not of how its workers are started, nor what was measured."""
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    return [event for event in told if not event["event"].startswith(("preload", "metrics"))]
+    return [event for event in whole_lines(path) if not event["event"].startswith(("preload", "metrics"))]
 
 
 def ready(folder: Path, count: int) -> bool:

@@ -1,6 +1,5 @@
 """--fast-exit-codes: each cause of the agent's end, in a real launch, and the page that has the table of them."""
 
-import json
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from fastckpt_run.exit_codes import ADVICE, BAD_NODE, NOT_STORED, START_AGAIN, E
 from fastckpt_run.failures.deaths import is_from_outside
 from tests import launchers
 from tests.e2e.launcher.conftest import program, until
+from tests.json_lines import whole_lines
 from tests.live_folders import remove_live
 from tests.ports import free_port
 
@@ -64,8 +64,7 @@ class Launch:
         return self.output.read_text()
 
     def saves(self) -> list[dict[str, Any]]:
-        path = self.folder / "saves"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_lines(self.folder / "saves")
 
     def until_saves(self, count: int) -> None:
         until(lambda: len(self.saves()) >= count, f"{count} saves")

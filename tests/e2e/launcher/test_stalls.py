@@ -1,6 +1,5 @@
 """Jobs that fail repeatedly: when they are restarted, and the messages when they are not."""
 
-import json
 import os
 import random
 import re
@@ -21,6 +20,7 @@ from fastckpt._core.memory import headroom
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.failures.restarts import Restarts
 from tests.e2e.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
+from tests.json_lines import whole_lines
 
 TRAIN = program("train.py")
 FORK = ["--run-path", "--start-method=fork"]
@@ -46,8 +46,7 @@ def steps(folder: Path) -> list[list[int]]:
 
 
 def told(folder: Path, name: str) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
-    return [event for event in events if event["event"] == name]
+    return [event for event in whole_lines(folder / "events") if event["event"] == name]
 
 
 def launch(jobs: Jobs, *arguments: str, **environment: str) -> Any:
