@@ -183,11 +183,12 @@ def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) ->
     that has lost files since.
     """
     found = store.known()
-    doomed = obsolete(policy, found)
-    older = [stored for stored in found if doomed and stored.id < doomed[-1] and stored.id not in doomed]
+    doomed = {*obsolete(policy, found)}
+    newest = max(doomed, default=SaveId(0, 0))
+    older = (stored for stored in found if stored.id < newest and stored.id not in doomed)
     if not all(map(store.is_whole, older)):
-        doomed = obsolete(policy, store.checkpoints())
-    for id in sorted({*doomed} - {in_use()}):
+        doomed = {*obsolete(policy, store.checkpoints())}
+    for id in sorted(doomed - {in_use()}):
         store.delete(id)
 
 

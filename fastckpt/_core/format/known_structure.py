@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastckpt._core.format.structure import INT64, TENSORS, Number, Structure
+from fastckpt._core.format.structure import INT64, TENSORS, Number, Structure, first_places
 from fastckpt._core.torch_private.tensors import layout_guard, storage_key
 
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
@@ -110,9 +110,8 @@ class KnownStructure:
         tensors = structure.tensors
         self._blocks = [_Block(tensors[start : start + BLOCK]) for start in range(0, len(tensors), BLOCK)]
         self._indices = structure.indices
-        firsts: dict[int, int] = {}
-        self._first_places = _selector([firsts.setdefault(id(each), place) for place, each in enumerate(tensors)])
-        self._distinct = len(firsts)
+        firsts = first_places(tensors)
+        self._first_places, self._distinct = _selector(firsts), len({*firsts})
         first_of_each = {index: place for place, index in reversed([*enumerate(self._indices)])}
         self._first_of_storage = _selector([first_of_each[index] for index in range(len(structure.storages))])
 
@@ -181,12 +180,11 @@ class _Block:
     """Tensors that are compared together: few enough that all of them stay in the processor's cache meanwhile."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        firsts: dict[int, int] = {}
-        for place, tensor in enumerate(tensors):
-            firsts.setdefault(id(tensor), place)
         # The guard takes each tensor once.
-        self._first_places = [firsts[id(tensor)] for tensor in tensors] if len(firsts) < len(tensors) else []
-        self._distinct = _selector([*firsts.values()])
+        firsts = first_places(tensors)
+        distinct = sorted({*firsts})
+        self._first_places = firsts if len(distinct) < len(tensors) else []
+        self._distinct = _selector(distinct)
         self._guard = layout_guard(self._distinct(tensors))
         self._strides = [tensor.stride() for tensor in tensors]
         self._offsets = [tensor.storage_offset() for tensor in tensors]

@@ -34,6 +34,12 @@ class Opaque(Exception):
     """The state holds an object whose parts are not known."""
 
 
+def first_places(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Of each tensor the place where it, the same object, stands first: its own, unless it stands there again."""
+    firsts: dict[int, int] = {}
+    return [firsts.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
+
+
 class Structure:
     """A state taken apart; raises Opaque where that is not possible, at once or in `check`.
 
@@ -60,9 +66,8 @@ class Structure:
 
     def _twins(self) -> None:
         """Note which of the tensors are one: a pickle holds each once, as a container."""
-        firsts: dict[int, int] = {}
-        places = [firsts.setdefault(id(tensor), place) for place, tensor in enumerate(self.tensors)]
-        if len(firsts) < len(places):
+        places = first_places(self.tensors)
+        if len({*places}) < len(places):
             self.shape.append(places)
 
     def _visit(self, node: Any) -> None:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -247,7 +247,7 @@ class Arena:
         """Names of the images of a slot that were begun, and are not reserved yet."""
         return [name for at, name in list(self._begun) if at == slot]
 
-    def abandon(self, slot: Path, names: Iterable[str]) -> None:
+    def abandon(self, slot: Path, names: Collection[str]) -> None:
         """Remove images that were begun, and are not to be reserved."""
         self._begun.difference_update((slot, name) for name in names)
         discard(slot, [str(_new(Path(name))) for name in names])
