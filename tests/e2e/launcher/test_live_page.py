@@ -45,7 +45,10 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     html = first.ask("/")[1]
     assert "watched.py" in html and "What a loss now would cost" in html
 
-    # --- a flush: the newest save that both nodes have in memory
+    # --- a flush: the newest save that both nodes have in memory; the only one that the script persists is behind it
+    first.until_status(
+        lambda now: now["nodes"] and all(_step(node, "memory") > 5 for node in now["nodes"]), "both hold a newer save"
+    )
     token = first.address["token"]
     for wrong in ("", "wrong", token[:-1], second.address["token"]):
         assert first.ask("/flush", token=wrong)[0] == 403
@@ -54,7 +57,8 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     outcome = json.loads(text)["directories"][str(folder / "run")]
     assert code == 200 and outcome["outcome"] == "begun", outcome
     first.until_status(
-        lambda now: now["nodes"] and all(_stored(node) >= outcome["step"] for node in now["nodes"]), "it is durable"
+        lambda now: now["nodes"] and all(_step(node, "storage") >= outcome["step"] for node in now["nodes"]),
+        "it is durable",
     )
 
     # --- a failure: each answer is whole, and all of it is seen
@@ -93,5 +97,6 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     assert all(agent.text().count("an action on the live page is refused") == (agent is first) for agent in agents)
 
 
-def _stored(node: dict) -> int:
-    return max((tiers["storage"]["step"] or 0 for tiers in node.get("tiers", ())), default=0)
+def _step(node: dict, tier: str) -> int:
+    """The step of the newest save that a node has in a tier."""
+    return max((tiers[tier]["step"] or 0 for tiers in node.get("tiers", ())), default=0)
