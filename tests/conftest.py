@@ -67,7 +67,7 @@ def forked_launchers() -> Iterator[None]:
 def leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Fail a test that leaks a process, a /dev/shm entry, a socket or a temporary file."""
+    """Fail a test that leaks a process, a /dev/shm entry, a socket or a temporary file; and return to where it began."""
     tmp_path_factory.getbasetemp()  # is made under the common temporary directory
     name = f"fastckpt-test-{os.getpid()}-{time.monotonic_ns()}"
     shm, temporary = Path("/dev/shm") / name, Path("/tmp") / name
@@ -84,7 +84,7 @@ def leaves_nothing_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # known, or each forked process tries it with a file
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
         monkeypatch.delenv(variable)
-    sockets = _sockets()
+    sockets, directory = _sockets(), Path.cwd()
     # A collection, of which many tests need one, then looks through what this test makes, not through all that earlier
     # ones have left: of those in a long run, each took a second.
     gc.collect()
@@ -101,6 +101,7 @@ def leaves_nothing_behind(
         leaks += [f"temporary file {path}" for path in temporaries]
         leaks += [f"socket {socket}" for socket in _more_sockets(sockets)]
     finally:
+        os.chdir(directory)
         shutil.rmtree(shm, ignore_errors=True)
         shutil.rmtree(temporary, ignore_errors=True)
         for path in Path("/dev/shm").glob(f"*{name}*"):

@@ -1,7 +1,6 @@
 """`fastckpt check`: exit codes, limits, one line for node-problem-detector, several nodes by hand, its page."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -49,15 +48,19 @@ def test_a_sound_node_has_code_0_and_a_value_for_each_check(good: Path):
         (["--min", "disk=99999999"], 1, r"problem: disk .*: .*, less than 99999999"),
     ],
 )
-def test_a_limit_of_the_user_counts(fastckpt: Fastckpt, tmp_path: Path, options: list[str], code: int, line: str):
-    os.chdir(tmp_path)
+def test_a_limit_of_the_user_counts(
+    fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, line: str
+):
+    monkeypatch.chdir(tmp_path)
     said = fastckpt("check", ".", *DISK, *options)
     assert said.code == code and re.fullmatch(line, said.out.splitlines()[0])
     assert len(said.out.splitlines()) == 3
 
 
-def test_a_limit_for_no_check_is_refused_not_passed(fastckpt: Fastckpt, tmp_path: Path):
-    os.chdir(tmp_path)
+def test_a_limit_for_no_check_is_refused_not_passed(
+    fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     said = fastckpt("check", ".", *DISK, "--min", "disc=1")
     assert said.code == 2 and "no check is named 'disc'; there are matmul, memory" in said.err
 

@@ -46,7 +46,7 @@ class RemoteAgent:
     """A member whose agent is another process."""
 
     def __init__(self, name: str) -> None:
-        root = str(Path(__file__).parents[3])
+        root = str(Path(__file__).parents[4])
         self.name = name
         self.process = subprocess.Popen(
             [sys.executable, "-c", _AGENT, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
