@@ -67,7 +67,7 @@ def forked_launchers() -> Iterator[None]:
 def leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Fail a test that leaks a process, a /dev/shm entry, a socket or a temporary file; and return to where it began."""
+    """Fail a test that leaks a process, a /dev/shm entry, a socket or a temporary file; return to its directory."""
     tmp_path_factory.getbasetemp()  # is made under the common temporary directory
     name = f"fastckpt-test-{os.getpid()}-{time.monotonic_ns()}"
     shm, temporary = Path("/dev/shm") / name, Path("/tmp") / name
