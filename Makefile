@@ -47,7 +47,7 @@ demo-deepspeed: $(FRAMEWORKS)  ## the same with DeepSpeed
 	DS_ACCELERATOR=cpu $(BIN)/python -m examples.gpt2.demo examples/deepspeed_gpt2/train.py --out runs/demo-deepspeed
 
 test: $(FRAMEWORKS)  ## run the tests
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal
+	$(BIN)/python -m tests.suite -n 4 --dist worksteal
 
 lint: $(FRAMEWORKS)  ## check format and lint
 	$(BIN)/ruff format --check .
