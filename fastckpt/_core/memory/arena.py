@@ -25,7 +25,7 @@ from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exc
 from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
 from fastckpt._core.memory.pages import NEVER, allocate, begin, enlarge
 from fastckpt._core.memory.processes import boot_id
-from fastckpt._core.memory.records import names_in, remove_any
+from fastckpt._core.memory.records import make_folders, names_in, remove_any
 from fastckpt._core.memory.slots import discard, image_size
 from fastckpt._core.policy.memory_reserve import RESERVE
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
@@ -258,7 +258,7 @@ class Arena:
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
         path = slot / name
         temporary = _new(path)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(self.path, path.parent)
         remove_any(path)
         is_begun = (slot, name) in self._begun and temporary.is_file() and not temporary.is_symlink()
         if not is_begun:  # what another process has left there may have anything in it

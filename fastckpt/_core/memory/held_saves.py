@@ -14,7 +14,7 @@ from typing import Any
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.records import names_in, remove_any
+from fastckpt._core.memory.records import make_folders, names_in, remove_any
 from fastckpt._core.memory.slots import SlotDone
 
 KEPT = "kept"
@@ -105,10 +105,10 @@ def keep(
     if not all(slots.is_image(name) for name in contents):
         raise ValueError(f"{sorted(contents)} are no names of files of a checkpoint")
     place = kept_place(arena, id, attempt)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(arena, place)
     for name, data in contents.items():
         path = place / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(place, path.parent)
         temporary = path.with_name(f".new-{path.name}")
         remove_any(temporary)
         temporary.write_bytes(data)

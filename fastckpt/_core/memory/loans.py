@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from fastckpt._core.memory.records import make_folders
+
 FOLDER = "lent"
 """Their directory in an arena."""
 
@@ -13,8 +15,7 @@ FOLDER = "lent"
 def place_of(arena: Path, name: str) -> Path:
     """Where a file of this name is lent; makes the directory. Raises OSError."""
     path = arena / FOLDER / name
-    (arena / FOLDER).mkdir(mode=0o700, exist_ok=True)  # not the arena: one that was removed is its owner's to make
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(arena, path.parent)
     return path
 
 
@@ -29,7 +30,7 @@ def borrow(arena: Path, slot: Path, files: Mapping[str, int]) -> None:
     for name, size in files.items():
         path = slot / name
         temporary = path.with_name(f".lent-{secrets.token_hex(4)}")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(arena, path.parent)
         try:
             shutil.copyfile(arena / FOLDER / name, temporary, follow_symlinks=False)
             temporary.chmod(0o600)

@@ -74,6 +74,16 @@ def read_small(path: Path) -> bytes:
     return data
 
 
+def make_folders(root: Path, folder: Path) -> None:
+    """Make a folder below a root, and those between; raises FileNotFoundError if the root is not there.
+
+    An arena that was removed is its owner's to make: it would lack its mode and its owner else.
+    """
+    for part in folder.relative_to(root).parts:
+        root /= part
+        root.mkdir(mode=0o700, exist_ok=True)
+
+
 def remove_any(path: Path) -> None:
     """Remove what is there, if anything: a directory is not ours, but in the way."""
     try:
