@@ -1,4 +1,4 @@
-"""Jobs with a spare host, as in docs/clusters/nodes.md: it takes the rank of one that is lost, or fails again and again."""
+"""Jobs with a spare host, as in docs/clusters/nodes.md: it takes the rank of one that is lost, or fails twice."""
 
 from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
