@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
+from fastckpt._core.policy.hosts.host_exclusion import cause_of_host
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
@@ -99,6 +100,7 @@ class FastckptAgent(HookedAgent):
         self._started = self._due = 0.0
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
             spec.rdzv_handler.before_joining = self._preloader.wait
+            spec.rdzv_handler.is_checked = settings.node_check
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
@@ -312,7 +314,11 @@ class FastckptAgent(HookedAgent):
             cause = cause_of(failure, self._preloader.last_words(failure.pid), self.context)
             culprits[rank] = failure.exitcode, cause
         nodes = group.group_world_size or 1
-        follows = nodes > 1 and _is_awaited(group.spec.rdzv_handler)
+        handler = group.spec.rdzv_handler
+        follows = nodes > 1 and _is_awaited(handler)
+        if isinstance(handler, FastckptRendezvousHandler) and not follows:
+            causes = (cause_of_host(exitcode, cause.exception) for exitcode, cause in culprits.values())
+            handler.fault = next(filter(None, causes), "")
         self._notice.failed(culprits, self.restarts_left, nodes=nodes, follows=follows)
 
     def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:

@@ -32,7 +32,7 @@ from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.dry_run.dry_run_text import show_dry_run
 from fastckpt_run.exit_codes import ADVICE, Ending, ExitStatus
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
-from fastckpt_run.options import read, require_positive
+from fastckpt_run.options import read, require_positive, require_room_for_spares
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
 from fastckpt_run.rendezvous.signing import secret_of
@@ -132,7 +132,14 @@ def substituted(
     try:
         for module, name, value in ours:
             setattr(module, name, value)
-        with registered(partial(create_handler, secret=secret_of(settings), is_here=is_this_host)):
+        create = partial(
+            create_handler,
+            secret=secret_of(settings),
+            is_here=is_this_host,
+            spares=settings.spares,
+            exclude_after=settings.exclude_after,
+        )
+        with registered(create):
             yield
     finally:
         for module, name, value in torchs:
@@ -152,6 +159,7 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
     status = status or ExitStatus()
     status.fast = settings.exit_codes
     require_positive(arguments)
+    require_room_for_spares(settings, arguments)
     if command.is_dry_run:
         show_dry_run(command)
         return

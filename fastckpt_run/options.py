@@ -13,6 +13,7 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from fastckpt._core.config import Settings, variable
+from fastckpt.errors import ConfigError
 from fastckpt_run.commands import version_line
 
 PREFIX = "--fast"
@@ -61,6 +62,24 @@ def require_positive(arguments: Namespace) -> None:
         raise ValueError(f"--nproc-per-node is {arguments.nproc_per_node}; give 1 or more workers, auto, cpu or gpu")
     if arguments.monitor_interval <= 0:
         raise ValueError(f"--monitor-interval is {arguments.monitor_interval:g}; give seconds above 0")
+
+
+def require_room_for_spares(settings: Settings, arguments: Namespace) -> None:
+    """Raise ConfigError unless the agents of the job can meet a spare, and go on with it when one of them is lost."""
+    if not settings.spares:
+        return
+    request = f"spares is {settings.spares} (--fast-spares)"
+    if arguments.standalone or arguments.rdzv_backend != "c10d":
+        backend = "--standalone is given" if arguments.standalone else f"--rdzv-backend is {arguments.rdzv_backend}"
+        raise ConfigError(
+            f"{request}, and {backend}: nodes that meet so take no other one in; use --rdzv-backend c10d with "
+            "--rdzv-endpoint, or leave --fast-spares out"
+        )
+    if str(arguments.nnodes).rpartition(":")[2] == "1":
+        raise ConfigError(
+            f"{request}, and --nnodes is {arguments.nnodes}: nobody would notice the loss of the only node; give "
+            "--nnodes 2 or more, without the spares"
+        )
 
 
 def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:

@@ -68,6 +68,8 @@ class Settings:
         tensorboard: Directory to which agents write metrics for TensorBoard; empty for none.
         slow_ranks: Whether ranks that hold up the others are looked for, and reported.
         node_check: Whether each node is checked before it first joins, and again after it has failed.
+        spares: Hosts that wait for the place of one that is lost, beside those of --nnodes; 0 for none.
+        exclude_after: Failures of a host alone after which it is left out while a spare waits; 0: any number.
         exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
     """
 
@@ -97,6 +99,8 @@ class Settings:
     tensorboard: str = ""
     slow_ranks: bool = True
     node_check: bool = False
+    spares: int = 0
+    exclude_after: int = 2
     exit_codes: bool = False
 
     def __post_init__(self) -> None:
@@ -114,6 +118,8 @@ class Settings:
         self._demand("stop_grace", 0 <= self.stop_grace < math.inf, "give seconds, or 0 to kill workers at once")
         waits = self.hang_timeout in ("auto", "off") or _is_positive(self.hang_timeout)
         self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
+        self._demand("spares", self.spares >= 0, "give a number of hosts, or 0 for none")
+        self._demand("exclude_after", self.exclude_after >= 0, "give a number of failures, or 0 for no limit")
         # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
         self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
 

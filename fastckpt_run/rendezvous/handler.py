@@ -49,6 +49,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         id: The name of this agent, a random word.
         calls: The number of calls of stores by their names.
         round: The last round in which this node took part, with all nodes by their group ranks.
+        fault: Why the workers of this node failed in that round, if its host may be to blame; empty else.
+        is_checked: Whether this host has passed the node check before its first round.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self.id = secrets.token_hex(8)
         self.calls = Counter[str]() if calls is None else calls
         self.round = BEFORE_THE_FIRST
+        self.fault = ""
+        self.is_checked = False
         self._job, self._given, self._limits, self._timing = job, secret, limits, timing
         self._endpoints = endpoints
         address = local_address or socket.getfqdn()
@@ -296,8 +300,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
         running = records.last_round()
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one
-        meeting = Meeting(records, self._me, self._limits, self._timing, self._alive, self._give_way)
+        me = self._me._replace(fault=self.fault, is_checked=self.is_checked)
+        meeting = Meeting(records, me, self._limits, self._timing, self._alive, self._give_way)
         self.round = meeting.hold(self.round, deadline)
+        self.fault, self.is_checked = "", False
         rank = self.round.ranks[self.id]
         if rank == 0:
             self._master = _round_store(self._me.address)
@@ -317,7 +323,12 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
 
 def create_handler(
-    parameters: RendezvousParameters, *, secret: bytes | None, is_here: Callable[[str], bool]
+    parameters: RendezvousParameters,
+    *,
+    secret: bytes | None,
+    is_here: Callable[[str], bool],
+    spares: int = 0,
+    exclude_after: int = 0,
 ) -> FastckptRendezvousHandler:
     """Create the handler that torchrun's options describe; raises ValueError.
 
@@ -325,6 +336,8 @@ def create_handler(
         parameters: The options, in torch's form.
         secret: The secret of the job, if the user gave one.
         is_here: Whether a name or an address is that of this host.
+        spares: Nodes that may wait beside the most that take part.
+        exclude_after: Failures of a host alone after which it is left out while one of them waits; 0 for any number.
     """
     calls = Counter[str]()
     endpoints = Endpoints(parameters.endpoint, is_here=is_here, is_host=parameters.get_as_bool("is_host"), calls=calls)
@@ -332,7 +345,7 @@ def create_handler(
     return FastckptRendezvousHandler(
         parameters.run_id,
         endpoints,
-        NodeLimits(parameters.min_nodes, parameters.max_nodes, last_call),
+        NodeLimits(parameters.min_nodes, parameters.max_nodes, last_call, spares, exclude_after),
         Timing(
             join=_seconds(parameters, "join_timeout", 600.0),
             connect=_seconds(parameters, "read_timeout", 60.0),

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.distributed.elastic.rendezvous import (
@@ -14,8 +14,18 @@ from torch.distributed.elastic.rendezvous import (
 
 from fastckpt._core import metrics
 from fastckpt._core.error_codes import coded
+from fastckpt._core.policy.hosts.host_exclusion import HostFaults
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
-from fastckpt_run.rendezvous.membership import Master, Node, NodeLimits, Round, assign_ranks, is_complete
+from fastckpt_run.rendezvous.membership import (
+    Master,
+    Node,
+    NodeLimits,
+    Round,
+    assign_ranks,
+    collect_faults,
+    is_complete,
+    leave_out,
+)
 from fastckpt_run.rendezvous.round_store import RoundStore
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -176,7 +186,11 @@ class Meeting:
         predecessors = [node.id for node in last.nodes if node.host == self._me.host and node.is_dead_here()]
         is_full = self._me.id not in last.ranks and not predecessors and len(last.nodes) >= self._limits.most
         if is_full and not records.is_ended(last):
-            logger.warning("the job has all its %d nodes: this one waits for a place", len(last.nodes))
+            if self._limits.spares:
+                logger.info("the job has all its %d nodes: this one waits as a spare", len(last.nodes))
+            else:
+                logger.warning("the job has all its %d nodes: this one waits for a place", len(last.nodes))
+            metrics.event("waits_as_spare", host=self._me.host, nodes=len(last.nodes))
             return False
         records.report_gone(last, predecessors)
         records.end(last)
@@ -227,12 +241,22 @@ class Meeting:
         since = now - self._fewest_since if self._fewest_since is not None else 0.0
         if pending or not is_complete(last, present, self._gone, self._limits, since):
             return None
-        nodes = assign_ranks(last, present, self._limits.most)
-        done = Round(last.number + 1, secrets.token_hex(8), nodes)
+        faults = collect_faults(last, [*came.values()], self._gone)
+        chosen, left_out = leave_out(last, present, faults, self._limits)
+        nodes = assign_ranks(last, chosen, self._limits.most)
+        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults)
         if not self._records.complete(last, done):
             return None
+        self._report_left_out([node for node in left_out if node.id in last.ranks], faults)
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
+
+    def _report_left_out(self, left_out: Sequence[Node], faults: HostFaults) -> None:
+        for node in left_out:
+            causes = list(faults[node.host])
+            text = "host %s is left out while a spare waits: it failed %d times, and no other for the same cause: %s"
+            logger.warning(text, node.host, len(causes), "; ".join(causes))
+            metrics.event("host_left_out", host=node.host, causes=causes)
 
     def _node_at(self, last: Round, slot: int) -> Node | None:
         if slot not in self._nodes:

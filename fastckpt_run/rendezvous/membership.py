@@ -1,11 +1,12 @@
 """Membership of a round: who takes part, with which group rank, and when the round is complete. Pure functions."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from fastckpt._core.memory.processes import Process
+from fastckpt._core.policy.hosts.host_exclusion import HostFaults, suspects, with_faults
 
 
 class Node(NamedTuple):
@@ -16,12 +17,16 @@ class Node(NamedTuple):
         host: The name of its host.
         address: The address by which other nodes reach it.
         process: Its process, as `Process.to_record` describes it.
+        fault: Why its workers failed in the last round, if its host may be to blame; empty else.
+        is_checked: Whether it has taken part in no round yet, and its host has passed the node check.
     """
 
     id: str
     host: str
     address: str
     process: Mapping[str, Any]
+    fault: str = ""
+    is_checked: bool = False
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -32,12 +37,14 @@ class Node(NamedTuple):
         """Raises ValueError if ``record`` describes no node."""
         # Each agent reads a record of each node in each round: no pattern, which takes five times as long.
         try:
-            id, host, address, process = (record[name] for name in cls._fields)
-        except (KeyError, TypeError):
+            id, host, address, process = (record[name] for name in cls._fields[:4])
+            fault, is_checked = record.get("fault", ""), record.get("is_checked", False)
+        except (KeyError, TypeError, AttributeError):
             raise ValueError("it describes no node") from None
-        if not (type(id) is type(host) is type(address) is str and type(process) is dict):
+        is_text = type(id) is type(host) is type(address) is type(fault) is str
+        if not (is_text and type(process) is dict and type(is_checked) is bool):
             raise ValueError("it describes no node")
-        return cls(id, host, address, process)
+        return cls(id, host, address, process, fault, is_checked)
 
     def is_dead_here(self) -> bool:
         """Whether it was a process of this host, in this boot, that has ended."""
@@ -54,12 +61,14 @@ class Round:
         name: A random word: rounds of two halves of a job may have one number, but not one name.
         nodes: The nodes by their group ranks.
         is_closed: Whether the job was ended: no round follows.
+        faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
     """
 
     number: int
     name: str
     nodes: tuple[Node, ...] = ()
     is_closed: bool = False
+    faults: HostFaults = field(default_factory=dict)
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
@@ -75,8 +84,16 @@ class Round:
         """Raises ValueError if ``record`` describes no round."""
         match record:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
-                return cls(number, name, tuple(Node.from_record(node) for node in nodes), is_closed)
+                faults = faults_in(record.get("faults", {}))
+                return cls(number, name, tuple(Node.from_record(node) for node in nodes), is_closed, faults)
         raise ValueError("it describes no round")
+
+
+def faults_in(record: Any) -> dict[str, tuple[str, ...]]:
+    """The faults of hosts in a JSON object; raises ValueError if ``record`` has none."""
+    if not (type(record) is dict and all(type(causes) in (list, tuple) for causes in record.values())):
+        raise ValueError("it describes no faults of hosts")
+    return {host: tuple(map(str, causes)) for host, causes in record.items()}
 
 
 @dataclass(frozen=True)
@@ -110,11 +127,18 @@ BEFORE_THE_FIRST = Round(0, "first")
 
 @dataclass(frozen=True)
 class NodeLimits:
-    """Numbers of nodes that a round may have, and seconds that its completion waits for more than the fewest."""
+    """Numbers of nodes that a round may have, and seconds that its completion waits for more than the fewest.
+
+    Attributes:
+        spares: Nodes that may wait beside the most.
+        exclude_after: Failures of a host alone after which it is left out while a spare waits; 0 for any number.
+    """
 
     fewest: int
     most: int
     last_call: float = 30.0
+    spares: int = 0
+    exclude_after: int = 0
 
 
 def is_complete(
@@ -174,3 +198,36 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
     moved = [node for node in survivors if ranks[node.id] >= count]
     placed |= dict(zip(holes, [*moved, *newcomers], strict=True))
     return tuple(placed[rank] for rank in range(count))
+
+
+def collect_faults(last: Round, came: Collection[Node], gone: Collection[str]) -> HostFaults:
+    """The faults of hosts up to the end of the last round.
+
+    Args:
+        last: The last round.
+        came: The nodes that came to the next one: they know the failures of their workers.
+        gone: The ids of nodes that are gone. Hosts that are lost in one round share the cause.
+    """
+    fresh = {node.host for node in came if node.is_checked and node.id not in last.ranks}
+    known = {host: causes for host, causes in last.faults.items() if host not in fresh}
+    lost = [(node.host, f"lost in round {last.number}") for node in last.nodes if node.id in gone]
+    own = [(node.host, node.fault) for node in came if node.fault and node.id in last.ranks]
+    return with_faults(known, [*own, *lost])
+
+
+def leave_out(
+    last: Round, present: Sequence[Node], faults: HostFaults, limits: NodeLimits
+) -> tuple[list[Node], list[Node]]:
+    """The nodes that may take part in the next round, and those that are left out for others that wait.
+
+    Args:
+        last: The last round.
+        present: The nodes that are there, in the order in which they came.
+        faults: Those of all hosts.
+        limits: How many nodes there may be, and what a host may do.
+    """
+    bad = suspects(faults, limits.exclude_after) if limits.spares else frozenset[str]()
+    good = [node for node in present if node.host not in bad]
+    doubtful = sorted((node for node in present if node.host in bad), key=lambda node: node.id not in last.ranks)
+    needed = max(0, limits.most - len(good))
+    return [*good, *doubtful[:needed]], doubtful[needed:]

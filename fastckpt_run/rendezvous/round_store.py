@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastckpt._core.error_codes import coded
-from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round
+from fastckpt._core.policy.hosts.host_exclusion import HostFaults
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round, faults_in
 from fastckpt_run.rendezvous.signing import Refused, Signer
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
 
@@ -55,7 +56,7 @@ class RoundStore:
         self._seen = set[str]()
         self._bell: StoreConnection | None = None
         self._has_left = False
-        self._nodes: tuple[str, tuple[Node, ...]] = ("", ())
+        self._nodes: tuple[str, tuple[Node, ...], HostFaults] = ("", (), {})
 
     def at(self, connection: StoreConnection) -> "RoundStore":
         """The records of the same job, for the same agent, in another store."""
@@ -77,10 +78,11 @@ class RoundStore:
         if last.name != before.name or last.is_closed:
             return False
         if now.nodes:
-            self._put({"nodes": [node.to_record() for node in now.nodes]}, now.name, "nodes")
-            self._nodes = now.name, now.nodes
-        record = self._summary(now)
-        return self.connection.replace(self._key("last"), found, record) == record
+            record = now.to_record()
+            self._put({"nodes": record["nodes"], "faults": record["faults"]}, now.name, "nodes")
+            self._nodes = now.name, now.nodes, now.faults
+        summary = self._summary(now)
+        return self.connection.replace(self._key("last"), found, summary) == summary
 
     def carry_over(self, mine: Round) -> Round:
         """Bring the last round that this agent knows to a store that has none, or an older one; returns the last."""
@@ -271,7 +273,8 @@ class RoundStore:
             return None, BEFORE_THE_FIRST
         try:
             last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
-            return record, replace(last, nodes=self._nodes_of(last))
+            nodes, faults = self._nodes_of(last)
+            return record, replace(last, nodes=nodes, faults=faults)
         except (Refused, ValueError) as error:
             self._refuse(key, error)
             self.connection.delete(key)  # it is nobody's: an agent with another secret uses other keys
@@ -279,22 +282,27 @@ class RoundStore:
 
     def _summary(self, round: Round) -> bytes:
         """The record of the last round. Its nodes have one of their own: agents read them once, and this often."""
-        return self._signer.seal(self._key("last"), replace(round, nodes=()).to_record())
+        return self._signer.seal(self._key("last"), replace(round, nodes=(), faults={}).to_record())
 
-    def _nodes_of(self, round: Round) -> tuple[Node, ...]:
-        """The nodes of a round, by its name; raises ValueError if they are not there, or refused."""
+    def _nodes_of(self, round: Round) -> tuple[tuple[Node, ...], HostFaults]:
+        """The nodes of a round by its name, and the faults; raises ValueError if they are not there, or refused."""
         if not round.number:
-            return ()
-        name, nodes = self._nodes  # several threads read
+            return (), {}
+        name, nodes, faults = self._nodes  # several threads read
         if name != round.name:
-            read = self._read(lambda record: tuple(map(Node.from_record, record["nodes"])), round.name, "nodes")
+            read = self._read(_nodes_and_faults, round.name, "nodes")
             if read is None:
                 raise ValueError("its nodes are not there")
-            nodes, self._nodes = read, (round.name, read)
-        return nodes
+            nodes, faults = read
+            self._nodes = round.name, nodes, faults
+        return nodes, faults
 
     def _refuse(self, key: str, why: Exception) -> None:
         text = f"the record {key.removeprefix(self._job)} in the store of the rendezvous was refused: {why}"
         if text not in self._refused and len(self._refused) < 100:
             self._refused.add(text)
             logger.warning("%s", text)
+
+
+def _nodes_and_faults(record: dict[str, Any]) -> tuple[tuple[Node, ...], HostFaults]:
+    return tuple(map(Node.from_record, record["nodes"])), faults_in(record.get("faults", {}))

@@ -120,6 +120,12 @@ def _node_lost(event: Event) -> str:
     return f"lost: node {', '.join(map(str, nodes)) if isinstance(nodes, list) else '?'}: {text(event, 'reason')}"
 
 
+def _left_out(event: Event) -> str:
+    causes = event.get("causes")
+    why = "; ".join(map(str, causes)) if isinstance(causes, list) else "?"
+    return f"{text(event, 'host')} is left out while a spare waits, since it failed again: {why}"
+
+
 def _died(event: Event) -> str:
     code = event.get("exitcode")
     return f"rank {whole(event, 'rank', -1)} died: {describe(code if type(code) is int else None)}"
@@ -176,6 +182,8 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "straggler": _straggler,
     "node_check": _node_check,
     "node_lost": _node_lost,
+    "waits_as_spare": lambda event: f"{text(event, 'host')} waits as a spare: the job has all its nodes",
+    "host_left_out": _left_out,
     "bad_checkpoint": lambda event: (
         f"{_step(event)} cannot be loaded from {text(event, 'tier')}: {text(event, 'reason')}"
     ),

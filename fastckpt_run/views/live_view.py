@@ -345,6 +345,7 @@ _ALARMS = {
     "worker_failed",
     "hang",
     "node_lost",
+    "host_left_out",
     "persist_failed",
     "upload_failed",
     "gave_up",

@@ -66,6 +66,7 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-file-mode", "0640"], {"file_mode": "0640"}),
     (["--fast-fill-threads=4"], {"fill_threads": 4}),
     (["--fast-max-stalls", "0"], {"max_stalls": 0}),
+    (["--fast-spares", "1"], {"spares": 1}),
     (["--fast-restart-budget=2/h"], {"restart_budget": "2/h"}),
     (["--fast-preload", "numpy"], {"preload": "numpy"}),
     (["--fast-no-preload"], {"preload": "off"}),

@@ -49,9 +49,19 @@ class Agents:
         calls: The calls of stores by all agents.
     """
 
-    def __init__(self, fewest: int = 1, most: int = 1, *, last_call: float = 0.5, endpoint: str = "", **timing: float):
+    def __init__(
+        self,
+        fewest: int = 1,
+        most: int = 1,
+        *,
+        last_call: float = 0.5,
+        endpoint: str = "",
+        spares: int = 0,
+        exclude_after: int = 0,
+        **timing: float,
+    ) -> None:
         self.endpoint = endpoint or f"127.0.0.1:{free_port()}"
-        self.limits = NodeLimits(fewest, most, last_call)
+        self.limits = NodeLimits(fewest, most, last_call, spares, exclude_after)
         self.timing = Timing(**{"join": PATIENCE, "connect": 20.0, "interval": 0.1, "silence": 2.0} | timing)
         self.calls: Counter[str] = Counter()
         self.handlers: list[FastckptRendezvousHandler] = []

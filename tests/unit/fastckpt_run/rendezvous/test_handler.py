@@ -169,6 +169,31 @@ def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free() ->
         assert ranks([spare]) == [left]
 
 
+def test_a_node_that_failed_twice_alone_gives_its_place_to_a_spare_and_has_it_back_when_that_is_gone() -> None:
+    with agents(2, 2, silence=600.0, spares=1, exclude_after=2) as job:
+        nodes = job.several(2)
+        meet(nodes)
+        spare = job.new()
+        joined = in_thread(spare.next_rendezvous)
+        until(lambda: job.calls["add"] >= 5, "it waits")
+        good, bad = sorted(nodes, key=lambda node: node.round.ranks[node.id])
+        bad._me = bad._me._replace(host="bad")  # all are on one host
+        bad.fault = "signal 9"
+        meet([good, bad])
+        assert not joined.done() and ranks([good, bad]) == [0, 1] and not bad.fault
+        bad.fault = "signal 6"
+        waits = in_thread(bad.next_rendezvous)
+        meet([good])
+        joined.result(PATIENCE)
+        assert ranks([good, spare]) == [0, 1] and not waits.done()
+        assert good.round.faults == {"bad": ("signal 9", "signal 6")}
+        spare.leave()
+        until(good.num_nodes_waiting, "the member sees that one has left")
+        meet([good])
+        waits.result(PATIENCE)
+        assert ranks([good, bad]) == [0, 1]
+
+
 def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused() -> None:
     with agents(1, 1) as job:
         nodes = job.several(3)

@@ -1,6 +1,7 @@
 """Who takes part in a round, with which rank: pure functions, over all small cases."""
 
 import itertools
+import json
 from itertools import permutations
 
 import pytest
@@ -11,7 +12,9 @@ from fastckpt_run.rendezvous.membership import (
     NodeLimits,
     Round,
     assign_ranks,
+    collect_faults,
     is_complete,
+    leave_out,
 )
 
 NOBODY = frozenset[str]()
@@ -103,11 +106,60 @@ def test_a_round_is_complete(last: str, present: str, gone: str, since: float, c
 
 
 def test_a_round_can_be_written_and_read() -> None:
-    round = Round(3, "r", (Node("i", "h", "a", {"pid": 1}),), is_closed=True)
-    assert Round.from_record(round.to_record()) == round
+    node = Node("i", "h", "a", {"pid": 1}, "signal 9", is_checked=True)
+    round = Round(3, "r", (node,), is_closed=True, faults={"h": ("signal 9", "lost in round 2")})
+    assert Round.from_record(json.loads(json.dumps(round.to_record()))) == round
 
 
-@pytest.mark.parametrize("damage", [{"nodes": 3}, {"nodes": [{"id": 1}]}, {"number": "x"}, {"name": None}])
+def test_records_of_earlier_versions_have_no_faults() -> None:
+    record = {"id": "i", "host": "h", "address": "a", "process": {}}
+    found = Round.from_record({"number": 1, "name": "r", "nodes": [record], "is_closed": False})
+    assert found == Round(1, "r", (Node("i", "h", "a", {}),))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"nodes": 3}, {"nodes": [{"id": 1}]}, {"number": "x"}, {"name": None}, {"faults": {"h": 3}}]
+)
 def test_a_record_that_describes_no_round_is_refused(damage: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="it describes no"):
         Round.from_record(Round(1, "r", (node("n"),)).to_record() | damage)
+
+
+SPARES = NodeLimits(2, 3, spares=1, exclude_after=2)
+LAST = Round(5, "r", tuple(node(f"n{rank}", f"h{rank}") for rank in range(3)), faults={"h1": ("signal 9",)})
+
+
+def test_faults_are_those_of_nodes_that_came_and_of_nodes_that_are_gone() -> None:
+    came = [node("n0", "h0"), node("n1", "h1")._replace(fault="signal 9"), node("new", "h3")._replace(fault="ignored")]
+    found = collect_faults(LAST, came, {"n2", "of an earlier round"})
+    assert found == {"h1": ("signal 9", "signal 9"), "h2": ("lost in round 5",)}
+
+
+def test_a_fresh_agent_that_has_passed_the_node_check_clears_its_host() -> None:
+    fresh = node("new", "h1")._replace(is_checked=True)
+    assert collect_faults(LAST, [fresh], ()) == {}
+    assert collect_faults(LAST, [fresh._replace(is_checked=False)], ()) == LAST.faults
+    member = node("n1", "h1")._replace(is_checked=True)
+    assert collect_faults(LAST, [member], ()) == LAST.faults, "one that was in the round was not checked since"
+
+
+def test_a_suspected_host_is_left_out_only_while_another_waits() -> None:
+    faults = {"h1": ("a", "b")}
+    three, spare = [*LAST.nodes], node("new", "h3")
+    assert leave_out(LAST, three, faults, SPARES) == ([three[0], three[2], three[1]], [])
+    chosen, left = leave_out(LAST, [*three, spare], faults, SPARES)
+    assert ({each.id for each in chosen}, left) == ({"n0", "n2", "new"}, [three[1]])
+    assert [each.id for each in assign_ranks(LAST, chosen, 3)] == ["n0", "new", "n2"]
+
+
+def test_of_two_suspected_hosts_the_member_is_needed_before_the_one_that_waits() -> None:
+    faults = {"h1": ("a", "b"), "h3": ("c", "d")}
+    waits = node("old", "h3")
+    chosen, left = leave_out(LAST, [waits, *LAST.nodes], faults, SPARES)
+    assert ({each.id for each in chosen}, left) == ({"n0", "n1", "n2"}, [waits])
+
+
+def test_without_spares_no_host_is_left_out() -> None:
+    present = [*LAST.nodes, node("new", "h3")]
+    for limits in (NodeLimits(2, 3, exclude_after=2), NodeLimits(2, 3, spares=1)):
+        assert leave_out(LAST, present, {"h1": ("a", "b")}, limits) == (present, [])

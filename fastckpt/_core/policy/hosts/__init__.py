@@ -1,0 +1,1 @@
+"""Runs in: pure. Hosts of a job: which of them is better left out."""

@@ -1,0 +1,111 @@
+"""Jobs with a spare host, as in docs/clusters/nodes.md: it takes the rank of one that is lost, or fails twice."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.json_lines import whole_lines
+from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.job import NodesJob, endpoint
+from tests.nodes.test_restarts import assert_bitwise
+
+campaign = pytest.mark.campaign
+SOON = 30.0
+"""Seconds for what takes up to 4 on a quiet machine."""
+
+
+def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_when_it_is_lost(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    cluster = new_cluster(0, 1, 2)
+    job = NodesJob(cluster, nodes="2", meeting=endpoint(0, 1, 2), flags=("--fast-spares", "1"))
+    job.launch(0, 1)
+    job.do_steps(10)
+    events = cluster.folder / "events.2"
+    job.launch(2, flags=("--fast-events", str(events)))
+    spare = job.agents.pop(2)
+    job.until(lambda: _waits(events), "the spare waits")
+    job.do_steps(5)
+
+    # A host that fails for the second time gives its place to the spare, and waits itself.
+    first = job.recovered(job.kill_worker(1), SOON)
+    assert (first.ranks, first.starts) == ({0: 0, 1: 1}, {0: 1, 1: 1})
+    job.do_steps(5)
+    killed = job.kill_worker(1)
+    bad, job.agents[2] = job.agents.pop(1), spare
+    recovery = job.recovered(killed, SOON)
+    assert recovery.ranks == {0: 0, 2: 1} and recovery.starts == {0: 1, 2: 1}
+    assert recovery.tiers == {0: "memory", 2: "peer"} and recovery.lost <= 2
+    assert (
+        "host node1 is left out while a spare waits: it failed 2 times, and no other for the same cause" in job.text()
+    )
+    job.do_steps(5)
+
+    # When the spare is lost with its memory, nobody else is left.
+    lost = job.lose(2)
+    job.agents[1] = bad
+    recovery = job.recovered(lost, SOON)
+    assert recovery.ranks == {0: 0, 1: 1} and recovery.tiers[0] == "memory" and recovery.lost <= 2
+    job.do_steps(5)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
+def started(new_cluster: NewCluster, nodes: int, spares: int) -> tuple[NodesJob, dict[int, subprocess.Popen[bytes]]]:
+    """A job that has done some steps, and the agents of its spares, which wait."""
+    cluster = new_cluster(*range(nodes + spares))
+    flags = ("--fast-spares", str(spares))
+    job = NodesJob(cluster, nodes=str(nodes), meeting=endpoint(*range(nodes + spares)), flags=flags)
+    job.launch(*range(nodes))
+    events = {number: cluster.folder / f"events.{number}" for number in range(nodes, nodes + spares)}
+    job.do_steps(1)
+    for number, path in events.items():
+        job.launch(number, flags=("--fast-events", str(path)))
+    waiting = {number: job.agents.pop(number) for number in events}
+    job.until(lambda: all(map(_waits, events.values())), "the spares wait")
+    job.do_steps(3)
+    return job, waiting
+
+
+def _waits(events: Path) -> bool:
+    return any(line["event"] == "waits_as_spare" for line in whole_lines(events))
+
+
+@campaign
+def test_two_hosts_that_are_lost_at_once_are_replaced_by_two_spares(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job, waiting = started(new_cluster, 3, 2)
+    lost = job.lose(1)
+    job.lose(2)
+    job.agents |= waiting
+    recovery = job.recovered(lost, SOON)
+    assert recovery.ranks[0] == 0 and {recovery.ranks[3], recovery.ranks[4]} == {1, 2} and recovery.lost <= 2
+    assert recovery.tiers == {0: "memory", 3: "peer", 4: "peer"}
+    job.do_steps(5)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=3))
+
+
+@campaign
+@pytest.mark.parametrize("seconds", [None, 0.0, 0.4, 0.8, 1.2])
+def test_when_a_spare_dies_while_it_waits_or_takes_over_the_next_one_takes_over(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, seconds: float | None
+) -> None:
+    """Seconds from the loss of a member to the death of the spare; none: it dies just before."""
+    job, waiting = started(new_cluster, 2, 2)
+    job.agents[2] = waiting[2]
+    if seconds is None:
+        job.kill_node(2)
+    lost = job.lose(1)
+    if seconds is not None:
+        time.sleep(seconds)
+        job.kill_node(2)
+    job.agents[3] = waiting[3]
+    recovery = job.recovered(lost, SOON)
+    assert recovery.ranks == {0: 0, 3: 1} and recovery.tiers == {0: "memory", 3: "peer"} and recovery.lost <= 2
+    job.do_steps(5)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=2))

@@ -1,0 +1,44 @@
+"""Hosts that are left out: those that fail alone, for causes of their own."""
+
+import pytest
+
+from fastckpt._core.policy.hosts.host_exclusion import KEPT, cause_of_host, suspects, with_faults
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "exception", "cause"),
+    [
+        (-9, "", "signal 9"),
+        (-6, "RuntimeError: a traceback before the signal", "signal 6"),
+        (1, "RuntimeError: CUDA error: uncorrectable ECC error encountered", None),
+        (1, "", "exit code 1"),
+        (1, "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:46264", ""),
+        (1, "torch.distributed.DistBackendError: NCCL error: remote process exited", ""),
+        (1, "RuntimeError: Timed out waiting 1800000ms for recv operation to complete", ""),
+    ],
+)
+def test_the_cause_of_a_worker_that_missed_another_one_is_not_its_hosts(exitcode, exception, cause):
+    assert cause_of_host(exitcode, exception) == (exception if cause is None else cause)
+
+
+def test_causes_that_differ_in_numbers_only_are_one():
+    texts = [f"OSError: [Errno 5] rank {rank} at 0x7f{rank}e0" for rank in (3, 12)]
+    assert len({cause_of_host(1, text) for text in texts}) == 1
+
+
+def test_a_host_that_failed_twice_alone_is_suspected_and_one_that_failed_once_is_not():
+    faults = with_faults({}, [("a", "x"), ("b", "y"), ("a", "z")])
+    assert suspects(faults, 2) == {"a"}
+    assert suspects(faults, 1) == {"a", "b"}
+    assert suspects(faults, 3) == suspects(faults, 0) == frozenset()
+
+
+def test_a_cause_that_another_host_shares_counts_against_none():
+    faults = with_faults({}, [("a", "x"), ("a", "x"), ("b", "x")])
+    assert suspects(faults, 1) == frozenset()
+    assert suspects(with_faults(faults, [("a", "y")]), 1) == {"a"}
+
+
+def test_only_the_newest_causes_are_kept():
+    faults = with_faults({"a": ("first",)}, [("a", str(number)) for number in range(KEPT)])
+    assert faults["a"] == tuple(map(str, range(KEPT)))
