@@ -9,25 +9,22 @@ import pytest
 from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.job import NodesJob, endpoint
+from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
 from tests.nodes.test_restarts import assert_bitwise
-
-campaign = pytest.mark.campaign
-SOON = 30.0
-"""Seconds for what takes up to 4 on a quiet machine."""
 
 
 def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_when_it_is_lost(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
     cluster = new_cluster(0, 1, 2)
-    job = NodesJob(cluster, nodes="2", meeting=endpoint(0, 1, 2), flags=("--fast-spares", "1"))
+    job = NodesJob(cluster, "--memory", str(EVERY), nodes="2", meeting=endpoint(0, 1, 2), flags=("--fast-spares", "1"))
     job.launch(0, 1)
-    job.do_steps(10)
+    job.do_steps(1)
     events = cluster.folder / "events.2"
     job.launch(2, flags=("--fast-events", str(events)))
     spare = job.agents.pop(2)
     job.until(lambda: _waits(events), "the spare waits")
-    job.do_steps(5)
+    job.do_steps(EVERY + 6)
 
     # A host that fails for the second time gives its place to the spare, and waits itself.
     first = job.recovered(job.kill_worker(1), SOON)
@@ -37,7 +34,7 @@ def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_wh
     bad, job.agents[2] = job.agents.pop(1), spare
     recovery = job.recovered(killed, SOON)
     assert recovery.ranks == {0: 0, 2: 1} and recovery.starts == {0: 1, 2: 1}
-    assert recovery.tiers == {0: "memory", 2: "peer"} and recovery.lost <= 2
+    assert recovery.tiers == {0: "memory", 2: "peer"} and recovery.lost <= EVERY
     assert (
         "host node1 is left out while a spare waits: it failed 2 times, and no other for the same cause" in job.text()
     )
@@ -47,7 +44,7 @@ def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_wh
     lost = job.lose(2)
     job.agents[1] = bad
     recovery = job.recovered(lost, SOON)
-    assert recovery.ranks == {0: 0, 1: 1} and recovery.tiers[0] == "memory" and recovery.lost <= 2
+    assert recovery.ranks == {0: 0, 1: 1} and recovery.tiers[0] == "memory" and recovery.lost <= EVERY
     job.do_steps(5)
     job.end()
     assert_bitwise(job, uninterrupted(ranks=2))
@@ -57,7 +54,8 @@ def started(new_cluster: NewCluster, nodes: int, spares: int) -> tuple[NodesJob,
     """A job that has done some steps, and the agents of its spares, which wait."""
     cluster = new_cluster(*range(nodes + spares))
     flags = ("--fast-spares", str(spares))
-    job = NodesJob(cluster, nodes=str(nodes), meeting=endpoint(*range(nodes + spares)), flags=flags)
+    meeting = endpoint(*range(nodes + spares))
+    job = NodesJob(cluster, "--memory", str(EVERY), nodes=str(nodes), meeting=meeting, flags=flags)
     job.launch(*range(nodes))
     events = {number: cluster.folder / f"events.{number}" for number in range(nodes, nodes + spares)}
     job.do_steps(1)
@@ -65,7 +63,7 @@ def started(new_cluster: NewCluster, nodes: int, spares: int) -> tuple[NodesJob,
         job.launch(number, flags=("--fast-events", str(path)))
     waiting = {number: job.agents.pop(number) for number in events}
     job.until(lambda: all(map(_waits, events.values())), "the spares wait")
-    job.do_steps(3)
+    job.do_steps(EVERY + 6)
     return job, waiting
 
 
@@ -82,7 +80,7 @@ def test_two_hosts_that_are_lost_at_once_are_replaced_by_two_spares(
     job.lose(2)
     job.agents |= waiting
     recovery = job.recovered(lost, SOON)
-    assert recovery.ranks[0] == 0 and {recovery.ranks[3], recovery.ranks[4]} == {1, 2} and recovery.lost <= 2
+    assert recovery.ranks[0] == 0 and {recovery.ranks[3], recovery.ranks[4]} == {1, 2} and recovery.lost <= EVERY
     assert recovery.tiers == {0: "memory", 3: "peer", 4: "peer"}
     job.do_steps(5)
     job.end()
@@ -105,7 +103,7 @@ def test_when_a_spare_dies_while_it_waits_or_takes_over_the_next_one_takes_over(
         job.kill_node(2)
     job.agents[3] = waiting[3]
     recovery = job.recovered(lost, SOON)
-    assert recovery.ranks == {0: 0, 3: 1} and recovery.tiers == {0: "memory", 3: "peer"} and recovery.lost <= 2
+    assert recovery.ranks == {0: 0, 3: 1} and recovery.tiers == {0: "memory", 3: "peer"} and recovery.lost <= EVERY
     job.do_steps(5)
     job.end()
     assert_bitwise(job, uninterrupted(ranks=2))
