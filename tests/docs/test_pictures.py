@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from benchmarks import concepts, drawing, failure
+from benchmarks import concepts, drawing, failure, scale
 from tests.unit._core.report.schema import faults, table
 
 ROOT = failure.ROOT
@@ -17,6 +17,10 @@ def test_the_picture_of_the_failure_is_drawn_from_its_recorded_log():
 
 def test_the_picture_of_the_concepts_is_drawn_by_its_script():
     assert concepts.draw() == concepts.PICTURE.read_text()
+
+
+def test_the_picture_of_simulated_jobs_is_drawn_from_their_recorded_figures():
+    assert scale.draw(scale.load()) == scale.PICTURE.read_text()
 
 
 def test_events_of_the_recorded_log_are_as_documented_and_in_order():
@@ -39,7 +43,7 @@ def test_a_word_that_the_glossary_lacks_is_refused():
         drawing.word("blob")
 
 
-@pytest.mark.parametrize("picture", [failure.PICTURE, concepts.PICTURE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("picture", [failure.PICTURE, concepts.PICTURE, scale.PICTURE], ids=lambda path: path.stem)
 def test_a_picture_is_readable_in_light_and_dark_without_a_network(picture):
     text = picture.read_text()
     root = ElementTree.fromstring(text)

@@ -1,0 +1,443 @@
+"""The useful part of a large job's time by scheme of copies: a simulation that runs the product's own rules.
+
+    python benchmarks/scale.py [--gpus 8 128 1024 4096 16384] [--days 60] [--runs 8] [--record]
+
+A job trains on nodes of 16 GPUs for so many days. Failures arrive at random; each costs a restart, the work since the
+newest save that is left, and, without a spare, the time until another host is there. Which node holds whose copies
+(`place`, `grouped`), how often is saved (`fit`), who takes which rank (`assign_ranks`) are the product's own
+functions; all else is in `Assumed`, each with its source. With --record the figures are written beside the picture.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil, inf, log, sqrt
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.drawing import Drawing
+from fastckpt._core.policy.frequency.intervals import Costs, Intervals, fit
+from fastckpt._core.policy.replicas.grouping import Group, ReplicaNode, grouped
+from fastckpt._core.policy.replicas.placement import Placement, place
+from fastckpt_run.rendezvous.membership import Node, Round, assign_ranks
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs/images/scale.svg"
+RESULTS = ROOT / "docs/images/scale.jsonl"
+GPUS = 16
+"""GPUs of a node."""
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the simulation takes for granted.
+
+    Attributes:
+        failures: Failures of a node in a day: 419 interruptions of 2,048 nodes in 54 days (Llama 3, arXiv 2407.21783,
+            section 3.3.4); Meta's clusters had 2.34 and 6.5 per thousand (arXiv 2410.21680).
+        hosts: The part of them that takes a host away: 321 of these 419 were of hardware or its maintenance (table 5).
+        worst: The part of the nodes that have half of all failures, where failures have a heavy tail: 3 of 63
+            (arXiv 2605.09370).
+        replacement: Seconds until another host takes the place of one that is lost, if no spare waits: the median time
+            between two automatic tries (arXiv 2605.09370).
+        repair: Seconds until a lost host can be a spare again. No source: a day.
+        restart: Seconds from a failure to the first step on nodes that are there, without loading: most is the start of
+            processes and of the communication between GPUs. No source: the same for all schemes.
+        iteration: Seconds of a step. No source.
+        state: Bytes of a node's part of the state: 4 GB a GPU at most (arXiv 2407.21783, section 3.3.1).
+        snapshot: Seconds by which a save to memory delays training: its copy from the GPUs at 20 GB/s each.
+        storage: Bytes a second that storage takes and gives for each node: 2 TB/s for 16,384 GPUs (the same section).
+        storage_limit: Bytes a second that it takes and gives for all nodes; infinite if it grows with the cluster.
+        network: Bytes a second of a copy to another node: 10 Gb/s, what one core receives (docs/evidence).
+        overhead: The part of the time that saves may cost, as `--fast-overhead` has it.
+    """
+
+    failures: float = 419 / 54 / 2048
+    hosts: float = 321 / 419
+    worst: float = 3 / 63
+    replacement: float = 11 * 60.0
+    repair: float = DAY
+    restart: float = 60.0
+    iteration: float = 5.0
+    state: float = 64e9
+    snapshot: float = 0.2
+    storage: float = 2e12 / 1024
+    storage_limit: float = inf
+    network: float = 1.25e9
+    overhead: float = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """A panel of the picture: what is taken for granted, and whether few hosts have most failures."""
+
+    title: str
+    assumed: Assumed
+    heavy: bool = False
+
+
+CASES = (
+    Case("storage grows with the job", Assumed()),
+    # 16% of 250 GB/s in bursts of saves on 63 nodes (arXiv 2605.09370, version 5).
+    Case("storage of 40 GB/s in all", Assumed(storage_limit=40e9)),
+    Case("the same, few hosts have half of all failures", Assumed(storage_limit=40e9), heavy=True),
+)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to keep a job's state.
+
+    Attributes:
+        memory: Whether saves go to memory between those to storage; else training waits for each save to storage.
+        copies: Other nodes that hold a node's files.
+        parity: Nodes of a group with XOR parity; 0 for none.
+        spares: Hosts that wait, as a part of the job's nodes.
+        exclude: Failures after which a host is left out while a spare waits; 0 for never.
+    """
+
+    title: str
+    memory: bool = True
+    copies: int = 0
+    parity: int = 0
+    spares: float = 0.0
+    exclude: int = 0
+
+
+SPARES = 1 / 64
+SCHEMES = (
+    Scheme("storage alone", memory=False),
+    Scheme("memory"),
+    Scheme("memory, one copy", copies=1),
+    Scheme("memory, two copies", copies=2),
+    Scheme("memory, XOR of 8", parity=8),
+    Scheme("memory, spares", spares=SPARES),
+    Scheme("memory, one copy, spares", copies=1, spares=SPARES),
+    Scheme("memory, one copy, spares, exclusion", copies=1, spares=SPARES, exclude=2),
+)
+
+
+@dataclass
+class Host:
+    """A host: how often it fails, and what became of it.
+
+    Attributes:
+        rate: Failures in a second.
+        failures: How many there were while it took part.
+        until: When it is repaired.
+    """
+
+    name: str
+    rate: float
+    failures: int = 0
+    until: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What a simulated job came to.
+
+    Attributes:
+        useful: The part of the time in steps that were done for the first time.
+        failures: Their number.
+        by_source: How often the job went on from memory, from copies and from storage.
+    """
+
+    useful: float = 0.0
+    failures: int = 0
+    by_source: dict[str, int] = field(default_factory=lambda: {"memory": 0, "copies": 0, "storage": 0})
+
+
+class SimulatedJob:
+    """One job; all that is random comes from its generator."""
+
+    def __init__(self, nodes: int, scheme: Scheme, case: Case, seed: int) -> None:
+        self._random, self._scheme, self._assumed = random.Random(seed), scheme, case.assumed
+        assumed = case.assumed
+        self._to_storage = assumed.state / min(assumed.storage, assumed.storage_limit / nodes)
+        """Seconds until all nodes' parts of a state are on storage, or are read from it."""
+        spares = ceil(scheme.spares * nodes)
+        rates = _rates(nodes + spares, case)
+        self._random.shuffle(rates)
+        hosts = [Host(f"host{number:04}", rate / DAY) for number, rate in enumerate(rates)]
+        self._hosts = {host.name: host for host in hosts}
+        self._round = Round(1, "1", tuple(_node(host.name) for host in hosts[:nodes]))
+        self._spares = [host.name for host in hosts[nodes:]]
+        self._lost = set[str]()
+        self._placement = Placement({}, 0, ())
+        self._groups: tuple[Group, ...] = ()
+        self._place()
+        self._copied()
+        self._intervals = _intervals(scheme, assumed, self._to_storage, nodes)
+        self._waited: list[str] = []
+
+    def run(self, seconds: float) -> Outcome:
+        """Train for so long; what it came to."""
+        now = done = 0.0
+        found = Outcome()
+        while now < seconds:
+            failed, at = self._next_failure(now)
+            if at >= seconds:
+                return self._ended(found, done + self._worked(seconds - now), seconds)
+            worked = self._worked(at - now)
+            source, kept = self._fail(failed, at, at - now, worked)
+            done += kept
+            found.failures += 1
+            found.by_source[source] += 1
+            now = at + self._until_it_goes_on(source, at)
+        return self._ended(found, done, seconds)
+
+    @staticmethod
+    def _ended(found: Outcome, done: float, seconds: float) -> Outcome:
+        found.useful = done / seconds
+        return found
+
+    def _next_failure(self, now: float) -> tuple[str, float]:
+        names = [node.host for node in self._round.nodes]
+        rates = [self._hosts[name].rate for name in names]
+        at = now - log(1 - self._random.random()) / sum(rates)
+        return self._random.choices(names, rates)[0], at
+
+    def _worked(self, seconds: float) -> float:
+        """Seconds of steps in so many seconds without a failure."""
+        return seconds / (1 + self._overhead())
+
+    def _overhead(self) -> float:
+        assumed = self._assumed
+        if not self._scheme.memory:
+            return self._to_storage / (self._intervals.storage * assumed.iteration)
+        return assumed.snapshot / (self._intervals.memory * assumed.iteration)
+
+    def _fail(self, name: str, at: float, since: float, worked: float) -> tuple[str, float]:
+        """Whence the job goes on, and the seconds of work since its start that are left."""
+        # Copies are whole again once the first save after a start is at all partners: until then a second loss counts
+        # together with the first.
+        if since > self._lag() + self._intervals.memory * self._assumed.iteration:
+            self._copied()
+        host = self._hosts[name]
+        host.failures += 1
+        is_lost = self._random.random() < self._assumed.hosts
+        if not is_lost:
+            self._exclude(host, at)
+            if self._scheme.memory and not self._lost:
+                return "memory", self._left(worked, 0.0, self._intervals.memory)
+        else:
+            self._lost.add(name)
+        source = "storage"
+        if self._lost and self._scheme.memory and self._survives():
+            source = "copies"
+        kept = {
+            "copies": lambda: self._left(worked, self._lag(), max(self._intervals.memory, self._steps(self._lag()))),
+            "storage": lambda: self._left(worked, self._durable_after(), self._intervals.storage),
+        }[source]()
+        if is_lost:
+            self._replace(host, at)
+        if source == "storage":
+            self._copied()  # all that counts is durable
+        return source, kept
+
+    def _copied(self) -> None:
+        """Take note that all nodes of the round have a save, and its copies."""
+        self._lost.clear()
+        self._copied_in = self._placement, self._groups
+
+    def _survives(self) -> bool:
+        """Whether the newest save with all its copies is whole, on the nodes that had it."""
+        placement, groups = self._copied_in
+        if self._scheme.parity:
+            return all(sum(name in self._lost for name in group) <= 1 for group in groups)
+        return bool(self._scheme.copies) and placement.survives(self._lost & placement.holders.keys())
+
+    def _left(self, worked: float, lag: float, interval: int) -> float:
+        """Of the work since the start, what the newest save has that was whole `lag` seconds ago."""
+        step = interval * self._assumed.iteration
+        return max(0.0, (worked - lag) // step * step)
+
+    def _steps(self, seconds: float) -> int:
+        return ceil(seconds / self._assumed.iteration)
+
+    def _lag(self) -> float:
+        """Seconds from a save to its copies at all partners."""
+        assumed, scheme = self._assumed, self._scheme
+        return assumed.state * max(1, scheme.copies) / assumed.network
+
+    def _durable_after(self) -> float:
+        return self._to_storage if self._scheme.memory else 0.0
+
+    def _until_it_goes_on(self, source: str, at: float) -> float:
+        assumed, scheme = self._assumed, self._scheme
+        waits = max((self._hosts[name].until - at for name in self._waited), default=0.0)
+        self._waited: list[str] = []
+        load = {"memory": 0.0, "copies": assumed.state / assumed.network, "storage": self._to_storage}[source]
+        if source == "copies" and scheme.parity:
+            load *= 2  # a chain of partial sums, and the last hop
+        return max(0.0, waits) + assumed.restart + load
+
+    def _replace(self, host: Host, at: float) -> None:
+        """Have a spare, or a host that comes later, take the rank of one that is lost."""
+        repaired = [name for name, each in self._hosts.items() if 0 < each.until <= at and name not in self._in_round()]
+        for name in repaired:
+            self._hosts[name].until = 0.0
+            if name not in self._spares:
+                self._spares.append(name)
+        if self._spares:
+            self._change(host.name, self._best_spare())
+            host.until = at + self._assumed.repair
+            return
+        fresh = Host(f"{host.name}-{at:.0f}", self._assumed.failures / DAY, until=at + self._assumed.replacement)
+        self._hosts[fresh.name] = fresh
+        self._waited.append(fresh.name)
+        self._change(host.name, fresh.name)
+        host.until = at + self._assumed.repair if self._scheme.spares else 0.0
+
+    def _exclude(self, host: Host, at: float) -> None:
+        """Leave out a host that has failed too often, if a spare that has not waits."""
+        limit = self._scheme.exclude
+        if limit and host.failures >= limit and self._spares:
+            spare = self._best_spare()
+            self._change(host.name, spare)
+            host.until = at + self._assumed.repair
+
+    def _best_spare(self) -> str:
+        """The next spare; with exclusion one that has not failed too often, if there is one."""
+        limit = self._scheme.exclude
+        good = [name for name in self._spares if not limit or self._hosts[name].failures < limit]
+        name = (good or self._spares)[0]
+        self._spares.remove(name)
+        return name
+
+    def _in_round(self) -> set[str]:
+        return {node.host for node in self._round.nodes}
+
+    def _change(self, lost: str, new: str) -> None:
+        present = [node for node in self._round.nodes if node.host != lost] + [_node(new)]
+        nodes = assign_ranks(self._round, present, len(self._round.nodes))
+        self._round = Round(self._round.number + 1, str(self._round.number + 1), nodes)
+        self._place()
+
+    def _place(self) -> None:
+        before = self._groups
+        partners = {name: tuple(other for other in group if other != name) for group in before for name in group}
+        known = [ReplicaNode(node.host, node.host, partners.get(node.host, ())) for node in self._round.nodes]
+        self._groups = grouped(known, self._scheme.parity or max(1, self._scheme.copies) + 1)
+        self._placement = place(known, self._scheme.copies)
+
+
+def _node(name: str) -> Node:
+    return Node(name, name, name, {})
+
+
+def _rates(count: int, case: Case) -> list[float]:
+    """Failures of each host in a day."""
+    assumed = case.assumed
+    if not case.heavy:
+        return [assumed.failures] * count
+    bad = max(1, round(count * assumed.worst))
+    total = assumed.failures * count
+    return [total / 2 / bad] * bad + [total / 2 / max(1, count - bad)] * (count - bad)
+
+
+def _intervals(scheme: Scheme, assumed: Assumed, persist: float, nodes: int) -> Intervals:
+    """Steps between saves; training waits for those of the scheme without memory, at the best interval for that."""
+    if not scheme.memory:
+        between = DAY / (assumed.failures * nodes)
+        steps = ceil(sqrt(2 * persist * between) / assumed.iteration)  # J. W. Young, CACM 17(9), 1974
+        return Intervals(steps, steps)
+    return fit(Costs(assumed.iteration, assumed.snapshot, 0.0, persist), assumed.overhead)
+
+
+def simulate(gpus: int, scheme: Scheme, case: Case, days: float, runs: int) -> list[Outcome]:
+    """Jobs of a scheme that differ by chance alone."""
+    nodes = max(1, gpus // GPUS)
+    return [SimulatedJob(nodes, scheme, case, seed).run(days * DAY) for seed in range(runs)]
+
+
+def rows(gpus: Sequence[int], days: float, runs: int) -> Iterator[dict[str, Any]]:
+    """The figures of all cases, schemes and sizes."""
+    for case, scheme, count in product(CASES, SCHEMES, gpus):
+        outcomes = simulate(count, scheme, case, days, runs)
+        sources = {name: sum(each.by_source[name] for each in outcomes) for name in outcomes[0].by_source}
+        yield {
+            "case": case.title,
+            "scheme": scheme.title,
+            "gpus": count,
+            "useful": round(statistics.mean(each.useful for each in outcomes), 4),
+            "failures": round(sum(each.failures for each in outcomes) / runs, 1),
+            **sources,
+        }
+
+
+def load() -> list[dict[str, Any]]:
+    """The recorded figures."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 128, 1024, 4096, 16384])
+    parser.add_argument("--days", type=float, default=60.0)
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--record", action="store_true")
+    args = parser.parse_args()
+    found = []
+    print("| case | scheme | GPUs | useful | failures a run | from memory | from copies | from storage |")
+    print("| --- " * 8 + "|")
+    for row in rows(args.gpus, args.days, args.runs):
+        found.append(row)
+        print("| " + " | ".join(str(value) for value in row.values()) + " |", flush=True)
+    if args.record:
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in found))
+        PICTURE.write_text(draw(found))
+
+
+WIDTH, HEIGHT, LEFT, TOP, LABELS, LINES = 240, 260, 60, 70, 290, 16
+
+
+def draw(found: Sequence[dict[str, Any]]) -> str:
+    """The picture: the useful part of the time by the number of GPUs, a line for each scheme, a panel for each kind."""
+    kinds = list(dict.fromkeys(row["case"] for row in found))
+    drawing = Drawing(len(kinds) * (LEFT + WIDTH + LABELS) + 10, TOP + HEIGHT + 60, "Useful time by size and scheme")
+    drawing.text(20, 28, "Useful part of a simulated job's time, by GPUs and scheme", "strong")
+    for number, kind in enumerate(kinds):
+        _panel(drawing, LEFT + number * (LEFT + WIDTH + LABELS), kind, [row for row in found if row["case"] == kind])
+    return drawing.svg()
+
+
+def _panel(drawing: Drawing, left: float, kind: str, found: Sequence[dict[str, Any]]) -> None:
+    gpus = sorted({row["gpus"] for row in found})
+    least = int(min(row["useful"] for row in found) * 10) / 10
+
+    def at(row: dict[str, Any]) -> tuple[float, float]:
+        along = log(row["gpus"] / gpus[0]) / log(gpus[-1] / gpus[0])
+        return left + along * WIDTH, TOP + HEIGHT * (1 - row["useful"]) / (1 - least)
+
+    drawing.text(left, TOP - 14, kind, "strong")
+    for tenth in range(round(least * 10), 11):
+        y = TOP + HEIGHT * (1 - tenth / 10) / (1 - least)
+        drawing.line([(left, y), (left + WIDTH, y)], "line dashed")
+        drawing.text(left - 6, y + 4, f"{tenth / 10:.0%}", "small end")
+    for count in gpus:
+        x = left + log(count / gpus[0]) / log(gpus[-1] / gpus[0]) * WIDTH
+        drawing.text(x, TOP + HEIGHT + 18, f"{count:,}", "small middle")
+    lines = {
+        scheme: [row for row in found if row["scheme"] == scheme]
+        for scheme in dict.fromkeys(r["scheme"] for r in found)
+    }
+    label = TOP - LINES
+    for scheme, line in sorted(lines.items(), key=lambda each: -each[1][-1]["useful"]):
+        points = [at(row) for row in line]
+        drawing.line(points, "line lost" if scheme == SCHEMES[0].title else "line")
+        label = max(label + LINES, points[-1][1])
+        drawing.line([points[-1], (left + WIDTH + 10, label)], "line dashed")
+        drawing.text(left + WIDTH + 14, label + 4, f"{scheme}: {line[-1]['useful']:.1%}", "small")
+
+
+if __name__ == "__main__":
+    main()
