@@ -16,6 +16,7 @@ CAUSES = {
     g.DETECTION: "noticing a failure",
     g.STOP: "stopping workers",
     g.RENDEZVOUS: "rendezvous",
+    g.SPARE: "waiting as a spare",
     g.START: "starting workers",
     g.IMPORTS: "imports",
     g.SETUP: "set-up",

@@ -12,8 +12,9 @@ from fastckpt._core.report.launches import Launch, LaunchRound, Sample
 USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
 DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
 SETUP, RESUME, END, DOWN, UNEXPLAINED = "setup", "resume", "end", "down", "unexplained"
+SPARE = "spare"
 _OF_STEPS = (USEFUL, STALL, REPEATED, INTERRUPTED)
-CAUSES = (*_OF_STEPS, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN, UNEXPLAINED)
+CAUSES = (*_OF_STEPS, DETECTION, STOP, RENDEZVOUS, SPARE, START, IMPORTS, SETUP, RESUME, END, DOWN, UNEXPLAINED)
 TRAINING = frozenset({USEFUL, STALL, REPEATED})
 
 
@@ -186,7 +187,7 @@ def _arrive(tape: _Tape, one: LaunchRound, halt: int, *, uses_us: bool) -> bool:
     ready = trains_from(one)
     loading = max((load.at - load.seconds for load in one.loads.values()), default=ready)
     phases = [
-        (one.met, RENDEZVOUS),
+        *([(one.parked, RENDEZVOUS), (one.met, SPARE)] if one.parked else [(one.met, RENDEZVOUS)]),
         (one.started, START),
         (_last(one.imported, one), IMPORTS if uses_us else UNEXPLAINED),
         (_last(one.joined, one), SETUP),

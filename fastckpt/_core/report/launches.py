@@ -115,6 +115,7 @@ class LaunchRound:
 
     Attributes:
         begin: When the agent began to look for the other nodes.
+        parked: When it began to wait as a spare for a place among them.
         met: When it had found them.
         started: When the worker processes were there.
         pids: The worker processes, by local rank.
@@ -129,6 +130,7 @@ class LaunchRound:
     """
 
     begin: int
+    parked: int | None = None
     met: int | None = None
     started: int | None = None
     pids: dict[int, int] = field(default_factory=dict)
@@ -194,7 +196,7 @@ def weigh(found: dict[str, tuple[bool, int]], event: Event) -> None:
 
 
 _OF_DIRECTORY = ("worker_joined", "resumed", "started_fresh", "progress")
-_OF_STARTS = ("job_started", "rendezvous", "workers_started", "first_step", *_OF_DIRECTORY)
+_OF_STARTS = ("job_started", "waits_as_spare", "rendezvous", "workers_started", "first_step", *_OF_DIRECTORY)
 _OF_ENDS = (
     "worker_died",
     "hang",
@@ -265,9 +267,8 @@ def _begin(launch: Launch, event: Event) -> None:
         case "job_started":
             launch.host, launch.boot = text(event, "host"), text(event, "boot")
             launch.run_id, launch.script = text(event, "run_id"), text(event, "script")
-        case "rendezvous":
-            _round_to_start(launch, at, has_begun=last.met is not None).met = at
-            launch.node = whole(event, "node", 0) if len(launch.rounds) == 1 else launch.node
+        case "waits_as_spare" | "rendezvous":
+            _meet(launch, event)
         case "workers_started":
             one = _round_to_start(launch, at, has_begun=last.started is not None)
             one.started, one.pids = at, _pids(event)
@@ -281,6 +282,17 @@ def _begin(launch: Launch, event: Event) -> None:
             _progress(last, event)
         case "job_ended":
             launch.outcome = text(event, "outcome")
+
+
+def _meet(launch: Launch, event: Event) -> None:
+    """Record that a node waits as a spare, or has met the others."""
+    at = _at(event)
+    one = _round_to_start(launch, at, has_begun=launch.rounds[-1].met is not None)
+    if event["event"] == "rendezvous":
+        one.met = at
+        launch.node = whole(event, "node", 0) if len(launch.rounds) == 1 else launch.node
+    else:
+        one.parked = one.parked or at
 
 
 def _end(launch: Launch, event: Event) -> None:

@@ -160,6 +160,21 @@ def test_a_report_of_a_job_that_still_runs_or_never_trained_is_complete():
     assert report([Story().log]).goodput is None
 
 
+def test_time_as_a_spare_is_no_rendezvous():
+    story = Story().at(1, "waits_as_spare", host="host0", nodes=2).starts(101, 102, 105, 108).trains(118, 10)
+    assert seconds(report([story.log])) == {
+        "rendezvous": 1,
+        "spare": 100,
+        "start": 1,
+        "imports": 3,
+        "setup": 3,
+        "useful": 10,
+    }
+    left_out = started().trains(20, 10).dies(20).stops(21).at(22, "waits_as_spare", host="host0", nodes=2)
+    found = seconds(report([left_out.at(23, "waits_as_spare", host="host0", nodes=2).starts(52, 53, 54, 55).log]))
+    assert found["spare"] == 30 and found["rendezvous"] == START["rendezvous"] + 1
+
+
 def test_a_report_of_a_script_that_fails_before_training_counts_no_steps():
     story = Story().starts(1, 2, 5, 8).dies(9).stops(10).at(12, "job_ended", outcome="failed", seconds=12)
     found = report([story.log])
