@@ -80,6 +80,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self.round = BEFORE_THE_FIRST
         self.fault = ""
         self.is_checked = False
+        self._seen = BEFORE_THE_FIRST
         self._job, self._given, self._limits, self._timing = job, secret, limits, timing
         self._endpoints = endpoints
         address = local_address or socket.getfqdn()
@@ -118,14 +119,17 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """
         self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
-        deadline = time.monotonic() + self._timing.join
         while True:
+            # Each time: a node that waited for a place may have done so for hours when its store or its round is lost.
+            deadline = time.monotonic() + self._timing.join
             if self._alive.is_closed:
                 raise RendezvousClosedError("another node has ended the job")
             try:
                 info = self._take_part(self._connect(), deadline)
             except StoreLost as lost:
-                logger.warning("the store of the rendezvous is lost (%s); looking for one at %s", lost, self._endpoints)
+                # As text: who keeps the record would keep the stores of all frames that the error came through.
+                text = "the store of the rendezvous is lost (%s); looking for one at %s"
+                logger.warning(text, str(lost), self._endpoints)
                 self._alive.give_up()
                 continue
             if info is not None:
@@ -191,7 +195,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         with suppress(StoreLost):
             if connection := self._endpoints.best(rounds_of_agent):
                 self._records = self._records_at(connection)
-                self.round = BEFORE_THE_FIRST  # what this half has decided since is over
+                self.round = self._seen = BEFORE_THE_FIRST  # what this half has decided since is over
                 self._alive.begin(self._records)
                 return True
         return False
@@ -201,7 +205,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if (records := self._alive.pause()) is None:
             return
         with suppress(StoreLost):
-            records.report_gone(self.round, [self.id])
+            records.report_left(self.round)
             records.end(self.round)
         self._alive.give_up()
         records.leave()
@@ -225,7 +229,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if records is not None:
             with suppress(StoreLost):
                 if not self._has_closed and self.id in self.round.ranks:
-                    records.report_gone(self.round, [self.id])
+                    records.report_left(self.round)
                     records.end(self.round)
             records.leave()
         self._release()
@@ -302,7 +306,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
             self.before_joining()  # its nodes stop their workers for this one
         me = self._me._replace(fault=self.fault, is_checked=self.is_checked)
         meeting = Meeting(records, me, self._limits, self._timing, self._alive, self._give_way)
-        self.round = meeting.hold(self.round, deadline)
+        try:
+            self.round = meeting.hold(max(self.round, self._seen, key=lambda round: round.number), deadline)
+        finally:
+            self._seen = meeting.seen
         self.fault, self.is_checked = "", False
         rank = self.round.ranks[self.id]
         if rank == 0:

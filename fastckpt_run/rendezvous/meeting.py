@@ -17,6 +17,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.policy.hosts.host_exclusion import HostFaults
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.membership import (
+    BEFORE_THE_FIRST,
     Master,
     Node,
     NodeLimits,
@@ -73,7 +74,11 @@ class Meeting:
         keep_alive: KeepAlive,
         stay: Callable[[], None],
     ) -> None:
-        """``stay`` is called while the meeting lasts; it raises StoreLost if another store takes precedence."""
+        """``stay`` is called while the meeting lasts; it raises StoreLost if another store takes precedence.
+
+        Attributes:
+            seen: The newest round that this node has seen, whether it took part in it or waited for a place.
+        """
         self._records = records
         self._me = node
         self._limits = limits
@@ -85,6 +90,8 @@ class Meeting:
         self._gone = frozenset[str]()
         self._looked = 0.0
         self._fewest_since: float | None = None
+        self._silent_since: dict[str, float] = {}
+        self.seen = BEFORE_THE_FIRST
 
     def hold(self, mine: Round, deadline: float) -> Round:
         """Take part in the round that follows ``mine``, or that of the others; returns the next one with this node.
@@ -92,9 +99,13 @@ class Meeting:
         Raises RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError at the ``deadline`` on the
         monotonic clock, or StoreLost.
         """
-        last = self._records.carry_over(mine)
-        while self._me.id not in (now := self._join(last, deadline)).ranks:
-            last = now
+        # A node that waits for a place brings the round along, too: in a store that others have not reached yet, nodes
+        # that wait would take themselves for a first round, and begin the job once more.
+        self.seen = mine
+        self.seen = self._records.carry_over(mine)
+        while self._me.id not in (now := self._join(self.seen, deadline)).ranks:
+            self.seen = now
+        self.seen = now
         return now
 
     def wait_for_master(self, round: Round) -> Master | None:
@@ -112,7 +123,7 @@ class Meeting:
         """Join the round after ``last``, and wait for it."""
         records = self._records
         self._nodes, self._holes, self._fewest_since = {}, {}, None
-        self._gone = self._alive.gone
+        self._gone = self._known_gone(last)
         _check_open(last, waits=False)
         waits = not self._end(last)
         mine, begin = records.join(last, self._me), time.monotonic()
@@ -186,13 +197,13 @@ class Meeting:
         predecessors = [node.id for node in last.nodes if node.host == self._me.host and node.is_dead_here()]
         is_full = self._me.id not in last.ranks and not predecessors and len(last.nodes) >= self._limits.most
         if is_full and not records.is_ended(last):
-            if self._limits.spares:
-                logger.info("the job has all its %d nodes: this one waits as a spare", len(last.nodes))
-            else:
-                logger.warning("the job has all its %d nodes: this one waits for a place", len(last.nodes))
+            what = "as a spare" if self._limits.spares else "for a place"
+            logger.warning("the job has all its %d nodes: this one waits %s", len(last.nodes), what)
             metrics.event("waits_as_spare", host=self._me.host, nodes=len(last.nodes))
             return False
-        records.report_gone(last, predecessors)
+        # Who decides may be one that waits, and learn it from nobody else in this store.
+        known = self._known_gone(last) & last.ranks.keys() if self._limits.spares else frozenset[str]()
+        records.report_gone(last, [*predecessors, *sorted(known)])
         records.end(last)
         return True
 
@@ -230,9 +241,9 @@ class Meeting:
         if now - self._looked > self._timing.interval:
             self._looked = now
             ids = {*came, *last.ranks} - {self._me.id}
-            silent = self._alive.silent(ids, self._records.beats(ids))
+            silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)
             # A node that is there is not gone, whoever said so; but it may have died since it came.
-            self._gone = (self._records.gone(last) | self._alive.gone) - came.keys() | silent
+            self._gone = (self._records.gone(last) | self._known_gone(last)) - came.keys() | silent
         present = [node for node in came.values() if node.id not in self._gone]
         if len(present) < self._limits.fewest:
             self._fewest_since = None
@@ -241,7 +252,7 @@ class Meeting:
         since = now - self._fewest_since if self._fewest_since is not None else 0.0
         if pending or not is_complete(last, present, self._gone, self._limits, since):
             return None
-        faults = collect_faults(last, [*came.values()], self._gone)
+        faults = collect_faults(last, [*came.values()], self._gone - self._records.left(last))
         chosen, left_out = leave_out(last, present, faults, self._limits)
         nodes = assign_ranks(last, chosen, self._limits.most)
         done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults)
@@ -250,6 +261,22 @@ class Meeting:
         self._report_left_out([node for node in left_out if node.id in last.ranks], faults)
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
+
+    def _known_gone(self, last: Round) -> frozenset[str]:
+        """Nodes that this one knows to be gone; none if it had no place in the last round: it watched an older one."""
+        return self._alive.gone if self._me.id in last.ranks else frozenset()
+
+    def _without_awaited(self, silent: frozenset[str], last: Round, now: float) -> frozenset[str]:
+        """Silent nodes without those of the last round for which this one waits longer, since spares could go without.
+
+        A member that is dead is reported gone by another one. Where all are silent, as in a store that is new or slow,
+        they may only be late: spares would take their ranks, and what they have in memory would be lost.
+        """
+        if not self._limits.spares:
+            return silent
+        members = silent & last.ranks.keys()
+        self._silent_since = {id: self._silent_since.get(id, now) for id in members}
+        return silent - {id for id in members if now - self._silent_since[id] < self._limits.last_call}
 
     def _report_left_out(self, left_out: Sequence[Node], faults: HostFaults) -> None:
         for node in left_out:

@@ -206,13 +206,15 @@ def collect_faults(last: Round, came: Collection[Node], gone: Collection[str]) -
     Args:
         last: The last round.
         came: The nodes that came to the next one: they know the failures of their workers.
-        gone: The ids of nodes that are gone. Hosts that are lost in one round share the cause.
+        gone: The ids of nodes that are gone, but for those that left in good order. Hosts that are lost in one round
+            share the cause.
     """
     fresh = {node.host for node in came if node.is_checked and node.id not in last.ranks}
     known = {host: causes for host, causes in last.faults.items() if host not in fresh}
-    lost = [(node.host, f"lost in round {last.number}") for node in last.nodes if node.id in gone]
-    own = [(node.host, node.fault) for node in came if node.fault and node.id in last.ranks]
-    return with_faults(known, [*own, *lost])
+    # One for each host: what takes a worker may take its agent, too.
+    found = {node.host: f"lost in round {last.number}" for node in last.nodes if node.id in gone}
+    found |= {node.host: node.fault for node in came if node.fault and node.id in last.ranks}
+    return with_faults(known, found.items())
 
 
 def leave_out(
@@ -228,6 +230,9 @@ def leave_out(
     """
     bad = suspects(faults, limits.exclude_after) if limits.spares else frozenset[str]()
     good = [node for node in present if node.host not in bad]
-    doubtful = sorted((node for node in present if node.host in bad), key=lambda node: node.id not in last.ranks)
+    doubtful = sorted(
+        (node for node in present if node.host in bad),
+        key=lambda node: (len(faults[node.host]), node.id not in last.ranks),
+    )
     needed = max(0, limits.most - len(good))
     return [*good, *doubtful[:needed]], doubtful[needed:]

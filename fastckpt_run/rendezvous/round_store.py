@@ -3,7 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -86,7 +86,7 @@ class RoundStore:
 
     def carry_over(self, mine: Round) -> Round:
         """Bring the last round that this agent knows to a store that has none, or an older one; returns the last."""
-        while (last := self.last_round()).number < mine.number:
+        while (last := self.last_round()).number < mine.number and not last.is_closed:
             self.complete(last, mine)
         return last
 
@@ -156,16 +156,27 @@ class RoundStore:
         for id in ids:
             self.connection.append(key, self._signer.seal(key, {"gone": id}) + b"\n")
 
+    def report_left(self, round: Round) -> None:
+        """Report that this agent leaves a round in good order: it is gone, and its host has not failed."""
+        key = self._key(round.name, "gone")
+        self.connection.append(key, self._signer.seal(key, {"gone": self._id, "left": True}) + b"\n")
+
     def gone(self, round: Round) -> frozenset[str]:
         """The ids of nodes of a round that were reported gone."""
-        found = set[str]()
+        return frozenset(id for id, _ in self._gone_from(round))
+
+    def left(self, round: Round) -> frozenset[str]:
+        """The ids of those that have reported themselves."""
+        return frozenset(id for id, has_left in self._gone_from(round) if has_left)
+
+    def _gone_from(self, round: Round) -> Iterator[tuple[str, bool]]:
         key = self._key(round.name, "gone")
         for line in (self.connection.peek(key) or b"").splitlines():
             try:
-                found.add(str(self._signer.open(key, line)["gone"]))
+                record = self._signer.open(key, line)
+                yield str(record["gone"]), bool(record.get("left"))
             except (Refused, KeyError) as error:
                 self._refuse(key, error)
-        return frozenset(found)
 
     def hold(self) -> None:
         """Note that this agent's process holds the store."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,13 @@ def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_wh
     assert_bitwise(job, uninterrupted(ranks=2))
 
 
-def started(new_cluster: NewCluster, nodes: int, spares: int) -> tuple[NodesJob, dict[int, subprocess.Popen[bytes]]]:
+def started(
+    new_cluster: NewCluster, nodes: int, spares: int, endpoints: Sequence[int] = ()
+) -> tuple[NodesJob, dict[int, subprocess.Popen[bytes]]]:
     """A job that has done some steps, and the agents of its spares, which wait."""
     cluster = new_cluster(*range(nodes + spares))
     flags = ("--fast-spares", str(spares))
-    meeting = endpoint(*range(nodes + spares))
+    meeting = endpoint(*(endpoints or range(nodes + spares)))
     job = NodesJob(cluster, "--memory", str(EVERY), nodes=str(nodes), meeting=meeting, flags=flags)
     job.launch(*range(nodes))
     events = {number: cluster.folder / f"events.{number}" for number in range(nodes, nodes + spares)}
@@ -105,5 +108,24 @@ def test_when_a_spare_dies_while_it_waits_or_takes_over_the_next_one_takes_over(
     recovery = job.recovered(lost, SOON)
     assert recovery.ranks == {0: 0, 3: 1} and recovery.tiers == {0: "memory", 3: "peer"} and recovery.lost <= EVERY
     job.do_steps(5)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
+@campaign
+@pytest.mark.parametrize("endpoints", [(0, 1, 2, 3), (0, 2, 3)], ids=["members first", "spares first"])
+def test_spares_that_reach_the_next_store_first_wait_for_the_member_that_lives(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, endpoints: Sequence[int]
+) -> None:
+    """They are as many as the job has nodes, and would begin it once more without the member and its memory."""
+    job, waiting = started(new_cluster, 2, 2, endpoints)
+    lost = job.lose(0)
+    number = job.until(lambda: next((number for number in waiting if job.lines(number)), 0), "a spare trains")
+    job.agents[number] = waiting.pop(number)
+    recovery = job.recovered(lost)
+    assert recovery.ranks == {number: 0, 1: 1} and recovery.tiers == {number: "peer", 1: "memory"}
+    assert recovery.lost <= EVERY
+    job.do_steps(5)
+    job.agents |= waiting
     job.end()
     assert_bitwise(job, uninterrupted(ranks=2))

@@ -1,6 +1,7 @@
 """Hosts that are left out while a spare waits: they failed again and again, for a cause that no other host shares."""
 
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 HostFaults = Mapping[str, Sequence[str]]
@@ -10,9 +11,15 @@ KEPT = 16
 _LONGEST = 100
 """Characters of a cause."""
 _OTHERS = (
-    "connection closed by peer",
-    "connection reset by peer",
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "connection abort",
+    "socket closed",
+    "no route to host",
+    "unreachable",
     "broken pipe",
+    "eoferror",
     "timed out",
     "timeout",
     "remote process exited",
@@ -22,6 +29,8 @@ _OTHERS = (
     "nccl",
 )
 """Words of exceptions that a worker raises when another one is gone, in small letters."""
+_OWN_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals for which the host may be to blame: what lacks memory or hangs is killed."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -32,12 +41,12 @@ def cause_of_host(exitcode: int, exception: str) -> str:
         exitcode: Of the worker; negative for a signal.
         exception: Type and message of what it raised; empty if that is not known.
     """
-    if exitcode < 0:
-        return f"signal {-exitcode}"
+    if exitcode < 0:  # NCCL's watchdog ends a process by abort() when another one is gone
+        return f"signal {-exitcode}" if -exitcode in _OWN_SIGNALS else ""
     if any(word in exception.lower() for word in _OTHERS):
         return ""
     # Ranks, addresses and sizes differ from host to host where the cause is the same.
-    return _NUMBER.sub("#", exception)[:_LONGEST] or f"exit code {exitcode}"
+    return _NUMBER.sub("#", exception)[:_LONGEST]
 
 
 def with_faults(faults: HostFaults, new: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 from fastckpt_run.rendezvous import meeting
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
-from fastckpt_run.rendezvous.store_connection import StoreLost
+from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
 from tests.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, kill, meet, ranks, until
 
@@ -280,6 +281,90 @@ def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_ba
         joined.result(PATIENCE)
         assert back.round == nodes[1].round
         assert back._endpoints.server is None
+
+
+def test_a_spare_that_has_waited_longer_than_nodes_may_for_each_other_takes_over_from_the_holder_of_the_store() -> None:
+    endpoint = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with agents(2, 2, silence=1.0, join=5.0, endpoint=endpoint, spares=1) as job:
+        nodes = job.several(2)
+        meet(nodes)
+        spare = job.new()
+        joined = in_thread(spare.next_rendezvous)
+        time.sleep(7.0)
+        assert not joined.done()
+        kill(nodes[0])
+        until(nodes[1].num_nodes_waiting, "the store has gone with a member")
+        meet(nodes[1:])
+        joined.result(PATIENCE)
+        assert sorted(ranks([nodes[1], spare])) == [0, 1]
+        until(lambda: threads_end(0.1), "calls of the dead store have ended")
+
+
+def end(member: FastckptRendezvousHandler, *waiting: "Future[object]") -> None:
+    """End the job, for the nodes that wait for a place as well."""
+    member.set_closed()
+    for future in waiting:
+        with pytest.raises(RendezvousGracefulExitError):
+            future.result(PATIENCE)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank(rounds: int) -> None:
+    """They would begin the job once more else, from the last durable save or from none."""
+    endpoint = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with agents(2, 2, silence=1.0, last_call=15.0, endpoint=endpoint, spares=2) as job:
+        nodes = job.several(2)
+        for _ in range(rounds):
+            meet(nodes)
+        spares = [job.new(), job.new()]
+        joined = [in_thread(spare.next_rendezvous) for spare in spares]
+        time.sleep(1.0)
+        kept = ranks(nodes[1:])
+        kill(nodes[0])
+        until(nodes[1].num_nodes_waiting, "the store has gone with a member")
+        time.sleep(4.0)
+        assert not any(future.done() for future in joined)
+        nodes[1].lost([nodes[0].id])
+        meet(nodes[1:])
+        until(lambda: any(future.done() for future in joined), "a spare has the free rank")
+        assert nodes[1].round.number == rounds + 1 and ranks(nodes[1:]) == kept
+        end(nodes[1], *(future for future in joined if not future.done()))
+        until(lambda: threads_end(0.1), "calls of the dead store have ended")
+
+
+def test_a_node_that_waits_holds_no_member_for_gone_whose_rounds_it_did_not_see() -> None:
+    with agents(2, 2, silence=600.0, spares=1, exclude_after=2) as job:
+        nodes = job.several(3)
+        meet(nodes[:2])
+        good, bad = sorted(nodes[:2], key=lambda node: node.round.ranks[node.id])
+        for node, host in zip((good, bad, nodes[2]), ("good", "bad", "spare"), strict=True):
+            node._me = node._me._replace(host=host)
+        joined = in_thread(nodes[2].next_rendezvous)
+        until(lambda: job.calls["add"] >= 5, "it waits")
+        bad.fault = "signal 9"
+        meet([good, bad])
+        bad.fault = "signal 7"
+        bad.lost([good.id])  # which comes all the same
+        waits = in_thread(bad.next_rendezvous)
+        meet([good])
+        joined.result(PATIENCE)
+        restarted = in_thread(nodes[2].next_rendezvous)
+        time.sleep(1.0)
+        assert not restarted.done() and not waits.done()
+        meet([good])
+        restarted.result(PATIENCE)
+        assert ranks([good, nodes[2]]) == [0, 1] and not waits.done()
+        end(good, waits)
+
+
+def test_a_node_that_leaves_in_good_order_has_not_failed() -> None:
+    with agents(1, 2, spares=1, exclude_after=1) as job:
+        nodes = job.several(2)
+        meet(nodes)
+        nodes[1].leave()
+        until(nodes[0].num_nodes_waiting, "the member sees that one has left")
+        meet(nodes[:1])
+        assert nodes[0].round.faults == {}
 
 
 def is_in(node: FastckptRendezvousHandler, name: str) -> bool:

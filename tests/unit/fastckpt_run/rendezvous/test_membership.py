@@ -131,7 +131,7 @@ LAST = Round(5, "r", tuple(node(f"n{rank}", f"h{rank}") for rank in range(3)), f
 
 def test_faults_are_those_of_nodes_that_came_and_of_nodes_that_are_gone() -> None:
     came = [node("n0", "h0"), node("n1", "h1")._replace(fault="signal 9"), node("new", "h3")._replace(fault="ignored")]
-    found = collect_faults(LAST, came, {"n2", "of an earlier round"})
+    found = collect_faults(LAST, came, {"n1", "n2", "of an earlier round"})
     assert found == {"h1": ("signal 9", "signal 9"), "h2": ("lost in round 5",)}
 
 
