@@ -51,7 +51,8 @@ def grouped(nodes: Sequence[ReplicaNode], size: int) -> tuple[Group, ...]:
     groups = _kept(known, size)
     free = sorted(known.keys() - {id for group in groups for id in group})
     groups += _spread([known[id] for id in free], size) if len(free) >= size else []
-    left = [id for id in free if all(id not in group for group in groups)]
+    grouped_ids = {id for group in groups for id in group}
+    left = [id for id in free if id not in grouped_ids]
     _join(groups, left, known)
     _exchange(groups, known)
     return tuple(sorted(tuple(sorted(group)) for group in groups))
