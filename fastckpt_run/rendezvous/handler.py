@@ -171,7 +171,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
     def gone_hosts(self) -> list[str]:
         """The hosts of nodes that were reported gone from the last round of this one."""
         with suppress(StoreLost):
-            gone = self._records.gone(self.round) if self._records is not None else frozenset[str]()
+            gone = self._records.gone(self.round) if self._records is not None else {}
             return [node.host for node in self.round.nodes if node.id in gone]
         return []
 
@@ -205,7 +205,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if (records := self._alive.pause()) is None:
             return
         with suppress(StoreLost):
-            records.report_left(self.round)
+            records.report_gone(self.round, [self.id], in_good_order=True)
             records.end(self.round)
         self._alive.give_up()
         records.leave()
@@ -229,7 +229,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if records is not None:
             with suppress(StoreLost):
                 if not self._has_closed and self.id in self.round.ranks:
-                    records.report_left(self.round)
+                    records.report_gone(self.round, [self.id], in_good_order=True)
                     records.end(self.round)
             records.leave()
         self._release()
@@ -307,7 +307,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         me = self._me._replace(fault=self.fault, is_checked=self.is_checked)
         meeting = Meeting(records, me, self._limits, self._timing, self._alive, self._give_way)
         try:
-            self.round = meeting.hold(max(self.round, self._seen, key=lambda round: round.number), deadline)
+            self.round = meeting.hold(self._seen, deadline)
         finally:
             self._seen = meeting.seen
         self.fault, self.is_checked = "", False

@@ -87,7 +87,7 @@ class Meeting:
         self._stay = stay
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
-        self._gone = frozenset[str]()
+        self._gone = self._left = frozenset[str]()
         self._looked = 0.0
         self._fewest_since: float | None = None
         self._silent_since: dict[str, float] = {}
@@ -123,7 +123,7 @@ class Meeting:
         """Join the round after ``last``, and wait for it."""
         records = self._records
         self._nodes, self._holes, self._fewest_since = {}, {}, None
-        self._gone = self._known_gone(last)
+        self._gone, self._left = self._known_gone(last), frozenset[str]()
         _check_open(last, waits=False)
         waits = not self._end(last)
         mine, begin = records.join(last, self._me), time.monotonic()
@@ -203,6 +203,8 @@ class Meeting:
             return False
         # Who decides may be one that waits, and learn it from nobody else in this store.
         known = self._known_gone(last) & last.ranks.keys() if self._limits.spares else frozenset[str]()
+        if known:  # by each member else, so that who decides would read as many lines for each loss
+            known -= records.gone(last).keys()
         records.report_gone(last, [*predecessors, *sorted(known)])
         records.end(last)
         return True
@@ -243,7 +245,9 @@ class Meeting:
             ids = {*came, *last.ranks} - {self._me.id}
             silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)
             # A node that is there is not gone, whoever said so; but it may have died since it came.
-            self._gone = (self._records.gone(last) | self._known_gone(last)) - came.keys() | silent
+            reported = self._records.gone(last)
+            self._left = frozenset(id for id, has_left in reported.items() if has_left)
+            self._gone = (self._known_gone(last) | reported.keys()) - came.keys() | silent
         present = [node for node in came.values() if node.id not in self._gone]
         if len(present) < self._limits.fewest:
             self._fewest_since = None
@@ -252,7 +256,7 @@ class Meeting:
         since = now - self._fewest_since if self._fewest_since is not None else 0.0
         if pending or not is_complete(last, present, self._gone, self._limits, since):
             return None
-        faults = collect_faults(last, [*came.values()], self._gone - self._records.left(last))
+        faults = collect_faults(last, [*came.values()], self._gone - self._left)
         chosen, left_out = leave_out(last, present, faults, self._limits)
         nodes = assign_ranks(last, chosen, self._limits.most)
         done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults)

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -150,33 +150,24 @@ class RoundStore:
         waiting = [self.joined(last, slot) for slot in range(self.slots(last))]
         self.ring({node.id for node in (*last.nodes, *waiting) if node and node.id != self._id})
 
-    def report_gone(self, round: Round, ids: Iterable[str]) -> None:
-        """Report nodes of a round that are gone for certain."""
+    def report_gone(self, round: Round, ids: Iterable[str], *, in_good_order: bool = False) -> None:
+        """Report nodes of a round that are gone for certain; their hosts have failed unless they left in good order."""
         key = self._key(round.name, "gone")
         for id in ids:
-            self.connection.append(key, self._signer.seal(key, {"gone": id}) + b"\n")
+            self.connection.append(key, self._signer.seal(key, {"gone": id, "left": in_good_order}) + b"\n")
 
-    def report_left(self, round: Round) -> None:
-        """Report that this agent leaves a round in good order: it is gone, and its host has not failed."""
-        key = self._key(round.name, "gone")
-        self.connection.append(key, self._signer.seal(key, {"gone": self._id, "left": True}) + b"\n")
-
-    def gone(self, round: Round) -> frozenset[str]:
-        """The ids of nodes of a round that were reported gone."""
-        return frozenset(id for id, _ in self._gone_from(round))
-
-    def left(self, round: Round) -> frozenset[str]:
-        """The ids of those that have reported themselves."""
-        return frozenset(id for id, has_left in self._gone_from(round) if has_left)
-
-    def _gone_from(self, round: Round) -> Iterator[tuple[str, bool]]:
+    def gone(self, round: Round) -> dict[str, bool]:
+        """The nodes of a round that were reported gone, by their ids; true for those that left in good order."""
+        found = dict[str, bool]()
         key = self._key(round.name, "gone")
         for line in (self.connection.peek(key) or b"").splitlines():
             try:
                 record = self._signer.open(key, line)
-                yield str(record["gone"]), bool(record.get("left"))
+                id, has_left = str(record["gone"]), bool(record.get("left"))
+                found[id] = has_left or found.get(id, False)
             except (Refused, KeyError) as error:
                 self._refuse(key, error)
+        return found
 
     def hold(self) -> None:
         """Note that this agent's process holds the store."""
