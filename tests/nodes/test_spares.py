@@ -17,22 +17,14 @@ from tests.nodes.test_restarts import assert_bitwise
 def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_when_it_is_lost(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
-    cluster = new_cluster(0, 1, 2)
-    job = NodesJob(cluster, "--memory", str(EVERY), nodes="2", meeting=endpoint(0, 1, 2), flags=("--fast-spares", "1"))
-    job.launch(0, 1)
-    job.do_steps(1)
-    events = cluster.folder / "events.2"
-    job.launch(2, flags=("--fast-events", str(events)))
-    spare = job.agents.pop(2)
-    job.until(lambda: _waits(events), "the spare waits")
-    job.do_steps(EVERY + 6)
+    job, waiting = started(new_cluster, 2, 1)
 
     # A host that fails for the second time gives its place to the spare, and waits itself.
     first = job.recovered(job.kill_worker(1), SOON)
     assert (first.ranks, first.starts) == ({0: 0, 1: 1}, {0: 1, 1: 1})
     job.do_steps(5)
     killed = job.kill_worker(1)
-    bad, job.agents[2] = job.agents.pop(1), spare
+    bad, job.agents[2] = job.agents.pop(1), waiting[2]
     recovery = job.recovered(killed, SOON)
     assert recovery.ranks == {0: 0, 2: 1} and recovery.starts == {0: 1, 2: 1}
     assert recovery.tiers == {0: "memory", 2: "peer"} and recovery.lost <= EVERY
