@@ -6,6 +6,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 GLOSSARY = Path(__file__).parents[1] / "docs/glossary.md"
+LABEL = 15
+"""The height of a label of a line."""
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; fill: #1f2328; }
   .small { font-size: 12px; fill: #59636e; } .strong { font-weight: 600; } .middle { text-anchor: middle; }
@@ -55,6 +57,16 @@ class Drawing:
     def line(self, points: list[tuple[float, float]], kind: str = "line") -> None:
         path = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         self.parts.append(f'<path class="{kind}" d="M{path}"/>')
+
+    def labelled_line(
+        self, points: list[tuple[float, float]], x: float, above: float, text: str, kind: str = "line"
+    ) -> float:
+        """A line with a label at ``x``, as high as its end or below the label ``above``; returns the label's height."""
+        self.line(points, kind)
+        y = max(points[-1][1], above + LABEL)
+        self.line([points[-1], (x, y)], "line dashed")
+        self.text(x + 4, y + 4, text, "small")
+        return y
 
     def arrow(self, points: list[tuple[float, float]], kind: str = "line") -> None:
         """A line whose last part, which is horizontal or vertical, ends in a tip."""

@@ -176,7 +176,8 @@ class SimulatedJob:
         self._place()
         self._copied()
         self._intervals = _intervals(scheme, assumed, self._to_storage, nodes)
-        self._waited: list[str] = []
+        self._complete_at = 0.0
+        """When the last host is there that takes the place of a lost one."""
 
     def run(self, seconds: float) -> Outcome:
         """Train for so long; what it came to."""
@@ -185,17 +186,14 @@ class SimulatedJob:
         while now < seconds:
             failed, at = self._next_failure(now)
             if at >= seconds:
-                return self._ended(found, done + self._worked(seconds - now), seconds)
+                done += self._worked(seconds - now)
+                break
             worked = self._worked(at - now)
             source, kept = self._fail(failed, at, at - now, worked)
             done += kept
             found.failures += 1
             found.by_source[source] += 1
             now = at + self._until_it_goes_on(source, at)
-        return self._ended(found, done, seconds)
-
-    @staticmethod
-    def _ended(found: Outcome, done: float, seconds: float) -> Outcome:
         found.useful = done / seconds
         return found
 
@@ -230,18 +228,16 @@ class SimulatedJob:
                 return "memory", self._left(worked, 0.0, self._intervals.memory)
         else:
             self._lost.add(name)
-        source = "storage"
-        if self._lost and self._scheme.memory and self._survives():
-            source = "copies"
-        kept = {
-            "copies": lambda: self._left(worked, self._lag(), max(self._intervals.memory, self._steps(self._lag()))),
-            "storage": lambda: self._left(worked, self._durable_after(), self._intervals.storage),
-        }[source]()
+        survives = self._lost and self._scheme.memory and self._survives()
         if is_lost:
             self._replace(host, at)
-        if source == "storage":
-            self._copied()  # all that counts is durable
-        return source, kept
+        if survives:
+            lag = self._lag()
+            interval = max(self._intervals.memory, ceil(lag / self._assumed.iteration))
+            return "copies", self._left(worked, lag, interval)
+        self._copied()  # all that counts is durable
+        durable_after = self._to_storage if self._scheme.memory else 0.0
+        return "storage", self._left(worked, durable_after, self._intervals.storage)
 
     def _copied(self) -> None:
         """Take note that all nodes of the round have a save, and its copies."""
@@ -260,40 +256,30 @@ class SimulatedJob:
         step = interval * self._assumed.iteration
         return max(0.0, (worked - lag) // step * step)
 
-    def _steps(self, seconds: float) -> int:
-        return ceil(seconds / self._assumed.iteration)
-
     def _lag(self) -> float:
         """Seconds from a save to its copies at all partners."""
         assumed, scheme = self._assumed, self._scheme
         return assumed.state * max(1, scheme.copies) / assumed.network
 
-    def _durable_after(self) -> float:
-        return self._to_storage if self._scheme.memory else 0.0
-
     def _until_it_goes_on(self, source: str, at: float) -> float:
         assumed, scheme = self._assumed, self._scheme
-        waits = max((self._hosts[name].until - at for name in self._waited), default=0.0)
-        self._waited: list[str] = []
         load = {"memory": 0.0, "copies": assumed.state / assumed.network, "storage": self._to_storage}[source]
         if source == "copies" and scheme.parity:
             load *= 2  # a chain of partial sums, and the last hop
-        return max(0.0, waits) + assumed.restart + load
+        return max(0.0, self._complete_at - at) + assumed.restart + load
 
     def _replace(self, host: Host, at: float) -> None:
         """Have a spare, or a host that comes later, take the rank of one that is lost."""
-        repaired = [name for name, each in self._hosts.items() if 0 < each.until <= at and name not in self._in_round()]
-        for name in repaired:
-            self._hosts[name].until = 0.0
-            if name not in self._spares:
-                self._spares.append(name)
+        for each in self._hosts.values():
+            if 0 < each.until <= at:
+                each.until = 0.0
+                self._spares.append(each.name)
         if self._spares:
-            self._change(host.name, self._best_spare())
-            host.until = at + self._assumed.repair
+            self._take_spare(host, at)
             return
-        fresh = Host(f"{host.name}-{at:.0f}", self._assumed.failures / DAY, until=at + self._assumed.replacement)
+        fresh = Host(f"{host.name}-{at:.0f}", self._assumed.failures / DAY)
         self._hosts[fresh.name] = fresh
-        self._waited.append(fresh.name)
+        self._complete_at = at + self._assumed.replacement
         self._change(host.name, fresh.name)
         host.until = at + self._assumed.repair if self._scheme.spares else 0.0
 
@@ -301,9 +287,11 @@ class SimulatedJob:
         """Leave out a host that has failed too often, if a spare that has not waits."""
         limit = self._scheme.exclude
         if limit and host.failures >= limit and self._spares:
-            spare = self._best_spare()
-            self._change(host.name, spare)
-            host.until = at + self._assumed.repair
+            self._take_spare(host, at)
+
+    def _take_spare(self, host: Host, at: float) -> None:
+        self._change(host.name, self._best_spare())
+        host.until = at + self._assumed.repair
 
     def _best_spare(self) -> str:
         """The next spare; with exclusion one that has not failed too often, if there is one."""
@@ -312,9 +300,6 @@ class SimulatedJob:
         name = (good or self._spares)[0]
         self._spares.remove(name)
         return name
-
-    def _in_round(self) -> set[str]:
-        return {node.host for node in self._round.nodes}
 
     def _change(self, lost: str, new: str) -> None:
         present = [node for node in self._round.nodes if node.host != lost] + [_node(new)]
@@ -397,7 +382,7 @@ def main() -> None:
         PICTURE.write_text(draw(found))
 
 
-WIDTH, HEIGHT, LEFT, TOP, LABELS, LINES = 240, 260, 60, 70, 290, 16
+WIDTH, HEIGHT, LEFT, TOP, LABELS = 240, 260, 60, 70, 290
 
 
 def draw(found: Sequence[dict[str, Any]]) -> str:
@@ -430,13 +415,11 @@ def _panel(drawing: Drawing, left: float, kind: str, found: Sequence[dict[str, A
         scheme: [row for row in found if row["scheme"] == scheme]
         for scheme in dict.fromkeys(r["scheme"] for r in found)
     }
-    label = TOP - LINES
+    label = -inf
     for scheme, line in sorted(lines.items(), key=lambda each: -each[1][-1]["useful"]):
-        points = [at(row) for row in line]
-        drawing.line(points, "line lost" if scheme == SCHEMES[0].title else "line")
-        label = max(label + LINES, points[-1][1])
-        drawing.line([points[-1], (left + WIDTH + 10, label)], "line dashed")
-        drawing.text(left + WIDTH + 14, label + 4, f"{scheme}: {line[-1]['useful']:.1%}", "small")
+        kind = "line lost" if scheme == SCHEMES[0].title else "line"
+        text = f"{scheme}: {line[-1]['useful']:.1%}"
+        label = drawing.labelled_line([at(row) for row in line], left + WIDTH + 8, label, text, kind)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ WIDTH, HEIGHT = 330, 200
 LABELS = 320
 ROW = 290
 LEFT, TOP = 60, 60
-LINES = 15
-"""Height of a label."""
 
 
 def costs_of(run: Run, axis: Axis) -> dict[str, list[tuple[float, float]]]:
@@ -90,9 +88,7 @@ def _panel(
         drawing.text(place(x, 1.0)[0], top + HEIGHT + 18, f"{x:,g}", "small middle")
     ends = sorted((place(*at[-1])[1], cost) for cost, at in costs.items())
     previous = -math.inf
-    for y, cost in ends:
-        drawing.line([place(*point) for point in costs[cost]])
-        previous = max(y, previous + LINES)
-        end = place(*costs[cost][-1])
-        drawing.line([end, (left + WIDTH + 8, previous)], "line dashed")
-        drawing.text(left + WIDTH + 12, previous + 4, f"{words(cost)}: {exponent(fitted(costs[cost]))}", "small")
+    for _, cost in ends:
+        points = [place(*point) for point in costs[cost]]
+        label = f"{words(cost)}: {exponent(fitted(costs[cost]))}"
+        previous = drawing.labelled_line(points, left + WIDTH + 8, previous, label)
