@@ -1139,6 +1139,29 @@ PAGES: Sequence[ErrorPage] = (
         "Nothing: the checkpoint is resumed once the workers have met.",
         ("fastckpt._core.client.job_store",),
     ),
+    ErrorPage(
+        "FC-045",
+        "Copies on other hosts are left out",
+        (
+            "step <step> is not copied to <hosts> (<size> in <number> files): <why>. A loss of this host costs what is "
+            "not on storage",
+        ),
+        "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host "
+        "after each save that all nodes turn to. This one was not: the other host has no memory for it, or could not "
+        "be reached for 10 s. Training and saves go on, and the next save is tried again. The message comes once for "
+        "each kind of trouble; the event `replica_skipped` and the metric `skipped_replicas_total` count all.",
+        (
+            "Memory of the other host holds its own slots, and not two copies besides.",
+            "The network between both is cut or very slow.",
+        ),
+        (
+            "Give the host more shared memory, as the message says; `docs/clusters/replicas.md` has the sizes.",
+            "Or have fewer slots: `--fast-slots 2`.",
+            "Or do without, and persist more often: `--fast-replicas 0`.",
+        ),
+        "Nothing now. If a host is lost meanwhile, the steps since the newest save that was copied, or is durable.",
+        ("fastckpt._core.saver.peers.replica_sender",),
+    ),
 )
 
 _HEAD = """\

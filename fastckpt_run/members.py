@@ -35,6 +35,9 @@ class Member:
         launch: The name by which histories know it.
         version: The version of fastckpt that it runs.
         checks: How many node checks it has been through with others; -1 if it takes part in none.
+        replicas: Its `--fast-replicas`, which is the same for all.
+        domain: What fails together with it.
+        partners: The agents that keep something for it, or it for them, as of the last round.
     """
 
     id: str
@@ -46,6 +49,9 @@ class Member:
     launch: str = ""
     version: str = VERSION
     checks: int = -1
+    replicas: str = "0"
+    domain: str = ""
+    partners: Sequence[str] = ()
 
 
 def drawn_secret(store: "dist.distributed_c10d.Store", group_rank: int) -> bytes:
@@ -66,7 +72,7 @@ def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_
         own: This agent.
 
     Raises:
-        ConfigError: Two agents run unlike versions; in all agents alike.
+        ConfigError: Two agents run unlike versions, or are to make unlike copies; in all agents alike.
         torch.distributed.DistStoreError: An agent did not come.
     """
     if group_world_size == 1:
@@ -80,7 +86,7 @@ def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_
         store.set(_LIST, json.dumps([asdict(member) for member in members]))
     else:
         members = _list_with(own, store)
-    _check_versions(members)
+    _check_alike(members)
     return members
 
 
@@ -134,7 +140,7 @@ def _member(data: bytes) -> Member:
     return Member(**{name: record[name] for name in Member.__dataclass_fields__ if name in record})
 
 
-def _check_versions(members: Sequence[Member]) -> None:
+def _check_alike(members: Sequence[Member]) -> None:
     if unlike := next((member for member in members if member.version != members[0].version), None):
         raise ConfigError(
             coded(
@@ -142,4 +148,9 @@ def _check_versions(members: Sequence[Member]) -> None:
                 f"{unlike.version}. Install the same on all nodes.",
                 "FC-034",
             )
+        )
+    if unlike := next((member for member in members if member.replicas != members[0].replicas), None):
+        raise ConfigError(
+            f"--fast-replicas is {members[0].replicas} on {members[0].host} and {unlike.replicas} on {unlike.host}: "
+            "give all nodes the same"
         )

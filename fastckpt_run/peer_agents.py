@@ -16,8 +16,10 @@ from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
+from fastckpt._core.policy.replicas.grouping import ReplicaNode
+from fastckpt._core.policy.replicas.placement import place
 from fastckpt._core.saver.arena_location import memory_id
-from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
 from fastckpt_run.detection.neighbor_watch import ISOLATED
@@ -53,11 +55,14 @@ class PeerAgents:
             memory_id(settings),
             launch=saver.address,
             checks=0 if settings.node_check else -1,
+            replicas=settings.replicas,
+            domain=settings.failure_domain() or memory_id(settings),
         )
         self._secret = self._watched_by = b""
         self._watch: WatchProcess | None = None
         self._began = time.monotonic()
         self._members: Sequence[Member] = ()
+        self._partners = ""
 
     def meet(self, group: WorkerGroup) -> None:
         """Learn who the agents of a new round are, and watch them; raises as `exchange`."""
@@ -73,13 +78,32 @@ class PeerAgents:
         self._own = self._members[rank]
         self._saver.slot = self._own.slot
         if self._watch is not None:  # also in a round of one that comes after one of several
-            peers = [Peer(one.id, one.memory, one.address, one.launch, one.host) for one in self._members]
-            round = PeerRound(peers, rank, self._secret)
+            round = self._round_of(rank)
             self._saver.meet(round)
             self._met(round)
             self._watch.watch([(member.id, member.watch) for member in self._members])
             if isinstance(self._handler, FastckptRendezvousHandler):
                 self._handler.ask_before_a_verdict(self._watch.answering)
+
+    def _round_of(self, rank: int) -> PeerRound:
+        """The round as the saver knows it, with the partners of this agent."""
+        peers = [Peer(one.id, one.memory, one.address, one.launch, one.host) for one in self._members]
+        nodes = [ReplicaNode(one.id, one.domain, tuple(one.partners)) for one in self._members]
+        placement = place(nodes, self._settings.copies)
+        self._own = replace(self._own, partners=placement.partners(self._own.id))
+        # Two agents on one host lose their memory together: a copy there is none.
+        holders = {id for id in placement.holders[self._own.id]}
+        partners = [peer for peer in peers if peer.id in holders and peer.memory != self._own.memory]
+        self._report_partners(partners, alone=self._own.id in placement.inside)
+        return PeerRound(peers, rank, self._secret, partners)
+
+    def _report_partners(self, partners: Sequence[Peer], *, alone: bool) -> None:
+        names = ", ".join(f"{peer.host} ({peer.address})" for peer in partners)
+        if names and names != self._partners:
+            text = "copies of what this host alone has of a checkpoint go to %s, from %s%s"
+            inside = ", which fails together with it: no other domain has a place" if alone else ""
+            logger.info(text, names, self._own.address, inside)
+        self._partners = names
 
     @property
     def members(self) -> Sequence[Member]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
 from fastckpt._core.arguments import meant
@@ -70,6 +71,9 @@ class Settings:
         node_check: Whether each node is checked before it first joins, and again after it has failed.
         spares: Hosts that wait for the place of one that is lost, beside those of --nnodes; 0 for none.
         exclude_after: Failures of a host alone after which it is left out while a spare waits; 0: any number.
+        replicas: Copies in other hosts' memory of large files of one host alone: 0, 1, 2; auto: 1 if there is room.
+        replica_mbps: MB (10**6 bytes) per second that this node may send as such copies at most; 0 for no limit.
+        domain: What fails together with this host: a name, file:PATH or env:NAME that has it; empty: the host alone.
         exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
     """
 
@@ -101,6 +105,9 @@ class Settings:
     node_check: bool = False
     spares: int = 0
     exclude_after: int = 2
+    replicas: str = "auto"
+    replica_mbps: float = 0.0
+    domain: str = ""
     exit_codes: bool = False
 
     def __post_init__(self) -> None:
@@ -120,6 +127,8 @@ class Settings:
         self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
         self._demand("spares", self.spares >= 0, "give a number of hosts, or 0 for none")
         self._demand("exclude_after", self.exclude_after >= 0, "give a number of failures, or 0 for no limit")
+        self._demand("replicas", self.replicas in ("0", "1", "2", "auto"), "give 0, 1 or 2 copies, or auto")
+        self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
         # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
         self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
 
@@ -132,6 +141,23 @@ class Settings:
     def arenas(self) -> str:
         """The directory under which arenas are made."""
         return self.shm_dir if self.memory or self.shm_dir != SHM else large_files()
+
+    @property
+    def copies(self) -> int:
+        """Copies that other hosts keep of large files that one host alone has."""
+        return 1 if self.replicas == "auto" else int(self.replicas)
+
+    def failure_domain(self) -> str:
+        """The name of what fails together with this host; empty for the host alone; raises ConfigError."""
+        kind, _, where = self.domain.partition(":")
+        found = os.environ.get(where, "") if kind == "env" else self.domain
+        if kind == "file":
+            try:
+                found = Path(where).read_text().strip()
+            except OSError as error:
+                raise ConfigError(f"domain is {self.domain!r}, and cannot be read: {error} (--fast-domain)") from error
+        self._demand("domain", bool(found) or not self.domain, "which is empty; give the name of what fails together")
+        return found
 
     @property
     def elsewhere(self) -> list[str]:

@@ -13,11 +13,13 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from fastckpt._core import metrics
 from fastckpt._core.client.collective import Agreement, agreement
 from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.native.view import hold
+from fastckpt._core.policy.peer_sources import holders
 from fastckpt._core.policy.resume import MEMORY
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.companions import Wanted
@@ -29,7 +31,7 @@ from fastckpt._core.session import Session
 from fastckpt._core.torch_private.sharding import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
 from fastckpt.dcp.writer import step_of
-from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
+from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
 
@@ -70,8 +72,8 @@ class SharedMemoryReader(MappedReader):
 
     Attributes:
         loaded_step: The step that was loaded last; -1 before that, or if none was recorded.
-        loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory lacked some of its
-            files; "" before that.
+        loaded_from: Where this rank found it: "memory", "peer", the memory of other nodes, "storage", "remote"; "mixed"
+            if memory lacked some of its files; "" before that.
     """
 
     _goes_on = False
@@ -115,7 +117,8 @@ class SharedMemoryReader(MappedReader):
         path = asked if step is None else f"{writer.directory}/checkpoint-{step}"
         since = writer.open_history(ranks, path)
         since = since if self._goes_on else {}
-        needs = RequiredFiles(METADATA, METADATA, (shards_of(writer.place.rank), index_of(writer.place.group_rank)))
+        shards = shards_of(writer.place.rank), index_of(writer.place.group_rank)
+        needs = RequiredFiles(METADATA, METADATA, shards, from_peers=True)
         self._finder = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
         with writer.beats.work("resume"):
             if asked and step is None:
@@ -152,7 +155,7 @@ class SharedMemoryReader(MappedReader):
         return metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """See that each rank finds what its plan needs; else all choose again, what is on storage as a whole.
+        """See that each rank finds what its plan needs, be it in the memory of other nodes; else all choose storage.
 
         The memory of one of several nodes has what its ranks had when they saved. In another sharding they may need
         what others had.
@@ -162,11 +165,33 @@ class SharedMemoryReader(MappedReader):
             BadCheckpoint: What else there is, is a state of another structure.
         """
         ranks = agreement(self._writer.place.world_size)
-        # All ranks must choose again if one lacks something: they have to load the same save.
-        if any(ranks.gather(self._locate(plan))):
-            self._choose_again(ranks)
+        lacking = ranks.gather((self._writer.place.group_rank, self._locate(plan)))
+        if any(names for _, names in lacking):
+            # All ranks must choose again if one lacks something: they have to load the same save.
+            if any(ranks.gather(self._bring(lacking))):
+                self._choose_again(ranks)
             self._locate(plan)
         return plan
+
+    def _bring(self, lacking: Sequence[tuple[int, Sequence[str]]]) -> str:
+        """Have files that ranks of this node lack brought from other nodes' memory; why that failed, empty if not."""
+        assert self._reading is not None and self._reading.id is not None
+        found, own = self._reading, self._writer.place.group_rank
+        wanted = {name for node, names in lacking for name in names if node == own}
+        if not wanted:
+            return ""
+        save = SaveId(*self._reading.id)
+        sources = holders(found.holdings, (*save, found.attempt), own, wanted)
+        if unheld := sorted(wanted - sources.keys()):
+            return f"no node holds {unheld[0]}"
+        try:
+            with metrics.phase("resume.fetch"):
+                brought = self._writer.link.fetch(save, found.attempt, sources, beside=True)
+        except (FastckptError, OSError) as error:
+            logger.warning("%s is not loaded from the memory of other nodes: %s", save, error)
+            return str(error)
+        found.state.files.update({name: Path(path) for name, path in brought.files.items()})
+        return ""
 
     def _locate(self, plan: LoadPlan) -> list[str]:
         """Note where each item of the plan is stored; the names of files that are missing."""

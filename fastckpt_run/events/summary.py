@@ -14,7 +14,7 @@ from fastckpt._core.report.events import parsed
 from fastckpt._core.report.goodput import USEFUL
 from fastckpt._core.report.report import Report
 from fastckpt._core.report.report import report as report_on
-from fastckpt._core.saver.stats import Copies, SaverStats
+from fastckpt._core.saver.stats import Copies, ReplicaCounts, SaverStats
 from fastckpt.errors import NotDurable
 from fastckpt_run import formatting
 
@@ -48,6 +48,7 @@ def report(all_stats: Iterable[SaverStats]) -> None:
             bad=stats.bad,
             resumes=dict(stats.resumes),
             remote=stats.remote and asdict(stats.remote),
+            replicas=asdict(stats.replicas),
         )
 
 
@@ -101,6 +102,7 @@ def _lines(stats: SaverStats) -> Iterator[str]:
     yield from _durable(stats)
     if stats.remote:
         yield from _remote(stats.remote, stats.durable)
+    yield from _replicas(stats.replicas)
     if stats.skips:
         yield f"  skipped      {formatting.count(stats.skips.total(), 'save')}"
         yield from _reasons(stats.skips)
@@ -130,6 +132,13 @@ def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
         yield f"  failed       {formatting.count(copies.failures, 'upload')}, the last one: {copies.last_failure}"
     if durable and (copies.newest is None or copies.newest < durable):
         yield f"  not remote   {durable}"
+
+
+def _replicas(copies: ReplicaCounts) -> Iterator[str]:
+    if copies.saves or copies.skipped:
+        skipped = f"; {copies.skipped} skipped" if copies.skipped else ""
+        newest = f", the newest that all nodes have made is {copies.newest}" if copies.newest else ""
+        yield f"  copied       {formatting.count(copies.saves, 'save')}, {decimal(copies.size)}{skipped}{newest}"
 
 
 def _why_nothing(stats: SaverStats) -> str:

@@ -346,6 +346,7 @@ _ALARMS = {
     "hang",
     "node_lost",
     "host_left_out",
+    "replica_skipped",
     "persist_failed",
     "upload_failed",
     "gave_up",

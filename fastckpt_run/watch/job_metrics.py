@@ -194,6 +194,9 @@ class JobMetrics:
         found.add("uploads_total", sum(each.uploaded for each in remotes))
         found.add("uploaded_bytes_total", sum(each.size for each in remotes))
         found.add("upload_failures_total", sum(each.failures for each in remotes))
+        found.add("replicated_saves_total", sum(each.replicas.saves for each in stats))
+        found.add("replicated_bytes_total", sum(each.replicas.size for each in stats))
+        found.add("skipped_replicas_total", sum(each.replicas.skipped for each in stats))
         for tier, count in sum((each.resumes.copy() for each in stats), Counter[str]()).items():
             found.add("resumes_total", count, tier)
         found.add("bad_checkpoints_total", self._seen["bad_checkpoint"])
@@ -210,6 +213,8 @@ class JobMetrics:
             at = max(at, newest.get(tier, 0))
             if tier != "remote" or stats.remote:
                 found.add("unsaved_steps", max(0, reached - at), tier)
+        if stats.replicas.newest:
+            found.add("replicated_step", stats.replicas.newest.step)
         if stats.durable and stats.since:
             found.add("durable_age_seconds", time.monotonic() - stats.since)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError, ProtocolError
 

@@ -33,8 +33,8 @@ class UnsavedWork:
     Attributes:
         directory: The checkpoint directory.
         worker: The work lost with a worker: since the newest checkpoint in any tier, memory first.
-        node: The work lost with the node and its memory: since the newest durable one. Other nodes may hold newer ones
-            in their memory, which are not counted.
+        node: The work lost with the node and its memory: since the newest one that is durable, or of which other nodes
+            have all that this one has.
         storage: The work lost with the directory itself: since the newest one in the remote tier; None without one, or
             on nodes that do not upload.
     """
@@ -76,7 +76,7 @@ def _of_directory(stats: SaverStats, ranks: Sequence[Telemetry], now: float, sin
     return UnsavedWork(
         stats.directory,
         position.beyond(_newest(stats.memory, durable)),
-        position.beyond(durable),
+        position.beyond(_newest(stats.replicas.newest, durable)),
         position.beyond(remote) if stats.remote else None,
     )
 

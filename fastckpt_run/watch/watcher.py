@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt._core.config import Settings
 from fastckpt._core.policy.stragglers import SlowRank
-from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.http_server import HttpServer, Page

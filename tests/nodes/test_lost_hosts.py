@@ -76,32 +76,6 @@ def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_on
     assert_bitwise(job, uninterrupted(ranks=3))
 
 
-@campaign
-@pytest.mark.parametrize("fresh", [0, 3, 6])
-def test_fsdp_goes_back_to_the_last_durable_save_when_a_host_is_lost(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, fresh: int
-) -> None:
-    every = 10
-    job = started(new_cluster(1, 3), "--way", "fsdp2", "--disk", str(every))
-    job.do_steps(15)
-    recovery = replace(job, 3, fresh)
-    assert recovery.step >= every and recovery.step % every == 0
-    end(job)
-    assert_bitwise(job, uninterrupted("--way", "fsdp2", ranks=2))
-
-
-@pytest.mark.xfail(reason="shards that several nodes hold come from storage as yet", strict=True)
-@campaign
-def test_hsdp_takes_the_shards_of_a_lost_host_from_the_one_with_their_copies(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
-    job = started(new_cluster(0, 1, 2, 3), "--way", "hsdp", "--disk", NEVER)
-    recovery = replace(job, 2, 2)
-    assert {recovery.tiers[number] for number in (0, 1, 3)} == {"memory"} and recovery.lost <= EVERY
-    end(job)
-    assert_bitwise(job, uninterrupted("--way", "hsdp", ranks=4))
-
-
 # --- fewer hosts, and more
 
 

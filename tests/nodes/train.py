@@ -7,6 +7,7 @@ The job ends after the step in which the file ``<out>/stop`` is seen.
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt.ddp import DdpCheckpointer, StorageType, settle
@@ -39,6 +41,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--disk", type=int, default=50, help="and to storage")
     parser.add_argument("--pace", type=float, default=0.03, help="seconds of rest in each step")
     parser.add_argument("--batches", type=int, default=0, help="of each step, on any number of ranks; 0: one a rank")
+    parser.add_argument("--width", type=int, default=32, help="of the model's hidden layer")
+    parser.add_argument("--digests", action="store_true", help="log what all ranks together have, saved and loaded")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for a collective")
     return parser.parse_args()
 
@@ -58,7 +62,7 @@ class HostLog:
 class Training:
     """A model, its optimizer, and the steps that they take."""
 
-    def __init__(self, way: str, batches: int) -> None:
+    def __init__(self, way: str, batches: int, width: int) -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
         self.draws_by_step, self.count = bool(batches), batches or world
         self._mine = range(rank, self.count, world)
@@ -66,7 +70,7 @@ class Training:
         self._inputs = torch.randn(256, 16, generator=generator)
         self._targets = torch.randint(4, (256,), generator=generator)
         torch.manual_seed(7)
-        self.model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4))
+        self.model = nn.Sequential(nn.Linear(16, width), nn.GELU(), nn.Dropout(0.2), nn.Linear(width, 4))
         self._wrapped: nn.Module = self.model
         if way == "fsdp2":
             fully_shard(self.model, mesh=init_device_mesh("cpu", (world,)))
@@ -88,6 +92,14 @@ class Training:
         loss = nn.functional.cross_entropy(outputs, self._targets[first : first + 8])
         (loss / len(self._mine)).backward()
         return loss.item().hex()
+
+    def digest(self) -> str:
+        """A digest of the whole model and its optimizer's state, however they are divided; all ranks call it."""
+        found = hashlib.sha256()
+        states = [state for parameter in self.model.parameters() for state in [self.optimizer.state[parameter]]]
+        for tensor in [*self.model.parameters(), *(each for state in states for each in state.values())]:
+            found.update((tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().numpy().tobytes())
+        return found.hexdigest()
 
     def step(self, number: int) -> dict[int, str]:
         """The losses of this rank's batches."""
@@ -200,17 +212,18 @@ def sees_stop(out: Path) -> bool:
 def train(args: argparse.Namespace) -> None:
     log = HostLog(args.out)
     log("started", restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-    training = Training(args.way, args.batches)
+    training = Training(args.way, args.batches, args.width)
     saver = saver_of(args, training)
     step = saver.load()
-    log("loaded", step=step, tier=saver.tier)
+    log("loaded", step=step, tier=saver.tier, digest=training.digest() if args.digests and step else "")
     is_over = False
     while step < args.steps and not is_over:
         step += 1
         log("step", step=step, losses=training.step(step))
         if step % args.memory == 0 or step % args.disk == 0:
             reason = saver.save(step, step % args.disk == 0)
-            log("skipped", step=step, reason=reason) if reason else log("saved", step=step)
+            digest = training.digest() if args.digests else ""
+            log("skipped", step=step, reason=reason) if reason else log("saved", step=step, digest=digest)
         is_over = sees_stop(args.out)
         time.sleep(args.pace)
     dist.barrier()

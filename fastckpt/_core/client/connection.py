@@ -141,14 +141,17 @@ class SaverClient:
         self.address, self.alike = pinned.address, pinned.alike
         return [Path(slot) for slot in pinned.slots]
 
-    def fetch(self, save: SaveId, attempt: str, sources: Mapping[str, Sequence[str]]) -> m.Fetched:
+    def fetch(
+        self, save: SaveId, attempt: str, sources: Mapping[str, Sequence[str]], *, beside: bool = False
+    ) -> m.Fetched:
         """Have the saver bring files of a save from other agents' memory; they stay until `release`.
 
-        Raises FastckptError or OSError if none gives them undamaged.
+        With ``beside`` they are for a load alone, and take no slot. Raises FastckptError or OSError if none gives them
+        undamaged.
         """
         self.pins = True
         wanted = {name: list(addresses) for name, addresses in sources.items()}
-        return self._ask(m.Fetch(list(save), attempt, wanted), m.Fetched, FETCH_TIMEOUT)
+        return self._ask(m.Fetch(list(save), attempt, wanted, beside), m.Fetched, FETCH_TIMEOUT)
 
     def release(self) -> None:
         """Release what `pin` pinned, if it did."""

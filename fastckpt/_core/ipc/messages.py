@@ -141,11 +141,13 @@ class Fetch:
         save: History and step.
         attempt: The token that ranks of all nodes share from one load to the next.
         sources: The addresses of agents that hold each file, by its name.
+        beside: Whether they are for a load alone, and not to be a save of this node's ranks in a slot.
     """
 
     save: list[int]
     attempt: str
     sources: dict[str, list[str]]
+    beside: bool = False
 
 
 @dataclass(frozen=True)

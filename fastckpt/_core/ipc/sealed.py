@@ -13,8 +13,9 @@ import os
 import secrets
 import socket
 import struct
+import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from fastckpt.errors import ProtocolError
 
@@ -29,6 +30,14 @@ _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _MAC = hashlib.sha256().digest_size
 _CLIENT, _SERVER = b"client", b"server"
+
+
+class Rate(Protocol):
+    """A limit on bytes per second: for each ``portion``, `reserve` returns the seconds to wait before it is sent."""
+
+    portion: int
+
+    def reserve(self, count: int) -> float: ...
 
 
 class SealedConnection:
@@ -119,11 +128,20 @@ class SealedConnection:
         """Send bytes that are not sealed."""
         self._socket.sendall(data)
 
-    def send_file(self, path: Path, size: int) -> None:
-        """Send the first ``size`` bytes of a file without copying them (sendfile); raises OSError if it has fewer."""
+    def send_file(self, path: Path, size: int, rate: Rate | None = None) -> None:
+        """Send the first ``size`` bytes of a file without copying them (sendfile), if need be at a limited rate.
+
+        Raises OSError if it has fewer.
+        """
+        portion = rate.portion if rate else size
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < size or self._socket.sendfile(file, 0, size) != size:
+            if os.fstat(file.fileno()).st_size < size:
                 raise OSError(f"{path} has fewer than {size} bytes")
+            for offset in range(0, size, max(1, portion)):
+                count = min(portion, size - offset)
+                time.sleep(rate.reserve(count) if rate else 0.0)
+                if self._socket.sendfile(file, offset, count) != count:
+                    raise OSError(f"{path} has fewer than {size} bytes")
 
     def receive_bytes(self, size: int) -> bytes:
         """Receive so many bytes that are not sealed."""
@@ -135,6 +153,11 @@ class SealedConnection:
         if not count:
             raise ProtocolError("the other agent has hung up in the middle of a file")
         return count
+
+    def abort(self) -> None:
+        """Make whatever another thread does with this connection fail at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hang up."""

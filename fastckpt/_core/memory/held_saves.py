@@ -6,13 +6,13 @@ the arena for each save, with the done records of the ranks that wrote them.
 
 import hashlib
 import re
-import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import COMMON, OF_EACH_NODE
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.records import make_folders, names_in, remove_any
 from fastckpt._core.memory.slots import SlotDone
@@ -80,7 +80,8 @@ def held_saves(arena: Path, of: Iterable[Path]) -> list[HeldSave]:
             found.append(_joined(own, kept.pop((own.id, own.attempt), _Kept())))
     for (id, attempt), more in kept.items():
         details = next(iter(more.parts.values())).details
-        found.append(_joined(HeldSave(id, attempt, details, {}, {}, {}, {}), more))
+        common = frozenset(details.get(OF_EACH_NODE, COMMON))
+        found.append(_joined(HeldSave(id, attempt, details, {}, {}, {}, {}, common=common), more))
     return found
 
 
@@ -114,22 +115,25 @@ def keep(
         temporary.write_bytes(data)
         temporary.rename(path)
     # Digests of files from several nodes come together here; done records last, because they make the rest count.
-    slots.write_digests(place, id, slots.read_digests(place, id) | dict(digests))
+    keep_digests(place, id, digests)
     for rank, done in parts.items():
         slots.commit(place, rank, done)
 
 
-def forget_kept(arena: Path, keeping: Collection[SaveId]) -> None:
-    """Remove what is kept of other nodes' ranks, but for these saves."""
+def keep_digests(place: Path, id: SaveId, digests: Mapping[str, str]) -> None:
+    """Add digests of files that are kept of a save; one thread at a time does."""
+    slots.write_digests(place, id, slots.read_digests(place, id) | dict(digests))
+
+
+def kept_places(arena: Path) -> dict[Path, SaveId]:
+    """The places in which something of a save is kept; what has no name of one is removed."""
+    found = {}
     for name in names_in(arena / KEPT):
-        match = _NAME.fullmatch(name)
-        if match is None or SaveId(int(match[1]), int(match[2])) not in keeping:
-            shutil.rmtree(arena / KEPT / name, ignore_errors=True)
-
-
-def kept_ids(arena: Path) -> set[SaveId]:
-    """The saves of which something is kept."""
-    return {id for id, _ in _kept(arena)}
+        if match := _NAME.fullmatch(name):
+            found[arena / KEPT / name] = SaveId(int(match[1]), int(match[2]))
+        else:
+            remove_any(arena / KEPT / name)
+    return found
 
 
 def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:

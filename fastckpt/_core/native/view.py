@@ -19,12 +19,13 @@ def hold(link: SaverClient, paths: Iterable[Path], save: SaveId | None) -> None:
     Raises BadCheckpoint if one of them does not hold that save any more.
     """
     inside = [path.relative_to(link.arena) for path in paths if path.is_relative_to(link.arena)]
-    # Files of other nodes are kept beside the slots, as long as a slot holds their save.
+    # Files of other nodes are kept beside the slots: what is there under the name of their save is theirs.
     held = {link.arena / path.parts[0] for path in inside if path.parts[0] != KEPT}
-    if held:
+    kept = [link.arena / path for path in inside if path.parts[0] == KEPT]
+    if inside:
         # Pinned first, then compared: what holds that save now keeps it until the release.
         link.pin()
-    if any(slots.read(slot).committed != save for slot in held):
+    if any(slots.read(slot).committed != save for slot in held) or not all(path.is_file() for path in kept):
         raise BadCheckpoint(f"{save} in memory has made way for a newer one; load again")
 
 

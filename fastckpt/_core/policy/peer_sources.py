@@ -1,5 +1,6 @@
 """Ranks that could load a save from the memory of other nodes, and the nodes that have each file."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,7 +60,12 @@ class NodeHolding(NamedTuple):
 
 
 def reachable(
-    holdings: Collection[NodeHolding], nodes: Sequence[int], main: str, *, allow_lost: bool = False
+    holdings: Collection[NodeHolding],
+    nodes: Sequence[int],
+    main: str,
+    shards: Sequence[Collection[str]] = (),
+    *,
+    allow_lost: bool = False,
 ) -> list[set[CheckpointLocation]]:
     """The saves that each rank could load with files from other nodes, if it could not without.
 
@@ -67,6 +73,8 @@ def reachable(
         holdings: What all nodes hold.
         nodes: The node of each rank.
         main: The file that each rank needs, beside its own.
+        shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks. Of
+            one of another number it may need those of all ranks, so some node has to hold each.
         allow_lost: Whether a rank whose own file nobody holds may load a save without it.
     """
     by_save: dict[tuple[int, int, str], list[NodeHolding]] = {}
@@ -77,22 +85,63 @@ def reachable(
     for (history, step, attempt), held in by_save.items():
         if not any(each.wanted for each in held):
             continue
-        states = {rank for each in held for rank in each.ranks}
-        count = max(each.world_size for each in held)
-        has_main = any(each.is_authentic and main in each.common for each in held)
-        local = {each.node: each for each in held}
-        for rank, node in enumerate(nodes):
-            mine, is_new = local.get(node), rank >= count
-            here = mine is not None and main in mine.common
-            is_whole = here and (is_new or (mine is not None and rank in mine.ranks))
-            tier = PEER if is_new or rank in states else STATELESS
-            if (has_main or here) and not is_whole and (tier == PEER or allow_lost):
+        tiers = _divided(held, nodes, main, shards) if shards else _alike(held, nodes, main, allow_lost=allow_lost)
+        for rank, (node, tier) in enumerate(zip(nodes, tiers, strict=True)):
+            if tier:
                 found[rank].add(CheckpointLocation(history, step, tier, node, attempt))
     return found
 
 
+def _alike(held: Collection[NodeHolding], nodes: Sequence[int], main: str, *, allow_lost: bool) -> list[str]:
+    """The tier of each rank for a state that all ranks have alike but for small files; empty for none, or memory."""
+    states = {rank for each in held for rank in each.ranks}
+    count = max(each.world_size for each in held)
+    has_main = _have_main(held, main)
+    local, tiers = {each.node: each for each in held}, []
+    for rank, node in enumerate(nodes):
+        mine, is_new = local.get(node), rank >= count
+        here = mine is not None and main in mine.common
+        is_whole = here and (is_new or (mine is not None and rank in mine.ranks))
+        tier = PEER if is_new or rank in states else STATELESS
+        tiers.append(tier if (has_main or here) and not is_whole and (tier == PEER or allow_lost) else "")
+    return tiers
+
+
+def _divided(
+    held: Collection[NodeHolding], nodes: Sequence[int], main: str, shards: Sequence[Collection[str]]
+) -> list[str]:
+    """The tier of each rank for a state that is divided among ranks; empty for none, or memory.
+
+    Of a save of as many ranks, a node can have the files of the ranks that are on it now; of one of another number,
+    those of all ranks.
+    """
+    here, of_ranks = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
+    for each in held:
+        for rank, names in each.ranks.items():
+            here[each.node].update(names)
+            of_ranks[rank].update(names)
+    saved, there = range(max(each.world_size for each in held)), defaultdict[int, set[str]](set)
+    for rank, node in enumerate(nodes):
+        there[node] |= here[node] | of_ranks[rank]
+    if len(saved) != len(nodes):
+        is_possible, is_here = all(of_ranks[rank] for rank in saved), [False] * len(nodes)
+    else:
+        is_possible = all(there[node].issuperset(names) for node, names in zip(nodes, shards, strict=True))
+        is_here = [here[node].issuperset(names) for node, names in zip(nodes, shards, strict=True)]
+    has_main, with_main = _have_main(held, main), {each.node for each in held if main in each.common}
+    return [
+        PEER if is_possible and (has_main or node in with_main) and not (is_mine and node in with_main) else ""
+        for node, is_mine in zip(nodes, is_here, strict=True)
+    ]
+
+
+def _have_main(held: Collection[NodeHolding], main: str) -> bool:
+    """Whether a node can give others the file that each rank needs."""
+    return any(each.is_authentic and main in each.common for each in held)
+
+
 def sources(
-    holdings: Collection[NodeHolding], nodes: Sequence[int], location: CheckpointLocation
+    holdings: Collection[NodeHolding], nodes: Sequence[int], location: CheckpointLocation, *, is_redivided: bool = False
 ) -> dict[str, list[str]]:
     """The addresses of other nodes that hold each file that the ranks of one node lack of a save.
 
@@ -100,20 +149,37 @@ def sources(
         holdings: What all nodes hold.
         nodes: The node of each rank.
         location: The save, and the node.
+        is_redivided: Whether the state is divided among ranks, and was among another number: then it is known only
+            later which files a rank needs; see `holders`.
     """
-    # The first node's first: what it has alike with others is what storage would have.
-    held = sorted(
-        (each for each in holdings if each.save == location.save), key=lambda each: (each.saved_as != FIRST, each.node)
-    )
+    held = _held(holdings, location.save)
     mine = next((each for each in held if each.node == location.node), None)
     found: dict[str, list[str]] = {}
     for each in held:
         if each is mine:
             continue
         names = set(each.common) if each.is_authentic and not (mine and mine.common) else set()
-        for rank, node in enumerate(nodes):
+        for rank, node in enumerate(() if is_redivided else nodes):
             if node == location.node and not (mine and rank in mine.ranks):
                 names |= set(each.ranks.get(rank, ()))
         for name in names:
             found.setdefault(name, []).append(each.address)
     return found
+
+
+def holders(
+    holdings: Collection[NodeHolding], save: tuple[int, int, str], node: int, names: Collection[str]
+) -> dict[str, list[str]]:
+    """The addresses of other nodes than this one that hold files of ranks of these names; without those nobody has."""
+    found: dict[str, list[str]] = {}
+    for each in _held(holdings, save):
+        for name in {name for files in each.ranks.values() for name in files}.intersection(names):
+            if each.node != node:
+                found.setdefault(name, []).append(each.address)
+    return found
+
+
+def _held(holdings: Collection[NodeHolding], save: tuple[int, int, str]) -> list[NodeHolding]:
+    """What nodes hold of a save, the first node first: what it has alike with others is what storage would have."""
+    held = (each for each in holdings if each.save == save)
+    return sorted(held, key=lambda each: (each.saved_as != FIRST, each.node))

@@ -189,6 +189,9 @@ _CHECKPOINTS = (
     _counter(_N, "checkpoints", "uploads", "Checkpoints that this node uploaded to the remote tier."),
     _counter(_N, "checkpoints", "uploaded_bytes", "Bytes of checkpoints that this node uploaded."),
     _counter(_N, "checkpoints", "upload_failures", "Attempts to upload that failed."),
+    _counter(_N, "checkpoints", "replicated_saves", "Saves whose large files this node has copied to other hosts."),
+    _counter(_N, "checkpoints", "replicated_bytes", "Bytes of these files."),
+    _counter(_N, "checkpoints", "skipped_replicas", "Saves whose large files this node could not copy."),
     _counter(_J, "checkpoints", "resumes", "Resumes of ranks of node 0, by the tier of the checkpoint.", "source"),
     _counter(_N, "checkpoints", "bad_checkpoints", "Checkpoints that were found, and could not be loaded."),
     _gauge(
@@ -205,6 +208,12 @@ _CHECKPOINTS = (
         "Steps that would have to be repeated now if the workers died (`memory`), the memory of all nodes were lost, "
         "too (`storage`), or the directory as well (`remote`).",
         "tier",
+    ),
+    _gauge(
+        _J,
+        "checkpoints",
+        "replicated_step",
+        "The step of the newest save that no loss of one host can take: others have what each alone had.",
     ),
     _gauge(_J, "checkpoints", "durable_age_seconds", "Seconds since the newest durable checkpoint became that."),
     _gauge(_N, "checkpoints", "arena_bytes", "Bytes of the node's arenas, shared memory or on a disk."),

@@ -42,8 +42,8 @@ class RequiredFiles:
         own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
         shards: Names of the files without which the memory of one of several nodes is not enough for this rank; empty
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
-        from_peers: Whether the files that all nodes have alike and those that a rank has written are all that it needs:
-            these can come from other nodes' memory.
+        from_peers: Whether the files that all nodes have alike and those that a rank has written, or its ``shards``,
+            are all that it needs: these can come from other nodes' memory.
         allow_lost: Whether a rank may load what is in memory without its own file, if no node has that any more.
     """
 
@@ -141,12 +141,10 @@ class CandidateFinder:
         return Listing(all_of, bad, here.held)
 
     def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
-        """What this node holds in memory of saves of several nodes, for the sake of others; the first rank reports it.
-
-        What is divided among nodes comes from storage.
-        """
+        """What this node holds in memory of saves of several nodes, for others' sake; the first rank reports it."""
         place = self._client.place
-        if place.local_rank or place.group_world_size == 1 or not self._needs.from_peers:
+        is_alone = place.group_world_size == 1 and not self._needs.shards  # else others may have left it their shards
+        if place.local_rank or is_alone or not self._needs.from_peers:
             return []
         known = {
             at: Candidate(self._memory, each.files, each.details, 1, each) for at, each in listing.held if each.slot
@@ -178,18 +176,22 @@ class CandidateFinder:
         """What this rank needs of a checkpoint."""
         return self._needs
 
-    def fetch(self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], listing: Listing) -> Candidate:
-        """The candidate at a peer's, once this node's agent has brought it; raises FastckptError."""
+    def fetch(
+        self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], listing: Listing, *, beside: bool
+    ) -> Candidate:
+        """The candidate at a peer's, once this node's agent has brought it; raises FastckptError.
+
+        With ``beside`` the files are brought for a load alone: they are not all that this node has of the save.
+        """
         held = next((held for at, held in listing.held if at.save == location.save), None)
         if held is not None and not sources:  # all is here but what nobody has
             return Candidate(self._memory, held.files, held.details, held.details.get("world_size", 1), held)
-        return self._peers.fetch(location, sources, held.files if held else {})
+        return self._peers.fetch(location, sources, held.files if held else {}, beside=beside)
 
-    def held(self) -> dict[CheckpointLocation, bool]:
-        """Checkpoints in this node's memory, and whether each is enough for this rank; they stay as in `find`."""
+    def held(self, listing: Listing) -> dict[CheckpointLocation, bool]:
+        """Checkpoints in this node's memory, and whether each is enough for this rank."""
         place = self._client.place
-        listing = self._memory.list().candidates
-        return {location: self._needs.are_in_memory(each, place) for location, each in listing.items()}
+        return {location: self._needs.are_in_memory(each, place) for location, each in listing.candidates.items()}
 
     def look_at(self, path: str) -> list[Any]:
         """The checkpoint at a path or URL, as a message from the first rank to all: see `at`.

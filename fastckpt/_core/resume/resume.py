@@ -14,6 +14,7 @@ from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
+from fastckpt._core.policy.peer_sources import NodeHolding
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing, Selection, Wanted
@@ -40,6 +41,8 @@ class ResumeResult:
         state: The result of this rank's loader.
         details: The details saved with the checkpoint.
         elsewhere: Whether it is of another checkpoint directory, whose histories are numbered independently.
+        attempt: The token that ranks of all nodes shared when they saved it.
+        holdings: What all nodes hold in memory of saves of several nodes.
     """
 
     id: SaveId | None
@@ -47,6 +50,8 @@ class ResumeResult:
     state: Any
     details: dict[str, Any]
     elsewhere: bool = False
+    attempt: str = ""
+    holdings: Sequence[NodeHolding] = ()
 
 
 class Resume:
@@ -162,7 +167,7 @@ class Resume:
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
                 save, tier = SaveId(mine.history, mine.step), candidate.tier.name
-                resumed = ResumeResult(save, tier, state, dict(candidate.details))
+                resumed = ResumeResult(save, tier, state, dict(candidate.details), False, mine.attempt, survey.holdings)
                 self._warn_of_lost_states(choices)
                 if self._place.group_world_size > 1:
                     # newer memory of this node, which other nodes lack: the saver gives it up
@@ -188,7 +193,8 @@ class Resume:
             if mine.tier not in (PEER, STATELESS):
                 return _open(survey.own.candidates[mine])
             with metrics.phase("resume.fetch"):
-                return self._finder.fetch(mine, survey.sources(mine), survey.own)
+                beside = survey.is_redivided(mine)
+                return self._finder.fetch(mine, survey.sources(mine), survey.own, beside=beside)
 
         is_stored = any(choice.tier not in (MEMORY, PEER, STATELESS) for choice in choices)
         return self._brought(bring, survey.nodes if is_stored else (), ranks)

@@ -15,7 +15,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
-from fastckpt._core.policy.resume import STATELESS, CheckpointLocation, choose
+from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Selection, search_companions
 from fastckpt._core.resume.tiers import Listing, Rejected, RejectionKind
@@ -45,6 +45,7 @@ class Survey:
         unfinished: Checkpoints that nodes were writing, newer than all that count on storage; in the first rank.
         unsearched: Why the checkpoint directory could not be searched; empty if it could.
         holdings: What all nodes hold in memory of saves of several nodes.
+        shards: The files that each rank needs of a state that is divided among as many ranks; empty if it is not.
     """
 
     own: Listing
@@ -54,18 +55,33 @@ class Survey:
     unsearched: str = ""
     holdings: Sequence[NodeHolding] = ()
 
+    shards: Sequence[Sequence[str]] = ()
+
     def sources(self, location: CheckpointLocation) -> dict[str, list[str]]:
         """The addresses of agents that hold each file that a node lacks of a save that it is to fetch."""
-        return sources(self.holdings, self.nodes, location)
+        return sources(self.holdings, self.nodes, location, is_redivided=self.is_redivided(location))
+
+    def is_redivided(self, location: CheckpointLocation) -> bool:
+        """Whether a state is divided among ranks, and another number of them saved it."""
+        count = len(self.nodes)
+        return bool(self.shards) and any(h.save == location.save and h.world_size != count for h in self.holdings)
+
+
+def _report(finder: CandidateFinder, client: SaverClient, listing: Listing, select: Selection, last: Any) -> list[Any]:
+    """The report of this rank on what it could load, with something ``last``."""
+    held = [each.to_json() for each in finder.holdings(listing, select)]
+    return [select(listing.candidates), client.place.group_rank, held, finder.needs.shards, last]
 
 
 def _survey(finder: CandidateFinder, own: Listing, reports: Sequence[Sequence[Any]], **more: Any) -> Survey:
-    """A survey of reports that begin with checkpoints, node and holdings of each rank."""
+    """A survey of the reports of all ranks."""
     nodes = [node for _, node, *_ in reports]
     holdings = [NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held]
-    fetched = reachable(holdings, nodes, finder.needs.main, allow_lost=finder.needs.allow_lost)
+    shards = [names for *_, names, _ in reports] if finder.needs.shards else ()
+    fetched = reachable(holdings, nodes, finder.needs.main, shards, allow_lost=finder.needs.allow_lost)
     has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
-    return Survey(own, [a | b for a, b in zip(has, fetched, strict=True)], nodes, holdings=holdings, **more)
+    has = [a | b for a, b in zip(has, fetched, strict=True)]
+    return Survey(own, has, nodes, holdings=holdings, shards=shards, **more)
 
 
 def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Selection) -> Survey:
@@ -78,8 +94,7 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select:
     if select.pairing is not None:
         asked = sorted(select.companions(own.candidates))
         select.know(ranks.decide(asked, lambda values: search_companions({name for each in values for name in each})))
-    held = [each.to_json() for each in finder.holdings(own, select)]
-    reports = ranks.gather([select(own.candidates), client.place.group_rank, held, durable])
+    reports = ranks.gather(_report(finder, client, own, select, durable))
     least = max(tuple(durable) for *_, durable in reports)
     found = _survey(finder, own, reports)
     return replace(found, has=[{at for at in each if at.id >= least} for each in found.has])
@@ -113,8 +128,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
     if not errors:
         select.know(found["companions"])
         own = finder.find(here, found)
-        held = [each.to_json() for each in finder.holdings(own, select)]
-        reports = ranks.gather([select(own.candidates), client.place.group_rank, held, error])
+        reports = ranks.gather(_report(finder, client, own, select, error))
         errors = [f"rank {rank}: {error}" for rank, (*_, error) in enumerate(reports) if error]
     if errors:
         text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
@@ -132,7 +146,7 @@ def obstacles(survey: Survey, finder: CandidateFinder, client: SaverClient, rank
     if client.place.local_rank == 0:
         own += held_elsewhere(client.arena, finder.directory)
     found = [survey.unsearched] if survey.unsearched else []
-    found += _without_rank_states(survey, finder.needs.main)
+    found += _without_rank_states(survey, finder)
     for each in sorted({location for report in survey.has for location in report}):
         lacking = [rank for rank, report in enumerate(survey.has) if each not in report]
         if lacking:
@@ -140,8 +154,11 @@ def obstacles(survey: Survey, finder: CandidateFinder, client: SaverClient, rank
     return found + sorted({text for report in ranks.gather(own) for text in report})
 
 
-def _without_rank_states(survey: Survey, main: str) -> list[str]:
+def _without_rank_states(survey: Survey, finder: CandidateFinder) -> list[str]:
     """The newest save in memory that lacks the states of some ranks alone, in words; [] if there is none."""
+    if finder.needs.shards:
+        return []
+    main = finder.needs.main
     fetched = reachable(survey.holdings, survey.nodes, main, allow_lost=True)
     # By save: in which tier each rank would have it.
     tiers = [{each.save: each.tier for each in (*more, *has)} for has, more in zip(survey.has, fetched, strict=True)]
@@ -242,11 +259,15 @@ def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreeme
     """
     # 1. find the newest save that all nodes have in memory   2. ask each saver to persist it
     # 3. wait, all ranks in step, until every node sees it durable or one has given up
-    held = [[*location.id, location.attempt, is_enough] for location, is_enough in finder.held().items()]
-    reports = ranks.gather([held, client.durable])
-    common = set.intersection(*({tuple(save[:3]) for save in report} for report, _ in reports))
-    newest, durable = max(common, default=None), max(tuple(each) for _, each in reports)
-    if newest is None or newest[:2] <= durable or all([*newest, True] in report for report, _ in reports):
+    listing = finder.in_memory()
+    held = [[*location.id, location.attempt, is_enough] for location, is_enough in finder.held(listing).items()]
+    reports = ranks.gather(_report(finder, client, listing, Selection(lambda *_: True), [held, client.durable]))
+    survey, states = _survey(finder, listing, reports), [last for *_, last in reports]
+    common = set.intersection(*({tuple(save[:3]) for save in report} for report, _ in states))
+    newest, durable = max(common, default=None), max(tuple(each) for _, each in states)
+    if newest is None or newest[:2] <= durable or all([*newest, True] in report for report, _ in states):
+        return
+    if all(any(at.save == newest and at.tier == PEER for at in has) for has in survey.has):
         return
     save = SaveId(*newest[:2])
     if client.place.local_rank == 0:

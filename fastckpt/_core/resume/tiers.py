@@ -197,16 +197,19 @@ class PeerTier:
         """List nothing: each node reports what it holds, and all know by that what they could fetch."""
         return Listing()
 
-    def fetch(self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], held: Files) -> Candidate:
+    def fetch(
+        self, location: CheckpointLocation, sources: Mapping[str, Sequence[str]], held: Files, *, beside: bool
+    ) -> Candidate:
         """Have the files brought, each from the first of its sources that has it undamaged; raises FastckptError.
 
         Args:
             location: The save.
             sources: The addresses of agents that hold each file that this node lacks.
             held: The files of the save that are in this node's memory.
+            beside: Whether they are for a load alone, beside the slots.
         """
         save = SaveId(*location.id)
-        fetched = self._client.fetch(save, location.attempt, sources)
+        fetched = self._client.fetch(save, location.attempt, sources, beside=beside)
         files = {**held, **{name: Path(path) for name, path in fetched.files.items()}}
         return Candidate(self, files, fetched.details, fetched.details.get("world_size", 1), fetched)
 

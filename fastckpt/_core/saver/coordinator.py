@@ -12,6 +12,7 @@ from fastckpt._core.config import Settings, trial_record
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
+from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import (
     Bad,
     BeginSave,
@@ -33,7 +34,7 @@ from fastckpt._core.saver.arena_location import left_elsewhere, place, report_me
 from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
-from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.persistence.directory_mark import DirectoryMark
 from fastckpt._core.saver.persistence.durable_tiers import DurableTiers
 from fastckpt._core.saver.persistence.opening import Opening
@@ -88,7 +89,8 @@ class Coordinator:
         self._reservations = Reservations(self.arena, self.slots, self.newest)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
-        self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves)
+        rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
+        self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves, rate, self.readers.active)
         self._among = among
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipped = SkippedSaves()
@@ -110,6 +112,7 @@ class Coordinator:
             logger.warning(text, self.arena.path)
         await self._marking.settle(alone=alone)
         loans.forget(self.arena.path)
+        await loop.run_in_executor(None, self.peers.replicas.clear_away)
         self.arena.make_slots(self._settings.slots)
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
@@ -154,6 +157,7 @@ class Coordinator:
     def stats(self) -> SaverStats:
         """What became of the checkpoints; in any thread."""
         stats = self.persister.stats
+        stats.replicas = self.peers.counts
         stats.memory = max(filter(None, (slot.whole for slot in [*self.slots])), default=None)
         return stats
 

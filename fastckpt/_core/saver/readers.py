@@ -16,6 +16,7 @@ class Readers:
     """Who reads the slots of a node, and what they downloaded to read it.
 
     Attributes:
+        active: Processes that read what is in memory, or look for what to load.
         elsewhere: Checkpoints that an earlier launch left in a place in which this one does not look, in words.
     """
 
@@ -24,11 +25,13 @@ class Readers:
         self._persister, self._flush = persister, flush
         self._slots = slots
         self._staging = staging
+        self.active: set[int] = set()
         self.elsewhere: list[str] = []
         remove_staging(staging)
 
     def pin(self, pid: int) -> list[str]:
         """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
+        self.active.add(pid)
         whole = sorted((slot for slot in self._slots if slot.committed), key=lambda s: s.id or (), reverse=True)
         # All of them: while ranks vote, an older checkpoint may become the one to load.
         for slot in whole:
@@ -41,6 +44,7 @@ class Readers:
 
     def release(self, pid: int) -> None:
         """The process reads no more."""
+        self.active.discard(pid)
         for slot in self._slots:
             slot.pins.pop(f"{READER}{pid}", None)
 

@@ -24,11 +24,10 @@ from fastckpt._core.memory.census import sweep
 from fastckpt._core.memory.telemetry import StepWindow, Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
-from fastckpt._core.saver.peers.agent_peers import AgentPeers
+from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
+from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler
-from fastckpt._core.saver.peers.replication import PeerRound
 from fastckpt._core.saver.ranks_values import RanksValues
-from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.history import Record
@@ -117,10 +116,10 @@ class Saver:
 
         self._call(assume()).result(START_TIMEOUT)
 
-    def _memory_of(self, directory: str) -> tuple[Path, list[Slot]]:
+    def _memory_of(self, directory: str) -> NodeMemory:
         if (coordinator := self._coordinators.get(directory)) is None:
             raise FastckptError(f"this node has nothing of {directory} in memory")
-        return coordinator.arena.path, [*coordinator.slots]
+        return NodeMemory(coordinator.arena.path, [*coordinator.slots], coordinator.peers.replicas)
 
     def flush(self, *, ends: bool = False) -> None:
         """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long.

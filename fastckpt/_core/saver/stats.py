@@ -40,6 +40,22 @@ class Copies:
 
 
 @dataclass
+class ReplicaCounts:
+    """Counts of copies that other hosts keep of what one alone has.
+
+    Attributes:
+        saves: Saves whose copies all partners have got from this node, of ``size`` bytes together.
+        skipped: Saves of which this node has left them out.
+        newest: The newest save of which all nodes have made them, as far as is known.
+    """
+
+    saves: int = 0
+    size: int = 0
+    skipped: int = 0
+    newest: SaveId | None = None
+
+
+@dataclass
 class SaverStats:
     """Counts of one node.
 
@@ -58,6 +74,7 @@ class SaverStats:
         remote: What became of the copies in a remote store, if there is one.
         memory: The newest checkpoint that is whole in memory; None if there is none.
         common: The newest one that all of several nodes held at the last flush, as far as was known; None for none.
+        replicas: Copies in the memory of other hosts.
         begun: When saves were begun, that is, which instant of the job they hold; by id, in seconds of the monotonic
             clock, oldest first. Not all older ones are there.
         loaded: What a rank loaded last; None if there was nothing to load, or nobody has asked yet.
@@ -84,6 +101,7 @@ class SaverStats:
     remote: Copies | None = None
     memory: SaveId | None = None
     common: SaveId | None = None
+    replicas: ReplicaCounts = field(default_factory=ReplicaCounts)
     begun: dict[SaveId, float] = field(default_factory=dict)
     loaded: SaveId | None = None
     loaded_at: float = 0.0

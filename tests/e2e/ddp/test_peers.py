@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core.config import Settings
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
-from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import NoLoadableCheckpoint

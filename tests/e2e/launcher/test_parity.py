@@ -67,6 +67,8 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-fill-threads=4"], {"fill_threads": 4}),
     (["--fast-max-stalls", "0"], {"max_stalls": 0}),
     (["--fast-spares", "1"], {"spares": 1}),
+    (["--fast-replicas=2", "--fast-replica-mbps", "500"], {"replicas": "2", "replica_mbps": 500.0}),
+    (["--fast-domain", "env:RACK"], {"domain": "env:RACK"}),
     (["--fast-restart-budget=2/h"], {"restart_budget": "2/h"}),
     (["--fast-preload", "numpy"], {"preload": "numpy"}),
     (["--fast-no-preload"], {"preload": "off"}),

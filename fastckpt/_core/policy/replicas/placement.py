@@ -20,6 +20,10 @@ class Placement:
     copies: int
     inside: Group
 
+    def partners(self, id: str) -> Group:
+        """The nodes that hold something of this one, or it of them: those of its group."""
+        return tuple(sorted({*self.holders[id], *(other for other, held in self.holders.items() if id in held)}))
+
     def survives(self, lost: Collection[str]) -> bool:
         """Return whether each of the lost nodes has a holder that is left."""
         gone = set(lost)

@@ -3,21 +3,32 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import file_transfer
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
-from fastckpt._core.saver.peers.memory_peers import keep_few
+from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler, PeerServer
-from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT, PeerRound
+from fastckpt._core.saver.peers.replica_transfer import REPLICATE, take_replica
+from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
 
-Memory = Callable[[str], tuple[Path, Sequence[Slot]]]
-"""The arena of a checkpoint directory and its slots; raises FastckptError if this node has none."""
+
+class NodeMemory(NamedTuple):
+    """What this node has in memory for a checkpoint directory: its arena, its slots, and large files of others."""
+
+    arena: Path
+    slots: Sequence[Slot]
+    replicas: ReplicaFiles
+
+
+Memory = Callable[[str], NodeMemory]
+"""The memory for a checkpoint directory; raises FastckptError if this node has none."""
 
 
 class AgentPeers:
@@ -32,7 +43,6 @@ class AgentPeers:
         self._server: PeerServer | None = None
         self._lock = Lock()
         self._common: dict[str, CommonSaves] = {}
-        self._keeping = Lock()
         self._others: dict[str, Handler] = {}
         self.round: PeerRound | None = None
 
@@ -43,8 +53,14 @@ class AgentPeers:
     def serve(self) -> int:
         """Listen for the agents of other nodes, if this does not yet; returns the port."""
         if self._server is None:
-            handlers = {LIST: self._list, GET: self._get, KEEP: self._keep, HELD: self._held, **self._others}
-            self._server = PeerServer(handlers)
+            handlers = {
+                LIST: self._list,
+                GET: self._get,
+                KEEP: self._keep,
+                REPLICATE: self._replicate,
+                HELD: self._held,
+            }
+            self._server = PeerServer(handlers | self._others)
         return self._server.port
 
     def assume(self, round: PeerRound) -> bool:
@@ -70,8 +86,8 @@ class AgentPeers:
 
     def _find(self, request: dict[str, Any]) -> HeldSave:
         save = SaveName.of(request)
-        arena, of = self._memory(save.directory)
-        return file_transfer.find(arena, [slot.path for slot in of], save)
+        memory = self._memory(save.directory)
+        return file_transfer.find(memory.arena, [slot.path for slot in memory.slots], save)
 
     def _list(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         return file_transfer.listing(self._find(request))
@@ -82,11 +98,15 @@ class AgentPeers:
     def _keep(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         save = SaveName.of(request)
         contents = file_transfer.contents_of(connection, request)  # first: else they would be taken for a request
-        arena, of = self._memory(save.directory)
-        with self._keeping:  # two nodes may send files of one save at once, and their digests come together
-            file_transfer.take(arena, save, request, contents)
-            keep_few(arena, of)
+        memory = self._memory(save.directory)
+        with memory.replicas.lock:  # two nodes may send files of one save at once, and their digests come together
+            file_transfer.take(memory.arena, save, request, contents)
+        memory.replicas.release_old()
         return {"kept": True}
+
+    def _replicate(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        save = SaveName.of(request)
+        return take_replica(connection, save, request, self._memory(save.directory).replicas)
 
     def _held(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         directory = request.get("directory")

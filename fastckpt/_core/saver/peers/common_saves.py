@@ -3,6 +3,9 @@
 From one such save to the next it goes in two steps, as a commit in two phases does (Gray, Notes on Data Base Operating
 Systems, 1978): the next one counts when every node has said that it keeps it, and until then every node keeps the one
 before, too. With one step, a node could overwrite a save that another has just come to rely on.
+
+Between both steps each node has its partners keep what it has the only copy of (`replication`). So copies are made of
+one save that all nodes turn to; what was overtaken before that is never copied.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,12 +28,14 @@ class HeldReport:
         member: The agent.
         saves: The saves of which it has all of its ranks' files in memory, and others keep those that are small.
         keeping: The next common save, if it has been told of one, holds it and keeps it; None else.
+        copied: Whether the large files of that one, of which this node has the only copy, are with its partners, too.
         compared: A save, and the digests of those of its files that each node has of its own.
     """
 
     member: str
     saves: frozenset[SaveId]
     keeping: SaveId | None = None
+    copied: bool = False
     compared: SaveId | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
 
@@ -42,6 +47,7 @@ class HeldReport:
             "member": self.member,
             "saves": saves,
             "keeping": keeping,
+            "copied": self.copied,
             "compared": compared,
             "digests": dict(self.digests),
         }
@@ -53,7 +59,7 @@ class HeldReport:
             saves = frozenset(SaveId(int(history), int(step)) for history, step in record["saves"])
             keeping, compared = (_id(record[name]) for name in ("keeping", "compared"))
             digests = {str(name): str(digest) for name, digest in record["digests"].items()}
-            return cls(str(record["member"]), saves, keeping, compared, digests)
+            return cls(str(record["member"]), saves, keeping, bool(record["copied"]), compared, digests)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"this is no report of what an agent holds: {error}") from error
 
@@ -68,17 +74,20 @@ class CommonSave:
         compare: The save whose files every agent is to digest, so that they can be compared; None for none.
         alike: Whether the files that each node has of its own were equal when they were last compared; None if they
             were not in this round.
+        is_replicated: Whether no node has the only copy of a file of that newest save.
     """
 
     id: SaveId | None = None
     next: SaveId | None = None
     compare: SaveId | None = None
     alike: bool | None = None
+    is_replicated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As a message."""
         ids = {"common": self.id, "next": self.next, "compare": self.compare}
-        return {**{name: list(id or ()) for name, id in ids.items()}, "alike": self.alike}
+        found = {name: list(id or ()) for name, id in ids.items()}
+        return {**found, "alike": self.alike, "replicated": self.is_replicated}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CommonSave":
@@ -86,7 +95,7 @@ class CommonSave:
         try:
             alike = record["alike"]
             id, next, compare = (_id(record[name]) for name in ("common", "next", "compare"))
-            return cls(id, next, compare, alike if alike is None else bool(alike))
+            return cls(id, next, compare, alike if alike is None else bool(alike), bool(record["replicated"]))
         except (LookupError, TypeError, ValueError) as error:
             raise ProtocolError(f"this is no answer to a report: {error}") from error
 
@@ -102,6 +111,8 @@ class CommonSaves:
         self._members = frozenset(members)
         self._held: dict[str, frozenset[SaveId]] = {}
         self._keeping: dict[str, SaveId | None] = {}
+        self._copied: dict[str, bool] = {}
+        self._is_replicated = False
         self._digests: dict[str, Mapping[str, str]] = {}
         self._id: SaveId | None = None
         self._next: SaveId | None = None
@@ -122,6 +133,7 @@ class CommonSaves:
             raise ProtocolError("the agent is not in this round, or not yet")
         with self._changed:
             self._held[report.member], self._keeping[report.member] = report.saves, report.keeping
+            self._copied[report.member] = report.copied
             if self._compare is not None and report.compared == self._compare:
                 self._digests[report.member] = report.digests
             # A comparison first: the save that is compared stays the common one until all have digested it.
@@ -135,7 +147,7 @@ class CommonSaves:
 
     @property
     def _answer(self) -> CommonSave:
-        return CommonSave(self._id, self._next, self._compare, self._alike)
+        return CommonSave(self._id, self._next, self._compare, self._alike, self._is_replicated)
 
     def _judge(self) -> None:
         if self._compare is None:
@@ -150,6 +162,7 @@ class CommonSaves:
     def _advance(self) -> None:
         if self._next is not None and all(self._keeping.get(member) == self._next for member in self._members):
             self._id, self._next = self._next, None
+            self._is_replicated = all(self._copied.values())
             self._since_compared += 1
             if not self._alike or self._since_compared >= EACH:
                 self._compare, self._digests, self._since_compared = self._id, {}, 0

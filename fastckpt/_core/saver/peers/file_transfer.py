@@ -20,12 +20,11 @@ from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
 from fastckpt._core.memory.records import remove_any
+from fastckpt._core.memory.replica_files import SMALL
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
 LIST, GET, KEEP = "list", "get", "keep"
-SMALL = 16 << 20
-"""Bytes that a file may have at most that others keep."""
 MOST_FILES = 1024
 """Files of ranks of one node."""
 TIMEOUT = 30.0
@@ -165,7 +164,7 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
         # Reserved first: a write into a mapping for which there is no memory would kill this process.
         os.posix_fallocate(fd, 0, max(1, size))
         os.ftruncate(fd, size)
-        digest = _receive(connection, fd, size)
+        digest = received(connection, fd, size)
         tail = connection.receive() or {}
         if not tail.get("held"):
             raise BadCheckpoint(f"{save.id} is not in the memory of the other node any more")
@@ -181,7 +180,8 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
     return digest
 
 
-def _receive(connection: SealedConnection, fd: int, size: int) -> str:
+def received(connection: SealedConnection, fd: int, size: int) -> str:
+    """Receive the bytes of a file whose memory is there; returns their xxh3-128."""
     digest = xxhash.xxh3_128()
     if size:
         with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:

@@ -1,26 +1,29 @@
 """The other nodes' part in the memory of one checkpoint directory: copies, the common save, and fetched files."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import Fetch, Fetched
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.held_saves import forget_kept, kept_ids, kept_place
+from fastckpt._core.memory.held_saves import kept_place
+from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.file_transfer import SaveName
-from fastckpt._core.saver.peers.replication import PeerRound, Replication
+from fastckpt._core.saver.peers.peer_round import PeerRound
+from fastckpt._core.saver.peers.replica_sender import ReplicaSender
+from fastckpt._core.saver.peers.replication import Replication
 from fastckpt._core.saver.slot import READER, Slot
+from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt.errors import FastckptError
 
 NOTED = 10.0
 """Seconds for the event loop to take note of an answer."""
-KEPT = 4
-"""Saves of which small files of other nodes are kept: as many as there are slots, and one that is on its way."""
 
 
 class MemoryPeers:
@@ -31,19 +34,41 @@ class MemoryPeers:
         arena: Where this node holds its saves.
         of: Its slots.
         common_saves: Takes the reports of this agent, by directory, if it is the first of the round.
+        rate: A limit on the bytes per second that this node sends to others as copies.
+        readers: Processes that read what is in memory, or look for what to load.
 
     Attributes:
+        counts: Copies of this node's large files.
+        replicas: Large files of other nodes that this one keeps.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
-    def __init__(self, directory: str, arena: Path, of: list[Slot], common_saves: Callable[[str], CommonSaves]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        arena: Path,
+        of: list[Slot],
+        common_saves: Callable[[str], CommonSaves],
+        rate: RateLimit | None,
+        readers: set[int],
+    ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
         self._answer, self.alike = CommonSave(), False
         self._round: PeerRound | None = None
-        self._fetches: dict[tuple[SaveId, str], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
+        self._fetches: dict[tuple[SaveId, str, frozenset[str]], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_committed, self._readers = False, readers
+        self.counts = ReplicaCounts()
+        sender = ReplicaSender(directory, rate, self.counts)
         self._replication = Replication(
-            directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves
+            directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
+        )
+        # Before the first commit of a round its workers may yet choose to resume what is kept.
+        self.replicas = ReplicaFiles(
+            arena,
+            lambda: {slot.id for slot in [*of] if slot.id},
+            lambda: self.common,
+            lambda: bool(readers) or not self._has_committed,
         )
 
     @property
@@ -58,11 +83,13 @@ class MemoryPeers:
 
     def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""
-        self._round, self._loop = round, asyncio.get_running_loop()
+        self._round, self._loop, self._has_committed = round, asyncio.get_running_loop(), False
+        self.counts.newest = None  # the new round may go on from an older one
         self._replication.assume(round)
 
     def committed(self) -> None:
         """Something was committed."""
+        self._has_committed = True
         self._replication.look()
 
     def changed(self) -> None:
@@ -82,6 +109,7 @@ class MemoryPeers:
         # In the event loop, where slots are chosen: none is being given away meanwhile. In a new round
         # the common save is that of the last one until there is another.
         self._answer = replace(answer, id=answer.id or self._answer.id) if answer else CommonSave()
+        self.counts.newest = self._answer.id if self._answer.is_replicated else self.counts.newest
         if answer and answer.alike is not None:
             self.alike = answer.alike
 
@@ -97,10 +125,11 @@ class MemoryPeers:
         Raises FastckptError or OSError if no other agent has them, or none gives them undamaged.
         """
         save = SaveName(self._directory, SaveId(*message.save), message.attempt)
-        key = save.id, save.attempt
+        key = save.id, save.attempt, frozenset(message.sources)
         if key not in self._fetches:
-            self._fetches[key] = asyncio.create_task(self._fetch(save, message.sources, choose, ranks))
+            self._fetches[key] = asyncio.create_task(self._fetch(save, message, choose, ranks))
         slot, fetched = await asyncio.shield(self._fetches[key])
+        self._readers.add(pid)
         if slot is not None:
             slot.pins[f"{READER}{pid}"] = f"step {save.id.step} is being loaded by process {pid}"
         return fetched
@@ -108,7 +137,7 @@ class MemoryPeers:
     async def _fetch(
         self,
         save: SaveName,
-        sources: Mapping[str, Sequence[str]],
+        message: Fetch,
         choose: Callable[[], Slot],
         ranks: Mapping[int, int],
     ) -> tuple[Slot | None, Fetched]:
@@ -116,9 +145,10 @@ class MemoryPeers:
         # part of the save   3. the files, each from the first source that has it   4. the records that make it ours
         if (round := self._round) is None:
             raise FastckptError("this agent is in no round with others")
-        loop = asyncio.get_running_loop()
+        loop, sources = asyncio.get_running_loop(), message.sources
         offers = await loop.run_in_executor(None, fetcher.survey, save, sources, round.secret)
-        slot = None if any(s.committed and s.id == save.id for s in self._slots) else choose()
+        is_ours = any(s.committed and s.id == save.id for s in self._slots)
+        slot = None if is_ours or message.beside else choose()
         if slot is not None:
             slot.clear()
             slot.pins["fetch"] = f"step {save.id.step} is being fetched from other nodes"
@@ -138,9 +168,3 @@ class MemoryPeers:
                 slot.pins.pop("fetch", None)
         paths = {name: str(root / name) for name in files.sizes}
         return slot, Fetched(paths, dict(files.sizes), dict(files.digests), files.details)
-
-
-def keep_few(arena: Path, own: Sequence[Slot]) -> None:
-    """Remove what is kept of other nodes' ranks, but for the newest saves, and those in this node's slots."""
-    newest = sorted(kept_ids(arena), reverse=True)[:KEPT]
-    forget_kept(arena, {*newest, *(slot.id for slot in own if slot.id)})

@@ -1,6 +1,7 @@
-"""Has other hosts keep small files of this node's ranks at each commit, and learns which save all nodes hold.
+"""Has other hosts keep what only this node has of a save, and learns which save all nodes hold.
 
-Without these files, the loss of a host would lose the state of its ranks: what each node has alike needs no copies.
+Without that, the loss of a host would lose the state of its ranks: what each node has alike needs no copies. Small
+files are copied at each commit, large ones of the saves that all nodes turn to.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fastckpt._core import metrics
@@ -19,14 +20,15 @@ from fastckpt._core.io.direct import digest_file
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
+from fastckpt._core.memory.replica_files import SMALL
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
-from fastckpt._core.saver.peers.file_transfer import SMALL, TIMEOUT, SaveName, give
+from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName, give
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
+from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
 
-COPIES = 2
-"""Other hosts that keep a node's small files."""
 PER_SECOND = 10
 """Saves that are reported within a second, at most; what follows from a report is not delayed."""
 LONGEST_WAIT = 0.2
@@ -41,51 +43,6 @@ HELD = "held"
 """The request with a report."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """An agent of this round.
-
-    Attributes:
-        id: What no other agent process is called.
-        memory: What agents have in common whose memory is lost together.
-        address: Where it serves files, HOST:PORT.
-        launch: The name by which histories know it.
-        host: Its host's name, for people to read.
-    """
-
-    id: str
-    memory: str
-    address: str
-    launch: str = ""
-    host: str = ""
-
-
-@dataclass(frozen=True)
-class PeerRound:
-    """The agents of one round, in the order of group ranks, and the secret that they share.
-
-    Attributes:
-        own: The rank of this agent.
-    """
-
-    peers: Sequence[Peer]
-    own: int
-    secret: bytes
-
-    @property
-    def launches(self) -> list[str]:
-        """The names by which histories know these agents, that of the first one first."""
-        return [peer.launch for peer in self.peers]
-
-    @property
-    def keepers(self) -> list[Peer]:
-        """The agents that keep the small files of this one: the next ones that have another memory."""
-        count = len(self.peers)
-        following = [self.peers[(self.own + offset) % count] for offset in range(1, count)]
-        found = {peer.memory: peer for peer in reversed(following) if peer.memory != self.peers[self.own].memory}
-        return [peer for peer in following if found.get(peer.memory) is peer][:COPIES]
-
-
 class Replication:
     """The copies and reports of one checkpoint directory, in a thread of its own.
 
@@ -96,6 +53,7 @@ class Replication:
         answered: Called in that thread with each answer, or None if there was none for long; when it returns, no slot
             that the answer protects is given away.
         common_saves: Takes the reports of this agent, if it is the first of the round.
+        sender: Sends large files.
     """
 
     def __init__(
@@ -105,8 +63,10 @@ class Replication:
         of: Callable[[], Iterable[Path]],
         answered: Callable[[CommonSave | None], None],
         common_saves: Callable[[str], CommonSaves],
+        sender: ReplicaSender,
     ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
+        self._sender = sender
         self._answered, self._common_saves = answered, common_saves
         self._round: PeerRound | None = None
         self._given: set[tuple[SaveId, str]] = set()
@@ -122,6 +82,7 @@ class Replication:
     def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""
         self._round = round
+        self._sender.assume(round)
         if len(round.peers) > 1 and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fastckpt-replication", daemon=True)
             self._thread.start()
@@ -134,6 +95,7 @@ class Replication:
     def close(self) -> None:
         """End the thread, which may be waiting for another agent for a while yet."""
         self._closed = True
+        self._sender.close()
         self._news.set()
         if self._thread is not None:
             self._thread.join(LAST)
@@ -178,9 +140,11 @@ class Replication:
         self._given &= {(held.id, held.attempt) for held in saves}
         ids = frozenset(id for id, _ in self._given)
         # What is kept was read after the last answer had been taken note of: it was not overwritten meanwhile.
-        keeping = self._next if self._next in ids else None
-        report = HeldReport(round.peers[round.own].id, ids, keeping)
-        known = self._known
+        next, known, copied = self._next_of(saves), self._known, None
+        if next is not None and round is self._round:
+            copied = self._sender.send(next, known.id if known else None, round)
+        is_kept = next is not None and copied is not None and _is_still(next)
+        report = HeldReport(round.peers[round.own].id, ids, self._next if is_kept else None, bool(copied))
         if self._digests is not None:
             report = replace(report, compared=self._digests[0], digests=self._digests[1])
         answer = self._ask(report, known, round)
@@ -191,11 +155,14 @@ class Replication:
         is_behind = self._aim is not None and (answer.id is None or answer.id < self._aim)
         return self._compare(answer, saves) or is_behind
 
+    def _next_of(self, saves: Iterable[HeldSave]) -> HeldSave | None:
+        """The save that is to be the next common one, if this node holds it."""
+        return next((each for each in saves if each.id == self._next and (each.id, each.attempt) in self._given), None)
+
     def _copy(self, held: HeldSave, round: PeerRound) -> None:
         small = [name for name, size in held.own_files.items() if size <= SMALL]
         contents = {name: held.files[name].read_bytes() for name in small}
-        assert held.slot is not None
-        if slots.read(held.slot).committed != held.id:
+        if not _is_still(held):
             return  # the next save has its slot by now
         name = SaveName(self._directory, held.id, held.attempt)
         own = replace(held, parts={rank: part for rank, part in held.parts.items() if _is_in(part.files, held)})
@@ -220,11 +187,11 @@ class Replication:
         if self._digests is not None and self._digests[0] == answer.compare:
             return True
         held = next((held for held in saves if held.id == answer.compare), None)
-        if held is None or held.slot is None:
+        if held is None:
             return False
         common = sorted(name for name in held.common if name in held.sizes)
         digests = {name: held.digests.get(name) or digest_file(held.files[name]) for name in common}
-        if slots.read(held.slot).committed == held.id:
+        if _is_still(held):
             self._digests = held.id, digests
         return True
 
@@ -238,6 +205,11 @@ class Replication:
             with contextlib.suppress(OSError):
                 link.close()
         self._links.clear()
+
+
+def _is_still(held: HeldSave) -> bool:
+    """Whether a save is still in the slot in which it was."""
+    return held.slot is not None and slots.read(held.slot).committed == held.id
 
 
 def _is_in(files: Iterable[str], held: HeldSave) -> bool:

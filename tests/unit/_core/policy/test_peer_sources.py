@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
+from fastckpt._core.policy.peer_sources import NodeHolding, holders, reachable, sources
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation, choose
 
 MAIN = "model.pt"
@@ -151,3 +151,60 @@ def _check(
     assert all(by_address[address].is_authentic for address in given.get(MAIN, ()))
     for address in given.get(own(rank)[0], ()):
         assert rank in by_address[address].ranks
+
+
+# --- a state that is divided among ranks
+
+
+def shard(rank: int, node: int) -> tuple[str, ...]:
+    """The files of a rank that was alone on a node: its shards, and the node's index."""
+    return f"__{rank}_0.distcp", f"node_{node}.metadata"
+
+
+def divided(
+    node: int, ranks: Sequence[int], *, saved: int, world_size: int = 3, alike: bool = True, **more: object
+) -> NodeHolding:
+    files = {rank: shard(rank, rank) for rank in ranks}
+    return holding(node, (), saved_as=saved, world_size=world_size, alike=alike, **more)._replace(ranks=files)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_divided_state_is_reached_exactly_if_some_node_has_each_shard_that_is_needed(count: int):
+    """Exhaustive: three ranks have saved; nodes of now hold their own part or none, and copies of any others."""
+    nodes, saved = range(count), range(3)
+    needs = [shard(rank, rank) for rank in nodes]
+    reached = 0
+    parts = [*itertools.chain.from_iterable(itertools.combinations(saved, size) for size in range(4))]
+    for of in itertools.product(parts, repeat=count):
+        held = [divided(n, of[n], saved=n if n in of[n] else -1) for n in nodes]
+        found = reachable(held, [*nodes], MAIN, needs)
+        there = set[int]().union(*(each.ranks.keys() for each in held))
+        is_possible = there >= {*saved} and any(each.saved_as >= 0 for each in held)
+        for rank in nodes:
+            is_here = count == 3 and rank in of[rank] and MAIN in held[rank].common
+            assert bool(found[rank]) == (is_possible and not is_here), (of, rank)
+            if not found[rank]:
+                continue
+            (at_peer,) = found[rank]
+            given = sources(held, [*nodes], at_peer, is_redivided=count != 3)
+            assert (MAIN in given) == (MAIN not in held[rank].common)
+            lacking = {*needs[rank]} - {name for names in held[rank].ranks.values() for name in names}
+            if count == 3:
+                assert given.keys() - {MAIN} == lacking
+            reached += 1
+    assert reached >= 30
+
+
+def test_shards_that_another_division_needs_come_from_any_node_that_holds_them():
+    held = [divided(0, (0, 1), saved=0), divided(1, (2, 0), saved=2)]
+    save = held[0].save
+    assert holders(held, save, 0, ["__1_0.distcp", "__2_0.distcp"]) == {"__2_0.distcp": ["host-1:1"]}
+    assert holders(held, save, 2, ["__0_0.distcp"]) == {"__0_0.distcp": ["host-0:1", "host-1:1"]}
+    assert holders(held, save, 2, ["__3_0.distcp"]) == {}
+
+
+def test_a_rank_does_not_reach_a_save_of_other_numbers_of_ranks_on_each_node_whose_index_it_lacks():
+    """Ranks 0 and 1 were on one node, and are on two: the copies in its index are no longer beside both."""
+    of_node = {0: ("__0_0.distcp", "node_0.metadata"), 1: ("__1_0.distcp",)}
+    held = [holding(0, (), saved_as=0, alike=True)._replace(ranks=of_node)]
+    assert reachable(held, [0, 1], MAIN, [shard(0, 0), shard(1, 1)]) == [set(), set()]

@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
-from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.watch.node_channel import NodeChannel

@@ -13,7 +13,7 @@ import pytest
 
 from fastckpt._core import metrics
 from fastckpt._core.policy import hangs
-from fastckpt._core.saver.peers.replication import PeerRound
+from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt.errors import FastckptError
 from fastckpt_run.hangs import detector, process_activity, stack_exchange
 from fastckpt_run.hangs.stack_exchange import FOUND, HANG, STACKS, NodeReport

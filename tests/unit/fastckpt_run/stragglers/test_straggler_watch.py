@@ -11,7 +11,7 @@ import pytest
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import PLACES, StepWindow, TelemetryBlock, telemetry_name, unlink
-from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ProtocolError
 from fastckpt_run.stragglers.straggler_judge import StragglerJudge

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fastckpt._core.config import Settings
-from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
 from fastckpt_run.watch.node_channel import NodeChannel

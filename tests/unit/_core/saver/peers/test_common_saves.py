@@ -29,7 +29,7 @@ def agree(
             last = answers[member]
             keeping = last.next if last.next in saves(*steps) else None
             compared = last.compare if digests else None
-            sent = HeldReport(member, saves(*steps), keeping, compared, {"m": digests[member]} if digests else {})
+            sent = HeldReport(member, saves(*steps), keeping, True, compared, {"m": digests[member]} if digests else {})
             answers[member] = common.report(sent)
     return answers[member]
 
@@ -82,9 +82,13 @@ def test_while_a_save_is_compared_it_stays_the_common_one_unless_a_node_gives_it
 
 
 def test_reports_and_answers_survive_their_way():
-    for each in (report("a"), HeldReport("a", saves(1, 2), SaveId(1, 2), SaveId(1, 1), {"model.pt": "x"})):
+    for each in (report("a"), HeldReport("a", saves(1, 2), SaveId(1, 2), True, SaveId(1, 1), {"model.pt": "x"})):
         assert HeldReport.from_json(each.to_json()) == each
-    for answer in (CommonSave(), CommonSave(SaveId(1, 2), SaveId(1, 3), SaveId(1, 1), True), CommonSave(alike=False)):
+    for answer in (
+        CommonSave(),
+        CommonSave(SaveId(1, 2), SaveId(1, 3), SaveId(1, 1), True, True),
+        CommonSave(alike=False),
+    ):
         assert CommonSave.from_json(answer.to_json()) == answer
     for broken in ({}, {"saves": 5}, {"member": "a", "saves": [[1]], "keeping": [], "compared": [], "digests": {}}):
         with pytest.raises(ProtocolError):

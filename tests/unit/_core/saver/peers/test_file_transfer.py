@@ -13,11 +13,12 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import held_saves
+from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers import fetcher, file_transfer
-from fastckpt._core.saver.peers.agent_peers import AgentPeers
+from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.file_transfer import SaveName
-from fastckpt._core.saver.peers.replication import Peer, PeerRound
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
@@ -42,7 +43,8 @@ class Source:
         slots.commit(self.slot, 0, SlotDone(SAVE.id, files, details))
         if digests:
             slots.write_digests(self.slot, SAVE.id, {path.name: digest(path) for path in (self.model, self.own)})
-        self.peers = AgentPeers(lambda directory: (folder, [Slot(self.slot)]))
+        replicas = ReplicaFiles(folder, set, set, lambda: False)
+        self.peers = AgentPeers(lambda directory: NodeMemory(folder, [Slot(self.slot)], replicas))
         self.address = f"127.0.0.1:{self.peers.serve()}"
         self.peers.assume(PeerRound([Peer("a", "m", self.address)], 0, SECRET))
 

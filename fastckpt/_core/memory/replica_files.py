@@ -1,0 +1,158 @@
+"""Large files of other nodes' ranks in this node's memory: received whole or not at all, in pages that serve again.
+
+They are beside the small ones of the same save, in the directory that `held_saves` reads. Files that are released are
+kept by their size until a new one of that size comes: pages that are there already are written ten times as fast.
+"""
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.headroom import headroom
+from fastckpt._core.memory.held_saves import KEPT, keep_digests, kept_place, kept_places
+from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.records import make_folders, names_in, remove_any
+from fastckpt.errors import ArenaTooSmall
+
+SMALL = 16 << 20
+"""Bytes that a file may have at most that counts as small, and is copied with the records of its save."""
+KEPT_SAVES = 4
+"""Saves of which small files of other nodes are kept: as many as there are slots, and one that is on its way."""
+_NEW = ".new-"
+_SPARE = "spare"
+"""The directory of an arena with files that were released."""
+
+
+class ReplicaFiles:
+    """What an arena keeps of other nodes' saves; any thread may use it.
+
+    Args:
+        arena: The arena.
+        of: The ids of the saves in its slots.
+        needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
+        in_use: Whether a process of this node may be reading what is kept, or choose to.
+
+    Attributes:
+        lock: Held by who writes records beside the files.
+    """
+
+    def __init__(
+        self,
+        arena: Path,
+        of: Callable[[], Collection[SaveId]],
+        needed: Callable[[], Collection[SaveId]],
+        in_use: Callable[[], bool],
+    ) -> None:
+        self._arena, self._of, self._needed, self._in_use = arena, of, needed, in_use
+        self.lock = threading.RLock()
+        self._making = threading.Lock()
+
+    def clear_away(self) -> None:
+        """Remove what an owner that died has left unfinished, or spare."""
+        for left in [*(self._arena / KEPT).rglob(f"{_NEW}*"), *(self._arena / _SPARE).glob("*")]:
+            with contextlib.suppress(OSError):
+                remove_any(left)
+
+    def has(self, id: SaveId, attempt: str, name: str, size: int, digest: str) -> bool:
+        """Whether this file has come, with these bytes as they were then."""
+        place = kept_place(self._arena, id, attempt)
+        return slots.read_digests(place, id).get(name) == digest and not slots.damage(place, {name: size})
+
+    @contextlib.contextmanager
+    def receive(self, id: SaveId, attempt: str, name: str, size: int) -> Iterator[tuple[int, Callable[[str], None]]]:
+        """A place for a file that comes: its descriptor, and what to call with its xxh3-128 once it is whole.
+
+        Raises:
+            ArenaTooSmall: There is no memory for it.
+                OSError: The arena was removed.
+        """
+        place = kept_place(self._arena, id, attempt)
+        path, whole = place / name, list[str]()
+        # A name of its own: one whose sender is cut off may take long to end.
+        temporary = path.with_name(f"{_NEW}{secrets.token_hex(4)}-{path.name}")
+        try:
+            make_folders(self._arena, path.parent)
+            fd = self._file_of(temporary, size)
+            try:
+                yield fd, whole.append
+            finally:
+                os.close(fd)
+            if whole:
+                with self.lock:
+                    keep_digests(place, id, {name: whole[0]})
+                    temporary.rename(path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def make_way(self, save: SaveId, common: SaveId | None) -> bool:
+        """Release large files of all saves but the one that comes, and the newest that all nodes hold.
+
+        Returns whether that could be done: not while processes may read them.
+
+        Args:
+            save: The save of which a file comes.
+            common: The newest save that all nodes hold; None if the sender knows of none in this round.
+        """
+        return self._release({save, common} if common else {save, *self._needed()})
+
+    def release_old(self) -> bool:
+        """Release large files of saves that are older than the newest that all nodes hold; as `make_way`."""
+        oldest = min(self._needed(), default=SaveId(0, 0))
+        return self._release({id for id in kept_places(self._arena).values() if id >= oldest})
+
+    def _release(self, needed: Collection[SaveId]) -> bool:
+        with self.lock:
+            if self._in_use():
+                return False
+            places = kept_places(self._arena)
+            newest = {*sorted(places.values(), reverse=True)[:KEPT_SAVES], *needed, *self._of()}
+            for place, id in places.items():
+                if id not in needed:
+                    self._make_spare(place)
+                if id not in newest:
+                    remove_any(place)
+            return True
+
+    def bytes(self) -> int:
+        """Bytes that large files take, with those that are coming and those that are spare."""
+        found = 0
+        for path in [*(self._arena / KEPT).rglob("*"), *(self._arena / _SPARE).glob("*")]:
+            with contextlib.suppress(OSError):
+                size = path.lstat().st_size
+                found += size if size > SMALL else 0
+        return found
+
+    def _make_spare(self, place: Path) -> None:
+        for name, size in slots.images_in(place).items():
+            if size > SMALL:
+                make_folders(self._arena, self._arena / _SPARE)
+                (place / name).rename(self._arena / _SPARE / f"{size}-{secrets.token_hex(4)}")
+
+    def _file_of(self, temporary: Path, size: int) -> int:
+        """A file of this size, all of whose memory is there: a spare one, else a new one, for which spare ones go."""
+        remove_any(temporary)
+        with self.lock:
+            spare = [self._arena / _SPARE / name for name in names_in(self._arena / _SPARE)]
+            if found := next((path for path in spare if path.name.startswith(f"{size}-")), None):
+                found.rename(temporary)
+                return os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            for path in spare:
+                remove_any(path)
+        with self._making:  # one at a time: what two find free is there once
+            room = headroom(self._arena.parent)
+            if room.free < size:
+                raise ArenaTooSmall(f"a copy of {binary(size)} does not fit: {room}. {room.remedies(size - room.free)}")
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                allocate(fd, size)
+            except OSError as error:
+                os.close(fd)
+                raise ArenaTooSmall(f"a copy of {binary(size)} does not fit: {error}; {room}") from error
+            return fd

@@ -1,0 +1,55 @@
+"""The agents of one round, and which of them keep copies of what this one holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KEEPERS = 2
+"""Other hosts that keep a node's small files."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An agent of this round.
+
+    Attributes:
+        id: What no other agent process is called.
+        memory: What agents have in common whose memory is lost together.
+        address: Where it serves files, HOST:PORT.
+        launch: The name by which histories know it.
+        host: Its host's name, for people to read.
+    """
+
+    id: str
+    memory: str
+    address: str
+    launch: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class PeerRound:
+    """The agents of one round, in the order of group ranks, and the secret that they share.
+
+    Attributes:
+        own: The rank of this agent.
+        partners: The agents that keep copies of large files of this one.
+    """
+
+    peers: Sequence[Peer]
+    own: int
+    secret: bytes
+    partners: Sequence[Peer] = ()
+
+    @property
+    def launches(self) -> list[str]:
+        """The names by which histories know these agents, that of the first one first."""
+        return [peer.launch for peer in self.peers]
+
+    @property
+    def keepers(self) -> list[Peer]:
+        """The agents that keep small files of this one: its partners, and the next ones that have another memory."""
+        count = len(self.peers)
+        following = [self.peers[(self.own + offset) % count] for offset in range(1, count)]
+        found = {peer.memory: peer for peer in reversed(following) if peer.memory != self.peers[self.own].memory}
+        nearest = [peer for peer in following if found.get(peer.memory) is peer][:KEEPERS]
+        return [*self.partners, *(peer for peer in nearest if peer not in self.partners)]

@@ -1,0 +1,173 @@
+"""Sends the large files that only this node has to its partners, which keep them in their memory."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from fastckpt._core import metrics
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.error_codes import coded
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.direct import digest_file
+from fastckpt._core.io.rate import RateLimit
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.memory.replica_files import SMALL
+from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
+from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
+from fastckpt._core.saver.stats import ReplicaCounts
+from fastckpt.errors import ArenaTooSmall, FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+STREAMS = 4
+"""Files that are sent at once: one connection keeps a core of the receiver busy."""
+GIVE_UP = 10.0
+"""Seconds of failures after which a save counts as common without its copies."""
+
+
+class ReplicaSender:
+    """The copies of one checkpoint directory. One thread sends; others may `assume` and `close` meanwhile.
+
+    Args:
+        directory: The checkpoint directory.
+        rate: A limit on the bytes that this node sends per second.
+        counts: Where copies are counted.
+    """
+
+    def __init__(self, directory: str, rate: RateLimit | None, counts: ReplicaCounts) -> None:
+        self._directory, self._rate, self._counts = directory, rate, counts
+        self._round: PeerRound | None = None
+        self._idle: dict[str, list[SealedConnection]] = {}
+        self._busy: set[SealedConnection] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failing: float | None = None
+        self._warned = ""
+
+    def assume(self, round: PeerRound) -> None:
+        """Take part in a new round: what is on its way to those of the last one ends."""
+        with self._lock:
+            self._round, self._failing = round, None
+            self._hang_up()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._lock:
+            self._closed = True
+            self._hang_up()
+
+    def send(self, held: HeldSave, common: SaveId | None, round: PeerRound) -> bool | None:
+        """Have all partners keep the large files of a save that this node alone has.
+
+        Returns whether they do; None if that has failed, and is to be tried again.
+
+        Args:
+            held: The save.
+            common: The newest save that all nodes hold, of which nothing may be released yet.
+            round: The round.
+        """
+        large = {name: size for name, size in held.own_files.items() if size > SMALL}
+        # What nodes saved that are gone now has no second copy yet: only a save of this round's nodes is all here.
+        is_of_round = bool(held.details.get("nodes", 1) == len(round.peers))
+        if not large:
+            return is_of_round
+        if not round.partners:
+            return False
+        since = time.perf_counter()
+        try:
+            with metrics.phase("replicas.send", step=held.id.step):
+                sent = self._send(held, large, common, round)
+        except ArenaTooSmall as error:
+            self._skip(held, large, str(error), round)
+            return False
+        except (FastckptError, OSError) as error:
+            self._failing = self._failing or time.monotonic()
+            if self._closed or time.monotonic() - self._failing < GIVE_UP:
+                logger.debug("copies of %s are sent again: %s", held.id, error)
+                return None
+            self._skip(held, large, str(error), round)
+            return False
+        self._failing, self._warned = None, ""
+        if sent:
+            self._counts.saves += 1
+            self._counts.size += sent
+            seconds = time.perf_counter() - since
+            metrics.event(
+                "replicated", history=held.id.history, step=held.id.step, bytes=sent, seconds=seconds, to=_hosts(round)
+            )
+        return is_of_round
+
+    def _send(self, held: HeldSave, large: dict[str, int], common: SaveId | None, round: PeerRound) -> int:
+        """Send what partners lack; the bytes that were sent."""
+        save = SaveName(self._directory, held.id, held.attempt)
+        with metrics.phase("replicas.digest", step=held.id.step):
+            digests = {name: held.digests.get(name) or digest_file(held.files[name]) for name in large}
+
+        def send(peer: Peer, name: str) -> int:
+            with self._link(peer, round) as link:
+                file = LargeFile(name, held.files[name], large[name], digests[name])
+                is_sent = send_replica(link, save, file, common, self._rate)
+            return large[name] if is_sent else 0
+
+        work: list[Callable[[], int]] = [partial(send, peer, name) for name in sorted(large) for peer in round.partners]
+        with ThreadPoolExecutor(min(STREAMS, len(work)), "fastckpt-replicas") as pool:
+            return sum(future.result() for future in [pool.submit(each) for each in work])
+
+    def _skip(self, held: HeldSave, large: dict[str, int], why: str, round: PeerRound) -> None:
+        """Count copies that are left out, and warn once of each kind of trouble."""
+        self._counts.skipped += 1
+        metrics.event(
+            "replica_skipped", history=held.id.history, step=held.id.step, bytes=sum(large.values()), reason=why
+        )
+        if self._warned != why.partition(":")[0]:
+            self._warned = why.partition(":")[0]
+            text = coded(
+                "step %d is not copied to %s (%s in %d files): %s. A loss of this host costs what is not on storage",
+                "FC-045",
+            )
+            size = binary(sum(large.values()))
+            logger.warning(text, held.id.step, _hosts(round), size, len(large), why.rstrip("."))
+
+    @contextlib.contextmanager
+    def _link(self, peer: Peer, round: PeerRound) -> Iterator[SealedConnection]:
+        """A connection that no other thread uses; it is kept for later if all goes well."""
+        with self._lock:
+            idle = self._idle.setdefault(peer.address, [])
+            link = idle.pop() if idle else None
+        link = link or SealedConnection.connect(peer.address, round.secret, TIMEOUT)
+        with self._lock:
+            if self._closed or round is not self._round:
+                link.close()
+                raise FastckptError("the round has ended")
+            self._busy.add(link)
+        try:
+            yield link
+        except BaseException:
+            link.close()
+            raise
+        else:
+            with self._lock:
+                if round is self._round and not self._closed:
+                    self._idle[peer.address].append(link)
+                else:
+                    link.close()
+        finally:
+            with self._lock:
+                self._busy.discard(link)
+
+    def _hang_up(self) -> None:
+        for link in [*self._busy, *(link for links in self._idle.values() for link in links)]:
+            link.abort()
+        for link in [link for links in self._idle.values() for link in links]:
+            link.close()
+        self._idle.clear()
+
+
+def _hosts(round: PeerRound) -> str:
+    return ", ".join(peer.host or peer.address for peer in round.partners)

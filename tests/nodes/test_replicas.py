@@ -1,0 +1,97 @@
+"""Jobs whose state is divided among hosts: what a lost one had comes from the memory of others."""
+
+import pytest
+
+from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.hosts import HOSTS
+from tests.nodes.job import NodesJob, endpoint
+from tests.nodes.test_lost_hosts import EVERY, NEVER, SOON, campaign, end, replace, started
+from tests.nodes.test_restarts import assert_bitwise
+
+
+def test_the_shards_of_a_lost_host_come_from_the_memory_of_others(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    """Nothing is on storage, so nothing of it is read."""
+    script = ("--way", "fsdp2")
+    job = started(new_cluster(0, 1, 2), *script, "--disk", NEVER, meeting=endpoint(0, 1, 2))
+    recovery = replace(job, 1, 3)
+    assert recovery.tiers == {0: "memory", 2: "memory", 3: "peer"} and recovery.lost <= EVERY
+    end(job)
+    assert_bitwise(job, uninterrupted(*script, ranks=3))
+
+
+def test_the_hosts_that_are_left_divide_the_shards_of_all_from_memory(new_cluster: NewCluster) -> None:
+    """Losses of another number of ranks differ by their roundings: the state is compared, as it was when saved."""
+    script = ("--way", "fsdp2", "--digests", "--disk", NEVER)
+    job = started(new_cluster(0, 1, 2), *script, nodes="2:3", meeting=endpoint(0, 1, 2))
+    recovery = job.recovered(job.lose(2), SOON)
+    assert set(recovery.tiers.values()) <= {"memory", "peer"} and recovery.lost <= EVERY
+    assert_same_state(job, recovery.step)
+    job.do_steps(EVERY + 5)
+    # A fresh host comes, and three divide what two have saved.
+    job.cluster.add(3)
+    fresh = job.launch(3)
+    recovery = job.recovered(fresh, SOON)
+    assert set(recovery.tiers.values()) <= {"memory", "peer"} and recovery.lost <= EVERY
+    assert_same_state(job, recovery.step)
+    end(job)
+
+
+@campaign
+@pytest.mark.parametrize("fresh", [0, 3, 6])
+def test_one_of_two_hosts_gives_a_fresh_one_its_shards_wherever_that_sorts(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, fresh: int
+) -> None:
+    job = started(new_cluster(1, 3), "--way", "fsdp2", "--disk", NEVER)
+    recovery = replace(job, 3, fresh)
+    assert recovery.tiers == {1: "memory", fresh: "peer"} and recovery.lost <= EVERY
+    end(job)
+    assert_bitwise(job, uninterrupted("--way", "fsdp2", ranks=2))
+
+
+@campaign
+def test_hsdp_takes_the_shards_of_a_lost_host_from_others(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job = started(new_cluster(0, 1, 2, 3), "--way", "hsdp", "--disk", NEVER)
+    recovery = replace(job, 2, 2)
+    assert {recovery.tiers[number] for number in (0, 1, 3)} == {"memory"} and recovery.lost <= EVERY
+    end(job)
+    assert_bitwise(job, uninterrupted("--way", "hsdp", ranks=4))
+
+
+@campaign
+def test_the_last_of_two_hosts_goes_on_with_the_shards_of_both(new_cluster: NewCluster) -> None:
+    script = ("--way", "fsdp2", "--digests", "--disk", NEVER)
+    job = started(new_cluster(0, 1), *script, nodes="1:2", meeting=endpoint(0, 1))
+    recovery = job.recovered(job.lose(0), SOON)
+    assert recovery.tiers == {1: "memory"} and recovery.lost <= EVERY
+    assert_same_state(job, recovery.step)
+    end(job)
+
+
+def assert_same_state(job: NodesJob, step: int) -> None:
+    (saved,) = digests(job, "saved", step)
+    assert digests(job, "loaded", step) == {saved}
+
+
+def digests(job: NodesJob, what: str, step: int) -> set[str]:
+    """What ranks had together when they saved, or loaded, a step."""
+    lines = [line for number in range(HOSTS) for line in job.lines(number)]
+    return {line["digest"] for line in lines if line["what"] == what and line["step"] == step}
+
+
+WIDE = ("--way", "fsdp2", "--width", "300000", "--steps", "200", "--disk", NEVER)
+"""A host's shards have 25 MB: too much for the small files that each commit sends along."""
+
+
+@campaign
+def test_large_shards_of_a_lost_host_come_from_its_partner(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job = started(new_cluster(0, 1, 2), *WIDE, meeting=endpoint(0, 1, 2))
+    recovery = replace(job, 1, 3)
+    assert recovery.tiers == {0: "memory", 2: "memory", 3: "peer"} and recovery.lost <= 2 * EVERY
+    end(job)
+    assert_bitwise(job, uninterrupted(*WIDE[:6], ranks=3))
