@@ -1145,6 +1145,7 @@ PAGES: Sequence[ErrorPage] = (
         (
             "step <step> is not copied to <hosts> (<size> in <number> files): <why>. A loss of this host costs what is "
             "not on storage",
+            "no copies of other hosts' files are kept here: <why>. To do without: --fast-replicas 0",
         ),
         "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host "
         "after each save that all nodes turn to. This one was not: the other host has no memory for it, or could not "
@@ -1160,7 +1161,7 @@ PAGES: Sequence[ErrorPage] = (
             "Or do without, and persist more often: `--fast-replicas 0`.",
         ),
         "Nothing now. If a host is lost meanwhile, the steps since the newest save that was copied, or is durable.",
-        ("fastckpt._core.saver.peers.replica_sender",),
+        ("fastckpt._core.saver.peers.replica_room", "fastckpt._core.saver.peers.replica_sender"),
     ),
 )
 

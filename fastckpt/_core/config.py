@@ -23,6 +23,7 @@ TRIAL_VARIABLE = "FASTCKPT_TRIAL"
 PROOF_VARIABLE = "FASTCKPT_PROOF"
 """The variable with the folder for the record of a run that `fastckpt prove` compares: no setting of users."""
 SHM = "/dev/shm"
+AUTO = "auto"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -92,8 +93,8 @@ class Settings:
     stop_grace: float = 0.0
     take_over: bool = False
     exclusive: bool = True
-    preload: str = "auto"
-    hang_timeout: str = "auto"
+    preload: str = AUTO
+    hang_timeout: str = AUTO
     allow_lost_rank_state: bool = False
     node_timeout: float = 2.0
     event_log: bool = True
@@ -105,7 +106,7 @@ class Settings:
     node_check: bool = False
     spares: int = 0
     exclude_after: int = 2
-    replicas: str = "auto"
+    replicas: str = AUTO
     replica_mbps: float = 0.0
     domain: str = ""
     exit_codes: bool = False
@@ -123,11 +124,11 @@ class Settings:
         self._demand("fill_threads", self.fill_threads >= 0, "give a number of threads, or 0 to let us choose")
         self._demand("max_stalls", self.max_stalls >= 0, "give a number of failures, or 0 for no limit")
         self._demand("stop_grace", 0 <= self.stop_grace < math.inf, "give seconds, or 0 to kill workers at once")
-        waits = self.hang_timeout in ("auto", "off") or _is_positive(self.hang_timeout)
+        waits = self.hang_timeout in (AUTO, "off") or _is_positive(self.hang_timeout)
         self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
         self._demand("spares", self.spares >= 0, "give a number of hosts, or 0 for none")
         self._demand("exclude_after", self.exclude_after >= 0, "give a number of failures, or 0 for no limit")
-        self._demand("replicas", self.replicas in ("0", "1", "2", "auto"), "give 0, 1 or 2 copies, or auto")
+        self._demand("replicas", self.replicas in ("0", "1", "2", AUTO), "give 0, 1 or 2 copies, or auto")
         self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
         # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
         self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
@@ -145,7 +146,7 @@ class Settings:
     @property
     def copies(self) -> int:
         """Copies that other hosts keep of large files that one host alone has."""
-        return 1 if self.replicas == "auto" else int(self.replicas)
+        return 1 if self.replicas == AUTO else int(self.replicas)
 
     def failure_domain(self) -> str:
         """The name of what fails together with this host; empty for the host alone; raises ConfigError."""

@@ -296,18 +296,21 @@ def _new(path: Path) -> Path:
     return path.with_name(f"{_NEW}{path.name}")
 
 
-def too_small(size: int, slots: int, found: Headroom) -> str:
+def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
     """The text of an ArenaTooSmall: what is needed, what there is, and what to do.
 
     Args:
         size: Bytes of a checkpoint.
         slots: How many there must be room for.
         found: The limit that leaves no room, what the slots have already counted as free.
+        copies: Bytes of copies of other nodes' files, beside the slots.
     """
-    need = slots * size
+    need = slots * size + copies
     fewer = " Or use --fast-slots 2." if slots > 2 else ""
+    fewer += " Or do without copies of other hosts' files: --fast-replicas 0." if copies else ""
+    beside = f" and {binary(copies)} of other hosts' copies" if copies else ""
     return coded(
-        f"{found.medium} cannot hold {slots} x {binary(size)}, {binary(need)} in all: {found}. "
+        f"{found.medium} cannot hold {slots} x {binary(size)}{beside}, {binary(need)} in all: {found}. "
         f"{found.remedies(need - found.free)}.{fewer}",
         "FC-001",
     )

@@ -37,6 +37,7 @@ class ReplicaFiles:
         of: The ids of the saves in its slots.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
         in_use: Whether a process of this node may be reading what is kept, or choose to.
+        refusal: Why nothing is kept; empty if it is.
 
     Attributes:
         lock: Held by who writes records beside the files.
@@ -48,8 +49,10 @@ class ReplicaFiles:
         of: Callable[[], Collection[SaveId]],
         needed: Callable[[], Collection[SaveId]],
         in_use: Callable[[], bool],
+        refusal: Callable[[], str] = str,
     ) -> None:
         self._arena, self._of, self._needed, self._in_use = arena, of, needed, in_use
+        self._refusal = refusal
         self.lock = threading.RLock()
         self._making = threading.Lock()
 
@@ -72,6 +75,8 @@ class ReplicaFiles:
             ArenaTooSmall: There is no memory for it.
                 OSError: The arena was removed.
         """
+        if why := self._refusal():
+            raise ArenaTooSmall(why)
         place = kept_place(self._arena, id, attempt)
         path, whole = place / name, list[str]()
         # A name of its own: one whose sender is cut off may take long to end.

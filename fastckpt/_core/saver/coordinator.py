@@ -12,7 +12,6 @@ from fastckpt._core.config import Settings, trial_record
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
-from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import (
     Bad,
     BeginSave,
@@ -86,11 +85,10 @@ class Coordinator:
         self.progress = WorkerProgress(path, hello.local_world_size)
         self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
         self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, first=hello.group_rank == 0)
-        self._reservations = Reservations(self.arena, self.slots, self.newest)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
-        rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
-        self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves, rate, self.readers.active)
+        self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves, settings, self.readers.active)
+        self._reservations = Reservations(self.arena, self.slots, self.newest, self.peers.room)
         self._among = among
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipped = SkippedSaves()

@@ -16,6 +16,7 @@ from fastckpt._core.memory.arena import Arena, too_small
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit, headroom
 from fastckpt._core.memory.slots import discard, image_size, images_in
 from fastckpt._core.policy.memory_reserve import ENOUGH, LEAST
+from fastckpt._core.saver.peers.replica_room import ReplicaRoom
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import ArenaTooSmall
 
@@ -26,10 +27,19 @@ Sizes = dict[str, int]
 
 
 class Reservations:
-    """The memory of an arena's slots. All methods run in the saver's event loop; the work is a thread's."""
+    """The memory of an arena's slots. All methods run in the saver's event loop; the work is a thread's.
 
-    def __init__(self, arena: Arena, slots: list[Slot], newest: Callable[[], Slot | None]) -> None:
-        self._arena = arena
+    Args:
+        arena: The arena.
+        slots: Its slots; those for which there is no room are given up.
+        newest: Finds the slot with the newest whole checkpoint.
+        replicas: Room that copies of other nodes' files need beside the slots.
+    """
+
+    def __init__(
+        self, arena: Arena, slots: list[Slot], newest: Callable[[], Slot | None], replicas: ReplicaRoom
+    ) -> None:
+        self._arena, self._replicas = arena, replicas
         self._newest = newest
         self._slots = slots
         self._sizes: Sizes = {}
@@ -73,9 +83,13 @@ class Reservations:
         # Three slots let a save begin while one is persisted and
         # one is the newest; two still hold one whole checkpoint.
         size, short = sum(sizes.values()), ""
+        self._replicas.ask(sizes)
+        # Copies before a third slot: it saves a wait, they save what is not on storage. But not without room for both.
+        if self._replicas.needed and (lacking := self._lacking(size, LEAST, count=2)):
+            self._replicas.give_up(lacking)
         while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
             if spare is None:
-                raise ArenaTooSmall(too_small(size, len(self._slots), lacking))
+                raise ArenaTooSmall(too_small(size, len(self._slots), lacking, self._replicas.needed))
             short = f"{lacking.medium} holds two slots only ({lacking}, less what is left to others)"
             self._slots.remove(spare)  # first: no save may take it
             self._present.pop(spare, None)
@@ -101,14 +115,14 @@ class Reservations:
             text = coded("%s: data loaders with workers, which need some of it, may fail. %s.", "FC-001")
             logger.warning(text, what, remedies)
 
-    def _lacking(self, size: int, share: int) -> Headroom | None:
-        """The limit that does not let every slot have ``size`` bytes; None if they can."""
+    def _lacking(self, size: int, share: int, count: int = 0) -> Headroom | None:
+        """The limit that does not let every slot, or ``count`` slots, have ``size`` bytes; None if they can."""
         begun = self._arena.begun_bytes()  # before the limits are read: what is made meanwhile must not count twice
         found = headroom(self._arena.path.parent, share)
         present = begun + sum(size for slot in self._slots for size in self._images_in(slot).values())
         # What the slots hold already counts as free: it is the memory that the new images take over.
-        found = replace(found, free=found.free + present)
-        return found if len(self._slots) * size > found.free else None
+        found = replace(found, free=found.free + present + self._replicas.present)
+        return found if (count or len(self._slots)) * size + self._replicas.needed > found.free else None
 
     def _images_in(self, slot: Slot) -> Sizes:
         """The images of a slot: what was there when it was looked through, and what was made or removed here since."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastckpt._core.config import AUTO, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import Fetch, Fetched
@@ -16,6 +17,7 @@ from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.peer_round import PeerRound
+from fastckpt._core.saver.peers.replica_room import ReplicaRoom
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replication import Replication
 from fastckpt._core.saver.slot import READER, Slot
@@ -34,12 +36,13 @@ class MemoryPeers:
         arena: Where this node holds its saves.
         of: Its slots.
         common_saves: Takes the reports of this agent, by directory, if it is the first of the round.
-        rate: A limit on the bytes per second that this node sends to others as copies.
+        settings: Those of the job.
         readers: Processes that read what is in memory, or look for what to load.
 
     Attributes:
         counts: Copies of this node's large files.
         replicas: Large files of other nodes that this one keeps.
+        room: The memory that these need.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
@@ -49,7 +52,7 @@ class MemoryPeers:
         arena: Path,
         of: list[Slot],
         common_saves: Callable[[str], CommonSaves],
-        rate: RateLimit | None,
+        settings: Settings,
         readers: set[int],
     ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
@@ -59,6 +62,7 @@ class MemoryPeers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_committed, self._readers = False, readers
         self.counts = ReplicaCounts()
+        rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
         sender = ReplicaSender(directory, rate, self.counts)
         self._replication = Replication(
             directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
@@ -69,7 +73,10 @@ class MemoryPeers:
             lambda: {slot.id for slot in [*of] if slot.id},
             lambda: self.common,
             lambda: bool(readers) or not self._has_committed,
+            lambda: self.room.refusal,
         )
+        is_optional = settings.replicas == AUTO
+        self.room = ReplicaRoom(self._copies, self.replicas.bytes, is_optional=is_optional)
 
     @property
     def common(self) -> frozenset[SaveId]:
@@ -80,6 +87,9 @@ class MemoryPeers:
     def address(self) -> str:
         """Where the other agents find this one; empty if there are none."""
         return self._round.peers[self._round.own].address if self._round and len(self._round.peers) > 1 else ""
+
+    def _copies(self) -> int:
+        return len(self._round.partners) if self._round else 0
 
     def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""

@@ -14,9 +14,11 @@ from fastckpt._core.memory.headroom import Headroom, MemoryLimit
 from fastckpt._core.memory.records import names_in
 from fastckpt._core.memory.slots import images_in
 from fastckpt._core.saver import reservation as room_module
+from fastckpt._core.saver.peers.replica_room import ReplicaRoom
 from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.slot import Slot
 from fastckpt.ddp import StorageType
+from fastckpt.errors import ArenaTooSmall
 from tests.e2e.ddp.conftest import Ranks, state
 
 OLD, NEW = 1 << 20, 1 << 12
@@ -48,6 +50,9 @@ class SlowArena:
         return is_large
 
 
+NO_COPIES = ReplicaRoom(lambda: 0, lambda: 0, is_optional=True)
+
+
 def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(tmp_path):
     """A worker of images of one size has died while room was made for it; its successor's are of another size."""
     arena = Arena.open(tmp_path / "arena", str(tmp_path))
@@ -56,7 +61,7 @@ def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(tmp
     slow = SlowArena(arena)
 
     async def restart() -> None:
-        room = Reservations(slow, slots, lambda: None)
+        room = Reservations(slow, slots, lambda: None, NO_COPIES)
         room.reserve_ahead({"model.pt": OLD})
         await asyncio.get_running_loop().run_in_executor(None, slow.begun.wait)
         for slot in slots[:2]:
@@ -83,7 +88,7 @@ def test_a_save_whose_image_is_there_waits_for_no_other_slot(tmp_path):
     slow = SlowArena(arena)
 
     async def save() -> None:
-        room = Reservations(slow, slots, lambda: None)
+        room = Reservations(slow, slots, lambda: None, NO_COPIES)
         room.reserve_ahead({"model.pt": NEW})
         await asyncio.get_running_loop().run_in_executor(None, slow.begun.wait)
         await room.reserve(slots[0], {"model.pt": NEW})
@@ -224,7 +229,7 @@ class TestHaste:
         arena = Arena.open(tmp_path / "arena", str(tmp_path))
         arena.make_slots(3)
         hasty = HastyArena(arena)
-        return hasty, Reservations(hasty, [Slot(path) for path in arena.slots], lambda: None)
+        return hasty, Reservations(hasty, [Slot(path) for path in arena.slots], lambda: None, NO_COPIES)
 
 
 class TestGuess:
@@ -294,7 +299,7 @@ class TestGuess:
     def guessed(self, place: Path, sizes: dict[str, int]) -> Reservations:
         arena = Arena.open(place, "/checkpoints")
         arena.make_slots(3)
-        room = Reservations(arena, [Slot(path) for path in arena.slots], lambda: None)
+        room = Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, NO_COPIES)
 
         async def guess() -> None:
             room.guess(sizes, 0)
@@ -355,7 +360,7 @@ class TestSlowWorkInAThread:
         monkeypatch.setattr(room_module, "headroom", lambda *_: free)
 
         async def save() -> None:
-            room = Reservations(arena, slots, lambda: None)
+            room = Reservations(arena, slots, lambda: None, NO_COPIES)
             await room.reserve(slots[0], {"model.pt": OLD})
             room.close()
 
@@ -397,4 +402,55 @@ def test_a_slot_in_the_middle_of_whose_removal_its_owner_died_is_gone(tmp_path, 
     arena.release()
     arena = Arena.open(tmp_path / "arena", str(tmp_path))
     assert not [path for path in arena.path.iterdir() if path.is_dir() and not path.name.startswith("slot-")]
+    arena.remove()
+
+
+# --- room for copies of other nodes' files
+
+
+def with_copies(arena: Arena, copies: int, *, is_optional: bool, present: int = 0) -> tuple[Reservations, ReplicaRoom]:
+    replicas = ReplicaRoom(lambda: copies, lambda: present, is_optional=is_optional)
+    return Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, replicas), replicas
+
+
+SHARD = 20 << 20
+"""Bytes of a rank's shards. A copy of another node's takes as much, for each of two saves."""
+
+
+@pytest.mark.parametrize(
+    ("free", "name", "slots", "refused"),
+    [
+        (3 * SHARD + 2 * SHARD, "__0_0.distcp", 3, False),
+        (3 * SHARD + 2 * SHARD - 1, "__0_0.distcp", 2, False),  # a third slot saves a wait, a copy a loss
+        (2 * SHARD + 2 * SHARD - 1, "__0_0.distcp", 3, True),
+        (3 * SHARD, "model.pt", 3, False),  # each node has it
+    ],
+)
+def test_copies_come_before_a_third_slot_and_after_the_second(
+    tmp_path, monkeypatch, free: int, name: str, slots: int, refused: bool
+):
+    monkeypatch.setattr(room_module, "headroom", lambda *_: Headroom(free, free, "it", MemoryLimit.HOST))
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(3)
+    room, replicas = with_copies(arena, 1, is_optional=True)
+    asyncio.run(room.check({name: SHARD}))
+    assert (len(arena.slots), bool(replicas.refusal)) == (slots, refused)
+    room.close()
+    arena.remove()
+
+
+def test_copies_that_were_asked_for_and_have_no_room_are_refused_before_the_first_save(tmp_path, monkeypatch):
+    free = 4 * SHARD - 1
+    monkeypatch.setattr(room_module, "headroom", lambda *_: Headroom(free, free, "it", MemoryLimit.HOST))
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(3)
+    room, _ = with_copies(arena, 1, is_optional=False)
+    with pytest.raises(
+        ArenaTooSmall, match=r"2 x 20.0 MiB and 40.0 MiB of other hosts' copies, 80.0 MiB in all.*replicas 0"
+    ):
+        asyncio.run(room.check({"__0_0.distcp": SHARD}))
+    present, _ = with_copies(arena, 1, is_optional=False, present=SHARD)
+    asyncio.run(present.check({"__0_0.distcp": SHARD}))  # the memory of copies that have come is not needed twice
+    for each in (room, present):
+        each.close()
     arena.remove()

@@ -1,0 +1,59 @@
+"""Memory that copies of other nodes' files need in an arena, before any has come."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.error_codes import coded
+from fastckpt._core.memory.headroom import Headroom
+from fastckpt._core.memory.replica_files import SMALL
+
+logger = logging.getLogger("fastckpt")
+
+PLACES = 2
+"""Saves of which a node keeps copies: the newest that all have, and the one that comes."""
+_DIVIDED = ".distcp"
+"""The end of the names of files that one node alone has, of those that can be known before the first save."""
+
+
+class ReplicaRoom:
+    """The room for copies: as much as this node's own large files take, for each copy that it keeps, and has kept.
+
+    Each node keeps as many copies as others keep of its own, and divided states have parts of about one size.
+
+    Args:
+        copies: How many copies others keep of this node's files, in the round as it is.
+        present: Bytes that copies take now.
+        is_optional: Whether copies are left out where there is no room for them.
+
+    Attributes:
+        refusal: Why this node keeps no copies; empty while it does.
+    """
+
+    def __init__(self, copies: Callable[[], int], present: Callable[[], int], *, is_optional: bool) -> None:
+        self._copies, self._present, self._is_optional = copies, present, is_optional
+        self._size, self.refusal = 0, ""
+
+    def ask(self, sizes: Mapping[str, int]) -> None:
+        """Ask for room for copies of files as large as these, of this node's ranks."""
+        self._size = sum(size for name, size in sizes.items() if size > SMALL and name.endswith(_DIVIDED))
+
+    @property
+    def needed(self) -> int:
+        """Bytes of all copies."""
+        return 0 if self.refusal else PLACES * self._copies() * self._size
+
+    @property
+    def present(self) -> int:
+        """Bytes of these that are there: memory that the copies have already."""
+        return min(self.needed, self._present()) if self.needed else 0
+
+    def give_up(self, lacking: Headroom) -> None:
+        """Do without copies, if they are optional."""
+        if not self._is_optional:
+            return
+        needed = self.needed
+        more = lacking.remedies(needed)
+        self.refusal = f"copies need {binary(needed)} beside two slots: {lacking}. {more}"
+        text = coded("no copies of other hosts' files are kept here: %s. To do without: --fast-replicas 0", "FC-045")
+        logger.warning(text, self.refusal)
