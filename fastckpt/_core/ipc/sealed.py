@@ -24,8 +24,8 @@ MAX_SIZE = 4 << 20
 MAX_GREETING = 1 << 10
 GREETING_TIMEOUT = 5.0
 """Seconds that the other side has to prove that it knows the secret."""
-BLOCK = 4 << 20
-"""Bytes of a file that are received at once."""
+BLOCK = 256 << 10
+"""Bytes of a file that are received at once: they are digested while they are in the processor's cache."""
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _MAC = hashlib.sha256().digest_size
