@@ -118,7 +118,7 @@ class SharedMemoryReader(MappedReader):
         since = writer.open_history(ranks, path)
         since = since if self._goes_on else {}
         shards = shards_of(writer.place.rank), index_of(writer.place.group_rank)
-        needs = RequiredFiles(METADATA, METADATA, shards, from_peers=True)
+        needs = RequiredFiles(METADATA, METADATA, shards, from_peers=True, may_redivide=True)
         self._finder = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
         with writer.beats.work("resume"):
             if asked and step is None:

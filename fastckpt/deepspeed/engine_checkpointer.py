@@ -93,7 +93,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         check(engine)
         self._engine = engine
         self._own = own_of(engine.global_rank)
-        needs = RequiredFiles(NAME, self._own, reads(engine))
+        needs = RequiredFiles(NAME, self._own, reads(engine), from_peers=True)
         optimizers = steppers(engine) if overlap else []
         options = SessionOptions(
             weights_only=False,

@@ -65,6 +65,7 @@ def reachable(
     main: str,
     shards: Sequence[Collection[str]] = (),
     *,
+    may_redivide: bool = False,
     allow_lost: bool = False,
 ) -> list[set[CheckpointLocation]]:
     """The saves that each rank could load with files from other nodes, if it could not without.
@@ -73,8 +74,9 @@ def reachable(
         holdings: What all nodes hold.
         nodes: The node of each rank.
         main: The file that each rank needs, beside its own.
-        shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks. Of
-            one of another number it may need those of all ranks, so some node has to hold each.
+        shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks.
+        may_redivide: Whether ranks can go on from a save of another number of them. Each may need the files of all
+            then, so some node has to hold each.
         allow_lost: Whether a rank whose own file nobody holds may load a save without it.
     """
     by_save: dict[tuple[int, int, str], list[NodeHolding]] = {}
@@ -85,7 +87,10 @@ def reachable(
     for (history, step, attempt), held in by_save.items():
         if not any(each.wanted for each in held):
             continue
-        tiers = _divided(held, nodes, main, shards) if shards else _alike(held, nodes, main, allow_lost=allow_lost)
+        if shards:
+            tiers = _divided(held, nodes, main, shards, may_redivide=may_redivide)
+        else:
+            tiers = _alike(held, nodes, main, allow_lost=allow_lost)
         for rank, (node, tier) in enumerate(zip(nodes, tiers, strict=True)):
             if tier:
                 found[rank].add(CheckpointLocation(history, step, tier, node, attempt))
@@ -108,31 +113,34 @@ def _alike(held: Collection[NodeHolding], nodes: Sequence[int], main: str, *, al
 
 
 def _divided(
-    held: Collection[NodeHolding], nodes: Sequence[int], main: str, shards: Sequence[Collection[str]]
+    held: Collection[NodeHolding],
+    nodes: Sequence[int],
+    main: str,
+    shards: Sequence[Collection[str]],
+    *,
+    may_redivide: bool,
 ) -> list[str]:
-    """The tier of each rank for a state that is divided among ranks; empty for none, or memory.
-
-    Of a save of as many ranks, a node can have the files of the ranks that are on it now; of one of another number,
-    those of all ranks.
-    """
-    here, of_ranks = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
+    """The tier of each rank for a state that is divided among ranks; empty for none, or memory."""
+    here = defaultdict[int, set[str]](set)
     for each in held:
-        for rank, names in each.ranks.items():
-            here[each.node].update(names)
-            of_ranks[rank].update(names)
-    saved, there = range(max(each.world_size for each in held)), defaultdict[int, set[str]](set)
-    for rank, node in enumerate(nodes):
-        there[node] |= here[node] | of_ranks[rank]
-    if len(saved) != len(nodes):
-        is_possible, is_here = all(of_ranks[rank] for rank in saved), [False] * len(nodes)
-    else:
-        is_possible = all(there[node].issuperset(names) for node, names in zip(nodes, shards, strict=True))
+        here[each.node] |= _files(each)
+    anywhere, saved = set[str]().union(*here.values()), range(max(each.world_size for each in held))
+    if len(saved) == len(nodes):
+        is_possible = all(anywhere.issuperset(names) for names in shards)
         is_here = [here[node].issuperset(names) for node, names in zip(nodes, shards, strict=True)]
+    else:
+        is_possible = may_redivide and {rank for each in held for rank in each.ranks}.issuperset(saved)
+        is_here = [False] * len(nodes)
     has_main, with_main = _have_main(held, main), {each.node for each in held if main in each.common}
     return [
         PEER if is_possible and (has_main or node in with_main) and not (is_mine and node in with_main) else ""
         for node, is_mine in zip(nodes, is_here, strict=True)
     ]
+
+
+def _files(holding: NodeHolding) -> set[str]:
+    """The files of ranks that a node holds."""
+    return {name for names in holding.ranks.values() for name in names}
 
 
 def _have_main(held: Collection[NodeHolding], main: str) -> bool:
@@ -141,7 +149,10 @@ def _have_main(held: Collection[NodeHolding], main: str) -> bool:
 
 
 def sources(
-    holdings: Collection[NodeHolding], nodes: Sequence[int], location: CheckpointLocation, *, is_redivided: bool = False
+    holdings: Collection[NodeHolding],
+    nodes: Sequence[int],
+    location: CheckpointLocation,
+    shards: Sequence[Collection[str]] = (),
 ) -> dict[str, list[str]]:
     """The addresses of other nodes that hold each file that the ranks of one node lack of a save.
 
@@ -149,19 +160,21 @@ def sources(
         holdings: What all nodes hold.
         nodes: The node of each rank.
         location: The save, and the node.
-        is_redivided: Whether the state is divided among ranks, and was among another number: then it is known only
-            later which files a rank needs; see `holders`.
+        shards: As in `reachable`. Of a save of another number of ranks it is known only later which files a rank needs:
+            see `holders`.
     """
     held = _held(holdings, location.save)
     mine = next((each for each in held if each.node == location.node), None)
-    found: dict[str, list[str]] = {}
+    own = [rank for rank, node in enumerate(nodes) if node == location.node and not (mine and rank in mine.ranks)]
+    needed = {name for node, names in zip(nodes, shards, strict=False) if node == location.node for name in names}
+    if shards and any(each.world_size != len(nodes) for each in held):
+        own, needed = [], set()
+    lacking, found = needed - (_files(mine) if mine else set()), dict[str, list[str]]()
     for each in held:
         if each is mine:
             continue
         names = set(each.common) if each.is_authentic and not (mine and mine.common) else set()
-        for rank, node in enumerate(() if is_redivided else nodes):
-            if node == location.node and not (mine and rank in mine.ranks):
-                names |= set(each.ranks.get(rank, ()))
+        names |= {name for rank in own for name in each.ranks.get(rank, ())} | (_files(each) & lacking)
         for name in names:
             found.setdefault(name, []).append(each.address)
     return found
@@ -173,7 +186,7 @@ def holders(
     """The addresses of other nodes than this one that hold files of ranks of these names; without those nobody has."""
     found: dict[str, list[str]] = {}
     for each in _held(holdings, save):
-        for name in {name for files in each.ranks.values() for name in files}.intersection(names):
+        for name in _files(each).intersection(names):
             if each.node != node:
                 found.setdefault(name, []).append(each.address)
     return found

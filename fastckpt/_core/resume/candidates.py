@@ -44,6 +44,7 @@ class RequiredFiles:
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
         from_peers: Whether the files that all nodes have alike and those that a rank has written, or its ``shards``,
             are all that it needs: these can come from other nodes' memory.
+        may_redivide: Whether ranks can load what another number of them saved, and then bring what each needs.
         allow_lost: Whether a rank may load what is in memory without its own file, if no node has that any more.
     """
 
@@ -51,7 +52,13 @@ class RequiredFiles:
     own: str
     shards: tuple[str, ...] = ()
     from_peers: bool = False
+    may_redivide: bool = False
     allow_lost: bool = False
+
+    @property
+    def divided(self) -> list[str]:
+        """The files beside ``main`` that this rank needs of a save of as many ranks; [] if all ranks have one state."""
+        return [*self.shards, *([self.own] if self.own != self.main else [])] if self.shards else []
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
         """Return whether this rank finds all that it can expect of a checkpoint of that many ranks."""

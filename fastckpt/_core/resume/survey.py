@@ -59,7 +59,7 @@ class Survey:
 
     def sources(self, location: CheckpointLocation) -> dict[str, list[str]]:
         """The addresses of agents that hold each file that a node lacks of a save that it is to fetch."""
-        return sources(self.holdings, self.nodes, location, is_redivided=self.is_redivided(location))
+        return sources(self.holdings, self.nodes, location, self.shards)
 
     def is_redivided(self, location: CheckpointLocation) -> bool:
         """Whether a state is divided among ranks, and another number of them saved it."""
@@ -70,15 +70,16 @@ class Survey:
 def _report(finder: CandidateFinder, client: SaverClient, listing: Listing, select: Selection, last: Any) -> list[Any]:
     """The report of this rank on what it could load, with something ``last``."""
     held = [each.to_json() for each in finder.holdings(listing, select)]
-    return [select(listing.candidates), client.place.group_rank, held, finder.needs.shards, last]
+    return [select(listing.candidates), client.place.group_rank, held, finder.needs.divided, last]
 
 
 def _survey(finder: CandidateFinder, own: Listing, reports: Sequence[Sequence[Any]], **more: Any) -> Survey:
     """A survey of the reports of all ranks."""
     nodes = [node for _, node, *_ in reports]
     holdings = [NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held]
-    shards = [names for *_, names, _ in reports] if finder.needs.shards else ()
-    fetched = reachable(holdings, nodes, finder.needs.main, shards, allow_lost=finder.needs.allow_lost)
+    needs, shards = finder.needs, [names for *_, names, _ in reports] if finder.needs.shards else ()
+    allowed = {"may_redivide": needs.may_redivide, "allow_lost": needs.allow_lost}
+    fetched = reachable(holdings, nodes, needs.main, shards, **allowed)
     has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
     has = [a | b for a, b in zip(has, fetched, strict=True)]
     return Survey(own, has, nodes, holdings=holdings, shards=shards, **more)

@@ -63,13 +63,33 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("stage", "tier"), [(0, "mixed"), (1, "mixed"), (2, "mixed"), (3, "memory")])
-def test_a_deepspeed_job_on_two_nodes_resumes_after_a_worker_dies(nodes, uninterrupted, stage, tier):
-    """Below stage 3 only the first node has the model: the other takes it from storage, where the save is joined."""
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_deepspeed_job_on_two_nodes_resumes_after_a_worker_dies(nodes, uninterrupted, stage):
+    """Below stage 3 only the first node has written the model: the other keeps a copy of so small a file."""
     nodes.job.with_faults(kill(1, at="snapshot.fill", step=16))
     nodes.run("--stage", str(stage), **OPTIONS)
     assert_as_if_nothing_had_happened(nodes.job, uninterrupted("--stage", str(stage)))
-    assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, tier))]
+    assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_deepspeed_job_goes_on_from_memory_when_a_node_loses_its_own(nodes, uninterrupted, stage, lost):
+    script = ("--stage", str(stage), "--steps", "200")
+    nodes.start(*script, **OPTIONS)
+    nodes.job.process = nodes.agents[0].process
+    for rank in (0, 1):
+        nodes.job.wait_for("saved", 16, rank)
+    nodes.agents[lost].kill_processes("agent")
+    nodes.wait_for_death(lost)
+    remove_live(nodes.shm(lost))
+    nodes.start(*script, nodes=[lost], **OPTIONS)
+    assert nodes.wait() == [0, 0], nodes.text()
+    found = nodes.resumes()[1]
+    assert found[lost][1] == "peer" and found[1 - lost][1] == "memory" and found[0][0] == found[1][0] >= 14
+    assert nodes.job.ends() == uninterrupted(*script).ends()
+    assert all(nodes.job.losses(rank) == uninterrupted(*script).losses(rank) for rank in (0, 1))
 
 
 @pytest.mark.campaign

@@ -14,7 +14,7 @@ from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.saver.peers.file_transfer import LIST, TIMEOUT, SaveName, fetch, parts_of
-from fastckpt.errors import BadCheckpoint, FastckptError
+from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
 
@@ -112,6 +112,8 @@ def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], se
 def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int], node: int) -> bool:
     """Commit what was fetched as if this node's ranks had saved it; False if records or files of some are missing.
 
+    What these ranks need of others' files is beside them, and no part of it.
+
     Args:
         slot: Where the files are, and nothing else.
         save: The save that they are of.
@@ -129,10 +131,9 @@ def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence
             return False
         details = part.details | ({"node": node} if "node" in part.details else {})
         records[local] = SlotDone(save.id, {name: fetched.sizes[name] for name in sorted(own)}, details)
-    if {name for record in records.values() for name in record.files} != set(fetched.sizes):
-        raise BadCheckpoint(f"{sorted(fetched.sizes)} are not the files of ranks {list(ranks)} of {save.id}")
+    ours = {name for record in records.values() for name in record.files}
     slots.begin(slot, slots.SlotBegin(save.id, frozenset(records)))
-    slots.write_digests(slot, save.id, dict(fetched.digests))
+    slots.write_digests(slot, save.id, {name: digest for name, digest in fetched.digests.items() if name in ours})
     for local, record in records.items():
         slots.commit(slot, local, record)
     return True

@@ -12,8 +12,8 @@ logger = logging.getLogger("fastckpt")
 
 PLACES = 2
 """Saves of which a node keeps copies: the newest that all have, and the one that comes."""
-_DIVIDED = ".distcp"
-"""The end of the names of files that one node alone has, of those that can be known before the first save."""
+_DIVIDED = (".distcp", "_states.pt")
+"""Ends of names of files that one node alone has, of those that can be known before the first save."""
 
 
 class ReplicaRoom:

@@ -177,7 +177,7 @@ def test_a_divided_state_is_reached_exactly_if_some_node_has_each_shard_that_is_
     parts = [*itertools.chain.from_iterable(itertools.combinations(saved, size) for size in range(4))]
     for of in itertools.product(parts, repeat=count):
         held = [divided(n, of[n], saved=n if n in of[n] else -1) for n in nodes]
-        found = reachable(held, [*nodes], MAIN, needs)
+        found = reachable(held, [*nodes], MAIN, needs, may_redivide=True)
         there = set[int]().union(*(each.ranks.keys() for each in held))
         is_possible = there >= {*saved} and any(each.saved_as >= 0 for each in held)
         for rank in nodes:
@@ -186,7 +186,7 @@ def test_a_divided_state_is_reached_exactly_if_some_node_has_each_shard_that_is_
             if not found[rank]:
                 continue
             (at_peer,) = found[rank]
-            given = sources(held, [*nodes], at_peer, is_redivided=count != 3)
+            given = sources(held, [*nodes], at_peer, needs)
             assert (MAIN in given) == (MAIN not in held[rank].common)
             lacking = {*needs[rank]} - {name for names in held[rank].ranks.values() for name in names}
             if count == 3:
@@ -201,6 +201,17 @@ def test_shards_that_another_division_needs_come_from_any_node_that_holds_them()
     assert holders(held, save, 0, ["__1_0.distcp", "__2_0.distcp"]) == {"__2_0.distcp": ["host-1:1"]}
     assert holders(held, save, 2, ["__0_0.distcp"]) == {"__0_0.distcp": ["host-0:1", "host-1:1"]}
     assert holders(held, save, 2, ["__3_0.distcp"]) == {}
+
+
+def test_a_file_of_another_rank_that_a_rank_needs_comes_from_where_that_is():
+    """As the model of a DeepSpeed engine without ZeRO 3, which one rank saves."""
+    held = [holding(0, (0,), saved_as=0, alike=True), holding(1, (1,), saved_as=1, alike=True)]
+    model = ("mp_rank_00_model_states.pt",)
+    held[0] = held[0]._replace(ranks={0: own(0) + model})
+    needs = [own(0) + model, own(1) + model]
+    assert reachable(held, [0, 1], MAIN, needs) == [set(), {at(1)}]
+    assert sources(held, [0, 1], at(1), needs) == {model[0]: ["host-0:1"]}
+    assert reachable(held, [0, 1, 2], MAIN, [*needs, needs[1]]) == [set()] * 3  # it cannot divide itself otherwise
 
 
 def test_a_rank_does_not_reach_a_save_of_other_numbers_of_ranks_on_each_node_whose_index_it_lacks():
