@@ -180,7 +180,7 @@ def needs(trainer: Trainer) -> RequiredFiles:
             if known
             else (_NOWHERE,)
         )
-    return RequiredFiles(STATE, STATE, shards)
+    return RequiredFiles(STATE, STATE, shards, from_peers=True)
 
 
 def has_only_model(checkpoint: Path) -> bool:

@@ -109,7 +109,7 @@ def test_a_trainer_job_resumes_with_another_number_of_ranks(new_job):
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_a_trainer_job_on_two_nodes_resumes_after_kills(tmp_path, uninterrupted, way):
-    """Of DDP each node has all that its rank needs; of shards it takes those of the other from storage."""
+    """Of DDP each node has all that its rank needs; of shards it keeps copies of those of the other."""
     nodes = Nodes(tmp_path / "job")
     nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
     try:
@@ -119,8 +119,7 @@ def test_a_trainer_job_on_two_nodes_resumes_after_kills(tmp_path, uninterrupted,
     reference = uninterrupted("--way", way, "--eval", "6")
     assert nodes.job.ends() == reference.ends(), nodes.text()
     assert [nodes.job.losses(rank) for rank in (0, 1)] == [reference.losses(rank) for rank in (0, 1)]
-    tier = "memory" if way == "ddp" else "mixed"
-    assert nodes.resumes() == [((0, ""), (0, "")), ((14, tier), (14, tier))]
+    assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
     theirs = reference.checkpoint_dir / "checkpoint-20"
     assert names(nodes.job.checkpoint_dir / "checkpoint-20") == names(theirs)
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import AUTO, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import Fetch, Fetched
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.held_saves import kept_place
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import fetcher
@@ -22,7 +24,7 @@ from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replication import Replication
 from fastckpt._core.saver.slot import READER, Slot
 from fastckpt._core.saver.stats import ReplicaCounts
-from fastckpt.errors import FastckptError
+from fastckpt.errors import ArenaTooSmall, FastckptError
 
 NOTED = 10.0
 """Seconds for the event loop to take note of an answer."""
@@ -163,6 +165,9 @@ class MemoryPeers:
             slot.clear()
             slot.pins["fetch"] = f"step {save.id.step} is being fetched from other nodes"
             await loop.run_in_executor(None, slots.discard, slot.path, list(slots.images_in(slot.path)))
+        elif (size := sum(fetcher.sizes_of(offers, sources.keys()).values())) > (room := headroom(self._arena)).free:
+            # Above the limit of a cgroup this process would be killed.
+            raise ArenaTooSmall(f"{binary(size)} of other nodes do not fit beside the slots: {room}")
         root = slot.path if slot else kept_place(self._arena, save.id, save.attempt)
         try:
             bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret)
