@@ -12,9 +12,10 @@ from tests.nodes.test_restarts import assert_bitwise
 def test_the_shards_of_a_lost_host_come_from_the_memory_of_others(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
-    """Nothing is on storage, so nothing of it is read."""
+    """As in docs/clusters/replicas.md. Nothing is on storage, so nothing of it is read."""
     script = ("--way", "fsdp2")
-    job = started(new_cluster(0, 1, 2), *script, "--disk", NEVER, meeting=endpoint(0, 1, 2))
+    flags = ("--fast-replicas", "1", "--fast-replica-mbps", "1000", "--fast-domain", "file:/proc/sys/kernel/hostname")
+    job = started(new_cluster(0, 1, 2), *script, "--disk", NEVER, meeting=endpoint(0, 1, 2), flags=flags)
     recovery = replace(job, 1, 3)
     assert recovery.tiers == {0: "memory", 2: "memory", 3: "peer"} and recovery.lost <= EVERY
     end(job)
