@@ -23,13 +23,14 @@ Fault = Callable[[NodesJob], None]
 
 
 class Pause:
-    """A pause of one process of a host that is launched now, in a phase."""
+    """A pause of one process of a host that is launched now, when it comes to a phase for the first, or n-th, time."""
 
-    def __init__(self, job: NodesJob, number: int, phase: str) -> None:
+    def __init__(self, job: NodesJob, number: int, phase: str, nth: int = 1) -> None:
         self._job = job
         self._folder = job.out / f"pause-{time.monotonic_ns()}"
         self._folder.mkdir()
-        job.launch(number, PYTHONPATH=PAUSES, NODES_PAUSE_PHASE=phase, NODES_PAUSE_FOLDER=str(self._folder))
+        pause = {"PHASE": phase, "FOLDER": str(self._folder), "NTH": str(nth)}
+        job.launch(number, PYTHONPATH=PAUSES, **{f"NODES_PAUSE_{name}": value for name, value in pause.items()})
         job.until((self._folder / "reached").exists, f"phase {phase}")
 
     def end(self) -> None:

@@ -1,5 +1,9 @@
-"""Has the first process of a host that comes to a phase wait there; Python imports this before anything else."""
+"""Has the first process of a host that comes to a phase, for the n-th time, wait there.
 
+Python imports this before anything else.
+"""
+
+import itertools
 import os
 import time
 from pathlib import Path
@@ -9,10 +13,11 @@ from fastckpt._core import metrics
 
 _FOLDER = Path(os.environ["NODES_PAUSE_FOLDER"])
 _LONGEST = 120.0
+_visits = itertools.count(1)
 
 
 def _observe(phase: str, _: dict[str, Any]) -> None:
-    if phase != os.environ["NODES_PAUSE_PHASE"]:
+    if phase != os.environ["NODES_PAUSE_PHASE"] or next(_visits) < int(os.environ["NODES_PAUSE_NTH"]):
         return
     try:
         (_FOLDER / "reached").touch(exist_ok=False)
