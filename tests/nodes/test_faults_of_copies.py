@@ -64,13 +64,10 @@ def test_a_job_comes_back_from_memory_through_each_fault_in_each_phase_of_a_copy
     reached = job.reached()
     fault(job)
     pause.end()
-    job.until(lambda: all(any(line["what"] == "loaded" and line["step"] for line in job.lines(n)) for n in job.agents),
-              "all have resumed")  # fmt: skip
-    resumed = min(
-        line["step"] for n in job.agents for line in job.lines(n) if line["what"] == "loaded" and line["step"]
-    )
-    tiers = {line["tier"] for n in job.agents for line in job.lines(n) if line["what"] == "loaded" and line["step"]}
-    assert tiers <= {"memory", "peer"} and resumed >= EVERY and reached - resumed <= 4 * EVERY
+    job.until(lambda: all(resumes(job, number) for number in job.agents), "all have resumed")
+    found = [line for number in job.agents for line in resumes(job, number)]
+    assert {line["tier"] for line in found} <= {"memory", "peer"}
+    assert reached - min(line["step"] for line in found) <= 4 * EVERY
     end(job)
     assert_bitwise(job, uninterrupted(*WIDE[:6], ranks=3))
 
