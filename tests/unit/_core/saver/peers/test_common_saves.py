@@ -1,6 +1,7 @@
 """The newest save that all nodes hold, from what each reports."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -54,6 +55,26 @@ def test_another_takes_the_place_of_one_that_a_node_does_not_hold_any_more():
     assert common.report(report("b", 1)).next == SaveId(1, 1)
     common.report(report("b", 2))
     assert common.report(report("a", 1, 2)).next == SaveId(1, 2)
+
+
+@pytest.mark.parametrize("order", itertools.permutations("abc"))
+@pytest.mark.parametrize("copied", itertools.product((True, False), repeat=3))
+def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(order: Sequence[str], copied: Sequence[bool]):
+    common, has = CommonSaves("abc"), dict(zip("abc", copied, strict=True))
+    for member in "abc":
+        common.report(report(member, 1))
+    for number, member in enumerate(order):
+        answer = common.report(replace(report(member, 1, keeping=1), copied=has[member]))
+        assert answer.id == (SaveId(1, 1) if number == 2 else None)
+        assert answer.is_replicated == (number == 2 and all(copied))
+    # A copy of the last save says nothing of the next one, and the last one stays replicated until that is common.
+    common._alike, common._compare = True, None  # comparisons have tests of their own
+    for member in "abc":
+        answer = common.report(replace(report(member, 1, 2), copied=has[member]))
+    assert (answer.id, answer.next, answer.is_replicated) == (SaveId(1, 1), SaveId(1, 2), all(copied))
+    for member in order:
+        answer = common.report(replace(report(member, 1, 2, keeping=2), copied=member != order[1]))
+    assert (answer.id, answer.is_replicated) == (SaveId(1, 2), False)
 
 
 def test_an_agent_of_another_round_is_refused():
