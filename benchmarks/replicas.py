@@ -1,10 +1,11 @@
-"""Cost of copies on other hosts: processor time and throughput beside a bare transfer, and what training loses to them.
+"""Cost of copies on other hosts, beside a bare transfer and beside training; and of the loss of a host with them.
 
-    python benchmarks/replicas.py [--mib 192] [--rounds 6] [--part copy|beside]
+    python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|beside|loss]
 
-Two hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
+Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
 save: a digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a
-mapped file of a tmpfs that was used before. Contenders take turns; figures are medians.
+mapped file of a tmpfs that was used before. Contenders take turns; figures are medians. The job of the losses is that
+of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory alone every ten steps.
 """
 
 import argparse
@@ -35,6 +36,8 @@ from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.stats import ReplicaCounts
 from tests.nodes.hosts import Cluster, address_of, obstacle
+from tests.nodes.job import NodesJob, endpoint
+from tests.nodes.recovery import Recovery
 
 SECRET = b"secret"
 USAGE = "usage"
@@ -189,7 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=160, help="of the file; three of it have to fit into 512 MiB")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--part", choices=("copy", "beside", "serve"), default="")
+    parser.add_argument("--part", choices=("copy", "beside", "loss"), default="")
     parser.add_argument("--role", nargs="*", default=(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
@@ -204,9 +207,11 @@ def main() -> int:
     if why := obstacle():
         print(f"no hosts can be made here: {why}", file=sys.stderr)
         return 1
-    for part in [options.part] if options.part else ["copy", "beside"]:
+    for part in [options.part] if options.part else ["copy", "beside", "loss"]:
         if part == "copy":
             show_copy(run(options, "copy"))
+        elif part == "loss":
+            show_losses(options.rounds)
         else:
             for threads in range(1, (os.cpu_count() or 1) + 1):
                 found = run(options, "beside", threads)
@@ -239,6 +244,45 @@ def run(options: argparse.Namespace, role: str, threads: int = 0) -> dict[str, A
             raise SystemExit(output.read_text())
         found: dict[str, Any] = json.loads(output.read_text().splitlines()[-1])
         return found
+
+
+WIDE = ("--way", "fsdp2", "--width", "300000", "--memory", "10", "--disk", "100000", "--steps", "100000")
+
+
+def show_losses(rounds: int) -> None:
+    """Lose a host of three with its memory: a spare takes its place; a fresh host does; nobody does."""
+    print("| a host of three is lost | s to the first step of all | steps lost | from |\n| --- | --- | --- | --- |")
+    for kind in ("a spare takes its place", "a fresh host takes its place", "the two that are left go on"):
+        found = [loss(kind) for _ in range(rounds)]
+        seconds = [each.seconds for each in found]
+        tiers = sorted({tier for each in found for tier in each.tiers.values()})
+        lost = sorted(each.lost for each in found)
+        print(f"| {kind} | {median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {lost[0]} to {lost[-1]} |"
+              f" {', '.join(tiers)} |", flush=True)  # fmt: skip
+
+
+def loss(kind: str) -> Recovery:
+    """What one loss has cost."""
+    with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
+        numbers = (0, 1, 2, 3) if "spare" in kind else (0, 1, 2)
+        with Cluster(Path(made) / "cluster", *numbers) as cluster:
+            nodes, flags = ("2:3", ()) if "left" in kind else ("3", ("--fast-spares", "1") if "spare" in kind else ())
+            job = NodesJob(cluster, *WIDE, nodes=nodes, meeting=endpoint(0, 1, 2), flags=flags)
+            job.launch(0, 1, 2)
+            job.do_steps(1)
+            if "spare" in kind:
+                job.launch(3)
+            spare = job.agents.pop(3, None)
+            job.do_steps(45)
+            lost = job.lose(1)
+            if spare is not None:
+                job.agents[3] = spare
+            elif "fresh" in kind:
+                cluster.add(3)
+                job.launch(3)
+            recovery = job.recovered(lost)
+            job.end()
+            return recovery
 
 
 def show_copy(found: dict[str, dict[str, float]]) -> None:

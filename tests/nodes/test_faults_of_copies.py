@@ -136,7 +136,7 @@ def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so
     """Another one fills its memory: copies are left out, training goes on, and a loss of a host means storage."""
     script = (*WIDE[:6], "--disk", "20")
     cluster = new_cluster(0, 1, 2)
-    filler = "import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, 330 << 20)"
+    filler = "import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, 430 << 20)"
     for number in cluster.hosts:
         assert cluster.hosts[number].start("-c", filler, output=cluster.folder / "filled").wait(60) == 0
     job = started(cluster, *script, meeting=endpoint(0, 1, 2))

@@ -57,8 +57,8 @@ def test_another_takes_the_place_of_one_that_a_node_does_not_hold_any_more():
     assert common.report(report("a", 1, 2)).next == SaveId(1, 2)
 
 
-@pytest.mark.parametrize("order", itertools.permutations("abc"))
-@pytest.mark.parametrize("copied", itertools.product((True, False), repeat=3))
+@pytest.mark.parametrize("order", [*itertools.permutations("abc")])
+@pytest.mark.parametrize("copied", [*itertools.product((True, False), repeat=3)])
 def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(order: Sequence[str], copied: Sequence[bool]):
     common, has = CommonSaves("abc"), dict(zip("abc", copied, strict=True))
     for member in "abc":
