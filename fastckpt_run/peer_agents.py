@@ -100,9 +100,11 @@ class PeerAgents:
     def _report_partners(self, partners: Sequence[Peer], *, alone: bool) -> None:
         names = ", ".join(f"{peer.host} ({peer.address})" for peer in partners)
         if names and names != self._partners:
-            text = "copies of what this host alone has of a checkpoint go to %s, from %s%s"
-            inside = ", which fails together with it: no other domain has a place" if alone else ""
-            logger.info(text, names, self._own.address, inside)
+            text = "copies of what this host alone has of a checkpoint go from %s to %s, at %s%s"
+            limit = self._settings.replica_mbps
+            rate = f"up to {limit:g} MB/s" if limit else "any rate (--fast-replica-mbps)"
+            inside = "; it fails together with this one, as no other domain has a place" if alone else ""
+            logger.info(text, self._own.address, names, rate, inside)
         self._partners = names
 
     @property

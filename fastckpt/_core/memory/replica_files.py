@@ -18,10 +18,9 @@ from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.held_saves import KEPT, keep_digests, kept_place, kept_places
 from fastckpt._core.memory.pages import allocate
 from fastckpt._core.memory.records import make_folders, names_in, remove_any
+from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt.errors import ArenaTooSmall
 
-SMALL = 16 << 20
-"""Bytes that a file may have at most that counts as small, and is copied with the records of its save."""
 KEPT_SAVES = 4
 """Saves of which small files of other nodes are kept: as many as there are slots, and one that is on its way."""
 _NEW = ".new-"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fastckpt._core.policy.memory_reserve import limit_for
+from fastckpt._core.policy.replicas.copy_sizes import room
 from fastckpt.errors import ConfigError
 
 PAGE = 4096
@@ -62,15 +63,17 @@ class NodeImages:
         images: Bytes of all images, which are those of their files.
         files: Their number.
         slot: Bytes of a slot with them: whole pages, and the slot's records.
+        copies: Bytes of copies of other nodes' files, beside the slots.
     """
 
     images: int
     files: int
     slot: int
+    copies: int = 0
 
     def arena(self, slots: int, ranks: int) -> int:
         """Bytes of an arena with so many slots, and of the telemetry, for so many ranks on the node."""
-        return slots * self.slot + (OWN_PAGES + ranks) * PAGE + pages(ranks * TELEMETRY)
+        return slots * self.slot + self.copies + (OWN_PAGES + ranks) * PAGE + pages(ranks * TELEMETRY)
 
 
 def pages(size: int) -> int:
@@ -110,13 +113,15 @@ def _indexed(file: SavedFile, saved: int, ranks: int, *, sharded: bool) -> Saved
 
 
 def per_node(files: Sequence[SavedFile], shape: JobShape) -> list[NodeImages]:
-    """What each node has of a save in its memory, by its number."""
+    """What each node has of a save in its memory, by its number; of several nodes, each keeps one copy of another's."""
     common = [file.size for file in files if file.role is Role.NODE]
-    sizes = [[*common] for _ in range(shape.nodes)]
+    sizes: list[list[int]] = [[] for _ in range(shape.nodes)]
     for file in files:
         if file.role is not Role.NODE:
             sizes[min((file.rank or 0) // shape.ranks_per_node, shape.nodes - 1)].append(file.size)
-    return [NodeImages(sum(own), len(own), _slot(own, shape.ranks_per_node)) for own in sizes]
+    copies = max(room(map(pages, own), 1) for own in sizes) if shape.nodes > 1 else 0
+    all_of = [[*common, *own] for own in sizes]
+    return [NodeImages(sum(own), len(own), _slot(own, shape.ranks_per_node), copies) for own in all_of]
 
 
 def _slot(sizes: Sequence[int], ranks: int) -> int:

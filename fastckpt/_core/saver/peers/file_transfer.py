@@ -20,8 +20,8 @@ from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
 from fastckpt._core.memory.records import remove_any
-from fastckpt._core.memory.replica_files import SMALL
 from fastckpt._core.memory.slots import SlotDone
+from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
 LIST, GET, KEEP = "list", "get", "keep"

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.headroom import Headroom
-from fastckpt._core.memory.replica_files import SMALL
+from fastckpt._core.policy.replicas.copy_sizes import room
 
 logger = logging.getLogger("fastckpt")
 
-PLACES = 2
-"""Saves of which a node keeps copies: the newest that all have, and the one that comes."""
 _DIVIDED = (".distcp", "_states.pt")
 """Ends of names of files that one node alone has, of those that can be known before the first save."""
 
@@ -32,16 +30,16 @@ class ReplicaRoom:
 
     def __init__(self, copies: Callable[[], int], present: Callable[[], int], *, is_optional: bool) -> None:
         self._copies, self._present, self._is_optional = copies, present, is_optional
-        self._size, self.refusal = 0, ""
+        self._sizes, self.refusal = list[int](), ""
 
     def ask(self, sizes: Mapping[str, int]) -> None:
         """Ask for room for copies of files as large as these, of this node's ranks."""
-        self._size = sum(size for name, size in sizes.items() if size > SMALL and name.endswith(_DIVIDED))
+        self._sizes = [size for name, size in sizes.items() if name.endswith(_DIVIDED)]
 
     @property
     def needed(self) -> int:
         """Bytes of all copies."""
-        return 0 if self.refusal else PLACES * self._copies() * self._size
+        return 0 if self.refusal else room(self._sizes, self._copies())
 
     @property
     def present(self) -> int:

@@ -16,7 +16,7 @@ from fastckpt._core.io.direct import digest_file
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
-from fastckpt._core.memory.replica_files import SMALL
+from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica

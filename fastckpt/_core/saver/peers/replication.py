@@ -20,7 +20,7 @@ from fastckpt._core.io.direct import digest_file
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
-from fastckpt._core.memory.replica_files import SMALL
+from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName, give
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
