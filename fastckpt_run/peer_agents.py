@@ -92,7 +92,7 @@ class PeerAgents:
         placement = place(nodes, self._settings.copies)
         self._own = replace(self._own, partners=placement.partners(self._own.id))
         # Two agents on one host lose their memory together: a copy there is none.
-        holders = {id for id in placement.holders[self._own.id]}
+        holders = set(placement.holders[self._own.id])
         partners = [peer for peer in peers if peer.id in holders and peer.memory != self._own.memory]
         self._report_partners(partners, alone=self._own.id in placement.inside)
         return PeerRound(peers, rank, self._secret, partners)
