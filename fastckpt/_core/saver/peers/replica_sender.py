@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -27,6 +27,8 @@ logger = logging.getLogger("fastckpt")
 
 STREAMS = 4
 """Files that are sent at once: one connection keeps a core of the receiver busy."""
+CONNECTING = 5.0
+"""Seconds to reach a partner: the end of the agent may wait for them."""
 GIVE_UP = 10.0
 """Seconds of failures after which a save counts as common without its copies."""
 
@@ -48,6 +50,7 @@ class ReplicaSender:
         self._lock = threading.Lock()
         self._closed = False
         self._failing: float | None = None
+        self._digests: tuple[tuple[SaveId, str], dict[str, str]] | None = None
         self._warned = ""
 
     def assume(self, round: PeerRound) -> None:
@@ -106,8 +109,7 @@ class ReplicaSender:
     def _send(self, held: HeldSave, large: dict[str, int], common: SaveId | None, round: PeerRound) -> int:
         """Send what partners lack; the bytes that were sent."""
         save = SaveName(self._directory, held.id, held.attempt)
-        with metrics.phase("replicas.digest", step=held.id.step):
-            digests = {name: held.digests.get(name) or digest_file(held.files[name]) for name in large}
+        digests = self._digests_of(held, large)
 
         def send(peer: Peer, name: str) -> int:
             with self._link(peer, round) as link:
@@ -118,6 +120,14 @@ class ReplicaSender:
         work: list[Callable[[], int]] = [partial(send, peer, name) for name in sorted(large) for peer in round.partners]
         with ThreadPoolExecutor(min(STREAMS, len(work)), "fastckpt-replicas") as pool:
             return sum(future.result() for future in [pool.submit(each) for each in work])
+
+    def _digests_of(self, held: HeldSave, large: Collection[str]) -> dict[str, str]:
+        """The digests of large files, computed once for each save."""
+        if self._digests is None or self._digests[0] != (held.id, held.attempt):
+            with metrics.phase("replicas.digest", step=held.id.step):
+                found = {name: held.digests.get(name) or digest_file(held.files[name]) for name in large}
+            self._digests = (held.id, held.attempt), found
+        return self._digests[1]
 
     def _skip(self, held: HeldSave, large: dict[str, int], why: str, round: PeerRound) -> None:
         """Count copies that are left out, and warn once of each kind of trouble."""
@@ -140,7 +150,7 @@ class ReplicaSender:
         with self._lock:
             idle = self._idle.setdefault(peer.address, [])
             link = idle.pop() if idle else None
-        link = link or SealedConnection.connect(peer.address, round.secret, TIMEOUT)
+        link = link or SealedConnection.connect(peer.address, round.secret, CONNECTING, later=TIMEOUT)
         with self._lock:
             if self._closed or round is not self._round:
                 link.close()
