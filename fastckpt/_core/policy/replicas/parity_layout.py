@@ -64,3 +64,19 @@ def ranges_for(group: Group, member: str, holder: str, files: Iterable[tuple[str
 def length_of(ranges: Sequence[FileRange]) -> int:
     """The bytes of a chunk."""
     return sum(each.length for each in ranges)
+
+
+def pieces(ranges: Iterable[FileRange], length: int) -> list[list[FileRange]]:
+    """The same bytes cut into pieces of this length; the last one may be shorter."""
+    found: list[list[FileRange]] = []
+    room = 0
+    for name, start, size in ranges:
+        offset = start
+        while offset < start + size:
+            if not room:
+                found.append([])
+                room = length
+            part = min(start + size - offset, room)
+            found[-1].append(FileRange(name, offset, part))
+            offset, room = offset + part, room - part
+    return found

@@ -15,6 +15,7 @@ from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replication import Replication
@@ -40,6 +41,7 @@ class MemoryPeers:
     Attributes:
         counts: Copies of this node's large files.
         replicas: Large files of other nodes that this one keeps.
+        parity: Parity of such files, if this one keeps that.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
@@ -63,13 +65,13 @@ class MemoryPeers:
         self._replication = Replication(
             directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
         )
+
         # Before the first commit of a round its workers may yet choose to resume what is kept.
-        self.replicas = ReplicaFiles(
-            arena,
-            lambda: {slot.id for slot in [*of] if slot.id},
-            lambda: self.common,
-            lambda: bool(readers) or not self._has_committed,
-        )
+        def in_use() -> bool:
+            return bool(readers) or not self._has_committed
+
+        self.replicas = ReplicaFiles(arena, lambda: {slot.id for slot in [*of] if slot.id}, lambda: self.common, in_use)
+        self.parity = ParityFiles(arena, lambda: self.common, in_use)
 
     @property
     def common(self) -> frozenset[SaveId]:

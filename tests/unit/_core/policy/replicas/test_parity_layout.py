@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from fastckpt._core.policy.replicas.parity_layout import FileRange, chunk_of, chunks, length_of, ranges_for
+from fastckpt._core.policy.replicas.parity_layout import FileRange, chunk_of, chunks, length_of, pieces, ranges_for
 from fastckpt.errors import ConfigError
 
 Files = Mapping[str, bytes]
@@ -98,3 +98,13 @@ def test_a_node_holds_no_parity_of_its_own_files():
             chunk_of(group, member, holder)
     with pytest.raises(ConfigError):
         chunks([("a", 1)], 0)
+
+
+def test_pieces_have_the_same_bytes_in_the_same_order():
+    ranges = [FileRange("a", 2, 5), FileRange("b", 0, 1), FileRange("c", 0, 3)]
+    for length in range(1, 11):
+        found = pieces(ranges, length)
+        places = [(name, offset + at) for piece in found for name, offset, size in piece for at in range(size)]
+        assert places == [(name, offset + at) for name, offset, size in ranges for at in range(size)]
+        assert {*map(length_of, found[:-1])} <= {length} and 0 < length_of(found[-1]) <= length
+    assert pieces([], 4) == []
