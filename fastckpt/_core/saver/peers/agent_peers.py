@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.memory.parity_records import whole_parity
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import file_transfer
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
@@ -97,7 +98,13 @@ class AgentPeers:
         return file_transfer.find(memory.arena, [slot.path for slot in memory.slots], save)
 
     def _list(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
-        return file_transfer.listing(self._find(request))
+        held = self._find(request)
+        found = whole_parity(self._memory(SaveName.of(request).directory).arena, held.id, held.attempt)
+        if found is None:
+            return file_transfer.listing(held)
+        record = found[1]
+        parity = {member: [record.group, known.files] for member, known in record.members.items()}
+        return {**file_transfer.listing(held), "parity": parity}
 
     def _get(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         return file_transfer.serve(connection, self._find(request), request.get("name"))

@@ -157,7 +157,8 @@ class MemoryPeers:
             await loop.run_in_executor(None, slots.discard, slot.path, list(slots.images_in(slot.path)))
         root = slot.path if slot else kept_place(self._arena, save.id, save.attempt)
         try:
-            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret)
+            addresses = {peer.id: peer.address for peer in round.peers}
+            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret, addresses)
             files = await loop.run_in_executor(None, bring)
             if slot is not None:
                 numbers = [ranks[local] for local in sorted(ranks)]

@@ -7,14 +7,11 @@ that. Until then it is of no use to anybody, so an agent that starts again start
 """
 
 import contextlib
-import hashlib
 import mmap
 import os
-import re
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -23,63 +20,23 @@ from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.pages import allocate
-from fastckpt._core.memory.records import make_folders, names_in, read_record, remove_any, write_record
-from fastckpt._core.policy.replicas.grouping import Group
-from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, ranges_for
+from fastckpt._core.memory.parity_records import (
+    BLOCK,
+    RECORD,
+    Files,
+    ParityMember,
+    ParityRecord,
+    parity_place,
+    parity_places,
+    read_parity,
+    whole_parity,
+)
+from fastckpt._core.memory.records import make_folders, names_in, remove_any, write_record
 from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
 PIECE = 32 << 20
 """Bytes of a chunk that are received, compared and taken into the XOR at once: that much memory a sender costs."""
-PARITY = "parity"
-"""The directory of an arena with parity of other nodes' files."""
-_SPARE, _BLOCK, _RECORD = "parity-spare", "block", "whole.json"
-_NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
-
-Files = tuple[tuple[str, int, str], ...]
-"""Names, sizes and xxh3-128 of the large files of one node."""
-
-
-@dataclass
-class ParityMember:
-    """What a place knows of another member: its files, and the xxh3-128 of the pieces that are in the XOR."""
-
-    files: Files
-    digests: list[str] = field(default_factory=list)
-
-
-@dataclass
-class ParityRecord:
-    """What went into a place.
-
-    Attributes:
-        group: The members of the group.
-        own: The member that this node is.
-        piece: Bytes of a piece.
-        members: The other members of which something is in it.
-    """
-
-    group: Group
-    own: str
-    piece: int
-    members: dict[str, ParityMember] = field(default_factory=dict)
-
-    def ranges(self, member: str) -> list[FileRange]:
-        """The ranges of a member's files that make its chunk."""
-        return ranges_for(self.group, member, self.own, [(name, size) for name, size, _ in self.members[member].files])
-
-    def size(self, member: str) -> int:
-        """Bytes of a member's chunk."""
-        return length_of(self.ranges(member))
-
-    def has(self, member: str) -> bool:
-        """Whether the chunk of a member is in the XOR."""
-        known = self.members.get(member)
-        return known is not None and len(known.digests) * self.piece >= self.size(member)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the chunks of all other members are in the XOR."""
-        return all(self.has(member) for member in self.group if member != self.own)
+_SPARE = "parity-spare"
 
 
 class ParityPlace:
@@ -141,7 +98,7 @@ class ParityPlace:
             os.ftruncate(self._descriptor, self._filled)
             members = {id: {"files": each.files, "digests": each.digests} for id, each in self.record.members.items()}
             record = {"group": self.record.group, "own": self.record.own, "piece": self.record.piece}
-            write_record(self.path / _RECORD, {**record, "members": members})
+            write_record(self.path / RECORD, {**record, "members": members})
         self.close()
 
     def close(self) -> None:
@@ -182,7 +139,7 @@ class ParityFiles:
         """Remove what an owner that died has left unfinished, or spare."""
         remove_any(self._arena / _SPARE)
         for path in self._places():
-            if not (path / _RECORD).exists():
+            if not (path / RECORD).exists():
                 remove_any(path)
 
     def close(self) -> None:
@@ -206,9 +163,9 @@ class ParityFiles:
             files: Its files.
             common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
         """
-        path = _place(self._arena, id, attempt, record.group)
+        path = parity_place(self._arena, id, attempt, record.group)
         with self._lock:
-            if (whole := _read(path)) is not None:
+            if (whole := read_parity(path)) is not None:
                 if whole.members[member].files != files:
                     raise ProtocolError(f"{member} had other files of {id} before")
                 return None
@@ -227,33 +184,28 @@ class ParityFiles:
 
     def find(self, id: SaveId, attempt: str, lost: str) -> tuple[Path, ParityRecord]:
         """The block and the record of whole parity of a save that a member is in; raises FastckptError if none is."""
-        for path in self._places():
-            record = _read(path)
-            if record is not None and lost in record.members and path == _place(self._arena, id, attempt, record.group):
-                return path / _BLOCK, record
+        if (found := whole_parity(self._arena, id, attempt)) is not None and lost in found[1].members:
+            return found
         raise FastckptError(f"this node has no whole parity of {id} with files of {lost}")
 
     def bytes(self) -> int:
         """Bytes that parity takes, with what is spare."""
         found = 0
-        for path in [*(path / _BLOCK for path in self._places()), *(self._arena / _SPARE).glob("*")]:
+        for path in [*(path / BLOCK for path in self._places()), *(self._arena / _SPARE).glob("*")]:
             with contextlib.suppress(OSError):
                 found += path.lstat().st_size
         return found
 
     def _places(self) -> dict[Path, SaveId]:
-        names = {name: _NAME.fullmatch(name) for name in names_in(self._arena / PARITY)}
-        return {
-            self._arena / PARITY / name: SaveId(int(match[1]), int(match[2])) for name, match in names.items() if match
-        }
+        return parity_places(self._arena)
 
     def _new(self, path: Path, id: SaveId, record: ParityRecord) -> ParityPlace:
         remove_any(path)
         make_folders(self._arena, path)
         spare = [self._arena / _SPARE / name for name in names_in(self._arena / _SPARE)]
         if spare:  # pages that are there already are written ten times as fast
-            spare[0].rename(path / _BLOCK)
-        descriptor = os.open(path / _BLOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            spare[0].rename(path / BLOCK)
+        descriptor = os.open(path / BLOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         fresh = ParityRecord(record.group, record.own, self._piece)
         return ParityPlace(path, id, fresh, descriptor, os.fstat(descriptor).st_size)
 
@@ -279,9 +231,9 @@ class ParityFiles:
         make_folders(self._arena, self._arena / _SPARE)
         for spare in names_in(self._arena / _SPARE):  # one is enough: one place comes at a time
             remove_any(self._arena / _SPARE / spare)
-        (path / _RECORD).unlink(missing_ok=True)
+        (path / RECORD).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            (path / _BLOCK).rename(self._arena / _SPARE / secrets.token_hex(4))
+            (path / BLOCK).rename(self._arena / _SPARE / secrets.token_hex(4))
         remove_any(path)
 
     def _check_room(self, size: int) -> None:
@@ -295,38 +247,3 @@ def xor_into(target: memoryview, source: memoryview) -> None:
     """XOR equally many bytes into memory."""
     found = np.frombuffer(target, np.uint8)
     np.bitwise_xor(found, np.frombuffer(source, np.uint8), out=found)
-
-
-def files_in(values: object) -> Files:
-    """The files that a message or a record names; raises ProtocolError if that is no list of them."""
-    match values:
-        case [*files]:
-            found = [(name, size, digest) for name, size, digest in map(_three, files)]
-            return tuple(sorted(found))
-    raise ProtocolError("the message names no files")
-
-
-def _three(values: object) -> tuple[str, int, str]:
-    match values:
-        case [str(name), int(size), str(digest)] if size >= 0:
-            return name, size, digest
-    raise ProtocolError("the message names no files")
-
-
-def _place(arena: Path, id: SaveId, attempt: str, group: Group) -> Path:
-    token = hashlib.sha256("\n".join([attempt, *group]).encode()).hexdigest()[:16]
-    return arena / PARITY / f"{id.history}-{id.step}-{token}"
-
-
-def _read(path: Path) -> ParityRecord | None:
-    match read_record(path / _RECORD):
-        case {"group": [*group], "own": str(own), "piece": int(piece), "members": dict(members)}:
-            found = ParityRecord(tuple(map(str, group)), own, piece)
-            found.members = {str(id): _member(each) for id, each in members.items()}
-            return found if found.is_whole else None
-    return None
-
-
-def _member(record: Mapping[str, object]) -> ParityMember:
-    digests = record.get("digests")
-    return ParityMember(files_in(record.get("files")), [*map(str, digests)] if isinstance(digests, list) else [])

@@ -16,11 +16,12 @@ from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory.parity_records import Files, ParityRecord, files_in
 from fastckpt._core.memory.slots import is_image
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
 from fastckpt._core.saver.peers.file_transfer import SaveName
-from fastckpt._core.saver.peers.parity_files import Files, ParityFiles, ParityPlace, ParityRecord, files_in
+from fastckpt._core.saver.peers.parity_files import ParityFiles, ParityPlace
 from fastckpt._core.saver.peers.replica_transfer import (
     BUSY,
     DAMAGED,

@@ -11,10 +11,13 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.held_saves import held_saves
+from fastckpt._core.memory.held_saves import held_saves, keep
 from fastckpt._core.memory.replica_files import SMALL, ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
+from fastckpt._core.policy.peer_sources import ParityHolding
 from fastckpt._core.policy.replicas.parity_layout import length_of, pieces, ranges_for
+from fastckpt._core.resume.candidates import parity_holding
+from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles
@@ -313,3 +316,36 @@ def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(g
     large = [file for file in group.members["d"].files[NEW] if file.size > SMALL]
     assert group.rebuild(NEW, "d", tmp_path / "into") == {file.name: file.digest for file in large}
     assert (tmp_path / "into" / large[0].name).read_bytes() == large[0].path.read_bytes()
+
+
+@pytest.mark.parametrize("lost", ["a", "d"])
+def test_a_node_fetches_what_is_rebuilt_and_what_is_there_from_one_source(group: Group, tmp_path: Path, lost: str):
+    group.give_all(NEW)
+    group.lose(lost)
+    left = [id for id in GROUP if id != lost]
+    addresses = {id: group.members[id].address for id in left}
+    files = group.members[lost].files[NEW]
+    there = group.members["b"].files[NEW][0]
+    sources = {file.name: [addresses["b"]] for file in [*files[:-1], there]}  # the last one nobody has asked for
+    offers = fetcher.survey(NEW, sources, SECRET)
+    found = fetcher.fetch_all(NEW, tmp_path / "into", sources, offers, SECRET, addresses)
+    expected = {file.name: file for file in [*files[:-1], there]}
+    assert found.digests == {name: file.digest for name, file in expected.items()}
+    assert found.sizes == {name: file.size for name, file in expected.items()}
+    here = {path.name: path.read_bytes() for path in (tmp_path / "into").iterdir()}
+    assert here == {name: file.path.read_bytes() for name, file in expected.items()}
+    del addresses["c"]
+    with pytest.raises(FastckptError, match="two nodes of the group"):
+        fetcher.fetch_all(NEW, tmp_path / "nothing", sources, offers, SECRET, addresses)
+
+
+def test_a_node_reports_the_ranks_whose_files_its_parity_is_of(group: Group, tmp_path: Path):
+    held = {id: held_saves(tmp_path / id, [tmp_path / id / "slot-1"])[0] for id in GROUP}
+    assert parity_holding(tmp_path / "b", held["b"]) == ParityHolding()
+    group.give_all(NEW)
+    for id in ("a", "d"):  # as its small files come, with the records of its ranks
+        keep(tmp_path / "b", NEW.id, NEW.attempt, held[id].parts, {}, {})
+    [now] = held_saves(tmp_path / "b", [tmp_path / "b/slot-1"])
+    names = {id: tuple(file.name for file in group.members[id].files[NEW]) for id in GROUP}
+    expected = {"a": {0: names["a"]}, "c": {}, "d": {3: names["d"]}}
+    assert parity_holding(tmp_path / "b", now) == ParityHolding(GROUP, "b", expected)
