@@ -32,6 +32,7 @@ from fastckpt._core.memory.held_saves import held_saves
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
+from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.stats import ReplicaCounts
@@ -72,7 +73,8 @@ def serve(folder: Path) -> None:
     """Keep copies as an agent does, and receive bare files, until the end of the process."""
     ARENA.mkdir(mode=0o700)
     replicas = ReplicaFiles(ARENA, set, set, lambda: False)
-    peers = AgentPeers(lambda directory: NodeMemory(ARENA, [], replicas))
+    parity = ParityFiles(ARENA, set, lambda: False)
+    peers = AgentPeers(lambda directory: NodeMemory(ARENA, [], replicas, parity))
     peers.handle(USAGE, lambda connection, request: {"seconds": processor_seconds()})
     port = peers.serve()
     peers.assume(PeerRound([Peer("keeper", "b", f"{address_of(1)}:{port}")], 0, SECRET))

@@ -16,7 +16,7 @@ from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.policy.replicas.grouping import ReplicaNode
+from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import place
 from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
@@ -89,6 +89,14 @@ class PeerAgents:
         """The round as the saver knows it, with the partners of this agent."""
         peers = [Peer(one.id, one.memory, one.address, one.launch, one.host) for one in self._members]
         nodes = [ReplicaNode(one.id, one.domain, tuple(one.partners)) for one in self._members]
+        if size := self._settings.parity:
+            group = next(group for group in grouped(nodes, size) if self._own.id in group)
+            self._own = replace(self._own, partners=group)
+            # Of two agents that lose their memory together none can rebuild what the other had.
+            members = [peer for peer in peers if peer.id in group]
+            is_possible = len({peer.memory for peer in members}) == len(members) > 1
+            partners = [peer for peer in members if peer.id != self._own.id] if is_possible else []
+            return PeerRound(peers, rank, self._secret, partners, parity=True)
         placement = place(nodes, self._settings.copies)
         self._own = replace(self._own, partners=placement.partners(self._own.id))
         # Two agents on one host lose their memory together: a copy there is none.

@@ -29,6 +29,7 @@ _SERVICE = re.compile(
 )
 """Variables that Kubernetes sets in each pod beside a service of our name: no settings, and no mistake."""
 _NO_SETTINGS = (AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, PROOF_VARIABLE)
+_GROUP = re.compile("xor:([3-9]|1[0-6])")
 _warned: set[str] = set()
 LARGE_FILES = "/var/tmp"
 """The directory for large temporary files without TMPDIR: on many systems /tmp is a tmpfs."""
@@ -72,7 +73,7 @@ class Settings:
         node_check: Whether each node is checked before it first joins, and again after it has failed.
         spares: Hosts that wait for the place of one that is lost, beside those of --nnodes; 0 for none.
         exclude_after: Failures of a host alone after which it is left out while a spare waits; 0: any number.
-        replicas: Copies in other hosts' memory of large files of one host alone: 0, 1, 2; auto: 1 if there is room.
+        replicas: Copies on other hosts of large files of one host alone: 0, 1, 2; auto: 1 if room; xor:G parity of G.
         replica_mbps: MB (10**6 bytes) per second that this node may send as such copies at most; 0 for no limit.
         domain: What fails together with this host: a name, file:PATH or env:NAME that has it; empty: the host alone.
         exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
@@ -128,7 +129,10 @@ class Settings:
         self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
         self._demand("spares", self.spares >= 0, "give a number of hosts, or 0 for none")
         self._demand("exclude_after", self.exclude_after >= 0, "give a number of failures, or 0 for no limit")
-        self._demand("replicas", self.replicas in ("0", "1", "2", AUTO), "give 0, 1 or 2 copies, or auto")
+        is_scheme = self.replicas in ("0", "1", "2", AUTO) or _GROUP.fullmatch(self.replicas) is not None
+        self._demand(
+            "replicas", is_scheme, "give 0, 1 or 2 copies, xor:3 to xor:16 for parity of so many hosts, or auto"
+        )
         self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
         # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
         self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
@@ -146,7 +150,13 @@ class Settings:
     @property
     def copies(self) -> int:
         """Copies that other hosts keep of large files that one host alone has."""
-        return 1 if self.replicas == AUTO else int(self.replicas)
+        return 1 if self.replicas == AUTO else 0 if self.parity else int(self.replicas)
+
+    @property
+    def parity(self) -> int:
+        """Hosts of a group that keeps parity instead of copies; 0 for none."""
+        group = _GROUP.fullmatch(self.replicas)
+        return int(group[1]) if group else 0
 
     def failure_domain(self) -> str:
         """The name of what fails together with this host; empty for the host alone; raises ConfigError."""

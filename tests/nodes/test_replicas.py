@@ -87,6 +87,10 @@ WIDE = ("--way", "fsdp2", "--width", "300000", "--steps", "200", "--disk", NEVER
 """A host's shards have 25 MB: too much for the small files that each commit sends along."""
 
 
+WIDER = ("--way", "fsdp2", "--width", "400000", "--steps", "200", "--disk", NEVER)
+"""As many MB on each of four hosts."""
+
+
 @campaign
 def test_large_shards_of_a_lost_host_come_from_its_partner(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
@@ -96,3 +100,35 @@ def test_large_shards_of_a_lost_host_come_from_its_partner(
     assert recovery.tiers == {0: "memory", 2: "memory", 3: "peer"} and recovery.lost <= 2 * EVERY
     end(job)
     assert_bitwise(job, uninterrupted(*WIDE[:6], ranks=3))
+
+
+@campaign
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_shards_of_a_lost_host_of_four_are_rebuilt_from_parity(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, lost: int
+) -> None:
+    flags = ("--fast-replicas", "xor:4")
+    job = started(new_cluster(0, 1, 2, 3), *WIDER, meeting=endpoint(0, 1, 2, 3), flags=flags)
+    recovery = replace(job, lost, lost)
+    assert {recovery.tiers[number] for number in range(4) if number != lost} == {"memory"}
+    assert recovery.tiers[lost] == "peer" and recovery.lost <= 2 * EVERY
+    end(job)
+    assert_bitwise(job, uninterrupted(*WIDER[:6], ranks=4))
+
+
+@campaign
+def test_two_lost_hosts_of_a_group_with_parity_cost_what_is_not_on_storage(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    script = (*WIDER[:6], "--disk", "20")
+    flags = ("--fast-replicas", "xor:4")
+    job = started(new_cluster(0, 1, 2, 3), *script, meeting=endpoint(0, 1, 2, 3), flags=flags)
+    job.do_steps(3 * EVERY)
+    job.lose(1)
+    job.lose(2)
+    for number in (1, 2):
+        job.cluster.add(number)
+    recovery = job.recovered(job.launch(1, 2))
+    assert recovery.step >= 20 and recovery.step % 20 == 0
+    end(job)
+    assert_bitwise(job, uninterrupted(*WIDER[:6], ranks=4))

@@ -124,24 +124,24 @@ class SealedConnection:
             raise ProtocolError(str(answer["refused"]))
         return answer
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes | bytearray) -> None:
         """Send bytes that are not sealed."""
         self._socket.sendall(data)
 
-    def send_file(self, path: Path, size: int, rate: Rate | None = None) -> None:
-        """Send the first ``size`` bytes of a file without copying them (sendfile), if need be at a limited rate.
+    def send_file(self, path: Path, size: int, rate: Rate | None = None, *, start: int = 0) -> None:
+        """Send bytes of a file, from ``start`` on, without copying them (sendfile), if need be at a limited rate.
 
         Raises OSError if it has fewer.
         """
         portion = rate.portion if rate else size
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < size:
-                raise OSError(f"{path} has fewer than {size} bytes")
-            for offset in range(0, size, max(1, portion)):
-                count = min(portion, size - offset)
+            if os.fstat(file.fileno()).st_size < start + size:
+                raise OSError(f"{path} has fewer than {start + size} bytes")
+            for offset in range(start, start + size, max(1, portion)):
+                count = min(portion, start + size - offset)
                 time.sleep(rate.reserve(count) if rate else 0.0)
                 if self._socket.sendfile(file, offset, count) != count:
-                    raise OSError(f"{path} has fewer than {size} bytes")
+                    raise OSError(f"{path} has fewer than {start + size} bytes")
 
     def receive_bytes(self, size: int) -> bytes:
         """Receive so many bytes that are not sealed."""

@@ -10,6 +10,24 @@ FIRST = 0
 """The node whose copy of what all nodes have alike is the one that storage would have."""
 
 
+REBUILT = 1 << 30
+"""In place of a node's rank: what no node has, but some can rebuild together."""
+
+
+class ParityHolding(NamedTuple):
+    """Parity that a node holds of a save, if any.
+
+    Attributes:
+        group: The ids of the agents whose nodes made it, in order.
+        own: The id of this node's agent.
+        ranks: By each other agent of the group, the files of its ranks, by rank, as far as its record names them.
+    """
+
+    group: tuple[str, ...] = ()
+    own: str = ""
+    ranks: Mapping[str, Mapping[int, tuple[str, ...]]] = {}
+
+
 class NodeHolding(NamedTuple):
     """What one node holds of a save.
 
@@ -23,6 +41,7 @@ class NodeHolding(NamedTuple):
         address: Where the others find its files.
         common: The files that it holds of those that each node has of its own.
         ranks: The files of ranks that it holds, its own and others', by rank.
+        parity: What it can help to rebuild.
     """
 
     node: int
@@ -36,6 +55,7 @@ class NodeHolding(NamedTuple):
     address: str
     common: tuple[str, ...]
     ranks: Mapping[int, tuple[str, ...]]
+    parity: ParityHolding = ParityHolding()
 
     @property
     def save(self) -> tuple[int, int, str]:
@@ -49,14 +69,41 @@ class NodeHolding(NamedTuple):
 
     def to_json(self) -> list[Any]:
         """As a part of a message."""
-        *fields, common, ranks = self
-        return [*fields, list(common), {str(rank): list(names) for rank, names in ranks.items()}]
+        *fields, common, ranks, (group, own, lost) = self
+        of_members = {member: _with_text(files) for member, files in lost.items()}
+        return [*fields, list(common), _with_text(ranks), [list(group), own, of_members]]
 
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> "NodeHolding":
         """The holding in a message."""
-        *fields, common, ranks = values
-        return cls._make([*fields, tuple(common), {int(rank): tuple(names) for rank, names in ranks.items()}])
+        *fields, common, ranks, (group, own, lost) = values
+        parity = ParityHolding(tuple(group), own, {member: _with_numbers(files) for member, files in lost.items()})
+        return cls._make([*fields, tuple(common), _with_numbers(ranks), parity])
+
+
+def _with_text(ranks: Mapping[int, Sequence[str]]) -> dict[str, list[str]]:
+    return {str(rank): list(names) for rank, names in ranks.items()}
+
+
+def _with_numbers(ranks: Mapping[str, Sequence[str]]) -> dict[int, tuple[str, ...]]:
+    return {int(rank): tuple(names) for rank, names in ranks.items()}
+
+
+def with_rebuilt(holdings: Sequence[NodeHolding]) -> list[NodeHolding]:
+    """The holdings, and one for what can be rebuilt of each lost node: of a group that lacks no other node.
+
+    It has the address of a node that is left: its agent knows who is of the group.
+    """
+    groups: dict[tuple[tuple[int, int, str], tuple[str, ...]], list[NodeHolding]] = {}
+    for each in holdings:
+        if each.parity.group and each.saved_as >= 0:
+            groups.setdefault((each.save, each.parity.group), []).append(each)
+    found = [*holdings]
+    for (_, group), left in groups.items():
+        if len(lost := set(group) - {each.parity.own for each in left}) == 1:
+            ranks = {r: files for each in left for id in lost for r, files in each.parity.ranks.get(id, {}).items()}
+            found.append(left[0]._replace(node=REBUILT, saved_as=-1, common=(), ranks=ranks, parity=ParityHolding()))
+    return found
 
 
 def reachable(

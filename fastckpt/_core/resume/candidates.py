@@ -12,7 +12,9 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import file_named
-from fastckpt._core.policy.peer_sources import NodeHolding
+from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.memory.parity_records import whole_parity
+from fastckpt._core.policy.peer_sources import NodeHolding, ParityHolding
 from fastckpt._core.policy.resume import REMOTE, STORAGE, CheckpointLocation
 from fastckpt._core.resume.storage_tier import RemoteTier, StorageTier
 from fastckpt._core.resume.stored_entries import StoredEntry, candidates, described, rejected
@@ -174,6 +176,7 @@ class CandidateFinder:
                     self._client.address,
                     tuple(sorted(held.common & held.files.keys())),
                     {rank: tuple(sorted(own)) for rank, own in ranks.items()},
+                    parity_holding(self._client.arena, held),
                 )
             )
         return found
@@ -313,3 +316,19 @@ def _is_file_of(stored: StoredCheckpoint, name: str, path: Path) -> bool:
     assert isinstance(stored, Stored)
     named = stored.target is not None and os.path.realpath(stored.target) == str(path)
     return os.path.realpath(stored.path_of(name)) == str(path) or (named and stored.owns_target())
+
+
+def parity_holding(arena: Path, held: HeldSave) -> ParityHolding:
+    """What a node can help to rebuild of a save: ranks' files of which those that it lacks are in its parity."""
+    if held.slot is None or (found := whole_parity(arena, held.id, held.attempt)) is None:
+        return ParityHolding()
+    record, ranks = found[1], dict[str, dict[int, tuple[str, ...]]]()
+    for member, known in record.members.items():
+        names = {name for name, _, _ in known.files}
+        own = {rank: {*part.files} - held.common for rank, part in held.parts.items()}
+        ranks[member] = {
+            rank: tuple(sorted(files))
+            for rank, files in own.items()
+            if not files <= held.files.keys() and files <= held.files.keys() | names
+        }
+    return ParityHolding(record.group, record.own, ranks)

@@ -14,7 +14,7 @@ from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
-from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources
+from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources, with_rebuilt
 from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Selection, search_companions
@@ -76,7 +76,7 @@ def _report(finder: CandidateFinder, client: SaverClient, listing: Listing, sele
 def _survey(finder: CandidateFinder, own: Listing, reports: Sequence[Sequence[Any]], **more: Any) -> Survey:
     """A survey of the reports of all ranks."""
     nodes = [node for _, node, *_ in reports]
-    holdings = [NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held]
+    holdings = with_rebuilt([NodeHolding.from_json(each) for _, _, held, *_ in reports for each in held])
     needs, shards = finder.needs, [names for *_, names, _ in reports] if finder.needs.shards else ()
     allowed = {"may_redivide": needs.may_redivide, "allow_lost": needs.allow_lost}
     fetched = reachable(holdings, nodes, needs.main, shards, **allowed)

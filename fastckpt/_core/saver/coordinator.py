@@ -111,6 +111,7 @@ class Coordinator:
         await self._marking.settle(alone=alone)
         loans.forget(self.arena.path)
         await loop.run_in_executor(None, self.peers.replicas.clear_away)
+        await loop.run_in_executor(None, self.peers.parity.clear_away)
         self.arena.make_slots(self._settings.slots)
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:

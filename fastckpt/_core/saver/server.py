@@ -119,7 +119,9 @@ class Saver:
     def _memory_of(self, directory: str) -> NodeMemory:
         if (coordinator := self._coordinators.get(directory)) is None:
             raise FastckptError(f"this node has nothing of {directory} in memory")
-        return NodeMemory(coordinator.arena.path, [*coordinator.slots], coordinator.peers.replicas)
+        return NodeMemory(
+            coordinator.arena.path, [*coordinator.slots], coordinator.peers.replicas, coordinator.peers.parity
+        )
 
     def flush(self, *, ends: bool = False) -> None:
         """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long.

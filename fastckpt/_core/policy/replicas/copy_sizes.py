@@ -1,5 +1,6 @@
 """Bytes that copies of other nodes' files take."""
 
+import math
 from collections.abc import Iterable
 
 SMALL = 16 << 20
@@ -8,6 +9,6 @@ PLACES = 2
 """Saves of which a node keeps copies: the newest that all have, and the one that comes."""
 
 
-def room(sizes: Iterable[int], copies: int) -> int:
+def room(sizes: Iterable[int], copies: float) -> int:
     """Bytes of copies on each node, if each alone has files of these sizes, and others keep so many copies of them."""
-    return PLACES * copies * sum(size for size in sizes if size > SMALL)
+    return math.ceil(PLACES * copies * sum(size for size in sizes if size > SMALL))

@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.memory.parity_records import whole_parity
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import file_transfer
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.saver.peers.parity_rebuild import CHUNK, REBUILD, serve_chunk, serve_rebuilt
+from fastckpt._core.saver.peers.parity_transfer import PARITY, take_chunk
 from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler, PeerServer
 from fastckpt._core.saver.peers.replica_transfer import REPLICATE, take_replica
@@ -20,11 +24,12 @@ from fastckpt.errors import FastckptError
 
 
 class NodeMemory(NamedTuple):
-    """What this node has in memory for a checkpoint directory: its arena, its slots, and large files of others."""
+    """What this node has in memory for a checkpoint directory: arena, slots, large files of others, and parity."""
 
     arena: Path
     slots: Sequence[Slot]
     replicas: ReplicaFiles
+    parity: ParityFiles
 
 
 Memory = Callable[[str], NodeMemory]
@@ -58,6 +63,9 @@ class AgentPeers:
                 GET: self._get,
                 KEEP: self._keep,
                 REPLICATE: self._replicate,
+                PARITY: self._take_chunk,
+                CHUNK: self._give_chunk,
+                REBUILD: self._rebuild,
                 HELD: self._held,
             }
             self._server = PeerServer(handlers | self._others)
@@ -90,7 +98,13 @@ class AgentPeers:
         return file_transfer.find(memory.arena, [slot.path for slot in memory.slots], save)
 
     def _list(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
-        return file_transfer.listing(self._find(request))
+        held = self._find(request)
+        found = whole_parity(self._memory(SaveName.of(request).directory).arena, held.id, held.attempt)
+        if found is None:
+            return file_transfer.listing(held)
+        record = found[1]
+        parity = {member: [record.group, known.files] for member, known in record.members.items()}
+        return {**file_transfer.listing(held), "parity": parity}
 
     def _get(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         return file_transfer.serve(connection, self._find(request), request.get("name"))
@@ -107,6 +121,21 @@ class AgentPeers:
     def _replicate(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         save = SaveName.of(request)
         return take_replica(connection, save, request, self._memory(save.directory).replicas)
+
+    def _take_chunk(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        save = SaveName.of(request)
+        return take_chunk(connection, save, request, self._memory(save.directory).parity)
+
+    def _give_chunk(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        return serve_chunk(connection, self._find(request), request)
+
+    def _rebuild(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        save, round = SaveName.of(request), self.round
+        if round is None:
+            raise FastckptError("this agent is in no round with others")
+        addresses = {peer.id: peer.address for peer in round.peers}
+        parity = self._memory(save.directory).parity
+        return serve_rebuilt(connection, save, request, parity, addresses, round.secret)
 
     def _held(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         directory = request.get("directory")

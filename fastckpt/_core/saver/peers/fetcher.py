@@ -6,14 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.format.manifest import COMMON, OF_EACH_NODE
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.parity_records import files_in
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.saver.peers.file_transfer import LIST, TIMEOUT, SaveName, fetch, parts_of
+from fastckpt._core.saver.peers.parity_rebuild import rebuild
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
@@ -24,11 +27,20 @@ STREAMS = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """What another agent holds of a save."""
+    """What another agent holds of a save, and what others can rebuild with it, by the agent that had it."""
 
     address: str
     sizes: Mapping[str, int]
     parts: Mapping[int, SlotDone]
+    rebuilt: Mapping[str, "Rebuilt"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Files of an agent that its group can rebuild from parity, with their sizes."""
+
+    group: Sequence[str]
+    sizes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,8 @@ def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) 
             with contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)) as link:
                 answer = link.ask(save.request(LIST))
                 parts = parts_of({**answer, "id": list(save.id)})
-                offers.append(Offer(address, {str(n): int(s) for n, s in answer["files"].items()}, parts))
+                sizes = {str(name): int(size) for name, size in answer["files"].items()}
+                offers.append(Offer(address, sizes, parts, _rebuilt(answer.get("parity") or {})))
         except (FastckptError, OSError, LookupError, ValueError) as error:
             logger.warning("%s cannot be fetched from %s: %s", save.id, address, error)
     return offers
@@ -67,18 +80,40 @@ def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) 
 
 def sizes_of(offers: Sequence[Offer], names: Collection[str]) -> dict[str, int]:
     """Bytes of the files of these names, as the first offer that has each says; raises FastckptError if none has."""
-    found = {name: offer.sizes[name] for offer in reversed(offers) for name in names if name in offer.sizes}
+    found = {name: size for offer in offers for each in offer.rebuilt.values() for name, size in each.sizes.items()}
+    found = {name: size for name, size in found.items() if name in names}
+    found |= {name: offer.sizes[name] for offer in reversed(offers) for name in names if name in offer.sizes}
     if missing := sorted(set(names) - found.keys()):
         raise FastckptError(f"no other node has {missing[0]} any more")
     return found
 
 
+def _rebuilt(parity: Mapping[str, Any]) -> dict[str, Rebuilt]:
+    return {
+        str(member): Rebuilt([*map(str, group)], {name: size for name, size, _ in files_in(files)})
+        for member, (group, files) in parity.items()
+    }
+
+
 def fetch_all(
-    save: SaveName, root: Path, sources: Mapping[str, Sequence[str]], offers: Sequence[Offer], secret: bytes
+    save: SaveName,
+    root: Path,
+    sources: Mapping[str, Sequence[str]],
+    offers: Sequence[Offer],
+    secret: bytes,
+    addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> FetchedFiles:
-    """Fetch each file from the first of its sources that has it undamaged.
+    """Fetch each file from the first of its sources that has it undamaged; rebuild what none of them has.
 
     Raises FastckptError or OSError if there is none for a file, or no memory for it.
+
+    Args:
+        save: The save.
+        root: The directory that they come into.
+        sources: The addresses of agents that may have each file.
+        offers: What these have.
+        secret: The secret of the round.
+        addresses: Where all agents of the round are, by id.
     """
     sizes = sizes_of(offers, sources.keys())
     known = {offer.address: offer for offer in offers}
@@ -86,8 +121,19 @@ def fetch_all(
     def bring(name: str) -> str:
         return _from_any(save, root, name, [known[a] for a in sources[name] if a in known], secret)
 
+    held = [name for name in sources if any(name in offer.sizes for offer in offers)]
     with metrics.phase("peers.fetch", step=save.id.step), ThreadPoolExecutor(STREAMS, "fastckpt-fetch") as pool:
-        digests = dict(zip(sources, pool.map(bring, sources), strict=True))
+        digests = dict(zip(held, pool.map(bring, held), strict=True))
+    groups = {member: each.group for offer in offers for member, each in offer.rebuilt.items()}
+    while missing := sizes.keys() - digests.keys():
+        member = next(m for offer in offers for m, each in offer.rebuilt.items() if missing & each.sizes.keys())
+        others = [addresses.get(id, "") for id in groups[member] if id != member]
+        if not all(others):
+            raise FastckptError(f"two nodes of the group of {member} are lost: its files cannot be rebuilt from parity")
+        digests |= rebuild(save, member, root, others, secret)
+    for name in digests.keys() - sizes.keys():  # of other ranks of that node
+        (root / name).unlink()
+        del digests[name]
     parts = {rank: part for offer in reversed(offers) for rank, part in offer.parts.items()}
     return FetchedFiles(sizes, digests, parts)
 

@@ -18,6 +18,7 @@ from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.replica_room import ReplicaRoom
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
@@ -44,6 +45,7 @@ class MemoryPeers:
     Attributes:
         counts: Copies of this node's large files.
         replicas: Large files of other nodes that this one keeps.
+        parity: Parity of such files, if this one keeps that.
         room: The memory that these need.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
@@ -69,16 +71,15 @@ class MemoryPeers:
         self._replication = Replication(
             directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
         )
+
         # Before the first commit of a round its workers may yet choose to resume what is kept.
-        self.replicas = ReplicaFiles(
-            arena,
-            lambda: {slot.id for slot in [*of] if slot.id},
-            lambda: self.common,
-            lambda: bool(readers) or not self._has_committed,
-            lambda: self.room.refusal,
-        )
+        def in_use() -> bool:
+            return bool(readers) or not self._has_committed
+
+        self.replicas = ReplicaFiles(arena, self._ids, lambda: self.common, in_use, lambda: self.room.refusal)
+        self.parity = ParityFiles(arena, lambda: self.common, in_use)
         is_optional = settings.replicas == AUTO
-        self.room = ReplicaRoom(self._copies, self.replicas.bytes, is_optional=is_optional)
+        self.room = ReplicaRoom(self._copies, self._bytes_of_copies, is_optional=is_optional)
 
     @property
     def common(self) -> frozenset[SaveId]:
@@ -90,8 +91,16 @@ class MemoryPeers:
         """Where the other agents find this one; empty if there are none."""
         return self._round.peers[self._round.own].address if self._round and len(self._round.peers) > 1 else ""
 
-    def _copies(self) -> int:
-        return len(self._round.partners) if self._round else 0
+    def _ids(self) -> set[SaveId]:
+        return {slot.id for slot in [*self._slots] if slot.id}
+
+    def _copies(self) -> float:
+        """How much memory others need for copies of this node's files, or for their parity, in times of their size."""
+        count = len(self._round.partners) if self._round else 0
+        return 1 / count if self._round and self._round.parity and count else count
+
+    def _bytes_of_copies(self) -> int:
+        return self.replicas.bytes() + self.parity.bytes()
 
     def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""
@@ -170,7 +179,8 @@ class MemoryPeers:
             raise ArenaTooSmall(f"{binary(size)} of other nodes do not fit beside the slots: {room}")
         root = slot.path if slot else kept_place(self._arena, save.id, save.attempt)
         try:
-            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret)
+            addresses = {peer.id: peer.address for peer in round.peers}
+            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret, addresses)
             files = await loop.run_in_executor(None, bring)
             if slot is not None:
                 numbers = [ranks[local] for local in sorted(ranks)]

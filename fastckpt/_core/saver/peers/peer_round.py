@@ -33,17 +33,24 @@ class PeerRound:
     Attributes:
         own: The rank of this agent.
         partners: The agents that keep copies of large files of this one.
+        parity: Whether the partners are the others of a group of which each keeps parity, instead of copies.
     """
 
     peers: Sequence[Peer]
     own: int
     secret: bytes
     partners: Sequence[Peer] = ()
+    parity: bool = False
 
     @property
     def launches(self) -> list[str]:
         """The names by which histories know these agents, that of the first one first."""
         return [peer.launch for peer in self.peers]
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The ids of this agent and its partners, in order."""
+        return tuple(sorted({self.peers[self.own].id, *(peer.id for peer in self.partners)}))
 
     @property
     def keepers(self) -> list[Peer]:

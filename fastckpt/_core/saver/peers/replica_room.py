@@ -28,7 +28,7 @@ class ReplicaRoom:
         refusal: Why this node keeps no copies; empty while it does.
     """
 
-    def __init__(self, copies: Callable[[], int], present: Callable[[], int], *, is_optional: bool) -> None:
+    def __init__(self, copies: Callable[[], float], present: Callable[[], int], *, is_optional: bool) -> None:
         self._copies, self._present, self._is_optional = copies, present, is_optional
         self._sizes, self.refusal = list[int](), ""
 

@@ -18,6 +18,7 @@ from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName
+from fastckpt._core.saver.peers.parity_transfer import send_chunk
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
 from fastckpt._core.saver.stats import ReplicaCounts
@@ -78,7 +79,7 @@ class ReplicaSender:
         large = {name: size for name, size in held.own_files.items() if size > SMALL}
         # What nodes saved that are gone now has no second copy yet: only a save of this round's nodes is all here.
         is_of_round = bool(held.details.get("nodes", 1) == len(round.peers))
-        if not large:
+        if not large and not (round.parity and round.partners):  # the others' parity waits for an empty chunk, too
             return is_of_round
         if not round.partners:
             return False
@@ -111,13 +112,20 @@ class ReplicaSender:
         save = SaveName(self._directory, held.id, held.attempt)
         digests = self._digests_of(held, large)
 
-        def send(peer: Peer, name: str) -> int:
-            with self._link(peer, round) as link:
-                file = LargeFile(name, held.files[name], large[name], digests[name])
-                is_sent = send_replica(link, save, file, common, self._rate)
-            return large[name] if is_sent else 0
+        files = [LargeFile(name, held.files[name], large[name], digests[name]) for name in sorted(large)]
 
-        work: list[Callable[[], int]] = [partial(send, peer, name) for name in sorted(large) for peer in round.partners]
+        def copy(peer: Peer, file: LargeFile) -> int:
+            with self._link(peer, round) as link:
+                return file.size if send_replica(link, save, file, common, self._rate) else 0
+
+        def add(peer: Peer) -> int:
+            pair = round.peers[round.own].id, peer.id
+            with self._link(peer, round) as link:
+                return send_chunk(link, save, files, round.group, pair, common, self._rate)
+
+        work: list[Callable[[], int]] = [partial(copy, peer, file) for file in files for peer in round.partners]
+        if round.parity:
+            work = [partial(add, peer) for peer in round.partners]
         with ThreadPoolExecutor(min(STREAMS, len(work)), "fastckpt-replicas") as pool:
             return sum(future.result() for future in [pool.submit(each) for each in work])
 

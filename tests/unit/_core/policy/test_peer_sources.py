@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from fastckpt._core.policy.peer_sources import NodeHolding, holders, reachable, sources
+from fastckpt._core.policy.peer_sources import NodeHolding, ParityHolding, holders, reachable, sources, with_rebuilt
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation, choose
 
 MAIN = "model.pt"
@@ -219,3 +219,46 @@ def test_a_rank_does_not_reach_a_save_of_other_numbers_of_ranks_on_each_node_who
     of_node = {0: ("__0_0.distcp", "node_0.metadata"), 1: ("__1_0.distcp",)}
     held = [holding(0, (), saved_as=0, alike=True)._replace(ranks=of_node)]
     assert reachable(held, [0, 1], MAIN, [shard(0, 0), shard(1, 1)]) == [set(), set()]
+
+
+GROUP = ("a", "b", "c", "d")
+
+
+def with_parity(node: int, **more: object) -> NodeHolding:
+    """What a node of a group of four holds of its save of four ranks: its rank's file, and parity with all others'."""
+    ranks = {id: {number: own(number)} for number, id in enumerate(GROUP) if number != node}
+    parity = ParityHolding(GROUP, GROUP[node], ranks)
+    return holding(node, [node], world_size=4, alike=True, parity=parity)._replace(**more)  # type: ignore[arg-type]
+
+
+SHARDS = [own(rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_lost_nodes_files_are_reached_if_all_others_of_its_group_have_parity(lost: int):
+    left = [with_parity(node) for node in range(4) if node != lost]
+    found = with_rebuilt([NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) for each in left])
+    assert found[:3] == left
+    assert reachable(found, range(4), MAIN, SHARDS) == [{at(node)} if node == lost else set() for node in range(4)]
+    assert sources(found, range(4), at(lost))[own(lost)[0]] == [left[0].address]
+    assert not any(reachable(left, range(4), MAIN, SHARDS))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [with_parity(0), with_parity(1)],  # two are lost
+        [with_parity(0), with_parity(1), with_parity(2, parity=ParityHolding())],  # parity is not whole
+        [with_parity(0), with_parity(1), with_parity(2, saved_as=-1)],  # its slot has another save
+        [with_parity(0), with_parity(1), with_parity(2, step=4)],
+        [with_parity(0), with_parity(1), with_parity(2, parity=ParityHolding(GROUP[1:], "c"))],  # of another group
+    ],
+)
+def test_nothing_is_reached_from_parity_that_is_not_of_all_others_of_a_group(left: list[NodeHolding]):
+    assert with_rebuilt(left) == left
+    assert at(3) not in reachable(left, range(4), MAIN, SHARDS)[3]
+
+
+def test_nothing_is_rebuilt_while_no_node_of_a_group_is_lost():
+    held = [with_parity(node) for node in range(4)]
+    assert with_rebuilt(held) == held

@@ -18,6 +18,7 @@ from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers import fetcher, file_transfer
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.local.stored import digest
@@ -44,7 +45,8 @@ class Source:
         if digests:
             slots.write_digests(self.slot, SAVE.id, {path.name: digest(path) for path in (self.model, self.own)})
         replicas = ReplicaFiles(folder, set, set, lambda: False)
-        self.peers = AgentPeers(lambda directory: NodeMemory(folder, [Slot(self.slot)], replicas))
+        parity = ParityFiles(folder, set, lambda: False)
+        self.peers = AgentPeers(lambda directory: NodeMemory(folder, [Slot(self.slot)], replicas, parity))
         self.address = f"127.0.0.1:{self.peers.serve()}"
         self.peers.assume(PeerRound([Peer("a", "m", self.address)], 0, SECRET))
 

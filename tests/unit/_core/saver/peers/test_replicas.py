@@ -21,6 +21,7 @@ from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers import file_transfer, replica_sender
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
@@ -48,7 +49,8 @@ class Keeper:
         arena.mkdir()
         self.needed, self.readers = set[SaveId](), set[int]()
         self.files = ReplicaFiles(arena, set, lambda: self.needed, lambda: bool(self.readers))
-        self.peers = AgentPeers(lambda directory: NodeMemory(arena, [], self.files))
+        parity = ParityFiles(arena, set, lambda: False)
+        self.peers = AgentPeers(lambda directory: NodeMemory(arena, [], self.files, parity))
         self.address = f"127.0.0.1:{self.peers.serve()}"
         self.peers.assume(PeerRound([Peer("keeper", "k", self.address)], 0, SECRET))
 

@@ -1,0 +1,123 @@
+"""Records of the parity that a node holds: the members of its group, their files, and the pieces that are in the XOR.
+
+Parity counts from the moment that its record is there.
+"""
+
+import contextlib
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.records import names_in, read_record
+from fastckpt._core.policy.replicas.grouping import Group
+from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, ranges_for
+from fastckpt.errors import FastckptError, ProtocolError
+
+PARITY = "parity"
+"""The directory of an arena with parity of other nodes' files."""
+BLOCK, RECORD = "block", "whole.json"
+"""The XOR of the chunks, and the record of it, in a place."""
+_NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
+
+Files = tuple[tuple[str, int, str], ...]
+"""Names, sizes and xxh3-128 of the large files of one node."""
+
+
+@dataclass
+class ParityMember:
+    """What a place knows of another member: its files, and the xxh3-128 of the pieces that are in the XOR."""
+
+    files: Files
+    digests: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ParityRecord:
+    """What went into a place.
+
+    Attributes:
+        group: The members of the group.
+        own: The member that this node is.
+        piece: Bytes of a piece.
+        members: The other members of which something is in it.
+    """
+
+    group: Group
+    own: str
+    piece: int
+    members: dict[str, ParityMember] = field(default_factory=dict)
+
+    def ranges(self, member: str) -> list[FileRange]:
+        """The ranges of a member's files that make its chunk."""
+        return ranges_for(self.group, member, self.own, [(name, size) for name, size, _ in self.members[member].files])
+
+    def size(self, member: str) -> int:
+        """Bytes of a member's chunk."""
+        return length_of(self.ranges(member))
+
+    def has(self, member: str) -> bool:
+        """Whether the chunk of a member is in the XOR."""
+        known = self.members.get(member)
+        return known is not None and len(known.digests) * self.piece >= self.size(member)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the chunks of all other members are in the XOR."""
+        return all(self.has(member) for member in self.group if member != self.own)
+
+
+def parity_places(arena: Path) -> dict[Path, SaveId]:
+    """The places of an arena with parity, whole or not, and the saves that it is of."""
+    names = {name: _NAME.fullmatch(name) for name in names_in(arena / PARITY)}
+    return {arena / PARITY / name: SaveId(int(match[1]), int(match[2])) for name, match in names.items() if match}
+
+
+def parity_place(arena: Path, id: SaveId, attempt: str, group: Group) -> Path:
+    """Where parity of a save of a group is."""
+    token = hashlib.sha256("\n".join([attempt, *group]).encode()).hexdigest()[:16]
+    return arena / PARITY / f"{id.history}-{id.step}-{token}"
+
+
+def whole_parity(arena: Path, id: SaveId, attempt: str) -> tuple[Path, ParityRecord] | None:
+    """The block and the record of the parity of a save; None if it is not whole, or there is none."""
+    for path, of in parity_places(arena).items():
+        record = read_parity(path) if of == id else None
+        if record is not None and path == parity_place(arena, id, attempt, record.group):
+            return path / BLOCK, record
+    return None
+
+
+def read_parity(path: Path) -> ParityRecord | None:
+    """The record in a place; None if what is there is not whole."""
+    with contextlib.suppress(FastckptError):  # others may have written it
+        match read_record(path / RECORD):
+            case {"group": [*group], "own": str(own), "piece": int(piece), "members": dict(members)}:
+                found = ParityRecord(tuple(map(str, group)), own, piece)
+                found.members = {str(id): _member(each) for id, each in members.items()}
+                return found if found.is_whole else None
+    return None
+
+
+def _member(record: object) -> ParityMember:
+    match record:
+        case {"files": files, "digests": [*digests]}:
+            return ParityMember(files_in(files), [*map(str, digests)])
+    raise ProtocolError("the record names no files of a member")
+
+
+def files_in(values: object) -> Files:
+    """The files that a message or a record names; raises ProtocolError if that is no list of them."""
+    match values:
+        case [*files]:
+            found = [(name, size, digest) for name, size, digest in map(_three, files)]
+            return tuple(sorted(found))
+    raise ProtocolError("the message names no files")
+
+
+def _three(values: object) -> tuple[str, int, str]:
+    match values:
+        case [str(name), int(size), str(digest)] if size >= 0:
+            return name, size, digest
+    raise ProtocolError("the message names no files")

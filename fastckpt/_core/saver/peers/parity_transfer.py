@@ -1,0 +1,178 @@
+"""A chunk of a node's large files into the parity of another node: the request, and both ends of it.
+
+The request `PARITY` names the group, the member and its files. The answer says that the chunk is in the parity already,
+or that there is no room, or from which piece on it may come. Each piece is followed by its digest, and answered: only
+what came as it was sent is in the XOR.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.rate import RateLimit
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory.parity_records import Files, ParityRecord, files_in
+from fastckpt._core.memory.slots import is_image
+from fastckpt._core.policy.replicas.grouping import Group
+from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
+from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles, ParityPlace
+from fastckpt._core.saver.peers.replica_transfer import (
+    BUSY,
+    DAMAGED,
+    FULL,
+    KEPT,
+    LARGEST,
+    READY,
+    STATE,
+    WHY,
+    LargeFile,
+)
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
+
+PARITY = "parity"
+NEXT = "next"
+LARGEST_GROUP = 64
+"""Members of a group, at most."""
+BLOCK = 1 << 20
+"""Bytes that are digested at once."""
+
+
+def send_chunk(
+    connection: SealedConnection,
+    save: SaveName,
+    files: Sequence[LargeFile],
+    group: Group,
+    pair: tuple[str, str],
+    common: SaveId | None,
+    rate: RateLimit | None = None,
+) -> int:
+    """Have another agent take this node's chunk into its parity; the bytes that had to be sent for that.
+
+    Args:
+        connection: To that agent.
+        save: The save that the files are of.
+        files: All large files that this node alone has; there may be none.
+        group: The ids of the agents of the group.
+        pair: The ids of this agent and of that one.
+        common: The newest save that all nodes hold, of which that agent may release nothing.
+        rate: A limit, of this node, on the bytes per second.
+
+    Raises:
+        ArenaTooSmall: The other agent has no memory for it.
+        BadCheckpoint: What came is not what was sent.
+        FastckptError, OSError: It does not take it now.
+    """
+    member, holder = pair
+    named = [[file.name, file.size, file.digest] for file in files]
+    answer = connection.ask(
+        save.request(PARITY, group=[*group], member=member, holder=holder, files=named, common=list(common or ()))
+    )
+    sent, paths = 0, {file.name: file.path for file in files}
+    if answer.get(STATE) == READY:
+        ranges = ranges_for(group, member, holder, [(file.name, file.size) for file in files])
+        for piece in pieces(ranges, int(answer["piece"]))[int(answer["first"]) :]:
+            for name, offset, length in piece:
+                connection.send_file(paths[name], length, rate, start=offset)
+            answer = connection.ask({"digest": digest_of(paths, piece)})
+            sent += length_of(piece)
+            if answer.get(STATE) != NEXT:
+                break
+    match answer:
+        case {"state": "kept"}:
+            return sent
+        case {"state": "full", "why": str(why)}:
+            raise ArenaTooSmall(why)
+        case {"state": "damaged"}:
+            raise BadCheckpoint(f"a piece of {save.id} arrived at {holder} with another digest than it has here")
+    raise ProtocolError(f"the other agent takes no parity of {save.id}: {answer.get(WHY, answer.get(STATE))}")
+
+
+def take_chunk(
+    connection: SealedConnection, save: SaveName, request: Mapping[str, Any], parity: ParityFiles
+) -> dict[str, Any]:
+    """Carry out `PARITY`; raises FastckptError, and OSError, which ends the connection, amid a chunk."""
+    record, member, files, common = _request(request)
+    try:
+        place = parity.admit(save.id, save.attempt, record, member, files, common)
+    except ArenaTooSmall as error:
+        return {STATE: FULL if parity.could_release else BUSY, WHY: str(error)}
+    if place is None:
+        return {STATE: KEPT}
+    first = place.missing(member)
+    connection.send({STATE: READY, "first": first, "piece": place.record.piece})
+    try:
+        return _take_pieces(connection, place, member, first, parity)
+    except FastckptError as error:
+        raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
+
+
+def _take_pieces(
+    connection: SealedConnection, place: ParityPlace, member: str, first: int, parity: ParityFiles
+) -> dict[str, Any]:
+    piece, size = place.record.piece, place.record.size(member)
+    buffer = bytearray(min(piece, size - first * piece))
+    with metrics.phase("parity.receive", step=place.id.step), memoryview(buffer) as view:
+        for number in range(first, -(-size // piece)):
+            with view[: min(piece, size - number * piece)] as data:
+                digest = received_into(connection, data)
+                if (tail := connection.receive()) is None:
+                    raise ProtocolError("the other agent has hung up before a digest")
+                if tail.get("digest") != digest:
+                    return {STATE: DAMAGED}
+                place.add(member, number, data, digest)
+            if (number + 1) * piece < size:
+                connection.send({STATE: NEXT})
+    parity.came(place)
+    return {STATE: KEPT}
+
+
+def _request(request: Mapping[str, Any]) -> tuple[ParityRecord, str, Files, SaveId | None]:
+    match request:
+        case {"group": [*group], "member": str(member), "holder": str(holder), "files": files, "common": [*common]} if (
+            1 < len(group) <= LARGEST_GROUP
+            and sorted(set(map(str, group))) == group
+            and member != holder
+            and {member, holder} <= {*group}
+            and len(common) in (0, 2)
+        ):
+            found = files_in(files)
+            if all(is_image(name) and size <= LARGEST for name, size, _ in found):
+                newest = SaveId(*map(int, common)) if common else None
+                return ParityRecord(tuple(group), holder, 0), member, found, newest
+    raise ProtocolError("the request names no chunk that could be taken into parity")
+
+
+def received_into(connection: SealedConnection, data: memoryview) -> str:
+    """Receive bytes until memory is full; returns their xxh3-128. Raises OSError or ProtocolError."""
+    digest, offset = xxhash.xxh3_128(), 0
+    while offset < len(data):
+        with data[offset:] as rest:
+            count = connection.receive_into(rest)
+        with data[offset : offset + count] as block:
+            digest.update(block)
+        offset += count
+    return digest.hexdigest()
+
+
+def digest_of(paths: Mapping[str, Path], ranges: Sequence[FileRange]) -> str:
+    """The xxh3-128 of ranges of files, one after the other; raises OSError if there are fewer bytes."""
+    digest, buffer = xxhash.xxh3_128(), bytearray(BLOCK)
+    for name, start, length in ranges:
+        descriptor = os.open(paths[name], os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            offset = start
+            while offset < start + length:
+                with memoryview(buffer)[: start + length - offset] as block:
+                    if not (count := os.preadv(descriptor, [block], offset)):
+                        raise OSError(f"{paths[name]} has fewer than {start + length} bytes")
+                    digest.update(block[:count])
+                offset += count
+        finally:
+            os.close(descriptor)
+    return digest.hexdigest()

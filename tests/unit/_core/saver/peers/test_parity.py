@@ -1,0 +1,351 @@
+"""Parity among four agents: each loss is rebuilt as it was, whatever happens on the way, or refused."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.held_saves import held_saves, keep
+from fastckpt._core.memory.replica_files import SMALL, ReplicaFiles
+from fastckpt._core.memory.slots import SlotBegin, SlotDone
+from fastckpt._core.policy.peer_sources import ParityHolding
+from fastckpt._core.policy.replicas.parity_layout import length_of, pieces, ranges_for
+from fastckpt._core.resume.candidates import parity_holding
+from fastckpt._core.saver.peers import fetcher
+from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
+from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.saver.peers.parity_rebuild import REBUILD, rebuild
+from fastckpt._core.saver.peers.parity_transfer import PARITY, digest_of, send_chunk
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
+from fastckpt._core.saver.peers.replica_sender import ReplicaSender
+from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY, LargeFile
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.stats import ReplicaCounts
+from fastckpt._core.storage.local.stored import digest
+from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+
+SECRET = b"secret"
+GROUP = ("a", "b", "c", "d")
+OLD, NEW = (SaveName("/checkpoints", SaveId(1, step), "token") for step in (5, 6))
+PIECE = 1 << 16
+SIZES = {"a": (5 * PIECE + 3, 7), "b": (2 * PIECE,), "c": (), "d": (9 * PIECE, PIECE // 2, 1)}
+
+
+class Member:
+    """An agent with two saves in its slots, each with large files of its own."""
+
+    def __init__(self, folder: Path, id: str, sizes: Sequence[int]) -> None:
+        self.id, self.arena, self.sizes = id, folder, sizes
+        self.files = {save: self._save(save, folder / f"slot-{n}") for n, save in enumerate((OLD, NEW))}
+        self.parity = ParityFiles(folder, set, lambda: False, PIECE)
+        replicas = ReplicaFiles(folder, set, set, lambda: False)
+        of = [Slot(folder / f"slot-{number}") for number in range(2)]
+        self.peers = AgentPeers(lambda directory: NodeMemory(folder, of, replicas, self.parity))
+        self.address = f"127.0.0.1:{self.peers.serve()}"
+
+    def _save(self, save: SaveName, slot: Path) -> list[LargeFile]:
+        slot.mkdir(parents=True)
+        slots.begin(slot, SlotBegin(save.id, frozenset({0})))
+        paths = [slot / f"shard_{self.id}{number}.pt" for number in range(len(self.sizes))]
+        for path, size in zip(paths, self.sizes, strict=True):
+            path.write_bytes(os.urandom(size))
+        rank = GROUP.index(self.id)
+        details = {"world_size": 4, "rank": rank, "node": rank, "nodes": 4, "attempt": save.attempt}
+        slots.commit(slot, 0, SlotDone(save.id, {path.name: path.stat().st_size for path in paths}, details))
+        return [LargeFile(path.name, path, path.stat().st_size, digest(path)) for path in paths]
+
+
+class Group:
+    """Four agents in one round."""
+
+    def __init__(self, folder: Path, sizes: Mapping[str, Sequence[int]]) -> None:
+        self.members = {id: Member(folder / id, id, sizes[id]) for id in GROUP}
+        self.assume(GROUP)
+
+    def assume(self, ids: Sequence[str]) -> None:
+        peers = [Peer(id, id, self.members[id].address) for id in ids]
+        for number, id in enumerate(ids):
+            self.members[id].peers.assume(PeerRound(peers, number, SECRET))
+
+    def link(self, id: str) -> closing[SealedConnection]:
+        return closing(SealedConnection.connect(self.members[id].address, SECRET, 20.0))
+
+    def give(self, save: SaveName, member: str, holder: str, common: SaveId | None = None) -> int:
+        with self.link(holder) as link:
+            return send_chunk(link, save, self.members[member].files[save], GROUP, (member, holder), common)
+
+    def give_all(self, save: SaveName, common: SaveId | None = None) -> None:
+        pairs = [(member, holder) for member in GROUP for holder in GROUP if member != holder]
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            for work in [pool.submit(self.give, save, *pair, common) for pair in pairs]:
+                work.result()
+
+    def lose(self, *ids: str) -> None:
+        for id in ids:
+            self.members[id].peers.close()
+        self.assume([id for id in GROUP if id not in ids])
+
+    def rebuild(self, save: SaveName, lost: str, into: Path) -> dict[str, str]:
+        """Have the other members rebuild what one has lost."""
+        return rebuild(save, lost, into, [self.members[id].address for id in GROUP if id != lost], SECRET)
+
+    def request(self, save: SaveName, member: str, holder: str) -> dict[str, object]:
+        named = [[file.name, file.size, file.digest] for file in self.members[member].files[save]]
+        return save.request(PARITY, group=[*GROUP], member=member, holder=holder, files=named, common=[])
+
+    def pieces(self, save: SaveName, member: str, holder: str) -> list[bytes]:
+        files = {file.name: file for file in self.members[member].files[save]}
+        ranges = ranges_for(GROUP, member, holder, [(name, file.size) for name, file in files.items()])
+        return [
+            b"".join(files[name].path.read_bytes()[at : at + length] for name, at, length in piece)
+            for piece in pieces(ranges, PIECE)
+        ]
+
+
+@pytest.fixture
+def group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Group]:
+    made = Group(tmp_path, getattr(request, "param", SIZES))
+    yield made
+    for member in made.members.values():
+        member.peers.close()
+        member.parity.close()
+
+
+def assert_rebuilt(group: Group, save: SaveName, lost: str, into: Path) -> None:
+    files = group.members[lost].files[save]
+    assert group.rebuild(save, lost, into) == {file.name: file.digest for file in files}
+    assert {path.name: path.read_bytes() for path in into.glob("*")} == {f.name: f.path.read_bytes() for f in files}
+
+
+@pytest.mark.parametrize("lost", GROUP)
+def test_the_files_of_each_lost_node_are_rebuilt_as_they_were(group: Group, tmp_path: Path, lost: str):
+    group.give_all(NEW)
+    group.lose(lost)
+    assert_rebuilt(group, NEW, lost, tmp_path / "into")
+
+
+def test_parity_takes_the_longest_chunk_that_came_to_it(group: Group):
+    group.give_all(NEW)
+    for holder in GROUP:
+        lengths = [sum(map(len, group.pieces(NEW, member, holder))) for member in GROUP if member != holder]
+        assert group.members[holder].parity.bytes() == max(lengths)
+
+
+def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_path: Path):
+    group.give_all(OLD)
+    for member, holder in (("a", "b"), ("b", "a"), ("d", "c"), ("c", "d"), ("d", "b")):
+        group.give(NEW, member, holder, OLD.id)
+    group.lose("d")
+    with pytest.raises(FastckptError, match="no whole parity"):
+        group.rebuild(NEW, "d", tmp_path / "new")
+    assert not [*(tmp_path / "new").glob("*")]
+    assert_rebuilt(group, OLD, "d", tmp_path / "old")
+
+
+def test_pages_of_an_older_save_serve_a_newer_one_and_leave_nothing_in_it(group: Group, tmp_path: Path):
+    third = SaveName(OLD.directory, SaveId(1, 7), "token")
+    for member in group.members.values():
+        member.files[third] = member.files[OLD]
+    group.give_all(OLD)
+    other = {id: next(each for each in GROUP if each != id) for id in GROUP}
+    before = {
+        id: member.parity.find(OLD.id, OLD.attempt, other[id])[0].stat().st_ino for id, member in group.members.items()
+    }
+    group.give_all(NEW, OLD.id)
+    group.give_all(third, NEW.id)
+    for id, member in group.members.items():
+        block, record = member.parity.find(third.id, third.attempt, other[id])
+        assert block.stat().st_ino == before[id] and record.is_whole
+        with pytest.raises(FastckptError, match="no whole parity"):
+            member.parity.find(OLD.id, OLD.attempt, other[id])
+        expected = bytearray(block.stat().st_size)
+        for each in record.members:
+            for at, byte in enumerate(b"".join(group.pieces(OLD, each, id))):
+                expected[at] ^= byte
+        assert block.read_bytes() == expected
+
+
+def test_the_same_chunk_sent_again_changes_nothing(group: Group, tmp_path: Path):
+    assert group.give(NEW, "a", "b") == sum(map(len, group.pieces(NEW, "a", "b"))) > 0
+    assert group.give(NEW, "a", "b") == 0  # before the parity is whole
+    group.give_all(NEW)
+    assert group.give(NEW, "d", "b") == 0  # and after
+    group.lose("a")
+    assert_rebuilt(group, NEW, "a", tmp_path / "into")
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_a_chunk_that_was_cut_off_amid_a_piece_goes_on_where_it_was(group: Group, tmp_path: Path, whole: int):
+    found = group.pieces(NEW, "d", "b")
+    assert len(found) > 2
+    with group.link("b") as link:
+        assert link.ask(group.request(NEW, "d", "b")) == {"state": READY, "first": 0, "piece": PIECE}
+        for piece in found[:whole]:
+            link.send_bytes(piece)
+            link.ask({"digest": digest_bytes(tmp_path, piece)})
+        link.send_bytes(found[whole][: PIECE // 3])
+    assert group.give(NEW, "d", "b") == sum(map(len, found[whole:]))
+    group.give_all(NEW)
+    group.lose("d")
+    assert_rebuilt(group, NEW, "d", tmp_path / "into")
+
+
+def digest_bytes(folder: Path, data: bytes) -> str:
+    (folder / "data").write_bytes(data)
+    return digest(folder / "data")
+
+
+def test_two_streams_of_one_chunk_take_it_into_the_parity_once(group: Group, tmp_path: Path):
+    found = group.pieces(NEW, "d", "b")
+    with group.link("b") as slow:
+        slow.ask(group.request(NEW, "d", "b"))
+        slow.send_bytes(found[0][:-1])
+        group.give(NEW, "d", "b")
+        slow.send_bytes(found[0][-1:])
+        with pytest.raises((ProtocolError, OSError)):
+            slow.ask({"digest": digest_bytes(tmp_path, found[0])})
+    group.give_all(NEW)
+    group.lose("d")
+    assert_rebuilt(group, NEW, "d", tmp_path / "into")
+
+
+def test_a_flipped_byte_in_a_chunk_is_refused_and_the_chunk_may_come_again(group: Group, tmp_path: Path):
+    found = group.pieces(NEW, "d", "b")
+    flipped = bytearray(found[0])
+    flipped[100] ^= 1
+    with group.link("b") as link:
+        link.ask(group.request(NEW, "d", "b"))
+        link.send_bytes(flipped)
+        assert link.ask({"digest": digest_bytes(tmp_path, found[0])}) == {"state": DAMAGED}
+    group.give_all(NEW)
+    group.lose("d")
+    assert_rebuilt(group, NEW, "d", tmp_path / "into")
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_file_that_changed_before_its_chunk_was_sent_is_not_rebuilt(group: Group, tmp_path: Path):
+    flip(group.members["d"].files[NEW][0].path, 12)
+    group.give_all(NEW)
+    group.lose("d")
+    with pytest.raises(BadCheckpoint, match="was rebuilt with"):
+        group.rebuild(NEW, "d", tmp_path / "into")
+    assert not [*(tmp_path / "into").glob("*")]
+
+
+@pytest.mark.parametrize("what", ["parity", "file of another"])
+def test_damage_after_the_parity_was_made_is_noticed(group: Group, tmp_path: Path, what: str):
+    group.give_all(NEW)
+    block, _ = group.members["b"].parity.find(NEW.id, NEW.attempt, "d")
+    flip(block if what == "parity" else group.members["a"].files[NEW][0].path, 12)
+    group.lose("d")
+    with pytest.raises((FastckptError, OSError)):
+        group.rebuild(NEW, "d", tmp_path / "into")
+    assert not [*(tmp_path / "into").glob("*")]
+
+
+def test_two_lost_nodes_of_one_group_cannot_be_rebuilt(group: Group, tmp_path: Path):
+    group.give_all(NEW)
+    group.lose("b", "d")
+    with group.link("a") as link, pytest.raises(ProtocolError, match="b is lost, too"):
+        link.ask(NEW.request(REBUILD, member="d"))
+    left = [group.members[id].address for id in ("a", "c")]
+    with pytest.raises(FastckptError):
+        rebuild(NEW, "d", tmp_path / "into", left, SECRET)
+    assert not [*(tmp_path / "into").glob("*")]
+
+
+def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again(group: Group, tmp_path: Path):
+    group.give_all(OLD)
+    group.give(NEW, "a", "b", OLD.id)
+    holder = group.members["b"]
+    holder.parity.close()
+    holder.parity = ParityFiles(holder.arena, set, lambda: False, PIECE)
+    assert holder.parity.bytes() > holder.parity.find(OLD.id, OLD.attempt, "a")[0].stat().st_size
+    holder.parity.clear_away()
+    assert holder.parity.bytes() == holder.parity.find(OLD.id, OLD.attempt, "a")[0].stat().st_size
+    assert group.give(OLD, "a", "b") == 0
+    assert group.give(NEW, "a", "b", OLD.id) > 0
+    group.lose("a")
+    assert_rebuilt(group, OLD, "a", tmp_path / "into")
+
+
+def test_a_chunk_of_other_files_than_before_is_refused(group: Group):
+    group.give(NEW, "a", "b")
+    group.members["a"].files[NEW] = group.members["a"].files[OLD]
+    with pytest.raises(ProtocolError, match="had other files"):
+        group.give(NEW, "a", "b")
+
+
+def test_a_digest_of_ranges_is_that_of_their_bytes(group: Group, tmp_path: Path):
+    files = {file.name: file for file in group.members["d"].files[NEW]}
+    ranges = ranges_for(GROUP, "d", "b", [(name, file.size) for name, file in files.items()])
+    data = b"".join(group.pieces(NEW, "d", "b"))
+    paths = {name: file.path for name, file in files.items()}
+    assert digest_of(paths, ranges) == digest_bytes(tmp_path, data) and length_of(ranges) == len(data)
+
+
+@pytest.mark.parametrize(
+    "group", [{"a": (SMALL + 5,), "b": (9,), "c": (SMALL + 1, 100), "d": (2 * SMALL, 3)}], indirect=True
+)
+def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(group: Group, tmp_path: Path):
+    peers = [Peer(id, id, group.members[id].address) for id in GROUP]
+    for number, id in enumerate(GROUP):
+        others = [peer for peer in peers if peer.id != id]
+        round, counts = PeerRound(peers, number, SECRET, others, parity=True), ReplicaCounts()
+        sender = ReplicaSender(NEW.directory, None, counts)
+        sender.assume(round)
+        [held] = [each for each in held_saves(tmp_path / id, [tmp_path / id / "slot-1"]) if each.id == NEW.id]
+        assert sender.send(held, None, round) is True
+        assert counts.size == sum(file.size for file in group.members[id].files[NEW] if file.size > SMALL)
+        sender.close()
+    group.lose("d")
+    large = [file for file in group.members["d"].files[NEW] if file.size > SMALL]
+    assert group.rebuild(NEW, "d", tmp_path / "into") == {file.name: file.digest for file in large}
+    assert (tmp_path / "into" / large[0].name).read_bytes() == large[0].path.read_bytes()
+
+
+@pytest.mark.parametrize("lost", ["a", "d"])
+def test_a_node_fetches_what_is_rebuilt_and_what_is_there_from_one_source(group: Group, tmp_path: Path, lost: str):
+    group.give_all(NEW)
+    group.lose(lost)
+    left = [id for id in GROUP if id != lost]
+    addresses = {id: group.members[id].address for id in left}
+    files = group.members[lost].files[NEW]
+    there = group.members["b"].files[NEW][0]
+    sources = {file.name: [addresses["b"]] for file in [*files[:-1], there]}  # the last one nobody has asked for
+    offers = fetcher.survey(NEW, sources, SECRET)
+    found = fetcher.fetch_all(NEW, tmp_path / "into", sources, offers, SECRET, addresses)
+    expected = {file.name: file for file in [*files[:-1], there]}
+    assert found.digests == {name: file.digest for name, file in expected.items()}
+    assert found.sizes == {name: file.size for name, file in expected.items()}
+    here = {path.name: path.read_bytes() for path in (tmp_path / "into").iterdir()}
+    assert here == {name: file.path.read_bytes() for name, file in expected.items()}
+    del addresses["c"]
+    with pytest.raises(FastckptError, match="two nodes of the group"):
+        fetcher.fetch_all(NEW, tmp_path / "nothing", sources, offers, SECRET, addresses)
+
+
+def test_a_node_reports_the_ranks_whose_files_its_parity_is_of(group: Group, tmp_path: Path):
+    held = {id: held_saves(tmp_path / id, [tmp_path / id / "slot-1"])[0] for id in GROUP}
+    assert parity_holding(tmp_path / "b", held["b"]) == ParityHolding()
+    group.give_all(NEW)
+    for id in ("a", "d"):  # as its small files come, with the records of its ranks
+        keep(tmp_path / "b", NEW.id, NEW.attempt, held[id].parts, {}, {})
+    [now] = held_saves(tmp_path / "b", [tmp_path / "b/slot-1"])
+    names = {id: tuple(file.name for file in group.members[id].files[NEW]) for id in GROUP}
+    expected = {"a": {0: names["a"]}, "c": {}, "d": {3: names["d"]}}
+    assert parity_holding(tmp_path / "b", now) == ParityHolding(GROUP, "b", expected)
