@@ -67,7 +67,10 @@ class ParityPlace:
             if (size := self.record.size(member)) > self._allocated:
                 room(size - self._allocated)
                 try:
-                    allocate(self._descriptor, size)
+                    if self._allocated:  # `allocate` writes to what it makes: what is there already has chunks in it
+                        os.posix_fallocate(self._descriptor, self._allocated, size - self._allocated)
+                    else:
+                        allocate(self._descriptor, size)
                 except OSError as error:
                     raise ArenaTooSmall(f"parity of {binary(size)} does not fit: {error}") from error
                 self._allocated = size

@@ -8,6 +8,7 @@ compared with the digest that it had when it went in, and each file with its own
 """
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles, xor_into
 from fastckpt._core.saver.peers.parity_transfer import BLOCK, received_into
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+
+logger = logging.getLogger("fastckpt")
 
 CHUNK, REBUILD = "parity chunk", "rebuild"
 
@@ -100,6 +103,7 @@ def serve_rebuilt(
                 for data in _rebuilt(record, lost, descriptor, links):
                     connection.send_bytes(data)
         except FastckptError as error:
+            logger.warning("files of another node in %s cannot be rebuilt from parity: %s", save.id, error)
             raise OSError(str(error)) from error  # its bytes are on their way: hang up
     return {"rebuilt": True}
 

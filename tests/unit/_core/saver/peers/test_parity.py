@@ -1,6 +1,7 @@
 """Parity among four agents: each loss is rebuilt as it was, whatever happens on the way, or refused."""
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,9 +13,11 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import held_saves, keep
-from fastckpt._core.memory.replica_files import SMALL, ReplicaFiles
+from fastckpt._core.memory.parity_records import ParityRecord
+from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.policy.peer_sources import ParityHolding
+from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt._core.policy.replicas.parity_layout import length_of, pieces, ranges_for
 from fastckpt._core.resume.candidates import parity_holding
 from fastckpt._core.saver.peers import fetcher
@@ -349,3 +352,24 @@ def test_a_node_reports_the_ranks_whose_files_its_parity_is_of(group: Group, tmp
     names = {id: tuple(file.name for file in group.members[id].files[NEW]) for id in GROUP}
     expected = {"a": {0: names["a"]}, "c": {}, "d": {3: names["d"]}}
     assert parity_holding(tmp_path / "b", now) == ParityHolding(GROUP, "b", expected)
+
+
+def test_room_for_a_longer_chunk_leaves_what_is_in_the_xor_as_it_is():
+    """In shared memory, whose pages are made large by a byte that is written to each, before anything else is."""
+    arena = Path(os.environ["FASTCKPT_SHM_DIR"], "parity")
+    arena.mkdir(mode=0o700)
+    try:
+        parity, data = ParityFiles(arena, set, lambda: False), {"a": os.urandom(3 << 20), "b": os.urandom(5 << 20)}
+        group = ("a", "b", "c")
+        for member in ("a", "b"):
+            files = ((f"{member}.distcp", 2 * len(data[member]), "0" * 32),)  # of which half is for this node
+            place = parity.admit(NEW.id, NEW.attempt, ParityRecord(group, "c", 8 << 20), member, files, None)
+            assert place is not None
+            place.add(member, 0, memoryview(data[member]), "1" * 32)
+            parity.came(place)
+        (block,) = arena.rglob("block")
+        pairs = zip(data["a"].ljust(5 << 20, b"\0"), data["b"], strict=True)
+        assert block.read_bytes() == bytes(one ^ other for one, other in pairs)
+        parity.close()
+    finally:
+        shutil.rmtree(arena)
