@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt._core.policy.replicas.grouping import ReplicaNode
+from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import place
-from fastckpt._core.policy.replicas.survival import ring_survival, survival
+from fastckpt._core.policy.replicas.survival import parity_survival, ring_survival, survival
 
 PAGE = Path(__file__).parents[2] / "docs/clusters/replicas.md"
 
@@ -22,6 +22,7 @@ def test_probabilities_of_survival_are_those_of_the_placement(row: str):
     hosts, lost, *shown = (cell.strip() for cell in row.strip("|").split("|"))
     nodes = [ReplicaNode(f"host{number}", f"host{number}") for number in range(int(hosts))]
     found = [survival(place(nodes, copies).holders, int(lost)) for copies in (1, 2)]
+    found += [parity_survival(grouped(nodes, size), int(lost)) for size in (4, 8)]
     assert shown == [f"{part:.1%}" for part in (*found, ring_survival(int(hosts), int(lost)))]
 
 

@@ -117,6 +117,17 @@ def test_shards_of_a_lost_host_of_four_are_rebuilt_from_parity(
 
 
 @campaign
+def test_the_hosts_that_are_left_of_a_group_with_parity_divide_what_it_gives_back(new_cluster: NewCluster) -> None:
+    script = ("--way", "fsdp2", "--width", "400000", "--digests", "--disk", NEVER)
+    flags = ("--fast-replicas", "xor:4")
+    job = started(new_cluster(0, 1, 2, 3), *script, nodes="3:4", meeting=endpoint(0, 1, 2, 3), flags=flags)
+    recovery = job.recovered(job.lose(2))
+    assert set(recovery.tiers.values()) <= {"memory", "peer"} and recovery.lost <= 2 * EVERY
+    assert_same_state(job, recovery.step)
+    end(job)
+
+
+@campaign
 def test_two_lost_hosts_of_a_group_with_parity_cost_what_is_not_on_storage(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
