@@ -1,14 +1,17 @@
 """Agents of a round that learn of each other over its store."""
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError
 from fastckpt_run.members import Member, drawn_secret, exchange, host_for, with_slots
 
@@ -69,6 +72,25 @@ def test_the_first_agent_draws_one_secret_for_all():
 def test_agents_of_unlike_versions_refuse_each_other_by_name():
     results = meet(stores(2), [member(0), replace(member(1), version="0.0.1")])
     assert all(isinstance(each, str) and "host-1 has 0.0.1" in each for each in results)
+
+
+def test_agents_that_would_make_unlike_copies_refuse_each_other_by_name():
+    results = meet(stores(2), [member(0), replace(member(1), replicas="xor:4")])
+    text = "--fast-replicas is 0 on host-0 and xor:4 on host-1: give all nodes the same"
+    assert results == [text, text]
+
+
+def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "rack").write_text("rack7\n")
+    monkeypatch.setenv("RACK", "rack8")
+    given = ["", "rack6", f"file:{tmp_path}/rack", "env:RACK"]
+    assert [Settings(domain=each).failure_domain() for each in given] == ["", "rack6", "rack7", "rack8"]
+
+
+@pytest.mark.parametrize("given", ["file:/nowhere/rack", "env:NO_SUCH_VARIABLE"])
+def test_a_failure_domain_that_is_not_there_is_refused(given: str):
+    with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}")):
+        Settings(domain=given).failure_domain()
 
 
 def test_a_list_of_an_earlier_round_is_not_taken_for_this_one():
