@@ -81,7 +81,8 @@ class ReplicaSender:
         is_of_round = bool(held.details.get("nodes", 1) == len(round.peers))
         if not large and not (round.parity and round.partners):  # the others' parity waits for an empty chunk, too
             return is_of_round
-        if not round.partners:
+        # Parity that there is of a save of other nodes has what those had that are gone: new parity would replace it.
+        if not round.partners or (round.parity and not is_of_round):
             return False
         since = time.perf_counter()
         try:
