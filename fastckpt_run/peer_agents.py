@@ -96,6 +96,7 @@ class PeerAgents:
             members = [peer for peer in peers if peer.id in group]
             is_possible = len({peer.memory for peer in members}) == len(members) > 1
             partners = [peer for peer in members if peer.id != self._own.id] if is_possible else []
+            self._report_partners(partners, alone=False)
             return PeerRound(peers, rank, self._secret, partners, parity=True)
         placement = place(nodes, self._settings.copies)
         self._own = replace(self._own, partners=placement.partners(self._own.id))
@@ -108,7 +109,7 @@ class PeerAgents:
     def _report_partners(self, partners: Sequence[Peer], *, alone: bool) -> None:
         names = ", ".join(f"{peer.host} ({peer.address})" for peer in partners)
         if names and names != self._partners:
-            text = "copies of what this host alone has of a checkpoint go from %s to %s, at %s%s"
+            text = "what this host alone has of a checkpoint is kept by others, too: it goes from %s to %s, at %s%s"
             limit = self._settings.replica_mbps
             rate = f"up to {limit:g} MB/s" if limit else "any rate (--fast-replica-mbps)"
             inside = "; it fails together with this one, as no other domain has a place" if alone else ""

@@ -143,3 +143,16 @@ def test_two_lost_hosts_of_a_group_with_parity_cost_what_is_not_on_storage(
     assert recovery.step >= 20 and recovery.step % 20 == 0
     end(job)
     assert_bitwise(job, uninterrupted(*WIDER[:6], ranks=4))
+
+
+@campaign
+def test_hosts_that_are_left_without_copies_go_on_from_storage_within_two_minutes(new_cluster: NewCluster) -> None:
+    """They wait a minute for what the lost one may have written: its shards were in its memory alone."""
+    script = ("--way", "fsdp2", "--width", "300000", "--digests", "--disk", "20")
+    flags = ("--fast-replicas", "0")
+    job = started(new_cluster(0, 1, 2), *script, nodes="2:3", meeting=endpoint(0, 1, 2), flags=flags)
+    job.do_steps(EVERY)
+    recovery = job.recovered(job.lose(2), 120)
+    assert recovery.step == 20 and set(recovery.tiers.values()) == {"storage"}
+    assert_same_state(job, recovery.step)
+    end(job)

@@ -17,8 +17,8 @@ from fastckpt._core.io.unbuffered import SECTOR, UnbufferedWriter, create, pass_
 
 BLOCK = 32 * 2**20
 """Bytes that are mapped, digested and written at once."""
-READ = 512 * 2**10
-"""Bytes read at once from the page cache: they are digested while they are in the cache of the processor."""
+READ = 2 * 2**20
+"""Bytes read at once from the page cache: they are digested while they are in the processor's."""
 READ_DIRECT = 8 * 2**20
 """Bytes read at once from storage: enough to keep it busy."""
 

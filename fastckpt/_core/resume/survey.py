@@ -29,6 +29,8 @@ PAUSE = 3.0
 """Seconds between two attempts."""
 DEADLINE = 600.0
 """Seconds that storage may take to receive the checkpoint that all nodes have in memory."""
+GONE_DEADLINE = 60.0
+"""The same if nodes that are gone had parts of it that no memory has: they have written these by then, or never do."""
 GIVEN_UP = "given up"
 LONGEST_PAUSE = 0.5
 """Seconds between two questions for the durable checkpoints, at most."""
@@ -275,10 +277,19 @@ def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreeme
         logger.info("%s is in the memory of all nodes, and joined on storage", save)
         with suppress(FastckptError):
             client.committed(save, TO_DISK)
-    end, pause = time.monotonic() + DEADLINE, 0.02
+    is_in_memory = not finder.needs.from_peers or _has_all_parts(survey.holdings, newest)
+    end, pause = time.monotonic() + (DEADLINE if is_in_memory else GONE_DEADLINE), 0.02
     while any(states := ranks.gather(_missing(save, client, end))) and GIVEN_UP not in states:
         time.sleep(pause)
         pause = min(1.5 * pause, LONGEST_PAUSE)
+
+
+def _has_all_parts(holdings: Sequence[NodeHolding], save: tuple[int, int, str]) -> bool:
+    """Whether the memory of the nodes has the files of all ranks that saved."""
+    held = [each for each in holdings if each.save == save]
+    return {rank for each in held for rank in each.ranks}.issuperset(
+        range(max((each.world_size for each in held), default=0))
+    )
 
 
 def _missing(save: SaveId, client: SaverClient, end: float) -> str:

@@ -40,7 +40,7 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     assert [node["answers"] for node in before["nodes"]] == [True, True]
     assert sorted(worker["rank"] for worker in workers(before)) == [0, 1]
     (loss,) = before["loss"]
-    assert loss["directory"] == str(folder / "run") and loss["node"]["save"][1] == 5
+    assert loss["directory"] == str(folder / "run") and loss["node"]["save"][1] >= 5  # durable, or with both nodes
     assert loss["worker"]["steps"] <= loss["node"]["steps"] and loss["storage"] is None
     html = first.ask("/")[1]
     assert "watched.py" in html and "What a loss now would cost" in html

@@ -182,14 +182,19 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
 
 def received(connection: SealedConnection, fd: int, size: int) -> str:
     """Receive the bytes of a file whose memory is there; returns their xxh3-128."""
-    digest = xxhash.xxh3_128()
-    if size:
-        with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:
-            offset = 0
-            while offset < size:
-                with view[offset:] as rest:
-                    count = connection.receive_into(rest)
-                with view[offset : offset + count] as block:
-                    digest.update(block)
-                offset += count
+    if not size:
+        return xxhash.xxh3_128().hexdigest()
+    with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:
+        return received_into(connection, view)
+
+
+def received_into(connection: SealedConnection, data: memoryview) -> str:
+    """Receive bytes until memory is full; returns their xxh3-128. Raises OSError or ProtocolError."""
+    digest, offset = xxhash.xxh3_128(), 0
+    while offset < len(data):
+        with data[offset:] as rest:
+            count = connection.receive_into(rest)
+        with data[offset : offset + count] as block:
+            digest.update(block)
+        offset += count
     return digest.hexdigest()

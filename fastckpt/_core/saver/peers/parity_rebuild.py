@@ -29,9 +29,9 @@ from fastckpt._core.memory.parity_records import Files, ParityRecord, files_in
 from fastckpt._core.memory.slots import is_image
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
-from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName
+from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName, received_into
 from fastckpt._core.saver.peers.parity_files import ParityFiles, xor_into
-from fastckpt._core.saver.peers.parity_transfer import BLOCK, received_into
+from fastckpt._core.saver.peers.parity_transfer import BLOCK
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
 logger = logging.getLogger("fastckpt")

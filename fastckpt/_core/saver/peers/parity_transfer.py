@@ -20,7 +20,7 @@ from fastckpt._core.memory.parity_records import Files, ParityRecord, files_in
 from fastckpt._core.memory.slots import is_image
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
-from fastckpt._core.saver.peers.file_transfer import SaveName
+from fastckpt._core.saver.peers.file_transfer import SaveName, received_into
 from fastckpt._core.saver.peers.parity_files import ParityFiles, ParityPlace
 from fastckpt._core.saver.peers.replica_transfer import (
     BUSY,
@@ -146,18 +146,6 @@ def _request(request: Mapping[str, Any]) -> tuple[ParityRecord, str, Files, Save
                 newest = SaveId(*map(int, common)) if common else None
                 return ParityRecord(tuple(group), holder, 0), member, found, newest
     raise ProtocolError("the request names no chunk that could be taken into parity")
-
-
-def received_into(connection: SealedConnection, data: memoryview) -> str:
-    """Receive bytes until memory is full; returns their xxh3-128. Raises OSError or ProtocolError."""
-    digest, offset = xxhash.xxh3_128(), 0
-    while offset < len(data):
-        with data[offset:] as rest:
-            count = connection.receive_into(rest)
-        with data[offset : offset + count] as block:
-            digest.update(block)
-        offset += count
-    return digest.hexdigest()
 
 
 def digest_of(paths: Mapping[str, Path], ranges: Sequence[FileRange]) -> str:

@@ -77,8 +77,10 @@ class ReplicaSender:
             round: The round.
         """
         large = {name: size for name, size in held.own_files.items() if size > SMALL}
-        # What nodes saved that are gone now has no second copy yet: only a save of this round's nodes is all here.
-        is_of_round = bool(held.details.get("nodes", 1) == len(round.peers))
+        # What nodes saved that are gone now has no second copy yet: only a save of this round's nodes is all here. And
+        # agents on one host lose their memory together.
+        memories = {peer.memory for peer in round.peers}
+        is_of_round = bool(held.details.get("nodes", 1) == len(round.peers)) and len(memories) > 1
         if not large and not (round.parity and round.partners):  # the others' parity waits for an empty chunk, too
             return is_of_round
         # Parity that there is of a save of other nodes has what those had that are gone: new parity would replace it.

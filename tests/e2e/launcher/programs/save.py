@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,15 +20,18 @@ parser.add_argument("--path", default="")
 parser.add_argument("--numbers", type=int, default=1000)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--until-trouble", action="store_true", help="wait until a persist has failed")
+parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--exit", type=int, default=0)
 arguments = parser.parse_args()
 
+if arguments.deaf:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 folder = Path(os.environ["JOB_FOLDER"])
 (folder / f"pid.{os.getpid()}").touch()
 checkpointer = DdpCheckpointer(arguments.directory)
 checkpointer.load_checkpoint()
 first = checkpointer.loaded_step + 1
-with (folder / "saves").open("a") as log:
+with (folder / "saves").open("a", buffering=1) as log:
     for step in range(first, first + arguments.saves):
         place = StorageType.DISK if arguments.disk and step % arguments.disk == 0 else StorageType.MEMORY
         state = {"w": torch.full((arguments.numbers,), float(step)), "step": step}
