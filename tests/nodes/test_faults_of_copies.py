@@ -1,7 +1,8 @@
 """Faults while what is divided among hosts is copied to others, and while it is restored from copies.
 
 Three hosts save shards of 25 MB each to memory. One of them stops in a phase of its third copy, so that earlier saves
-have been copied; then the fault happens. Without storage, nothing older than the newest save that was copied is lost.
+have been copied; then the fault happens: to it, as to a fresh host in other tests, or to another one. Without storage,
+nothing older than the newest save that was copied is lost.
 """
 
 from collections.abc import Callable
@@ -11,22 +12,21 @@ import pytest
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Line
-from tests.nodes.test_faults_in_phases import Pause, cut_the_link, kill_the_fresh_agent, lose_the_fresh_host
+from tests.nodes.test_faults_in_phases import FRESH as AT
+from tests.nodes.test_faults_in_phases import (
+    Pause,
+    cut_the_link,
+    kill_another_worker,
+    kill_the_fresh_agent,
+    lose_the_fresh_host,
+)
 from tests.nodes.test_lost_hosts import EVERY, campaign, end, replace, started
 from tests.nodes.test_replicas import WIDE
 from tests.nodes.test_restarts import assert_bitwise
 
 DIGEST, SEND, RECEIVE, FETCH = "replicas.digest", "replicas.send", "replicas.receive", "peers.fetch"
 COPIES = 3
-AT = 2
-"""The host that stops."""
 Fault = Callable[[NodesJob], None]
-
-
-def lose_it(job: NodesJob) -> None:
-    job.lose(AT)
-    job.cluster.add(AT)
-    job.launch(AT)
 
 
 def lose_another(job: NodesJob) -> None:
@@ -35,20 +35,7 @@ def lose_another(job: NodesJob) -> None:
     job.launch(1)
 
 
-def kill_its_processes(job: NodesJob) -> None:
-    job.kill_node(AT)
-    job.launch(AT)
-
-
-def kill_a_worker(job: NodesJob) -> None:
-    job.kill_worker(1)
-
-
-def cut_its_link(job: NodesJob) -> None:
-    cut_the_link(job)
-
-
-FAULTS = [lose_it, lose_another, kill_its_processes, kill_a_worker, cut_its_link]
+FAULTS = [lose_the_fresh_host, lose_another, kill_the_fresh_agent, kill_another_worker, cut_the_link]
 
 
 @campaign

@@ -127,19 +127,27 @@ def keep_digests(place: Path, id: SaveId, digests: Mapping[str, str]) -> None:
 
 def kept_places(arena: Path) -> dict[Path, SaveId]:
     """The places in which something of a save is kept; what has no name of one is removed."""
-    found = {}
+    found = places_in(arena / KEPT)
     for name in names_in(arena / KEPT):
-        if match := _NAME.fullmatch(name):
-            found[arena / KEPT / name] = SaveId(int(match[1]), int(match[2]))
-        else:
+        if arena / KEPT / name not in found:
             remove_any(arena / KEPT / name)
     return found
 
 
+def places_in(folder: Path) -> dict[Path, SaveId]:
+    """The places of a folder that have a name of `place_name`, and the save of each."""
+    names = {name: _NAME.fullmatch(name) for name in names_in(folder)}
+    return {folder / name: SaveId(int(match[1]), int(match[2])) for name, match in names.items() if match}
+
+
+def place_name(id: SaveId, token: str) -> str:
+    """The name of the place for something of a save that a token tells from others of the same id."""
+    return f"{id.history}-{id.step}-{hashlib.sha256(token.encode()).hexdigest()[:16]}"
+
+
 def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:
     """Where the files of other nodes' ranks of a save are kept."""
-    token = hashlib.sha256(attempt.encode()).hexdigest()[:16]
-    return arena / KEPT / f"{id.history}-{id.step}-{token}"
+    return arena / KEPT / place_name(id, attempt)
 
 
 def _kept(arena: Path) -> dict[tuple[SaveId, str], _Kept]:

@@ -4,13 +4,12 @@ Parity counts from the moment that its record is there.
 """
 
 import contextlib
-import hashlib
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.memory.records import names_in, read_record
+from fastckpt._core.memory.held_saves import place_name, places_in
+from fastckpt._core.memory.records import read_record
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, ranges_for
 from fastckpt.errors import FastckptError, ProtocolError
@@ -19,7 +18,6 @@ PARITY = "parity"
 """The directory of an arena with parity of other nodes' files."""
 BLOCK, RECORD = "block", "whole.json"
 """The XOR of the chunks, and the record of it, in a place."""
-_NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
 
 Files = tuple[tuple[str, int, str], ...]
 """Names, sizes and xxh3-128 of the large files of one node."""
@@ -70,14 +68,12 @@ class ParityRecord:
 
 def parity_places(arena: Path) -> dict[Path, SaveId]:
     """The places of an arena with parity, whole or not, and the saves that it is of."""
-    names = {name: _NAME.fullmatch(name) for name in names_in(arena / PARITY)}
-    return {arena / PARITY / name: SaveId(int(match[1]), int(match[2])) for name, match in names.items() if match}
+    return places_in(arena / PARITY)
 
 
 def parity_place(arena: Path, id: SaveId, attempt: str, group: Group) -> Path:
     """Where parity of a save of a group is."""
-    token = hashlib.sha256("\n".join([attempt, *group]).encode()).hexdigest()[:16]
-    return arena / PARITY / f"{id.history}-{id.step}-{token}"
+    return arena / PARITY / place_name(id, "\n".join([attempt, *group]))
 
 
 def whole_parity(arena: Path, id: SaveId, attempt: str) -> tuple[Path, ParityRecord] | None:

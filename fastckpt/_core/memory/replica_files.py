@@ -72,7 +72,7 @@ class ReplicaFiles:
 
         Raises:
             ArenaTooSmall: There is no memory for it.
-                OSError: The arena was removed.
+            OSError: The arena was removed.
         """
         if why := self._refusal():
             raise ArenaTooSmall(why)

@@ -120,6 +120,7 @@ class MemoryPeers:
     def close(self) -> None:
         """Copy and report nothing more."""
         self._replication.close()
+        self.parity.close()
 
     def _answered(self, answer: CommonSave | None) -> None:
         """Note an answer, or that there is none; in another thread than the event loop's."""

@@ -32,8 +32,9 @@ from fastckpt._core.saver.peers.replica_transfer import (
     STATE,
     WHY,
     LargeFile,
+    demand_kept,
 )
-from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
+from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
 PARITY = "parity"
 NEXT = "next"
@@ -83,14 +84,8 @@ def send_chunk(
             sent += length_of(piece)
             if answer.get(STATE) != NEXT:
                 break
-    match answer:
-        case {"state": "kept"}:
-            return sent
-        case {"state": "full", "why": str(why)}:
-            raise ArenaTooSmall(why)
-        case {"state": "damaged"}:
-            raise BadCheckpoint(f"a piece of {save.id} arrived at {holder} with another digest than it has here")
-    raise ProtocolError(f"the other agent takes no parity of {save.id}: {answer.get(WHY, answer.get(STATE))}")
+    demand_kept(answer, f"a piece of {save.id} for the parity at {holder}")
+    return sent
 
 
 def take_chunk(

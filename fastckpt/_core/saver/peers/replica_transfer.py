@@ -65,14 +65,20 @@ def send_replica(
         answer = connection.receive() or {STATE: "hung up"}
         if answer.get(STATE) == KEPT:
             return True
+    demand_kept(answer, f"{file.name} of {save.id}")
+    return False
+
+
+def demand_kept(answer: Mapping[str, Any], what: str) -> None:
+    """Raise, as `send_replica` does, unless an answer says that another agent keeps what was sent."""
     match answer:
         case {"state": "kept"}:
-            return False
+            return
         case {"state": "full", "why": str(why)}:
             raise ArenaTooSmall(why)
         case {"state": "damaged"}:
-            raise BadCheckpoint(f"{file.name} of {save.id} arrived with another digest than it has here, {file.digest}")
-    raise ProtocolError(f"the other agent does not keep {file.name} of {save.id}: {answer.get(WHY, answer.get(STATE))}")
+            raise BadCheckpoint(f"{what} arrived with another digest than it has here")
+    raise ProtocolError(f"the other agent does not keep {what}: {answer.get(WHY, answer.get(STATE))}")
 
 
 def take_replica(
