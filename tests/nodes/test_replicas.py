@@ -87,7 +87,7 @@ WIDE = ("--way", "fsdp2", "--width", "300000", "--steps", "200", "--disk", NEVER
 """A host's shards have 25 MB: too much for the small files that each commit sends along."""
 
 
-WIDER = ("--way", "fsdp2", "--width", "400000", "--steps", "200", "--disk", NEVER)
+WIDER = ("--way", "fsdp2", "--width", "400000", "--steps", "120", "--disk", NEVER)
 """As many MB on each of four hosts."""
 
 
