@@ -5,7 +5,8 @@
 Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
 save: a digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a
 mapped file of a tmpfs that was used before. Contenders take turns; figures are medians. The job of the losses is that
-of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory alone every ten steps.
+of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory every ten steps, and to
+storage every 40; what of the latter is read after the loss is counted.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from fastckpt._core.saver.stats import ReplicaCounts
 from tests.nodes.hosts import Cluster, address_of, obstacle
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Recovery
+from tests.nodes.storage_reads import DATA, StorageReads
 
 SECRET = b"secret"
 USAGE = "usage"
@@ -248,27 +250,31 @@ def run(options: argparse.Namespace, role: str, threads: int = 0) -> dict[str, A
         return found
 
 
-WIDE = ("--way", "fsdp2", "--width", "300000", "--memory", "10", "--disk", "100000", "--steps", "100000")
+WIDE = ("--way", "fsdp2", "--width", "300000", "--memory", "10", "--disk", "40", "--steps", "100000")
 
 
 def show_losses(rounds: int) -> None:
     """Lose a host of three with its memory: a spare takes its place; a fresh host does; nobody does."""
-    print("| a host of three is lost | s to the first step of all | steps lost | from |\n| --- | --- | --- | --- |")
+    print("| a host of three is lost | counts as lost after | s to the first step of all | steps lost | from | read |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for kind in ("a spare takes its place", "a fresh host takes its place", "the two that are left go on"):
-        found = [loss(kind) for _ in range(rounds)]
-        seconds = [each.seconds for each in found]
-        tiers = sorted({tier for each in found for tier in each.tiers.values()})
-        lost = sorted(each.lost for each in found)
-        print(f"| {kind} | {median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {lost[0]} to {lost[-1]} |"
-              f" {', '.join(tiers)} |", flush=True)  # fmt: skip
+        for timeout in (2, 1):
+            found = [loss(kind, timeout) for _ in range(rounds)]
+            seconds = [each.seconds for each, _ in found]
+            tiers = sorted({tier for each, _ in found for tier in each.tiers.values()})
+            lost = sorted(each.lost for each, _ in found)
+            print(f"| {kind} | {timeout} s | {median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}) |"
+                  f" {lost[0]} to {lost[-1]} | {', '.join(tiers)} | {max(reads for _, reads in found)} |",
+                  flush=True)  # fmt: skip
 
 
-def loss(kind: str) -> Recovery:
-    """What one loss has cost."""
+def loss(kind: str, timeout: float) -> tuple[Recovery, int]:
+    """What one loss has cost, and of how many files of durable checkpoints a byte was read meanwhile."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
         numbers = (0, 1, 2, 3) if "spare" in kind else (0, 1, 2)
         with Cluster(Path(made) / "cluster", *numbers) as cluster:
             nodes, flags = ("2:3", ()) if "left" in kind else ("3", ("--fast-spares", "1") if "spare" in kind else ())
+            flags = ("--fast-node-timeout", str(timeout), *flags)
             job = NodesJob(cluster, *WIDE, nodes=nodes, meeting=endpoint(0, 1, 2), flags=flags)
             job.launch(0, 1, 2)
             job.do_steps(1)
@@ -276,15 +282,18 @@ def loss(kind: str) -> Recovery:
                 job.launch(3)
             spare = job.agents.pop(3, None)
             job.do_steps(45)
-            lost = job.lose(1)
-            if spare is not None:
-                job.agents[3] = spare
-            elif "fresh" in kind:
-                cluster.add(3)
-                job.launch(3)
-            recovery = job.recovered(lost)
+            job.until(lambda: [*cluster.storage.glob("*/*.distcp")], "a durable checkpoint")
+            with StorageReads(cluster.storage) as reads:
+                lost = job.lose(1)
+                if spare is not None:
+                    job.agents[3] = spare
+                elif "fresh" in kind:
+                    cluster.add(3)
+                    job.launch(3)
+                recovery = job.recovered(lost)
+                read = {path for path in reads.paths() if path.suffix in DATA}
             job.end()
-            return recovery
+            return recovery, len(read)
 
 
 def show_copy(found: dict[str, dict[str, float]]) -> None:

@@ -63,7 +63,7 @@ class Settings:
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
         hang_timeout: Seconds of silence after which a worker counts as hung; auto (docs/operate/hangs.md); or off.
         allow_lost_rank_state: Whether a newer save is resumed though the files of lost ranks, as rank_1.pt, are lost.
-        node_timeout: Seconds from a node's last sign of life to its report as lost; it may refute it in the last 1/4.
+        node_timeout: Seconds (1 or more) from a node's last sign of life to its report as lost; 1/4 is to refute it.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
         secret_file: File with the secret that the agents of a job share, which only its owner may read; empty for none.
@@ -134,8 +134,8 @@ class Settings:
             "replicas", is_scheme, "give 0, 1 or 2 copies, xor:3 to xor:16 for parity of so many hosts, or auto"
         )
         self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
-        # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
-        self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
+        # A quarter of it has to hold a connection of a loaded host, and three handshakes.
+        self._demand("node_timeout", 1.0 <= self.node_timeout < math.inf, "give seconds, 1 or more")
 
     def _demand(self, name: str, is_met: bool, allowed: str) -> None:
         if not is_met:

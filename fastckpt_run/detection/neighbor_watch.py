@@ -21,7 +21,9 @@ NEIGHBORS = 3
 HELPERS = 3
 """Other members that are asked to probe one that is suspected."""
 BEAT = 0.5
-"""Seconds between two heartbeats on a connection: with `NEIGHBORS` followers 6 messages a second."""
+"""Seconds between two heartbeats on a connection, at most: with `NEIGHBORS` followers 6 messages a second."""
+BEATS = 4
+"""Heartbeats in a timeout, at least: a member is suspected when three are missing."""
 SILENCE = 0.75
 """Part of the timeout for which a member is silent before it is suspected; in the rest it may refute that."""
 HEARSAY = 0.6
@@ -77,6 +79,7 @@ class NeighborWatch:
     ) -> None:
         self._secret, self._own, self._on_lost, self._is_stopped = secret, own_id, on_lost, is_stopped
         self._silence, self._refute, self._patience = SILENCE * timeout, (1 - SILENCE) * timeout, PATIENCE * timeout
+        self._interval = min(BEAT, timeout / BEATS)
         self._members: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -212,7 +215,7 @@ class NeighborWatch:
         while True:
             if not self._is_stopped():
                 await self._send(link, {_KIND: _BEAT})
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(self._interval)
 
     async def _send(self, link: AuthenticatedLink, body: dict[str, Any]) -> None:
         try:
@@ -292,7 +295,7 @@ class NeighborWatch:
     def _cut_off(self, member: str, helpers: Sequence[str], silent: set[str]) -> list[str]:
         """The members that this node does not reach, if that are most of those that it has tried; else none."""
         now = time.monotonic()
-        late = {each for each in self._following if now - self._heard[each] > 2 * BEAT}
+        late = {each for each in self._following if now - self._heard[each] > 2 * self._interval}
         tried, unreached = {*self._following, *helpers}, {member} | late | silent
         return sorted(unreached) if len(tried) > 1 and 2 * len(unreached) > len(tried) else []
 

@@ -171,14 +171,15 @@ def test_a_host_whose_agent_is_stopped_is_left_behind_and_joins_when_it_is_conti
 
 
 @campaign
-def test_busy_and_throttled_hosts_are_not_taken_for_lost_ones(new_cluster: NewCluster) -> None:
+@pytest.mark.parametrize("timeout", ["2", "1"])
+def test_busy_and_throttled_hosts_are_not_taken_for_lost_ones(new_cluster: NewCluster, timeout: str) -> None:
     """64 ranks persist for an hour while more processes want cores than there are, and a host has a tenth of one."""
     if why := obstacle_to_throttling():
         pytest.skip(why)
     cluster = new_cluster(0, 1, 2)
     job = NodesJob(cluster, "--steps", "1000000", "--pace", "0.2", "--disk", "6", nodes="2:3")
     for number, ranks in ((0, 22), (1, 21), (2, 21)):
-        job.launch(number, flags=("--nproc-per-node", str(ranks)))
+        job.launch(number, flags=("--nproc-per-node", str(ranks), "--fast-node-timeout", timeout))
     job.do_steps(3, 600)
     for host in cluster.hosts.values():
         make_busy(host, os.cpu_count() or 1, cluster.folder / "busy")

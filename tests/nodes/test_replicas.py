@@ -5,6 +5,7 @@ import pytest
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import HOSTS
 from tests.nodes.job import NodesJob, endpoint
+from tests.nodes.storage_reads import DATA, StorageReads
 from tests.nodes.test_lost_hosts import EVERY, NEVER, SOON, campaign, end, replace, started
 from tests.nodes.test_restarts import assert_bitwise
 
@@ -12,11 +13,14 @@ from tests.nodes.test_restarts import assert_bitwise
 def test_the_shards_of_a_lost_host_come_from_the_memory_of_others(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
-    """As in docs/clusters/replicas.md. Nothing is on storage, so nothing of it is read."""
+    """As in docs/clusters/replicas.md. Of the checkpoints that are durable, which have all of it, no file is read."""
     script = ("--way", "fsdp2")
     flags = ("--fast-replicas", "1", "--fast-replica-mbps", "1000", "--fast-domain", "file:/proc/sys/kernel/hostname")
-    job = started(new_cluster(0, 1, 2), *script, "--disk", NEVER, meeting=endpoint(0, 1, 2), flags=flags)
-    recovery = replace(job, 1, 3)
+    job = started(new_cluster(0, 1, 2), *script, "--disk", str(2 * EVERY), meeting=endpoint(0, 1, 2), flags=flags)
+    job.until(lambda: [*job.cluster.storage.glob("*/*.distcp")], "a durable checkpoint")
+    with StorageReads(job.cluster.storage) as reads:
+        recovery = replace(job, 1, 3)
+        assert not {path.name for path in reads.paths() if path.suffix in DATA}
     assert recovery.tiers == {0: "memory", 2: "memory", 3: "peer"} and recovery.lost <= EVERY
     end(job)
     assert_bitwise(job, uninterrupted(*script, ranks=3))
