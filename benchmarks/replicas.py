@@ -1,6 +1,6 @@
 """Cost of copies on other hosts, beside a bare transfer and beside training; and of the loss of a host with them.
 
-    python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|beside|loss]
+    python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|beside|loss|lag]
 
 Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
 save: a digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a
@@ -11,6 +11,7 @@ storage every 40; what of the latter is read after the loss is counted.
 
 import argparse
 import json
+import math
 import mmap
 import os
 import resource
@@ -37,6 +38,7 @@ from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.stats import ReplicaCounts
+from tests.json_lines import whole_lines
 from tests.nodes.hosts import Cluster, address_of, obstacle
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Recovery
@@ -47,6 +49,7 @@ USAGE = "usage"
 ARENA = Path("/dev/shm/arena")
 BARE_PORT = 7001
 BLOCK = 4 << 20
+LAG_STEPS = 300
 TRAINING = """
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[2]))
@@ -196,7 +199,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=160, help="of the file; three of it have to fit into 512 MiB")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--part", choices=("copy", "beside", "loss"), default="")
+    parser.add_argument("--part", choices=("copy", "beside", "loss", "lag"), default="")
     parser.add_argument("--role", nargs="*", default=(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
@@ -211,11 +214,13 @@ def main() -> int:
     if why := obstacle():
         print(f"no hosts can be made here: {why}", file=sys.stderr)
         return 1
-    for part in [options.part] if options.part else ["copy", "beside", "loss"]:
+    for part in [options.part] if options.part else ["copy", "beside", "loss", "lag"]:
         if part == "copy":
             show_copy(run(options, "copy"))
         elif part == "loss":
             show_losses(options.rounds)
+        elif part == "lag":
+            show_lag()
         else:
             for threads in range(1, (os.cpu_count() or 1) + 1):
                 found = run(options, "beside", threads)
@@ -294,6 +299,35 @@ def loss(kind: str, timeout: float) -> tuple[Recovery, int]:
                 read = {path for path in reads.paths() if path.suffix in DATA}
             job.end()
             return recovery, len(read)
+
+
+def show_lag() -> None:
+    """Save as often as the checkpointer chooses, and count the saves that are newer than the newest copied one."""
+    with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
+        events = Path(made) / "events"
+        with Cluster(Path(made) / "cluster", 0, 1, 2) as cluster:
+            script, flags = (*WIDE, "--saver", "auto"), ("--fast-events", str(events))
+            job = NodesJob(cluster, *script, nodes="3", meeting=endpoint(0, 1, 2), flags=flags)
+            job.launch(0, 1, 2)
+            job.do_steps(LAG_STEPS, 600)
+            job.end()
+        saved, copied = (done(whole_lines(events), event) for event in ("saved", "replicated"))
+        lags = list[int]()
+        for step, at in saved.items():
+            newest = max((other for other, then in copied.items() if then <= at), default=0)
+            lags.append(sum(newest < other <= step for other in saved))
+        print(f"{len(saved)} saves in {LAG_STEPS} steps; when one was complete, the newest that all had copied was")
+        for lag in sorted({*lags}):
+            print(f"- {lag} saves behind {lags.count(lag)} times")
+
+
+def done(lines: list[dict[str, Any]], event: str) -> dict[int, float]:
+    """When all three nodes had done it, by step."""
+    found = dict[int, list[float]]()
+    for line in lines:
+        if line["event"] == event:
+            found.setdefault(line["step"], []).append(line["monotonic"])
+    return {step: max(times) for step, times in found.items() if len(times) == 3}
 
 
 def show_copy(found: dict[str, dict[str, float]]) -> None:

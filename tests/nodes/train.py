@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fastckpt import Checkpointer
 from fastckpt.ddp import DdpCheckpointer, StorageType, settle
 from fastckpt.fsdp import FsdpShardCheckpointer
 
@@ -35,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--way", choices=("ddp", "fsdp2", "hsdp"), default="ddp")
-    parser.add_argument("--saver", choices=("fastckpt", "torch", "none"), default="fastckpt")
+    parser.add_argument("--saver", choices=("fastckpt", "auto", "torch", "none"), default="fastckpt")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--memory", type=int, default=2, help="save to memory every so many steps")
     parser.add_argument("--disk", type=int, default=50, help="and to storage")
@@ -194,9 +195,30 @@ class FsdpSaver(NoSaver):
         self._checkpointer.close()
 
 
+class AutoSaver(NoSaver):
+    """Saves as often as it chooses itself."""
+
+    def __init__(self, directory: Path, training: Training) -> None:
+        self._checkpointer = Checkpointer(directory, model=training.model, optimizer=training.optimizer)
+
+    def load(self) -> int:
+        step = self._checkpointer.resume()
+        self.tier = self._checkpointer.loaded_from if step else ""
+        return step
+
+    def save(self, step: int, is_durable: bool) -> str:
+        result = self._checkpointer.step(step)
+        return "not due" if result is None else "" if result.saved else result.reason
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+
 def saver_of(args: argparse.Namespace, training: Training) -> NoSaver:
     if args.saver == "none":
         return NoSaver()
+    if args.saver == "auto":
+        return AutoSaver(args.checkpoint_dir, training)
     kinds = {"ddp": DdpSaver, "fsdp2": FsdpSaver, "hsdp": FsdpSaver}
     kind = TorchSaver if args.saver == "torch" else kinds[args.way]
     return kind(args.checkpoint_dir, training)
@@ -220,7 +242,7 @@ def train(args: argparse.Namespace) -> None:
     while step < args.steps and not is_over:
         step += 1
         log("step", step=step, losses=training.step(step))
-        if step % args.memory == 0 or step % args.disk == 0:
+        if args.saver == "auto" or step % args.memory == 0 or step % args.disk == 0:
             reason = saver.save(step, step % args.disk == 0)
             digest = training.digest() if args.digests else ""
             log("skipped", step=step, reason=reason) if reason else log("saved", step=step, digest=digest)
