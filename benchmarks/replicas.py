@@ -11,7 +11,6 @@ storage every 40; what of the latter is read after the loss is counted.
 
 import argparse
 import json
-import math
 import mmap
 import os
 import resource
