@@ -84,12 +84,19 @@ class MemoryPeers:
     @property
     def common(self) -> frozenset[SaveId]:
         """The saves that no slot may lose, because all nodes hold them: the newest such, and one that is to be it."""
+        if self._is_alone and self._has_committed:
+            return frozenset()  # others may hold it no more, and what this one has saved since is whole
         return frozenset(id for id in (self._answer.id, self._answer.next) if id)
 
     @property
     def address(self) -> str:
         """Where the other agents find this one; empty if there are none."""
-        return self._round.peers[self._round.own].address if self._round and len(self._round.peers) > 1 else ""
+        return self._round.peers[self._round.own].address if self._round and not self._is_alone else ""
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there was a round, and the newest is of this agent alone."""
+        return self._round is not None and len(self._round.peers) == 1
 
     def _ids(self) -> set[SaveId]:
         return {slot.id for slot in [*self._slots] if slot.id}
@@ -112,6 +119,8 @@ class MemoryPeers:
         """Something was committed."""
         self._has_committed = True
         self._replication.look()
+        if self._is_alone:  # no other agent makes way for copies of newer saves
+            asyncio.get_running_loop().run_in_executor(None, self.replicas.give_back)
 
     def changed(self) -> None:
         """A save begins: what was fetched may be overwritten."""
