@@ -1146,11 +1146,14 @@ PAGES: Sequence[ErrorPage] = (
             "step <step> is not copied to <hosts> (<size> in <number> files): <why>. A loss of this host costs what is "
             "not on storage",
             "no copies of other hosts' files are kept here: <why>. To do without: --fast-replicas 0",
+            "copies of other hosts' files are given up, <size> in all: saves need the memory. Until the next one is "
+            "whole, a failure costs what is not on storage",
         ),
         "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host "
         "after each save that all nodes turn to. This one was not: the other host has no memory for it, or could not "
         "be reached for 10 s. Training and saves go on, and the next save is tried again. The message comes once for "
-        "each kind of trouble; the event `replica_skipped` and the metric `skipped_replicas_total` count all.",
+        "each kind of trouble; the event `replica_skipped` and the metric `skipped_replicas_total` count all. The third "
+        "message comes where fewer hosts go on, have more to save each, and keep no copies any more.",
         (
             "Memory of the other host holds its own slots, and not two copies besides.",
             "The network between both is cut or very slow.",
@@ -1161,7 +1164,11 @@ PAGES: Sequence[ErrorPage] = (
             "Or do without, and persist more often: `--fast-replicas 0`.",
         ),
         "Nothing now. If a host is lost meanwhile, the steps since the newest save that was copied, or is durable.",
-        ("fastckpt._core.saver.peers.replica_room", "fastckpt._core.saver.peers.replica_sender"),
+        (
+            "fastckpt._core.saver.peers.memory_peers",
+            "fastckpt._core.saver.peers.replica_room",
+            "fastckpt._core.saver.peers.replica_sender",
+        ),
     ),
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.hosts import Cluster
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Line
 from tests.nodes.test_faults_in_phases import FRESH as AT
@@ -123,9 +124,7 @@ def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so
     """Another one fills its memory: copies are left out, training goes on, and a loss of a host means storage."""
     script = (*WIDE[:6], "--disk", "20")
     cluster = new_cluster(0, 1, 2)
-    filler = "import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, 430 << 20)"
-    for number in cluster.hosts:
-        assert cluster.hosts[number].start("-c", filler, output=cluster.folder / "filled").wait(60) == 0
+    fill(cluster, 430)
     job = started(cluster, *script, meeting=endpoint(0, 1, 2))
     job.do_steps(3 * EVERY)
     recovery = replace(job, 1, 1)
@@ -133,6 +132,28 @@ def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so
     assert "FC-045" in job.text(1 << 20)
     end(job)
     assert_bitwise(job, uninterrupted(*WIDE[:6], ranks=3))
+
+
+@campaign
+def test_the_memory_of_copies_is_there_for_the_saves_of_a_host_that_is_left_alone(new_cluster: NewCluster) -> None:
+    """It has twice as much to save then, and its memory has no room for that beside the copies of both saves."""
+    cluster = new_cluster(0, 1)
+    fill(cluster, 270)
+    job = started(cluster, *WIDE, nodes="1:2", meeting=endpoint(0, 1))
+    job.do_steps(3 * EVERY)
+    recovery = job.recovered(job.lose(1))
+    assert recovery.tiers == {0: "memory"} and recovery.lost <= 2 * EVERY
+    job.do_steps(2 * EVERY)
+    newer = [line["what"] for line in job.lines(0) if line["what"] in ("saved", "skipped") and line["world"] == 1]
+    assert newer and set(newer) == {"saved"}
+    end(job)
+
+
+def fill(cluster: Cluster, mebibytes: int) -> None:
+    """Have something else take so much of the memory of each host."""
+    filler = f"import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, {mebibytes} << 20)"
+    for host in cluster.hosts.values():
+        assert host.start("-c", filler, output=cluster.folder / "filled").wait(60) == 0
 
 
 def resumes(job: NodesJob, number: int) -> list[Line]:

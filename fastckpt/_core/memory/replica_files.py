@@ -111,6 +111,14 @@ class ReplicaFiles:
         oldest = min(self._needed(), default=SaveId(0, 0))
         return self._release({id for id in kept_places(self._arena).values() if id >= oldest})
 
+    def give_back(self, needed: Collection[SaveId]) -> None:
+        """Remove what is kept of other saves than these, where no newer copies come in its place."""
+        with self.lock:
+            old = [place for place, id in kept_places(self._arena).items() if id not in needed]
+            for path in [*old, *(self._arena / _SPARE).glob("*")]:
+                with contextlib.suppress(OSError):  # the arena is being removed
+                    remove_any(path)
+
     def _release(self, needed: Collection[SaveId]) -> bool:
         with self.lock:
             if self._in_use():

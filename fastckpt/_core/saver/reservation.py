@@ -85,8 +85,7 @@ class Reservations:
         size, short = sum(sizes.values()), ""
         self._replicas.ask(sizes)
         # Copies before a third slot: it saves a wait, they save what is not on storage. But not without room for both.
-        if self._replicas.needed and (lacking := self._lacking(size, LEAST, count=2)):
-            self._replicas.give_up(lacking)
+        await self._replicas.settle(partial(self._lacking, size, LEAST, count=2))
         while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
             if spare is None:
                 raise ArenaTooSmall(too_small(size, len(self._slots), lacking, self._replicas.needed))

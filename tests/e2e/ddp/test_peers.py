@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.config import Settings
+from fastckpt._core.memory import slots
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
@@ -38,6 +39,17 @@ class Hosts(Nodes):
         peers = [Peer(f"{self.round}-{node}", f"memory {node}", host) for node, host in enumerate(hosts)]
         for node, saver in enumerate(self.savers):
             saver.meet(PeerRound(peers, node, b"secret"))
+        self.start_workers_of_nodes()
+
+    def leave_one(self) -> None:
+        """The second host is lost, and the first one goes on in a round of its own."""
+        for member in self.members:
+            member.close()
+        self.members = []
+        self.savers.pop().close()
+        (saver,) = self.savers
+        saver.breakpoint()
+        saver.meet(PeerRound([Peer("1-0", "memory 0", f"127.0.0.1:{saver.serve_peers()}")], 0, b"secret"))
         self.start_workers_of_nodes()
 
     def wait_for_common(self, step: int) -> None:
@@ -122,6 +134,24 @@ def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts:
     assert hosts.resume() == [(7, "peer" if node == host else "memory") for node in (0, 1)]
     hosts.restart()
     assert hosts.resume() == [(7, "memory")] * 2
+
+
+def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back(
+    hosts: Hosts,
+):
+    """What both had stays until there is something newer; after that the other host needs it no more."""
+    for step in (1, 2, 3):
+        hosts.save_to_memory(step, 0, 1)
+        hosts.wait_for_common(step)
+    arena, lost = (member._writer.link.arena for member in hosts.members)
+    hosts.leave_one()
+    assert hosts.resume() == [(3, "memory")]
+    for step in (4, 5, 6):
+        hosts.save_to_memory(step, 0)
+    saves = {save.step for slot in arena.glob("slot-*") if (save := slots.read(slot).committed)}
+    until(lambda: not any((arena / "kept").iterdir()), "copies are given back")
+    shutil.rmtree(lost, ignore_errors=True)
+    assert saves == {4, 5, 6}
 
 
 def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(three_hosts: Hosts):

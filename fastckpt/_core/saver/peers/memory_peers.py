@@ -1,13 +1,15 @@
 """The other nodes' part in the memory of one checkpoint directory: copies, the common save, and fetched files."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import AUTO, Settings
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import Fetch, Fetched
@@ -26,6 +28,8 @@ from fastckpt._core.saver.peers.replication import Replication
 from fastckpt._core.saver.slot import READER, Slot
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt.errors import ArenaTooSmall, FastckptError
+
+logger = logging.getLogger("fastckpt")
 
 NOTED = 10.0
 """Seconds for the event loop to take note of an answer."""
@@ -64,7 +68,8 @@ class MemoryPeers:
         self._round: PeerRound | None = None
         self._fetches: dict[tuple[SaveId, str, frozenset[str]], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._has_committed, self._readers = False, readers
+        self._has_begun = self._has_committed = False
+        self._readers = readers
         self.counts = ReplicaCounts()
         rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
         sender = ReplicaSender(directory, rate, self.counts)
@@ -79,17 +84,24 @@ class MemoryPeers:
         self.replicas = ReplicaFiles(arena, self._ids, lambda: self.common, in_use, lambda: self.room.refusal)
         self.parity = ParityFiles(arena, lambda: self.common, in_use)
         is_optional = settings.replicas == AUTO
-        self.room = ReplicaRoom(self._copies, self._bytes_of_copies, is_optional=is_optional)
+        self.room = ReplicaRoom(self._copies, self._bytes_of_copies, self._make_way, is_optional=is_optional)
 
     @property
     def common(self) -> frozenset[SaveId]:
         """The saves that no slot may lose, because all nodes hold them: the newest such, and one that is to be it."""
+        if self._is_alone and self._has_committed:
+            return frozenset()  # others may hold it no more, and what this one has saved since is whole
         return frozenset(id for id in (self._answer.id, self._answer.next) if id)
 
     @property
     def address(self) -> str:
         """Where the other agents find this one; empty if there are none."""
-        return self._round.peers[self._round.own].address if self._round and len(self._round.peers) > 1 else ""
+        return self._round.peers[self._round.own].address if self._round and not self._is_alone else ""
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there was a round, and the newest is of this agent alone."""
+        return self._round is not None and len(self._round.peers) == 1
 
     def _ids(self) -> set[SaveId]:
         return {slot.id for slot in [*self._slots] if slot.id}
@@ -104,7 +116,8 @@ class MemoryPeers:
 
     def assume(self, round: PeerRound) -> None:
         """Take part in a new round."""
-        self._round, self._loop, self._has_committed = round, asyncio.get_running_loop(), False
+        self._round, self._loop = round, asyncio.get_running_loop()
+        self._has_begun = self._has_committed = False
         self.counts.newest = None  # the new round may go on from an older one
         self._replication.assume(round)
 
@@ -112,10 +125,31 @@ class MemoryPeers:
         """Something was committed."""
         self._has_committed = True
         self._replication.look()
+        if self._is_alone:  # no other agent makes way for copies of newer saves
+            asyncio.get_running_loop().run_in_executor(None, self._give_back, self._ids())
 
     def changed(self) -> None:
         """A save begins: what was fetched may be overwritten."""
         self._fetches.clear()
+        self._has_begun = True
+
+    def _give_back(self, needed: Collection[SaveId]) -> None:
+        """Remove copies of other saves than these, unless a worker may resume them yet; in a thread."""
+        if self._has_begun and not self._readers:
+            self.replicas.give_back(needed)
+            self.parity.give_back(needed)
+
+    def _make_way(self, *, for_good: bool) -> None:
+        """Give back copies for which slots have no room, those that a resume now needs only ``for_good``."""
+        before = self._bytes_of_copies()
+        self._give_back(() if for_good else self.common)
+        if for_good and (given := before - self._bytes_of_copies()):
+            text = coded(
+                "copies of other hosts' files are given up, %s in all: saves need the memory. Until the next one is "
+                "whole, a failure costs what is not on storage",
+                "FC-045",
+            )
+            logger.warning(text, binary(given))
 
     def close(self) -> None:
         """Copy and report nothing more."""

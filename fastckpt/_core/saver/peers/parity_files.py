@@ -191,6 +191,14 @@ class ParityFiles:
             return found
         raise FastckptError(f"this node has no whole parity of {id} with files of {lost}")
 
+    def give_back(self, needed: Collection[SaveId]) -> None:
+        """Remove parity of other saves than these, where no newer one comes in its place."""
+        with self._lock:
+            for path, id in self._places().items():
+                if id not in needed:
+                    self._release(path)
+            remove_any(self._arena / _SPARE)
+
     def bytes(self) -> int:
         """Bytes that parity takes, with what is spare."""
         found = 0

@@ -53,6 +53,7 @@ class ReplicaSender:
         self._failing: float | None = None
         self._digests: tuple[tuple[SaveId, str], dict[str, str]] | None = None
         self._warned = ""
+        self._skipped: tuple[SaveId, str] | None = None
 
     def assume(self, round: PeerRound) -> None:
         """Take part in a new round: what is on its way to those of the last one ends."""
@@ -117,9 +118,17 @@ class ReplicaSender:
 
         files = [LargeFile(name, held.files[name], large[name], digests[name]) for name in sorted(large)]
 
+        troubles: dict[Peer, Exception] = {}
+
         def copy(peer: Peer, file: LargeFile) -> int:
-            with self._link(peer, round) as link:
-                return file.size if send_replica(link, save, file, common, self._rate) else 0
+            if (trouble := troubles.get(peer)) is not None:
+                raise trouble  # each file else would wait for a partner that is silent
+            try:
+                with self._link(peer, round) as link:
+                    return file.size if send_replica(link, save, file, common, self._rate) else 0
+            except (FastckptError, OSError) as error:
+                troubles[peer] = error
+                raise
 
         def add(peer: Peer) -> int:
             pair = round.peers[round.own].id, peer.id
@@ -141,7 +150,10 @@ class ReplicaSender:
         return self._digests[1]
 
     def _skip(self, held: HeldSave, large: dict[str, int], why: str, round: PeerRound) -> None:
-        """Count copies that are left out, and warn once of each kind of trouble."""
+        """Count a save whose copies are left out, once, and warn once of each kind of trouble."""
+        if self._skipped == (held.id, held.attempt):
+            return  # the other nodes have not done with it, so it was tried again
+        self._skipped = held.id, held.attempt
         self._counts.skipped += 1
         metrics.event(
             "replica_skipped", history=held.id.history, step=held.id.step, bytes=sum(large.values()), reason=why
@@ -159,6 +171,8 @@ class ReplicaSender:
     def _link(self, peer: Peer, round: PeerRound) -> Iterator[SealedConnection]:
         """A connection that no other thread uses; it is kept for later if all goes well."""
         with self._lock:
+            if self._closed or round is not self._round:
+                raise FastckptError("the round has ended")
             idle = self._idle.setdefault(peer.address, [])
             link = idle.pop() if idle else None
         link = link or SealedConnection.connect(peer.address, round.secret, CONNECTING, later=TIMEOUT)

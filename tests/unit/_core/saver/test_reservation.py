@@ -454,3 +454,25 @@ def test_copies_that_were_asked_for_and_have_no_room_are_refused_before_the_firs
     for each in (room, present):
         each.close()
     arena.remove()
+
+
+@pytest.mark.parametrize(("free", "asked"), [(0, []), (SHARD, [False]), (2 * SHARD, [False, True])])
+def test_copies_of_an_earlier_round_make_way_for_slots_as_far_as_they_must(
+    tmp_path, monkeypatch, free: int, asked: list[bool]
+):
+    """The copies of two saves are here, and nobody keeps any in this round: slots lack ``free`` bytes."""
+    held, total, calls = [SHARD, SHARD], 4 * SHARD - free, list[bool]()
+
+    def make_way(*, for_good: bool) -> None:
+        calls.append(for_good)
+        del held[0 if for_good else 1 :]
+
+    monkeypatch.setattr(room_module, "headroom", lambda *_: Headroom(total - sum(held), total, "it", MemoryLimit.HOST))
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(2)
+    replicas = ReplicaRoom(lambda: 0, lambda: sum(held), make_way, is_optional=True)
+    room = Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, replicas)
+    asyncio.run(room.check({"__0_0.distcp": SHARD}))
+    assert calls == asked
+    room.close()
+    arena.remove()

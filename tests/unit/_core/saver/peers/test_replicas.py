@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,14 @@ class Owner:
         self.sender = ReplicaSender("/checkpoints", None, self.counts)
         self.sender.assume(self.round)
 
-    def save(self, step: int) -> HeldSave:
+    def save(self, step: int, files: int = 1) -> HeldSave:
         slots.begin(self.slot, SlotBegin(SaveId(1, step), frozenset({0})))
-        (self.slot / SHARDS).write_bytes(bytes([step]) * SIZE)
+        sizes = {SHARDS: SIZE, **{f"__{number}_0.distcp": SIZE for number in range(2, files + 1)}}
+        for name in sizes:
+            (self.slot / name).write_bytes(bytes([step]) * SIZE)
         (self.slot / "rank_1.pt").write_bytes(b"r" * 10)
         details = {"world_size": 2, "rank": 1, "node": 1, "nodes": 2, "attempt": ATTEMPT}
-        slots.commit(self.slot, 0, SlotDone(SaveId(1, step), {SHARDS: SIZE, "rank_1.pt": 10}, details))
+        slots.commit(self.slot, 0, SlotDone(SaveId(1, step), sizes | {"rank_1.pt": 10}, details))
         (held,) = held_saves(self.arena, [self.slot])
         return held
 
@@ -286,6 +289,60 @@ def test_a_partner_that_is_gone_is_asked_again_until_the_save_counts_without_it(
     assert owner.send(1) is None
     monkeypatch.setattr(replica_sender, "GIVE_UP", 0.0)
     assert owner.send(1) is False and owner.counts.skipped == 1
+
+
+@contextlib.contextmanager
+def closing_sender(owner: Owner) -> Iterator[Owner]:
+    with closing(owner.sender):
+        yield owner
+
+
+def test_a_partner_that_is_silent_costs_one_wait_whatever_the_number_of_files(
+    tmp_path: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+):
+    """It takes connections and never answers; the other partner has its copies meanwhile."""
+    monkeypatch.setattr(replica_sender, "CONNECTING", 1.0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        closing_sender(Owner(tmp_path / "owner", keeper.address)) as owner,
+    ):
+        gone = Peer("gone", "g", f"127.0.0.1:{silent.getsockname()[1]}")
+        owner.round = replace(owner.round, partners=[*owner.round.partners, gone])
+        owner.sender.assume(owner.round)
+        held = owner.save(5, files=12)
+        since = time.monotonic()
+        assert owner.sender.send(held, None, owner.round) is None
+        assert time.monotonic() - since < 2.5
+        assert all((keeper.path(5).parent / name).exists() for name in held.own_files if name.endswith(".distcp"))
+
+
+def test_what_has_yet_to_be_sent_when_a_round_ends_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replica_sender, "CONNECTING", 1.0)
+    monkeypatch.setattr(replica_sender, "STREAMS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, closing_sender(Owner(tmp_path / "owner", "")) as owner:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        partners = [Peer(f"p{n}", f"m{n}", address) for n in range(6)]
+        owner.round = replace(owner.round, partners=partners)
+        owner.sender.assume(owner.round)
+        held = owner.save(5)
+        end = threading.Timer(0.2, owner.sender.assume, [replace(owner.round)])
+        end.start()
+        since = time.monotonic()
+        assert owner.sender.send(held, None, owner.round) is None
+        assert time.monotonic() - since < 2.5
+        end.join()
+
+
+def test_a_save_that_is_not_copied_counts_once_however_often_that_is_tried(
+    keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch
+):
+    """It is asked for again until all nodes have done with it."""
+    free = Headroom(SIZE - 1, SIZE, "its memory", MemoryLimit.HOST)
+    monkeypatch.setattr(replica_files, "headroom", lambda *_: free)
+    for _ in range(5):
+        assert owner.send(1) is False
+    assert owner.counts.skipped == 1
+    assert owner.send(2) is False and owner.counts.skipped == 2
 
 
 GOOD = {"name": SHARDS, "size": SIZE, "digest": "0" * 32, "common": []}
