@@ -44,13 +44,15 @@ PAGES: Sequence[ErrorPage] = (
             "--shm-size), or choose another tmpfs with --fast-shm-dir.",
             "<shared memory> holds two slots only (<limit>, less what is left to others)",
             "<what checkpoints take>: data loaders with workers, which need some of it, may fail. <remedies>.",
+            "copies of other hosts' files need <size>: <limit>. <remedies>; or do without: --fast-replicas 0.",
         ),
         "A save copies the state of the node's ranks into shared memory, which has three slots for it, or two where "
         "memory is short. The message names the limit that is the tightest of three: the size of the tmpfs, the "
         "host's memory, and the memory limits of cgroups, as containers and Slurm set them; shared memory counts "
         "towards all of them. If two slots do not fit either, the first save fails; a job whose state grows later "
         "goes on and skips saves. The two warnings say that it works with two slots, in which a save may have to wait "
-        "for a persist, and that little is left for data loaders.",
+        "for a persist, and that little is left for data loaders. The last message is about the disk that "
+        "`--fast-replica-medium` names: it has no room for the copies that `--fast-replicas` asks for.",
         (
             "Docker gives a container 64 MB at /dev/shm unless it is told otherwise; Kubernetes the same.",
             "A memory limit of the container or of the job's cgroup has room for the processes, but not for two or "
@@ -71,6 +73,7 @@ PAGES: Sequence[ErrorPage] = (
         (
             "fastckpt._core.memory.arena",
             "fastckpt._core.memory.saver_address",
+            "fastckpt._core.saver.peers.replica_room",
             "fastckpt._core.saver.reservation",
         ),
     ),
@@ -1149,18 +1152,20 @@ PAGES: Sequence[ErrorPage] = (
             "copies of other hosts' files are given up, <size> in all: saves need the memory. Until the next one is "
             "whole, a failure costs what is not on storage",
         ),
-        "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host "
-        "after each save that all nodes turn to. This one was not: the other host has no memory for it, or could not "
-        "be reached for 10 s. Training and saves go on, and the next save is tried again. The message comes once for "
-        "each kind of trouble; the event `replica_skipped` and the metric `skipped_replicas_total` count all. The third "
-        "message comes where fewer hosts go on, have more to save each, and keep no copies any more.",
+        "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host, "
+        "or to its disk, after each save that all nodes turn to. This one was not: the other host has no room for it, "
+        "or its directory for copies was removed, or it could not be reached for 10 s. Training and saves go on, and "
+        "the next save is tried again. The message comes once for each kind of trouble; the event `replica_skipped` and "
+        "the metric `skipped_replicas_total` count all. The third message comes where fewer hosts go on, have more to "
+        "save each, and keep no copies any more.",
         (
             "Memory of the other host holds its own slots, and not two copies besides.",
+            "The disk of `--fast-replica-medium disk:DIR` is full, or fails, or DIR was removed.",
             "The network between both is cut or very slow.",
         ),
         (
             "Give the host more shared memory, as the message says; `docs/clusters/replicas.md` has the sizes.",
-            "Or have fewer slots: `--fast-slots 2`.",
+            "Or have it keep copies on a disk: `--fast-replica-medium disk:DIR`; or have fewer slots: `--fast-slots 2`.",
             "Or do without, and persist more often: `--fast-replicas 0`.",
         ),
         "Nothing now. If a host is lost meanwhile, the steps since the newest save that was copied, or is durable.",

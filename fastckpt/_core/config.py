@@ -24,6 +24,7 @@ PROOF_VARIABLE = "FASTCKPT_PROOF"
 """The variable with the folder for the record of a run that `fastckpt prove` compares: no setting of users."""
 SHM = "/dev/shm"
 AUTO = "auto"
+MEMORY = "memory"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -75,6 +76,7 @@ class Settings:
         exclude_after: Failures of a host alone after which it is left out while a spare waits; 0: any number.
         replicas: Copies on other hosts of large files of one host alone: 0, 1, 2; auto: 1 if room; xor:G parity of G.
         replica_mbps: MB (10**6 bytes) per second that this node may send as such copies at most; 0 for no limit.
+        replica_medium: Where this host keeps such copies of others' files: memory, or disk:DIR, a directory of its own.
         domain: What fails together with this host: a name, file:PATH or env:NAME that has it; empty: the host alone.
         exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
     """
@@ -109,6 +111,7 @@ class Settings:
     exclude_after: int = 2
     replicas: str = AUTO
     replica_mbps: float = 0.0
+    replica_medium: str = MEMORY
     domain: str = ""
     exit_codes: bool = False
 
@@ -134,6 +137,11 @@ class Settings:
             "replicas", is_scheme, "give 0, 1 or 2 copies, xor:3 to xor:16 for parity of so many hosts, or auto"
         )
         self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
+        kind, _, directory = self.replica_medium.partition(":")
+        is_medium = self.replica_medium == MEMORY or (kind == "disk" and Path(directory).is_absolute())
+        self._demand(
+            "replica_medium", is_medium, "give memory, or disk:DIR with the absolute path of a directory of this host"
+        )
         # A quarter of it has to hold a connection of a loaded host, and three handshakes.
         self._demand("node_timeout", 1.0 <= self.node_timeout < math.inf, "give seconds, 1 or more")
 
@@ -151,6 +159,12 @@ class Settings:
     def copies(self) -> int:
         """Copies that other hosts keep of large files that one host alone has."""
         return 1 if self.replicas == AUTO else 0 if self.parity else int(self.replicas)
+
+    @property
+    def copies_directory(self) -> Path | None:
+        """The directory on a disk for large files of other hosts; None to keep them in memory."""
+        _, _, directory = self.replica_medium.partition(":")
+        return Path(directory) if directory else None
 
     @property
     def parity(self) -> int:

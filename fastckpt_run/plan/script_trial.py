@@ -17,7 +17,7 @@ from typing import Any
 from fastckpt._core.config import TRIAL_VARIABLE, copy_of_environment, variable
 from fastckpt._core.inspect.checkpoint_sizes import CheckpointSizes, checkpoint_sizes
 from fastckpt._core.memory.census import ArenaEntry, census
-from fastckpt._core.memory.process_memory import own_memory
+from fastckpt._core.memory.processes import own_memory
 from fastckpt._core.report.events import read
 from fastckpt._core.report.report import Report, report
 from fastckpt.errors import ConfigError, FastckptError

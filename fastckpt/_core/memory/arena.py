@@ -19,6 +19,7 @@ from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.memory import presence
+from fastckpt._core.memory.copies_folder import erase_folder, roots_of
 from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.memory.headroom import Headroom, headroom
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
@@ -307,7 +308,9 @@ def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
     """
     need = slots * size + copies
     fewer = " Or use --fast-slots 2." if slots > 2 else ""
-    fewer += " Or do without copies of other hosts' files: --fast-replicas 0." if copies else ""
+    if copies:
+        fewer += " Or keep copies of other hosts' files on a disk (--fast-replica-medium disk:DIR), or none"
+        fewer += " (--fast-replicas 0)."
     beside = f" and {binary(copies)} of other hosts' copies" if copies else ""
     return coded(
         f"{found.medium} cannot hold {slots} x {binary(size)}{beside}, {binary(need)} in all: {found}. "
@@ -317,13 +320,9 @@ def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
 
 
 def erase(path: Path) -> None:
-    """Remove an arena, under another name: nobody finds half of it. What cannot be removed stays."""
-    gone = path.with_name(f"{path.name.partition('.')[0]}.removed-{secrets.token_hex(4)}")
-    try:
-        path.rename(gone)
-    except OSError:
-        return
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove an arena, and its copies on a disk, under other names: nobody finds half of it."""
+    for folder in reversed(roots_of(path)):
+        erase_folder(folder)
 
 
 def slots_of(arena: Path) -> list[Path]:

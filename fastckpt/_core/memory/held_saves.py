@@ -1,7 +1,8 @@
 """Saves that a node has in its memory: those of its own ranks, in slots, and small files of other nodes' ranks.
 
 A node keeps the small files of others so that the loss of one host loses no rank's state. They are in a directory of
-the arena for each save, with the done records of the ranks that wrote them.
+the arena for each save, with the done records of the ranks that wrote them. Large ones are beside them, or in the same
+place of a folder on a disk.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from typing import Any
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import COMMON, OF_EACH_NODE
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.copies_folder import roots_of
 from fastckpt._core.memory.records import make_folders, names_in, remove_any
 from fastckpt._core.memory.slots import SlotDone
 
@@ -151,7 +153,7 @@ def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:
 
 
 def _kept(arena: Path) -> dict[tuple[SaveId, str], _Kept]:
-    found: dict[tuple[SaveId, str], _Kept] = {}
+    found, roots = dict[tuple[SaveId, str], _Kept](), roots_of(arena)
     for name in names_in(arena / KEPT):
         place = arena / KEPT / name
         for rank, done in slots.read_parts(place).items():
@@ -160,7 +162,8 @@ def _kept(arena: Path) -> dict[tuple[SaveId, str], _Kept]:
             kept = found.setdefault((done.id, attempt), _Kept(digests=slots.read_digests(place, done.id)))
             kept.parts[rank] = done
             # A rank's record names all of its files; those that are large, or that each node has, are not kept here.
-            kept.roots |= {name: place for name, size in done.files.items() if not slots.damage(place, {name: size})}
+            for at in [root / KEPT / name for root in roots]:
+                kept.roots |= {file: at for file, size in done.files.items() if not slots.damage(at, {file: size})}
     return found
 
 

@@ -1,5 +1,6 @@
 """Reserves the memory of a new file, in large pages as far as they come cheaply, and makes pages large later."""
 
+import contextlib
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ back what was free for some seconds, and gives it page by page. Later each persi
 BUDGET = 0.5
 """The same while a save waits: faulting in as many small pages takes about as long."""
 PIECE = 32 * 2**20
+_CACHED = 64 * 2**20
+"""Bytes before the newest that `write_out` looks at again: they are on the disk by then."""
 MOST_THREADS = 8
 NEVER = threading.Event()
 
@@ -43,6 +46,21 @@ def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> boo
     # What the kernel has refused above is refused here, too, and told; what is there already costs nothing.
     os.posix_fallocate(descriptor, 0, size)
     return asked
+
+
+def write_out(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write bytes to a file on a disk, and have the kernel write them out soon, and drop what it has written before.
+
+    Else they would fill the page cache, and then keep whoever writes anything waiting for the disk. Raises OSError.
+    """
+    done = 0
+    while done < len(data):
+        with data[done:] as rest:
+            done += os.pwrite(descriptor, rest, offset + done)
+    start = max(0, offset - _CACHED)
+    with contextlib.suppress(OSError):
+        # Of pages that are dirty it begins the write, and waits for none; of those that are clean it drops the memory.
+        os.posix_fadvise(descriptor, start, offset + done - start, os.POSIX_FADV_DONTNEED)
 
 
 def begin(descriptor: int, size: int, urgent: threading.Event) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.copies_folder import roots_of
 from fastckpt._core.memory.held_saves import place_name, places_in
 from fastckpt._core.memory.records import read_record
 from fastckpt._core.policy.replicas.grouping import Group
@@ -15,7 +16,7 @@ from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, r
 from fastckpt.errors import FastckptError, ProtocolError
 
 PARITY = "parity"
-"""The directory of an arena with parity of other nodes' files."""
+"""The directory of an arena, or of its folder on a disk, with parity of other nodes' files."""
 BLOCK, RECORD = "block", "whole.json"
 """The XOR of the chunks, and the record of it, in a place."""
 
@@ -78,10 +79,11 @@ def parity_place(arena: Path, id: SaveId, attempt: str, group: Group) -> Path:
 
 def whole_parity(arena: Path, id: SaveId, attempt: str) -> tuple[Path, ParityRecord] | None:
     """The block and the record of the parity of a save; None if it is not whole, or there is none."""
-    for path, of in parity_places(arena).items():
-        record = read_parity(path) if of == id else None
-        if record is not None and path == parity_place(arena, id, attempt, record.group):
-            return path / BLOCK, record
+    for root in roots_of(arena):
+        for path, of in parity_places(root).items():
+            record = read_parity(path) if of == id else None
+            if record is not None and path == parity_place(root, id, attempt, record.group):
+                return path / BLOCK, record
     return None
 
 

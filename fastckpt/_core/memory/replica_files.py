@@ -1,7 +1,8 @@
-"""Large files of other nodes' ranks in this node's memory: received whole or not at all, in pages that serve again.
+"""Large files of other nodes' ranks that this node keeps: received whole or not at all, in pages that serve again.
 
-They are beside the small ones of the same save, in the directory that `held_saves` reads. Files that are released are
-kept by their size until a new one of that size comes: pages that are there already are written ten times as fast.
+They are beside the small ones of the same save, in the directory that `held_saves` reads, or in the same place of a
+folder on a disk. Files that are released are kept by their size until a new one of that size comes: pages that are
+there already are written ten times as fast.
 """
 
 import contextlib
@@ -14,9 +15,11 @@ from pathlib import Path
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.held_saves import KEPT, keep_digests, kept_place, kept_places
 from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.parity_records import parity_places
 from fastckpt._core.memory.records import make_folders, names_in, remove_any
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from fastckpt.errors import ArenaTooSmall
@@ -37,6 +40,7 @@ class ReplicaFiles:
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
         in_use: Whether a process of this node may be reading what is kept, or choose to.
         refusal: Why nothing is kept; empty if it is.
+        folder: Where large files are; in the arena, if none is given.
 
     Attributes:
         lock: Held by who writes records beside the files.
@@ -49,40 +53,44 @@ class ReplicaFiles:
         needed: Callable[[], Collection[SaveId]],
         in_use: Callable[[], bool],
         refusal: Callable[[], str] = str,
+        folder: CopiesFolder | None = None,
     ) -> None:
         self._arena, self._of, self._needed, self._in_use = arena, of, needed, in_use
-        self._refusal = refusal
+        self._refusal, self._folder = refusal, folder or CopiesFolder(arena)
         self.lock = threading.RLock()
         self._making = threading.Lock()
 
     def clear_away(self) -> None:
         """Remove what an owner that died has left unfinished, or spare."""
-        for left in [*(self._arena / KEPT).rglob(f"{_NEW}*"), *(self._arena / _SPARE).glob("*")]:
-            with contextlib.suppress(OSError):
-                remove_any(left)
+        for root in self._folder.roots:
+            for left in [*(root / KEPT).rglob(f"{_NEW}*"), *(root / _SPARE).glob("*")]:
+                with contextlib.suppress(OSError):
+                    remove_any(left)
 
     def has(self, id: SaveId, attempt: str, name: str, size: int, digest: str) -> bool:
         """Whether this file has come, with these bytes as they were then."""
-        place = kept_place(self._arena, id, attempt)
-        return slots.read_digests(place, id).get(name) == digest and not slots.damage(place, {name: size})
+        if slots.read_digests(kept_place(self._arena, id, attempt), id).get(name) != digest:
+            return False
+        return not slots.damage(kept_place(self._folder.path, id, attempt), {name: size})
 
     @contextlib.contextmanager
     def receive(self, id: SaveId, attempt: str, name: str, size: int) -> Iterator[tuple[int, Callable[[str], None]]]:
         """A place for a file that comes: its descriptor, and what to call with its xxh3-128 once it is whole.
 
         Raises:
-            ArenaTooSmall: There is no memory for it.
+            ArenaTooSmall: There is no memory for it, or no room on the disk.
             OSError: The arena was removed.
         """
         if why := self._refusal():
             raise ArenaTooSmall(why)
-        place = kept_place(self._arena, id, attempt)
-        path, whole = place / name, list[str]()
+        self._folder.ensure()
+        place, root = kept_place(self._arena, id, attempt), self._folder.path
+        path, whole = kept_place(root, id, attempt) / name, list[str]()
         # A name of its own: one whose sender is cut off may take long to end.
         temporary = path.with_name(f"{_NEW}{secrets.token_hex(4)}-{path.name}")
         try:
-            make_folders(self._arena, path.parent)
-            fd = self._file_of(temporary, size)
+            make_folders(self._arena, place)
+            fd = self._file_in(root, temporary, size)
             try:
                 yield fd, whole.append
             finally:
@@ -109,7 +117,7 @@ class ReplicaFiles:
     def release_old(self) -> bool:
         """Release large files of saves that are older than the newest that all nodes hold; as `make_way`."""
         oldest = min(self._needed(), default=SaveId(0, 0))
-        return self._release({id for id in kept_places(self._arena).values() if id >= oldest})
+        return self._release({id for root in self._folder.roots for id in kept_places(root).values() if id >= oldest})
 
     def give_back(self, needed: Collection[SaveId]) -> None:
         """Remove what is kept of other saves than these, where no newer copies come in its place."""
@@ -125,42 +133,58 @@ class ReplicaFiles:
                 return False
             places = kept_places(self._arena)
             newest = {*sorted(places.values(), reverse=True)[:KEPT_SAVES], *needed, *self._of()}
-            for place, id in places.items():
-                if id not in needed:
-                    self._make_spare(place)
-                if id not in newest:
-                    remove_any(place)
+            for root in self._folder.roots:
+                for place, id in kept_places(root).items():
+                    if id not in needed:
+                        self._make_spare(place, root)
+                    if id not in (needed if root in self._folder.former else newest):
+                        remove_any(place)
+            self._folder.forget_former(lambda root: bool(kept_places(root) or parity_places(root)))
             return True
 
     def bytes(self) -> int:
         """Bytes that large files take, with those that are coming and those that are spare."""
         found = 0
-        for path in [*(self._arena / KEPT).rglob("*"), *(self._arena / _SPARE).glob("*")]:
+        root = self._folder.path
+        for path in [*(root / KEPT).rglob("*"), *(root / _SPARE).glob("*")]:
             with contextlib.suppress(OSError):
                 size = path.lstat().st_size
                 found += size if size > SMALL else 0
         return found
 
-    def _make_spare(self, place: Path) -> None:
+    def _make_spare(self, place: Path, root: Path) -> None:
         for name, size in slots.images_in(place).items():
-            if size > SMALL:
-                make_folders(self._arena, self._arena / _SPARE)
-                (place / name).rename(self._arena / _SPARE / f"{size}-{secrets.token_hex(4)}")
+            if size > SMALL and root != self._folder.path:  # what comes is kept elsewhere
+                remove_any(place / name)
+            elif size > SMALL:
+                make_folders(root, root / _SPARE)
+                (place / name).rename(root / _SPARE / f"{size}-{secrets.token_hex(4)}")
+
+    def _file_in(self, root: Path, temporary: Path, size: int) -> int:
+        try:
+            make_folders(root, temporary.parent)
+            return self._file_of(temporary, size)
+        except FileNotFoundError:
+            raise  # the arena, or the folder, was removed just now
+        except OSError as error:
+            raise ArenaTooSmall(f"a copy of {binary(size)} cannot be made: {error}") from error
 
     def _file_of(self, temporary: Path, size: int) -> int:
-        """A file of this size, all of whose memory is there: a spare one, else a new one, for which spare ones go."""
+        """A file of this size, with all its memory or disk: a spare one, else a new one, for which spare ones go."""
         remove_any(temporary)
+        root = self._folder.path
         with self.lock:
-            spare = [self._arena / _SPARE / name for name in names_in(self._arena / _SPARE)]
+            spare = [root / _SPARE / name for name in names_in(root / _SPARE)]
             if found := next((path for path in spare if path.name.startswith(f"{size}-")), None):
                 found.rename(temporary)
                 return os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             for path in spare:
                 remove_any(path)
         with self._making:  # one at a time: what two find free is there once
-            room = headroom(self._arena.parent)
+            room = headroom(root.parent)
             if room.free < size:
-                raise ArenaTooSmall(f"a copy of {binary(size)} does not fit: {room}. {room.remedies(size - room.free)}")
+                remedies = self._folder.remedies(room, size - room.free)
+                raise ArenaTooSmall(f"a copy of {binary(size)} does not fit: {room}. {remedies}")
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 allocate(fd, size)

@@ -8,6 +8,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.raw import Raw
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.copies_folder import roots_of
 from fastckpt._core.memory.held_saves import KEPT
 from fastckpt._core.resume.tiers import Files
 from fastckpt.errors import BadCheckpoint
@@ -18,11 +19,12 @@ def hold(link: SaverClient, paths: Iterable[Path], save: SaveId | None) -> None:
 
     Raises BadCheckpoint if one of them does not hold that save any more.
     """
+    paths = list(paths)
     inside = [path.relative_to(link.arena) for path in paths if path.is_relative_to(link.arena)]
     # Files of other nodes are kept beside the slots: what is there under the name of their save is theirs.
     held = {link.arena / path.parts[0] for path in inside if path.parts[0] != KEPT}
-    kept = [link.arena / path for path in inside if path.parts[0] == KEPT]
-    if inside:
+    kept = [path for path in paths if any(path.is_relative_to(root / KEPT) for root in roots_of(link.arena))]
+    if held or kept:
         # Pinned first, then compared: what holds that save now keeps it until the release.
         link.pin()
     if any(slots.read(slot).committed != save for slot in held) or not all(path.is_file() for path in kept):

@@ -11,6 +11,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.headroom import lies_in_memory
 from fastckpt._core.memory.processes import boot_id
+from fastckpt._core.storage.store import is_url
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -32,6 +33,31 @@ def place(settings: Settings) -> Path:
         raise ConfigError(
             f"--fast-no-memory was given, but {directory} is a tmpfs, which is memory. Name a directory on a disk "
             f"with --fast-shm-dir, or with TMPDIR"
+        )
+    return directory
+
+
+def copies_place(settings: Settings, checkpoint_dir: str = "") -> Path | None:
+    """The directory on a disk for large copies of other hosts' files; None if they are kept with the arena.
+
+    Raises ConfigError if it is not there, cannot be written to, or is in the checkpoint directory.
+    """
+    if (directory := settings.copies_directory) is None:
+        return None
+    try:
+        lies_in_memory(directory)
+        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it cannot be written to")
+    except OSError as error:
+        raise ConfigError(
+            f"no copies can be kept in {directory}: {error.strerror}. Make it on a disk of this host, or name another "
+            "with --fast-replica-medium disk:DIR"
+        ) from error
+    directory = directory.resolve()
+    if checkpoint_dir and not is_url(checkpoint_dir) and directory.is_relative_to(checkpoint_dir):
+        raise ConfigError(
+            f"copies would be kept in {directory}, which is in the checkpoint directory {checkpoint_dir}. Name a "
+            "directory on a disk of this host with --fast-replica-medium disk:DIR"
         )
     return directory
 

@@ -29,7 +29,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.presence import forget_the_dead
 from fastckpt._core.policy.slots import Skip, choose_slot
 from fastckpt._core.saver.admission import admit, demand_empty
-from fastckpt._core.saver.arena_location import left_elsewhere, place, report_memory_of_others
+from fastckpt._core.saver.arena_location import copies_place, left_elsewhere, place, report_memory_of_others
 from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
@@ -79,6 +79,7 @@ class Coordinator:
         self.tiers = DurableTiers(hello, self.newest, copier, job)
         self.persister = self.tiers.persister
         self.agent_slot = agent_slot
+        copies = copies_place(settings, hello.directory)
         path = arena_path(str(place(settings)), hello.directory, agent_slot)
         self.arena = admit(path, job, self.persister.tenure, ending)
         self.slots: list[Slot] = []
@@ -87,7 +88,9 @@ class Coordinator:
         self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, first=hello.group_rank == 0)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
-        self.peers = MemoryPeers(hello.directory, path, self.slots, among.common_saves, settings, self.readers.active)
+        self.peers = MemoryPeers(
+            hello.directory, path, self.slots, among.common_saves, settings, self.readers.active, copies
+        )
         self._reservations = Reservations(self.arena, self.slots, self.newest, self.peers.room)
         self._among = among
         self._decisions: dict[SaveId, Slot | Skip] = {}
@@ -110,8 +113,7 @@ class Coordinator:
             logger.warning(text, self.arena.path)
         await self._marking.settle(alone=alone)
         loans.forget(self.arena.path)
-        await loop.run_in_executor(None, self.peers.replicas.clear_away)
-        await loop.run_in_executor(None, self.peers.parity.clear_away)
+        await loop.run_in_executor(None, self.peers.clear_away)
         self.arena.make_slots(self._settings.slots)
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:

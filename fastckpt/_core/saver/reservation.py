@@ -84,6 +84,7 @@ class Reservations:
         # one is the newest; two still hold one whole checkpoint.
         size, short = sum(sizes.values()), ""
         self._replicas.ask(sizes)
+        self._replicas.ask_disk()
         # Copies before a third slot: it saves a wait, they save what is not on storage. But not without room for both.
         await self._replicas.settle(partial(self._lacking, size, LEAST, count=2))
         while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:

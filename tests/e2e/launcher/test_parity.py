@@ -68,6 +68,7 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-max-stalls", "0"], {"max_stalls": 0}),
     (["--fast-spares", "1"], {"spares": 1}),
     (["--fast-replicas=2", "--fast-replica-mbps", "500"], {"replicas": "2", "replica_mbps": 500.0}),
+    (["--fast-replica-medium", "disk:/nvme"], {"replica_medium": "disk:/nvme"}),
     (["--fast-domain", "env:RACK"], {"domain": "env:RACK"}),
     (["--fast-restart-budget=2/h"], {"restart_budget": "2/h"}),
     (["--fast-preload", "numpy"], {"preload": "numpy"}),

@@ -14,19 +14,24 @@ from typing import Any
 
 import xxhash
 
+from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.io.direct import digest_file
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
+from fastckpt._core.memory.pages import write_out
 from fastckpt._core.memory.records import remove_any
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
-from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
 
 LIST, GET, KEEP = "list", "get", "keep"
 MOST_FILES = 1024
 """Files of ranks of one node."""
+ON_DISK = 4 << 20
+"""Bytes that are received before they are written to a disk."""
 TIMEOUT = 30.0
 """Seconds of silence after which another agent counts as gone."""
 
@@ -181,11 +186,38 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
 
 
 def received(connection: SealedConnection, fd: int, size: int) -> str:
-    """Receive the bytes of a file whose memory is there; returns their xxh3-128."""
+    """Receive the bytes of a file whose memory, or disk, is there; returns their xxh3-128.
+
+    Raises OSError or ProtocolError, and, once all have been received, ArenaTooSmall if a disk has not taken them.
+    """
     if not size:
         return xxhash.xxh3_128().hexdigest()
+    if not is_in_memory(fd):
+        return _received_on_disk(connection, fd, size)
     with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:
         return received_into(connection, view)
+
+
+def _received_on_disk(connection: SealedConnection, fd: int, size: int) -> str:
+    # No mapping: a disk that fails would kill this process. What it does not take is received all the same, so that
+    # the other agent learns why.
+    digest, failure = xxhash.xxh3_128(), None
+    with memoryview(bytearray(min(ON_DISK, size))) as buffer:
+        for offset in range(0, size, ON_DISK):
+            with buffer[: size - offset] as block:
+                filled = 0
+                while filled < len(block):
+                    with block[filled:] as rest:
+                        filled += connection.receive_into(rest)
+                digest.update(block)
+                try:
+                    if failure is None:
+                        write_out(fd, block, offset)
+                except OSError as error:
+                    failure = error
+    if failure is not None:
+        raise ArenaTooSmall(f"a copy of {binary(size)} cannot be written: {failure}")
+    return digest.hexdigest()
 
 
 def received_into(connection: SealedConnection, data: memoryview) -> str:

@@ -14,6 +14,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import Fetch, Fetched
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.copies_folder import CopiesFolder, sweep_folders
 from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.held_saves import kept_place
 from fastckpt._core.memory.replica_files import ReplicaFiles
@@ -45,6 +46,7 @@ class MemoryPeers:
         common_saves: Takes the reports of this agent, by directory, if it is the first of the round.
         settings: Those of the job.
         readers: Processes that read what is in memory, or look for what to load.
+        copies: The directory on a disk for copies of other nodes' large files; None for the arena.
 
     Attributes:
         counts: Copies of this node's large files.
@@ -62,6 +64,7 @@ class MemoryPeers:
         common_saves: Callable[[str], CommonSaves],
         settings: Settings,
         readers: set[int],
+        copies: Path | None = None,
     ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
         self._answer, self.alike = CommonSave(), False
@@ -81,10 +84,11 @@ class MemoryPeers:
         def in_use() -> bool:
             return bool(readers) or not self._has_committed
 
-        self.replicas = ReplicaFiles(arena, self._ids, lambda: self.common, in_use, lambda: self.room.refusal)
-        self.parity = ParityFiles(arena, lambda: self.common, in_use)
+        self._folder = folder = CopiesFolder(arena, copies)
+        self.replicas = ReplicaFiles(arena, self._ids, lambda: self.common, in_use, lambda: self.room.refusal, folder)
+        self.parity = ParityFiles(arena, lambda: self.common, in_use, folder=folder)
         is_optional = settings.replicas == AUTO
-        self.room = ReplicaRoom(self._copies, self._bytes_of_copies, self._make_way, is_optional=is_optional)
+        self.room = ReplicaRoom(self._copies, self._bytes_of_copies, folder, self._make_way, is_optional=is_optional)
 
     @property
     def common(self) -> frozenset[SaveId]:
@@ -121,6 +125,13 @@ class MemoryPeers:
         self.counts.newest = None  # the new round may go on from an older one
         self._replication.assume(round)
 
+    def clear_away(self) -> None:
+        """Remove what owners that died have left of copies: unfinished ones, spare ones, and those of no arena."""
+        self.replicas.clear_away()
+        self.parity.clear_away()
+        if self._folder.path != self._arena:
+            sweep_folders(self._folder.path.parent)
+
     def committed(self) -> None:
         """Something was committed."""
         self._has_committed = True
@@ -155,6 +166,7 @@ class MemoryPeers:
         """Copy and report nothing more."""
         self._replication.close()
         self.parity.close()
+        self._folder.close()
 
     def _answered(self, answer: CommonSave | None) -> None:
         """Note an answer, or that there is none; in another thread than the event loop's."""

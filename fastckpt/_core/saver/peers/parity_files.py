@@ -1,4 +1,4 @@
-"""Parity of other nodes' large files in this node's memory: the XOR of one chunk of each other member of its group.
+"""Parity of other nodes' large files in memory, or on a disk: the XOR of one chunk of each other member of its group.
 
 Chunks come in pieces, and a piece goes into the XOR once it is whole and its digest was compared: so half of one is
 never in it. Which pieces of whom are in it is remembered, because the same piece twice would take it out again. A place
@@ -18,8 +18,10 @@ import numpy as np
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.huge_pages import is_in_memory
+from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.headroom import headroom
-from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.pages import allocate, write_out
 from fastckpt._core.memory.parity_records import (
     BLOCK,
     RECORD,
@@ -36,6 +38,8 @@ from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
 PIECE = 32 << 20
 """Bytes of a chunk that are received, compared and taken into the XOR at once: that much memory a sender costs."""
+BLOCK_ON_DISK = 4 << 20
+"""Bytes that are read, or written, at once on a disk."""
 _SPARE = "parity-spare"
 
 
@@ -87,6 +91,11 @@ class ParityPlace:
             start, end = number * self.record.piece, number * self.record.piece + len(data)
             # What no chunk has come to yet is written, and not made zero first: pages that serve again have old bytes.
             old = max(0, min(self._filled - start, len(data)))
+            if not is_in_memory(self._descriptor):
+                self._add_on_disk(start, data, old)
+                self._filled = max(self._filled, end)
+                known.digests.append(digest)
+                return
             with mmap.mmap(self._descriptor, end) as mapped, memoryview(mapped) as view:
                 if old:
                     with view[start : start + old] as target, data[:old] as source:
@@ -94,6 +103,23 @@ class ParityPlace:
                 view[start + old : end] = data[old:]
             self._filled = max(self._filled, end)
             known.digests.append(digest)
+
+    def _add_on_disk(self, start: int, data: memoryview, old: int) -> None:
+        """Do so without a mapping: a disk that fails would kill who writes to one."""
+        block = bytearray(min(BLOCK_ON_DISK, len(data)))
+        try:
+            for offset in range(0, len(data), BLOCK_ON_DISK):
+                with data[offset : offset + BLOCK_ON_DISK] as piece, memoryview(block)[: len(piece)] as sum:
+                    sum[:] = piece
+                    if count := max(0, min(old - offset, len(piece))):
+                        there = os.pread(self._descriptor, count, start + offset)
+                        with sum[:count] as target, memoryview(there) as source:
+                            xor_into(target, source)
+                    write_out(self._descriptor, sum, start + offset)
+        except (OSError, ValueError) as error:  # half of a piece may be in it: it can never count
+            os.close(self._descriptor)
+            self._descriptor = -1
+            raise FastckptError(f"parity of {self.id} cannot be kept in {self.path}: {error}") from error
 
     def finish(self) -> None:
         """Make it count; call it once, when it is whole."""
@@ -120,6 +146,7 @@ class ParityFiles:
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
         in_use: Whether workers of this node may choose to resume what is there.
         piece: Bytes of a piece.
+        folder: Where parity is; in the arena, if none is given.
     """
 
     def __init__(
@@ -128,8 +155,10 @@ class ParityFiles:
         needed: Callable[[], Collection[SaveId]],
         in_use: Callable[[], bool],
         piece: int = PIECE,
+        folder: CopiesFolder | None = None,
     ) -> None:
-        self._arena, self._needed, self._in_use, self._piece = arena, needed, in_use, piece
+        self._lists, self._folder = arena, folder or CopiesFolder(arena)
+        self._arena, self._needed, self._in_use, self._piece = self._folder.path, needed, in_use, piece
         self._coming: dict[Path, ParityPlace] = {}
         self._lock = threading.RLock()
 
@@ -166,6 +195,7 @@ class ParityFiles:
             files: Its files.
             common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
         """
+        self._folder.ensure()
         path = parity_place(self._arena, id, attempt, record.group)
         with self._lock:
             if (whole := read_parity(path)) is not None:
@@ -175,7 +205,7 @@ class ParityFiles:
             place = self._coming.get(path)
             if place is None:
                 self._make_way(id, common)
-                place = self._coming[path] = self._new(path, id, record)
+                place = self._coming[path] = self._new_or_why(path, id, record)
             place.admit(member, files, self._check_room)
             self._finish(place)
             return None if place.record.has(member) else place
@@ -187,7 +217,7 @@ class ParityFiles:
 
     def find(self, id: SaveId, attempt: str, lost: str) -> tuple[Path, ParityRecord]:
         """The block and the record of whole parity of a save that a member is in; raises FastckptError if none is."""
-        if (found := whole_parity(self._arena, id, attempt)) is not None and lost in found[1].members:
+        if (found := whole_parity(self._lists, id, attempt)) is not None and lost in found[1].members:
             return found
         raise FastckptError(f"this node has no whole parity of {id} with files of {lost}")
 
@@ -209,6 +239,14 @@ class ParityFiles:
 
     def _places(self) -> dict[Path, SaveId]:
         return parity_places(self._arena)
+
+    def _new_or_why(self, path: Path, id: SaveId, record: ParityRecord) -> ParityPlace:
+        try:
+            return self._new(path, id, record)
+        except FileNotFoundError:
+            raise  # the arena, or the folder, was removed just now
+        except OSError as error:
+            raise ArenaTooSmall(f"parity of {id} cannot be kept: {error}") from error
 
     def _new(self, path: Path, id: SaveId, record: ParityRecord) -> ParityPlace:
         remove_any(path)
@@ -232,9 +270,10 @@ class ParityFiles:
         """Release parity of older saves than the one that comes, but of the newest that all nodes hold."""
         needed = {common} if common else {*self._needed()}
         if not self._in_use():
-            for path, id in self._places().items():
-                if id < save and id not in needed:
-                    self._release(path)
+            for root in self._folder.roots:
+                for path, id in parity_places(root).items():
+                    if id < save and id not in needed:
+                        self._release(path) if root == self._arena else remove_any(path)
 
     def _release(self, path: Path) -> None:
         if (place := self._coming.pop(path, None)) is not None:
@@ -250,7 +289,8 @@ class ParityFiles:
     def _check_room(self, size: int) -> None:
         room = headroom(self._arena.parent)
         if room.free < size:
-            text = f"parity of {binary(size)} more does not fit: {room}. {room.remedies(size - room.free)}"
+            remedies = self._folder.remedies(room, size - room.free)
+            text = f"parity of {binary(size)} more does not fit: {room}. {remedies}"
             raise ArenaTooSmall(text)
 
 

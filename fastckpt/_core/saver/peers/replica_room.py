@@ -1,15 +1,18 @@
-"""Memory that copies of other nodes' files need in an arena, before any has come."""
+"""Room that copies of other nodes' files need, in an arena or on a disk, before any has come."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
-from fastckpt._core.memory.headroom import Headroom
+from fastckpt._core.memory.copies_folder import CopiesFolder
+from fastckpt._core.memory.headroom import Headroom, headroom
 from fastckpt._core.policy.replicas.copy_sizes import room
+from fastckpt.errors import ArenaTooSmall
 
 logger = logging.getLogger("fastckpt")
 
@@ -35,6 +38,7 @@ class ReplicaRoom:
     Args:
         copies: How many copies others keep of this node's files, in the round as it is.
         present: Bytes that copies take now.
+        folder: Where they are kept.
         make_way: Gives copies back that nobody needs, or all of them, ``for_good``; called in a thread.
         is_optional: Whether copies are left out where there is no room for them.
 
@@ -43,10 +47,16 @@ class ReplicaRoom:
     """
 
     def __init__(
-        self, copies: Callable[[], float], present: Callable[[], int], make_way: MakeWay = _keep, *, is_optional: bool
+        self,
+        copies: Callable[[], float],
+        present: Callable[[], int],
+        folder: CopiesFolder,
+        make_way: MakeWay = _keep,
+        *,
+        is_optional: bool,
     ) -> None:
         self._copies, self._present, self._is_optional = copies, present, is_optional
-        self._make_way = make_way
+        self._folder, self._make_way, self._has_disk = folder, make_way, False
         self._sizes, self.refusal = list[int](), ""
 
     def ask(self, sizes: Mapping[str, int]) -> None:
@@ -55,7 +65,11 @@ class ReplicaRoom:
 
     @property
     def needed(self) -> int:
-        """Bytes of all copies."""
+        """Bytes of memory for all copies."""
+        return self._bytes if self._folder.is_memory else 0
+
+    @property
+    def _bytes(self) -> int:
         return 0 if self.refusal else room(self._sizes, self._copies())
 
     @property
@@ -72,12 +86,37 @@ class ReplicaRoom:
         if self._is_optional and self.needed and (found := lacking()):
             self._give_up(found)
         for is_last in (False, True):  # those that are left of a round in which there were some
-            if not self.needed and self._present() and lacking():
+            if self._folder.is_memory and not self.needed and self._present() and lacking():
                 await asyncio.to_thread(partial(self._make_way, for_good=is_last))
 
     def _give_up(self, lacking: Headroom) -> None:
         needed = self.needed
-        more = lacking.remedies(needed)
-        self.refusal = f"copies need {binary(needed)} beside two slots: {lacking}. {more}"
+        self._refuse(f"copies need {binary(needed)} beside two slots: {lacking}. {lacking.remedies(needed)}")
+
+    def ask_disk(self) -> None:
+        """See, before the first save, that copies which are kept on a disk have room there.
+
+        Raises ArenaTooSmall if they have not, and are not optional. Later on copies alone depend on that disk.
+        """
+        if self._folder.is_memory or self._has_disk or not self._bytes:
+            return
+        try:
+            found = headroom(self._folder.path.parent)
+        except OSError as error:
+            logger.warning("there may be no room for copies of other hosts' files: %s", error)
+            return
+        found = replace(found, free=found.free + self._present())
+        self._has_disk = found.free >= self._bytes
+        if not self._has_disk:
+            size, remedies = binary(self._bytes), self._folder.remedies(found, self._bytes - found.free)
+            if not self._is_optional:
+                text = (
+                    f"copies of other hosts' files need {size}: {found}. {remedies}; or do without: --fast-replicas 0."
+                )
+                raise ArenaTooSmall(coded(text, "FC-001"))
+            self._refuse(f"copies need {size}: {found}. {remedies}")
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = why
         text = coded("no copies of other hosts' files are kept here: %s. To do without: --fast-replicas 0", "FC-045")
         logger.warning(text, self.refusal)

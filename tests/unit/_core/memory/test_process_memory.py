@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from fastckpt._core.memory.process_memory import own_memory
+from fastckpt._core.memory.processes import own_memory
 
 SIZE = 64 << 20
 FAMILY = f"""

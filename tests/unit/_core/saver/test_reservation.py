@@ -4,12 +4,13 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.memory.arena import Arena, arena_path, slots_of
+from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit
 from fastckpt._core.memory.records import names_in
 from fastckpt._core.memory.slots import images_in
@@ -20,6 +21,9 @@ from fastckpt._core.saver.slot import Slot
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ArenaTooSmall
 from tests.e2e.ddp.conftest import Ranks, state
+from tests.unit._core.memory.conftest import small_disk  # noqa: F401 (a fixture)
+
+SmallDisk = Callable[[int], Path]
 
 OLD, NEW = 1 << 20, 1 << 12
 LARGE = 4 << 20
@@ -50,7 +54,7 @@ class SlowArena:
         return is_large
 
 
-NO_COPIES = ReplicaRoom(lambda: 0, lambda: 0, is_optional=True)
+NO_COPIES = ReplicaRoom(lambda: 0, lambda: 0, CopiesFolder(Path("no arena")), is_optional=True)
 
 
 def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(tmp_path):
@@ -408,8 +412,11 @@ def test_a_slot_in_the_middle_of_whose_removal_its_owner_died_is_gone(tmp_path, 
 # --- room for copies of other nodes' files
 
 
-def with_copies(arena: Arena, copies: int, *, is_optional: bool, present: int = 0) -> tuple[Reservations, ReplicaRoom]:
-    replicas = ReplicaRoom(lambda: copies, lambda: present, is_optional=is_optional)
+def with_copies(
+    arena: Arena, copies: int, *, is_optional: bool, present: int = 0, disk: Path | None = None
+) -> tuple[Reservations, ReplicaRoom]:
+    folder = CopiesFolder(arena.path, disk)
+    replicas = ReplicaRoom(lambda: copies, lambda: present, folder, is_optional=is_optional)
     return Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, replicas), replicas
 
 
@@ -470,9 +477,39 @@ def test_copies_of_an_earlier_round_make_way_for_slots_as_far_as_they_must(
     monkeypatch.setattr(room_module, "headroom", lambda *_: Headroom(total - sum(held), total, "it", MemoryLimit.HOST))
     arena = Arena.open(tmp_path / "arena", str(tmp_path))
     arena.make_slots(2)
-    replicas = ReplicaRoom(lambda: 0, lambda: sum(held), make_way, is_optional=True)
+    folder = CopiesFolder(tmp_path / "arena")
+    replicas = ReplicaRoom(lambda: 0, lambda: sum(held), folder, make_way, is_optional=True)
     room = Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, replicas)
     asyncio.run(room.check({"__0_0.distcp": SHARD}))
     assert calls == asked
     room.close()
+    arena.remove()
+
+
+@pytest.mark.parametrize("is_optional", [True, False])
+def test_copies_on_a_disk_ask_nothing_of_memory_and_the_disk_for_room(
+    tmp_path: Path,
+    small_disk: SmallDisk,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    is_optional: bool,
+):
+    free = 3 * SHARD  # in memory: enough for the slots alone
+    monkeypatch.setattr(room_module, "headroom", lambda *_: Headroom(free, free, "it", MemoryLimit.HOST))
+    large, small = small_disk(64), small_disk(32)
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(3)
+    room, replicas = with_copies(arena, 1, is_optional=is_optional, disk=large)
+    asyncio.run(room.check({"__0_0.distcp": SHARD}))
+    assert len(arena.slots) == 3 and not replicas.refusal and replicas.needed == 0
+    lacking, replicas = with_copies(arena, 1, is_optional=is_optional, disk=small)
+    if is_optional:
+        asyncio.run(lacking.check({"__0_0.distcp": SHARD}))
+        assert "40.0 MiB" in replicas.refusal and str(small) in replicas.refusal
+    else:
+        with pytest.raises(ArenaTooSmall, match=rf"need 40.0 MiB: the disk under {small} has .*disk:DIR.*replicas 0"):
+            asyncio.run(lacking.check({"__0_0.distcp": SHARD}))
+    present, _ = with_copies(arena, 1, is_optional=False, present=SHARD, disk=small)
+    asyncio.run(present.check({"__0_0.distcp": SHARD}))  # copies that have come have their room
+    for each in (room, lacking, present):
+        each.close()
     arena.remove()

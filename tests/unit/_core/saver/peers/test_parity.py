@@ -112,8 +112,20 @@ class Group:
         ]
 
 
+@pytest.fixture(params=["memory", "disk"])
+def medium(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Arenas in memory, or on the disk on which temporary files are."""
+    for id in GROUP if request.param == "memory" else ():
+        arena = Path(os.environ["FASTCKPT_SHM_DIR"], id)
+        arena.mkdir()
+        (tmp_path / id).symlink_to(arena)
+    yield
+    for id in GROUP if request.param == "memory" else ():
+        shutil.rmtree(Path(os.environ["FASTCKPT_SHM_DIR"], id))
+
+
 @pytest.fixture
-def group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Group]:
+def group(tmp_path: Path, request: pytest.FixtureRequest, medium: None) -> Iterator[Group]:
     made = Group(tmp_path, getattr(request, "param", SIZES))
     yield made
     for member in made.members.values():

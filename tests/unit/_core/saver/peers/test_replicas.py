@@ -1,6 +1,7 @@
 """Large files that go to a partner: whole or not at all, whatever becomes of either end or the way between."""
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -15,7 +16,9 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import replica_files, slots
-from fastckpt._core.memory.headroom import Headroom, MemoryLimit
+from fastckpt._core.memory.arena import arena_path, erase
+from fastckpt._core.memory.copies_folder import CopiesFolder
+from fastckpt._core.memory.headroom import Headroom, MemoryLimit, lies_in_memory
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, kept_place
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
@@ -29,6 +32,7 @@ from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+from tests.largest_file import largest_file
 
 SECRET, ATTEMPT = b"secret", "token"
 SHARDS = "__1_0.distcp"
@@ -45,22 +49,28 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Keeper:
     """An agent that keeps copies."""
 
-    def __init__(self, arena: Path) -> None:
-        self.arena = arena
-        arena.mkdir()
+    def __init__(self, arena: Path, directory: Path | None = None) -> None:
+        self.arena, self.folder = arena, CopiesFolder(arena, directory)
+        arena.mkdir(mode=0o700)
         self.needed, self.readers = set[SaveId](), set[int]()
-        self.files = ReplicaFiles(arena, set, lambda: self.needed, lambda: bool(self.readers))
+        in_use = lambda: bool(self.readers)  # noqa: E731
+        self.files = ReplicaFiles(arena, set, lambda: self.needed, in_use, folder=self.folder)
         parity = ParityFiles(arena, set, lambda: False)
         self.peers = AgentPeers(lambda directory: NodeMemory(arena, [], self.files, parity))
         self.address = f"127.0.0.1:{self.peers.serve()}"
         self.peers.assume(PeerRound([Peer("keeper", "k", self.address)], 0, SECRET))
 
     def path(self, step: int) -> Path:
-        return kept_place(self.arena, SaveId(1, step), ATTEMPT) / SHARDS
+        return kept_place(self.folder.path, SaveId(1, step), ATTEMPT) / SHARDS
 
     def left(self) -> list[str]:
         """Files that are unfinished."""
-        return [path.name for path in self.arena.rglob(".new-*")]
+        return [path.name for root in self.folder.roots for path in root.rglob(".new-*")]
+
+    def close(self) -> None:
+        self.peers.close()
+        self.folder.close()
+        erase(self.arena)
 
 
 class Owner:
@@ -90,11 +100,16 @@ class Owner:
         return self.sender.send(self.save(step), SaveId(1, common) if common else None, self.round)
 
 
-@pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    made = Keeper(tmp_path / "keeper")
+@pytest.fixture(params=["memory", "disk"])
+def keeper(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    """One that has its arena in memory, and large copies there, too, or on a disk."""
+    if request.param == "disk" and lies_in_memory(tmp_path):
+        pytest.skip("temporary files are in memory here")
+    arena = arena_path(os.environ["FASTCKPT_SHM_DIR"], str(tmp_path), 0)
+    made = Keeper(arena, tmp_path if request.param == "disk" else None)
     yield made
-    made.peers.close()
+    made.close()
+    assert not [*tmp_path.glob("fastckpt-*")] and not arena.exists()
 
 
 @pytest.fixture
@@ -257,6 +272,23 @@ def test_a_sender_that_stands_still_keeps_no_other_from_its_turn(keeper: Keeper,
         frozen.sender.close()
 
 
+def test_a_disk_that_takes_half_of_a_copy_costs_this_one_and_the_sender_learns_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    keeper = Keeper(arena_path(os.environ["FASTCKPT_SHM_DIR"], str(tmp_path), 0), tmp_path)
+    owner = Owner(tmp_path / "owner", keeper.address)
+    assert owner.send(1) and owner.send(2, common=1)
+    next_one = owner.save(3)
+    with largest_file(SIZE // 2):  # of what 1 has left in its place, half is written
+        assert owner.sender.send(next_one, SaveId(1, 2), owner.round) is False
+    assert owner.counts.skipped == 1 and "a copy of 2.0 MiB cannot be written: [Errno 27]" in caplog.text
+    assert keeper.left() == [] and not keeper.path(3).exists()
+    assert keeper.path(2).read_bytes() == bytes([2]) * SIZE
+    assert owner.send(4, common=2) is True and keeper.path(4).read_bytes() == bytes([4]) * SIZE
+    owner.sender.close()
+    keeper.close()
+
+
 @pytest.mark.parametrize("remedy", [True, False])
 def test_a_partner_without_memory_costs_copies_and_one_warning(
     keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, remedy: bool
@@ -399,7 +431,7 @@ def test_a_dead_owner_leaves_nothing_unfinished_and_nothing_spare(keeper: Keeper
     unfinished = keeper.path(3).with_name(".new-1234-x")
     unfinished.write_bytes(b"x")
     keeper.files.clear_away()
-    assert not unfinished.exists() and not [*(keeper.arena / "spare").iterdir()]
+    assert not unfinished.exists() and not [*(keeper.folder.path / "spare").iterdir()]
     assert keeper.path(2).exists() and keeper.path(3).exists()  # copies outlive the agent that keeps them
 
 

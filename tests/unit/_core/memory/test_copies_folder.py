@@ -1,0 +1,337 @@
+"""Folders on a disk with large copies: found by who adopts the arena, removed with it, and swept when it is gone."""
+
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import census, copies_folder, replica_files
+from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.copies_folder import CopiesFolder, folders_of, roots_of, sweep_folders
+from fastckpt._core.memory.held_saves import held_saves, keep
+from fastckpt._core.memory.ownership import OWNER
+from fastckpt._core.memory.parity_records import ParityRecord, whole_parity
+from fastckpt._core.memory.records import read_record, write_record
+from fastckpt._core.memory.replica_files import ReplicaFiles
+from fastckpt._core.memory.slots import SlotDone
+from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.storage.local.stored import digest
+from fastckpt.errors import ArenaTooSmall, FastckptError
+from tests.largest_file import largest_file
+
+ATTEMPT, SHARDS, SIZE = "token", "__1_0.distcp", (1 << 20) + 5
+DETAILS = {"world_size": 2, "rank": 1, "node": 1, "nodes": 2, "attempt": ATTEMPT}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of half a MiB count as large."""
+    monkeypatch.setattr(replica_files, "SMALL", 1 << 19)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    made = Arena.open(arena_path(os.environ["FASTCKPT_SHM_DIR"], str(tmp_path), 0), str(tmp_path))
+    yield made
+    if made.path.exists():
+        made.remove()
+
+
+class Keeper:
+    """What an agent keeps of one other node, in an arena and a directory."""
+
+    def __init__(self, arena: Path, directory: Path | None) -> None:
+        self.arena, self.needed = arena, set[SaveId]()
+        self.folder = CopiesFolder(arena, directory)
+        self.files = ReplicaFiles(arena, set, lambda: self.needed, lambda: False, folder=self.folder)
+
+    def keep(self, step: int) -> Path:
+        """Keep a save of one large file; where that is."""
+        id, data = SaveId(1, step), bytes([step]) * SIZE
+        self.files.make_way(id, next(iter(self.needed), None))
+        with self.files.receive(id, ATTEMPT, SHARDS, SIZE) as (descriptor, is_whole):
+            os.pwrite(descriptor, data, 0)
+            is_whole(xxhash.xxh3_128_hexdigest(data))
+        keep(self.arena, id, ATTEMPT, {1: SlotDone(id, {SHARDS: SIZE}, DETAILS)}, {}, {})
+        return held(self.arena)[step]
+
+    def end(self) -> None:
+        self.folder.close()
+
+
+def held(arena: Path) -> dict[int, Path]:
+    """The large file of each save that has it."""
+    return {each.id.step: each.files[SHARDS] for each in held_saves(arena, []) if SHARDS in each.files}
+
+
+def test_large_copies_are_in_a_private_folder_which_goes_with_the_arena(arena: Arena, disk: Path):
+    (disk / "fastckpt-of-another-tool").mkdir()
+    keeper = Keeper(arena.path, disk)
+    assert [*disk.iterdir()] == [disk / "fastckpt-of-another-tool"]  # nothing before there is something to keep
+    path = keeper.keep(5)
+    assert path.is_relative_to(disk) and path.read_bytes() == bytes([5]) * SIZE
+    assert not [file for file in arena.path.rglob("*") if file.is_file() and file.stat().st_size > 1 << 19]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(keeper.folder.path.stat().st_mode) == 0o700
+    assert keeper.files.has(SaveId(1, 5), ATTEMPT, SHARDS, SIZE, digest(path)) and keeper.files.bytes() == SIZE
+    keeper.end()
+    arena.remove()
+    assert [*disk.iterdir()] == [disk / "fastckpt-of-another-tool"]
+
+
+def test_who_adopts_an_arena_finds_its_copies_and_sweeps_none_of_them(arena: Arena, disk: Path):
+    path = Keeper(arena.path, disk).keep(5)  # whose owner is then killed: nothing is closed
+    unfinished = path.with_name(".new-1234-x")
+    unfinished.write_bytes(b"x")
+    for lock in [*copies_folder_locks(path)]:
+        os.close(lock)
+    successor = Keeper(arena.path, disk)
+    sweep_folders(disk)
+    successor.files.clear_away()
+    assert held(arena.path) == {5: path} and not unfinished.exists()
+    assert successor.keep(6).is_relative_to(successor.folder.path) and path.is_relative_to(successor.folder.path)
+    successor.end()
+
+
+def copies_folder_locks(path: Path) -> Iterator[int]:
+    """Descriptors of this process that lock the folder in which a file is."""
+    owner = next(parent / OWNER for parent in path.parents if (parent / OWNER).exists())
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.path.samestat(os.fstat(int(name)), owner.stat()):
+                yield int(name)
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["disk to memory", "memory to disk"])
+def test_copies_in_the_former_medium_are_held_until_newer_ones_are_common(arena: Arena, disk: Path, before: bool):
+    former = Keeper(arena.path, disk if before else None)
+    path = former.keep(5)
+    former.end()
+    keeper = Keeper(arena.path, None if before else disk)
+    keeper.needed = {SaveId(1, 5)}
+    newer = keeper.keep(6)
+    assert held(arena.path) == {5: path, 6: newer} and newer.is_relative_to(disk) is not before
+    keeper.needed = {SaveId(1, 6)}
+    assert keeper.files.release_old()
+    assert held(arena.path) == {6: newer} and not path.exists()
+    assert len([*disk.glob("fastckpt-*")]) == (0 if before else 1)
+    assert roots_of(arena.path) == [arena.path, *disk.glob("fastckpt-*")]
+    keeper.end()
+
+
+def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common(arena: Arena, disk: Path):
+    needed = set[SaveId]()
+
+    def give(parity: ParityFiles, step: int) -> None:
+        for member in ("a", "b"):
+            files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
+            common = next(iter(needed), None)
+            place = parity.admit(SaveId(1, step), ATTEMPT, ParityRecord(GROUP, "c", 8 << 20), member, files, common)
+            assert place is not None
+            place.add(member, 0, memoryview(bytearray([ord(member) ^ step]) * SIZE), "1" * 32)
+            parity.came(place)
+
+    folder = CopiesFolder(arena.path, disk)
+    give(ParityFiles(arena.path, lambda: needed, lambda: False, 8 << 20, folder), 5)
+    (block,) = disk.rglob("block")
+    assert block.read_bytes() == bytes([ord("a") ^ ord("b")]) * SIZE
+    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is not None
+    folder.close()
+    needed = {SaveId(1, 5)}
+    in_memory = ParityFiles(arena.path, lambda: needed, lambda: False, 8 << 20)
+    give(in_memory, 6)
+    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is not None
+    needed = {SaveId(1, 6)}
+    give(in_memory, 7)
+    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is None and not [*disk.rglob("block")]
+    assert whole_parity(arena.path, SaveId(1, 6), ATTEMPT) is not None
+    in_memory.close()
+
+
+GROUP = ("a", "b", "c")
+
+
+def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Arena, disk: Path):
+    folder = CopiesFolder(arena.path, disk)
+    parity = ParityFiles(arena.path, set, lambda: False, 8 << 20, folder)
+    record = ParityRecord(GROUP, "c", 8 << 20)
+    for member in ("a", "b"):
+        place = parity.admit(SaveId(1, 5), ATTEMPT, record, member, ((f"{member}.distcp", 2 * SIZE, "0" * 32),), None)
+        assert place is not None
+        chunk = memoryview(bytearray(SIZE))
+        if member == "b":
+            with largest_file(SIZE // 2), pytest.raises(FastckptError, match=r"cannot be kept in .*File too large"):
+                place.add(member, 0, chunk, "1" * 32)
+            with pytest.raises(FastckptError, match="is not what comes next"):
+                place.add(member, 0, chunk, "1" * 32)
+        else:
+            place.add(member, 0, chunk, "1" * 32)
+        parity.came(place)
+    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is None
+    folder.close()
+
+
+def test_a_directory_that_is_removed_is_named_and_copies_go_on_when_it_is_back(
+    arena: Arena, disk: Path, caplog: pytest.LogCaptureFixture
+):
+    keeper = Keeper(arena.path, disk)
+    keeper.keep(5)
+    shutil.rmtree(disk)
+    for _ in range(2):
+        with pytest.raises(ArenaTooSmall, match=f"no copies can be kept in {disk}: .*No such file"):
+            keeper.keep(6)
+    assert caplog.text.count(f"no copies can be kept in {disk}") == 1 and held(arena.path) == {}
+    disk.mkdir()
+    assert keeper.keep(7).read_bytes() == bytes([7]) * SIZE
+    shutil.rmtree(keeper.folder.path)  # the folder alone: it is made again at once
+    assert keeper.keep(8).read_bytes() == bytes([8]) * SIZE and held(arena.path).keys() == {8}
+    keeper.end()
+
+
+def test_an_arena_that_is_made_again_knows_its_folder_again(arena: Arena, disk: Path):
+    keeper = Keeper(arena.path, disk)
+    keeper.keep(5)
+    shutil.rmtree(arena.path)
+    arena.restore()
+    path = keeper.keep(6)
+    assert held(arena.path) == {6: path} and folders_of(arena.path) == [keeper.folder.path]
+    keeper.end()
+
+
+def test_a_full_disk_costs_the_copy_that_comes_and_not_the_one_before(arena: Arena, small_disk: Callable[[int], Path]):
+    disk = small_disk(4)
+    keeper = Keeper(arena.path, disk)
+    keeper.needed = {SaveId(1, 5)}
+    path = keeper.keep(5)
+    (disk / "filler").write_bytes(bytes(1 << 20))
+    with pytest.raises(ArenaTooSmall, match=r"a copy of 1.0 MiB does not fit: the disk under .* disk:DIR"):
+        keeper.keep(6)
+    fill(disk)
+    with pytest.raises(ArenaTooSmall, match=r"a copy of 1.0 MiB (does not fit|cannot be made)"):
+        keeper.keep(6)
+    assert held(arena.path) == {5: path} and path.read_bytes() == bytes([5]) * SIZE
+    assert not [*keeper.folder.path.rglob(".new-*")]
+    (disk / "filler").unlink()
+    keeper.keep(7)
+    assert held(arena.path).keys() == {5, 7}
+    keeper.end()
+    arena.remove()
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("ab") as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+
+
+# --- sweeps
+
+
+def of_dead_owner(disk: Path, arena: Path) -> Path:
+    """The folder that an agent has left that was killed."""
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from fastckpt._core.memory.copies_folder import CopiesFolder\n"
+        "folder = CopiesFolder(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "folder.ensure(); print(folder.path, flush=True); os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, arena, disk], capture_output=True, text=True, check=False)
+    return Path(done.stdout.strip())
+
+
+def test_a_folder_is_swept_once_its_arena_is_gone(arena: Arena, disk: Path):
+    path = of_dead_owner(disk, arena.path)
+    sweep_folders(disk)
+    assert path.is_dir() and folders_of(arena.path) == [path]
+    (arena.path / copies_folder.RECORD).unlink()  # the arena was removed, and another made in its place
+    sweep_folders(disk)
+    assert not [*disk.iterdir()]
+
+
+def test_the_folder_of_an_owner_that_lives_is_not_swept_even_if_its_arena_is_gone(arena: Arena, disk: Path):
+    folder = CopiesFolder(arena.path, disk)
+    folder.ensure()
+    (arena.path / copies_folder.RECORD).unlink()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"from fastckpt._core.memory.copies_folder import *; sweep_folders(Path({str(disk)!r}))"]
+    ) as sweeper:
+        assert sweeper.wait(60) == 0
+    assert folder.path.is_dir()
+    folder.ensure()
+    assert folders_of(arena.path) == [folder.path]
+    folder.close()
+
+
+@pytest.mark.parametrize(("host", "is_swept"), [(socket.gethostname(), True), ("another", False)])
+def test_a_folder_of_another_boot_is_swept_if_this_host_has_made_it(
+    arena: Arena, disk: Path, host: str, is_swept: bool
+):
+    path = of_dead_owner(disk, arena.path)
+    write_record(path / OWNER, read_record(path / OWNER) | {"boot": "an earlier one", "host": host})
+    sweep_folders(disk)
+    assert path.exists() is not is_swept
+
+
+def test_what_others_have_in_the_directory_is_left_as_it_is(disk: Path):
+    key = f"fastckpt-{os.getuid()}-{'0' * 16}"
+    (disk / f"{key}.copies").mkdir()
+    (disk / f"{key}.copies-12345678.bak").mkdir()
+    (disk / f"{key}.copies-00000001").write_text("a file")
+    (disk / f"{key}.copies-00000002").mkdir(mode=0o755)
+    (disk / f"fastckpt-{os.getuid() + 1}-{'0' * 16}.copies-00000003").mkdir(mode=0o700)
+    (disk / f"{key}.copies-00000004").symlink_to(disk)
+    (disk / f"{key}.copies-00000005").mkdir(mode=0o700)  # one that is being made has no owner yet
+    before = sorted(disk.rglob("*"))
+    sweep_folders(disk)
+    assert sorted(disk.rglob("*")) == before
+    os.utime(disk / f"{key}.copies-00000005", (0, 0))
+    sweep_folders(disk)
+    assert not (disk / f"{key}.copies-00000005").exists()
+    (disk / f"{key}.removed-00000006" / "kept").mkdir(parents=True)
+    (disk / f"{key}.removed-00000006").chmod(0o700)  # amid whose removal an agent died
+    sweep_folders(disk)
+    assert not (disk / f"{key}.removed-00000006").exists() and len([*disk.iterdir()]) == 6
+
+
+@pytest.mark.parametrize("forged", ["relative", "/", "/etc", 5, None])
+def test_a_record_that_names_anything_but_a_folder_of_this_arena_is_not_followed(arena: Arena, forged: object):
+    write_record(arena.path / copies_folder.RECORD, {"folders": [forged]})
+    assert folders_of(arena.path) == []
+
+
+def test_clean_removes_the_folder_with_an_arena_that_nobody_owns(arena: Arena, disk: Path):
+    path = of_dead_owner(disk, arena.path)
+    arena.release()
+    (entry,) = [each for each in census.census(arena.path.parent) if each.path == arena.path]
+    census.clean(entry)
+    assert not path.exists() and not arena.path.exists()
+
+
+def test_a_lock_of_another_process_on_the_folder_leaves_copies_out(arena: Arena, disk: Path):
+    path = of_dead_owner(disk, arena.path)
+    with (path / OWNER).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        folder = CopiesFolder(arena.path, disk)
+        with pytest.raises(ArenaTooSmall, match="has another owner"):
+            folder.ensure()
+    folder.ensure()
+    assert folder.path == path
+    folder.close()
