@@ -133,7 +133,9 @@ class Settings:
         self._demand(
             "replicas", is_scheme, "give 0, 1 or 2 copies, xor:3 to xor:16 for parity of so many hosts, or auto"
         )
-        self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
+        # Below 1 a partner would take the time from one portion to the next for the end of the connection.
+        is_rate = self.replica_mbps == 0 or 1 <= self.replica_mbps <= 1e9
+        self._demand("replica_mbps", is_rate, "give 1 MB per second or more, or 0 for no limit")
         # Three quarters of it have to hold two heartbeats of half a second, and the way they take.
         self._demand("node_timeout", 1.5 <= self.node_timeout < math.inf, "give seconds, 1.5 or more")
 

@@ -45,6 +45,7 @@ class MemoryPeers:
         common_saves: Takes the reports of this agent, by directory, if it is the first of the round.
         settings: Those of the job.
         readers: Processes that read what is in memory, or look for what to load.
+        rate: A limit on the bytes of copies that this node sends per second, for all directories together.
 
     Attributes:
         counts: Copies of this node's large files.
@@ -62,6 +63,7 @@ class MemoryPeers:
         common_saves: Callable[[str], CommonSaves],
         settings: Settings,
         readers: set[int],
+        rate: RateLimit | None = None,
     ) -> None:
         self._directory, self._arena, self._slots = directory, arena, of
         self._answer, self.alike = CommonSave(), False
@@ -71,7 +73,6 @@ class MemoryPeers:
         self._has_begun = self._has_committed = False
         self._readers = readers
         self.counts = ReplicaCounts()
-        rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
         sender = ReplicaSender(directory, rate, self.counts)
         self._replication = Replication(
             directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
