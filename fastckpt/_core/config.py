@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Self
 
 from fastckpt._core.arguments import meant
@@ -31,6 +30,8 @@ _SERVICE = re.compile(
 _NO_SETTINGS = (AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, PROOF_VARIABLE)
 _GROUP = re.compile("xor:([3-9]|1[0-6])")
 _warned: set[str] = set()
+LONGEST_NAME = 255
+"""Characters that the name of a failure domain may have."""
 LARGE_FILES = "/var/tmp"
 """The directory for large temporary files without TMPDIR: on many systems /tmp is a tmpfs."""
 
@@ -166,10 +167,14 @@ class Settings:
         found = os.environ.get(where, "") if kind == "env" else self.domain
         if kind == "file":
             try:
-                found = Path(where).read_text().strip()
-            except OSError as error:
+                found = _start_of(where)
+            except (OSError, ValueError) as error:
                 raise ConfigError(f"domain is {self.domain!r}, and cannot be read: {error} (--fast-domain)") from error
+        found = found.strip()
         self._demand("domain", bool(found) or not self.domain, "which is empty; give the name of what fails together")
+        # Each agent sends it to all others, and they log it.
+        is_name = found.isprintable() and len(found) <= LONGEST_NAME
+        self._demand("domain", is_name, f"give a name in one line, of {LONGEST_NAME} characters at most")
         return found
 
     @property
@@ -233,6 +238,15 @@ def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
 def large_files() -> str:
     """The directory for large temporary files."""
     return os.environ.get("TMPDIR") or LARGE_FILES
+
+
+def _start_of(path: str) -> str:
+    """The text of a file, as far as it could be a name; raises OSError or ValueError, and never waits for a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 8 * LONGEST_NAME).decode()
+    finally:
+        os.close(descriptor)
 
 
 def _is_mode(text: str) -> bool:
