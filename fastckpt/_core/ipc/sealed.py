@@ -118,6 +118,10 @@ class SealedConnection:
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and receive the answer; raises ProtocolError with the reason if it was refused."""
         self.send(message)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Receive an answer; raises as `ask`."""
         answer = self.receive()
         if answer is None:
             raise ProtocolError("the other agent has hung up")
