@@ -1151,13 +1151,15 @@ PAGES: Sequence[ErrorPage] = (
             "no copies of other hosts' files are kept here: <why>. To do without: --fast-replicas 0",
             "copies of other hosts' files are given up, <size> in all: saves need the memory. Until the next one is "
             "whole, a failure costs what is not on storage",
+            "<number> other hosts keep what this one alone has of a checkpoint, not as --fast-replicas <copies> has it: of "
+            "<number> nodes each needs others on other hosts for that",
         ),
         "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host, "
         "or to its disk, after each save that all nodes turn to. This one was not: the other host has no room for it, "
         "or its directory for copies was removed, or it could not be reached for 10 s. Training and saves go on, and "
         "the next save is tried again. The message comes once for each kind of trouble; the event `replica_skipped` and "
         "the metric `skipped_replicas_total` count all. The third message comes where fewer hosts go on, have more to "
-        "save each, and keep no copies any more.",
+        "save each, and keep no copies any more, the fourth where there are fewer hosts than copies, or agents share one.",
         (
             "Memory of the other host holds its own slots, and not two copies besides.",
             "The disk of `--fast-replica-medium disk:DIR` is full, or fails, or DIR was removed.",
@@ -1173,6 +1175,7 @@ PAGES: Sequence[ErrorPage] = (
             "fastckpt._core.saver.peers.memory_peers",
             "fastckpt._core.saver.peers.replica_room",
             "fastckpt._core.saver.peers.replica_sender",
+            "fastckpt_run.peer_agents",
         ),
     ),
 )

@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from fastckpt._core import metrics
-from fastckpt._core.config import Settings
+from fastckpt._core.config import AUTO, Settings
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
@@ -63,7 +63,7 @@ class PeerAgents:
         self._watch: WatchProcess | None = None
         self._began = time.monotonic()
         self._members: Sequence[Member] = ()
-        self._partners = ""
+        self._partners: str | None = None
 
     def meet(self, group: WorkerGroup) -> None:
         """Learn who the agents of a new round are, and watch them; raises as `exchange`."""
@@ -97,18 +97,26 @@ class PeerAgents:
             members = [peer for peer in peers if peer.id in group]
             is_possible = len({peer.memory for peer in members}) == len(members) > 1
             partners = [peer for peer in members if peer.id != self._own.id] if is_possible else []
-            self._report_partners(partners, alone=False)
+            self._report_partners(partners, 1, alone=False)
             return PeerRound(peers, rank, self._secret, partners, parity=True)
         placement = place(nodes, self._settings.copies)
         self._own = replace(self._own, partners=placement.partners(self._own.id))
         # Two agents on one host lose their memory together: a copy there is none.
         holders = set(placement.holders[self._own.id])
         partners = [peer for peer in peers if peer.id in holders and peer.memory != self._own.memory]
-        self._report_partners(partners, alone=self._own.id in placement.inside)
+        self._report_partners(partners, self._settings.copies, alone=self._own.id in placement.inside)
         return PeerRound(peers, rank, self._secret, partners)
 
-    def _report_partners(self, partners: Sequence[Peer], *, alone: bool) -> None:
+    def _report_partners(self, partners: Sequence[Peer], asked: int, *, alone: bool) -> None:
         names = ", ".join(f"{peer.host} ({peer.address})" for peer in partners)
+        is_less = len(partners) < asked and len(self._members) > 1 and self._settings.replicas != AUTO
+        if is_less and names != self._partners:
+            text = coded(
+                "%s other hosts keep what this one alone has of a checkpoint, not as --fast-replicas %s has it: of %d "
+                "nodes each needs others on other hosts for that",
+                "FC-045",
+            )
+            logger.warning(text, len(partners) or "no", self._settings.replicas, len(self._members))
         if names and names != self._partners:
             text = "what this host alone has of a checkpoint is kept by others, too: it goes from %s to %s, at %s%s"
             limit = self._settings.replica_mbps

@@ -32,6 +32,8 @@ _SERVICE = re.compile(
 _NO_SETTINGS = (AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, PROOF_VARIABLE)
 _GROUP = re.compile("xor:([3-9]|1[0-6])")
 _warned: set[str] = set()
+LONGEST_NAME = 255
+"""Characters that the name of a failure domain may have."""
 LARGE_FILES = "/var/tmp"
 """The directory for large temporary files without TMPDIR: on many systems /tmp is a tmpfs."""
 
@@ -136,7 +138,9 @@ class Settings:
         self._demand(
             "replicas", is_scheme, "give 0, 1 or 2 copies, xor:3 to xor:16 for parity of so many hosts, or auto"
         )
-        self._demand("replica_mbps", 0 <= self.replica_mbps < math.inf, "give MB per second, or 0 for no limit")
+        # Below 1 a partner would take the time from one portion to the next for the end of the connection.
+        is_rate = self.replica_mbps == 0 or 1 <= self.replica_mbps <= 1e9
+        self._demand("replica_mbps", is_rate, "give 1 MB per second or more, or 0 for no limit")
         kind, _, directory = self.replica_medium.partition(":")
         is_medium = self.replica_medium == MEMORY or (kind == "disk" and Path(directory).is_absolute())
         self._demand(
@@ -178,10 +182,14 @@ class Settings:
         found = os.environ.get(where, "") if kind == "env" else self.domain
         if kind == "file":
             try:
-                found = Path(where).read_text().strip()
-            except OSError as error:
+                found = _start_of(where)
+            except (OSError, ValueError) as error:
                 raise ConfigError(f"domain is {self.domain!r}, and cannot be read: {error} (--fast-domain)") from error
+        found = found.strip()
         self._demand("domain", bool(found) or not self.domain, "which is empty; give the name of what fails together")
+        # Each agent sends it to all others, and they log it.
+        is_name = found.isprintable() and len(found) <= LONGEST_NAME
+        self._demand("domain", is_name, f"give a name in one line, of {LONGEST_NAME} characters at most")
         return found
 
     @property
@@ -245,6 +253,15 @@ def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
 def large_files() -> str:
     """The directory for large temporary files."""
     return os.environ.get("TMPDIR") or LARGE_FILES
+
+
+def _start_of(path: str) -> str:
+    """The text of a file, as far as it could be a name; raises OSError or ValueError, and never waits for a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 8 * LONGEST_NAME).decode()
+    finally:
+        os.close(descriptor)
 
 
 def _is_mode(text: str) -> bool:

@@ -135,6 +135,15 @@ def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so
 
 
 @campaign
+def test_two_hosts_that_are_to_keep_two_copies_say_that_each_keeps_one(new_cluster: NewCluster) -> None:
+    job = started(new_cluster(0, 1), *WIDE, flags=("--fast-replicas", "2"))
+    for number in (0, 1):
+        output = (job.out / f"output.node{number}").read_text()
+        assert output.count("1 other hosts keep what this one alone has") == 1
+    end(job)
+
+
+@campaign
 def test_the_memory_of_copies_is_there_for_the_saves_of_a_host_that_is_left_alone(new_cluster: NewCluster) -> None:
     """It has twice as much to save then, and its memory has no room for that beside the copies of both saves."""
     cluster = new_cluster(0, 1)

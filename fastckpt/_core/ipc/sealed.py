@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import struct
-import time
+import threading
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -48,6 +48,7 @@ class SealedConnection:
         self._key = key
         self._out, self._in = (_CLIENT, _SERVER) if is_client else (_SERVER, _CLIENT)
         self._sent = self._received = 0
+        self._aborted = threading.Event()
 
     @classmethod
     def connect(cls, address: str, secret: bytes, timeout: float, *, later: float | None = None) -> Self:
@@ -117,6 +118,10 @@ class SealedConnection:
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and receive the answer; raises ProtocolError with the reason if it was refused."""
         self.send(message)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Receive an answer; raises as `ask`."""
         answer = self.receive()
         if answer is None:
             raise ProtocolError("the other agent has hung up")
@@ -131,7 +136,7 @@ class SealedConnection:
     def send_file(self, path: Path, size: int, rate: Rate | None = None, *, start: int = 0) -> None:
         """Send bytes of a file, from ``start`` on, without copying them (sendfile), if need be at a limited rate.
 
-        Raises OSError if it has fewer.
+        Raises OSError if it has fewer, and in a wait for the rate if the connection was aborted.
         """
         portion = rate.portion if rate else size
         with path.open("rb") as file:
@@ -139,7 +144,8 @@ class SealedConnection:
                 raise OSError(f"{path} has fewer than {start + size} bytes")
             for offset in range(start, start + size, max(1, portion)):
                 count = min(portion, start + size - offset)
-                time.sleep(rate.reserve(count) if rate else 0.0)
+                if rate and self._aborted.wait(rate.reserve(count)):
+                    raise OSError("the connection was given up in the middle of a file")
                 if self._socket.sendfile(file, offset, count) != count:
                     raise OSError(f"{path} has fewer than {start + size} bytes")
 
@@ -156,6 +162,7 @@ class SealedConnection:
 
     def abort(self) -> None:
         """Make whatever another thread does with this connection fail at once."""
+        self._aborted.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

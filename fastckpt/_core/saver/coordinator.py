@@ -88,9 +88,8 @@ class Coordinator:
         self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, first=hello.group_rank == 0)
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
-        self.peers = MemoryPeers(
-            hello.directory, path, self.slots, among.common_saves, settings, self.readers.active, copies
-        )
+        readers = self.readers.active
+        self.peers = MemoryPeers(hello.directory, path, self.slots, among, settings, readers, copies)
         self._reservations = Reservations(self.arena, self.slots, self.newest, self.peers.room)
         self._among = among
         self._decisions: dict[SaveId, Slot | Skip] = {}

@@ -67,7 +67,7 @@ class Saver:
         self._copier = Copier(settings.persist_mbps)
         self.unfinished = False
         self.slot: int | None = None
-        self._peers = AgentPeers(self._memory_of)
+        self._peers = AgentPeers(self._memory_of, settings.replica_mbps)
         self._logged = RanksValues()
         self._shut_out = ""
         self._ending = threading.Event()

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from fastckpt._core.saver.peers.memory_peers import MemoryPeers
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
+from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import NoLoadableCheckpoint
-from tests.e2e.ddp.conftest import until
+from tests.e2e.ddp.conftest import Ranks, until
 from tests.e2e.ddp.test_nodes import Nodes, positions
 
 
@@ -152,6 +154,15 @@ def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back
     until(lambda: not any((arena / "kept").iterdir()), "copies are given back")
     shutil.rmtree(lost, ignore_errors=True)
     assert saves == {4, 5, 6}
+
+
+def test_all_checkpoint_directories_of_a_host_share_the_limit_on_copies(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_REPLICA_MBPS", "5")
+    ranks.start()
+    with closing(DdpCheckpointer(ranks.directory / "another")):
+        assert ranks.saver is not None
+        limits = [each.peers._replication._sender._rate for each in ranks.saver._coordinators.values()]
+    assert len(limits) == 2 and limits[0] is limits[1] is not None
 
 
 def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(three_hosts: Hosts):

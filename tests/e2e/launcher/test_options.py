@@ -189,7 +189,7 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--fast-exclude-after=-1", "t.py"], 2, "exclude_after is -1; give a number of failures, or 0 for no limit"),
         (["--fast-replicas=3", TOUCH], 2, "replicas is '3'; give 0, 1 or 2 copies, xor:3 to xor:16"),
         (["--fast-replicas=xor:2", TOUCH], 2, "replicas is 'xor:2'; give 0, 1 or 2 copies, xor:3 to xor:16"),
-        (["--fast-replica-mbps=-1", TOUCH], 2, "replica_mbps is -1.0; give MB per second, or 0 for no limit"),
+        (["--fast-replica-mbps=-1", TOUCH], 2, "replica_mbps is -1.0; give 1 MB per second or more, or 0"),
         (
             ["--fast-replica-medium=disk", TOUCH],
             2,

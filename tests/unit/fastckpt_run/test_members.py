@@ -1,5 +1,6 @@
 """Agents of a round that learn of each other over its store."""
 
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,7 @@ def test_agents_that_would_make_unlike_copies_refuse_each_other_by_name():
 
 def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "rack").write_text("rack7\n")
-    monkeypatch.setenv("RACK", "rack8")
+    monkeypatch.setenv("RACK", " rack8 ")  # as another host may have it without spaces
     given = ["", "rack6", f"file:{tmp_path}/rack", "env:RACK"]
     assert [Settings(domain=each).failure_domain() for each in given] == ["", "rack6", "rack7", "rack8"]
 
@@ -90,6 +91,17 @@ def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path: Path,
 @pytest.mark.parametrize("given", ["file:/nowhere/rack", "env:NO_SUCH_VARIABLE"])
 def test_a_failure_domain_that_is_not_there_is_refused(given: str):
     with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}")):
+        Settings(domain=given).failure_domain()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "long", "lines", "binary", "nul"])
+def test_a_failure_domain_that_is_no_name_is_refused_and_not_waited_for(tmp_path: Path, kind: str):
+    given = {"endless": "file:/dev/zero", "nul": "file:a\0b"}.get(kind, f"file:{tmp_path}/{kind}")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_text("r" * (10 << 20))
+    (tmp_path / "lines").write_text("rack7\nrack8\n")
+    (tmp_path / "binary").write_bytes(b"rack\xff")
+    with pytest.raises(ConfigError, match="domain is"):
         Settings(domain=given).failure_domain()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
 from fastckpt._core.memory.parity_records import whole_parity
@@ -41,10 +42,16 @@ class AgentPeers:
 
     Args:
         memory: Finds what this node holds; called in threads.
+        mbps: MB (10**6 bytes) of copies that this node sends per second at most; 0 for no limit.
+
+    Attributes:
+        rate: That limit, which all checkpoint directories share.
+        round: The newest round.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, mbps: float = 0.0) -> None:
         self._memory = memory
+        self.rate = RateLimit(mbps * 1e6) if mbps else None
         self._server: PeerServer | None = None
         self._lock = Lock()
         self._common: dict[str, CommonSaves] = {}

@@ -11,7 +11,6 @@ from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import AUTO, Settings
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.messages import Fetch, Fetched
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.copies_folder import CopiesFolder, sweep_folders
@@ -19,7 +18,8 @@ from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.held_saves import kept_place
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import fetcher
-from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
+from fastckpt._core.saver.peers.agent_peers import AgentPeers
+from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import PeerRound
@@ -43,7 +43,7 @@ class MemoryPeers:
         directory: The checkpoint directory.
         arena: Where this node holds its saves.
         of: Its slots.
-        common_saves: Takes the reports of this agent, by directory, if it is the first of the round.
+        among: The agents of the round, and the limit on what this one sends.
         settings: Those of the job.
         readers: Processes that read what is in memory, or look for what to load.
         copies: The directory on a disk for copies of other nodes' large files; None for the arena.
@@ -61,7 +61,7 @@ class MemoryPeers:
         directory: str,
         arena: Path,
         of: list[Slot],
-        common_saves: Callable[[str], CommonSaves],
+        among: AgentPeers,
         settings: Settings,
         readers: set[int],
         copies: Path | None = None,
@@ -74,10 +74,9 @@ class MemoryPeers:
         self._has_begun = self._has_committed = False
         self._readers = readers
         self.counts = ReplicaCounts()
-        rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
-        sender = ReplicaSender(directory, rate, self.counts)
+        sender = ReplicaSender(directory, among.rate, self.counts)
         self._replication = Replication(
-            directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
+            directory, arena, lambda: [slot.path for slot in [*of]], self._answered, among.common_saves, sender
         )
 
         # Before the first commit of a round its workers may yet choose to resume what is kept.

@@ -2,10 +2,13 @@
 
 The request `REPLICATE` names the file, its size and its digest. The answer says that the file is kept already, or that
 there is no room, or that it may come; then its bytes follow, and the answer to these says whether they are what was
-promised. Only then does the file have its name, so that half of one is never there.
+promised. Only then does the file have its name, so that half of one is never there. While memory for it is made, the
+first answer is that this takes its time, again and again.
 """
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,9 @@ from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, Protoco
 
 REPLICATE = "replicate"
 STATE, WHY = "state", "why"
-READY, KEPT, FULL, BUSY, DAMAGED = "ready", "kept", "full", "busy", "damaged"
+READY, KEPT, FULL, BUSY, DAMAGED, WAIT = "ready", "kept", "full", "busy", "damaged", "wait"
+SIGNS = 5.0
+"""Seconds from one answer to the next while memory is made: up to 4 s for each GB, and one file after the other."""
 LARGEST = 1 << 50
 """Bytes that a file may have at most."""
 
@@ -60,7 +65,9 @@ def send_replica(
     promise = {"name": file.name, "size": file.size, "digest": file.digest}
     request = save.request(REPLICATE, **promise, common=list(common or ()))
     answer = connection.ask(request)
-    if answer[STATE] == READY:
+    while answer.get(STATE) == WAIT:
+        answer = connection.answer()
+    if answer.get(STATE) == READY:
         connection.send_file(file.path, file.size, rate)
         answer = connection.receive() or {STATE: "hung up"}
         if answer.get(STATE) == KEPT:
@@ -97,7 +104,9 @@ def take_replica(
     could_release = files.make_way(save.id, SaveId(*map(int, common)) if common else None)
     came = ""
     try:
-        with files.receive(save.id, save.attempt, name, size) as (descriptor, is_whole):
+        with contextlib.ExitStack() as place:
+            with _signs(connection):
+                descriptor, is_whole = place.enter_context(files.receive(save.id, save.attempt, name, size))
             connection.send({STATE: READY})
             with metrics.phase("replicas.receive", step=save.id.step, image=name):
                 came = received(connection, descriptor, size)
@@ -110,3 +119,22 @@ def take_replica(
             raise
         raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
     return {STATE: KEPT if came == digest else DAMAGED}
+
+
+@contextlib.contextmanager
+def _signs(connection: SealedConnection) -> Iterator[None]:
+    """Have the other end wait for as long as this takes; nobody else sends meanwhile."""
+    is_over = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):  # it has gone, as is noticed later
+            while not is_over.wait(SIGNS):
+                connection.send({STATE: WAIT})
+
+    thread = threading.Thread(target=send, name="fastckpt-signs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -131,6 +131,13 @@ def test_an_invalid_rate_limit_is_refused(mbps):
         Settings(persist_mbps=mbps)
 
 
+@pytest.mark.parametrize("mbps", [-1.0, 0.5, 1e305, math.nan, math.inf])
+def test_a_limit_on_copies_that_no_copy_would_end_with_is_refused(mbps):
+    with pytest.raises(ConfigError, match=r"replica_mbps is .*; give 1 MB per second or more, or 0 for no limit"):
+        Settings(replica_mbps=mbps)
+    assert Settings(replica_mbps=1e9).replica_mbps == 1e9
+
+
 def test_the_rate_limit_comes_from_the_environment():
     assert Settings().persist_mbps == 0
     assert Settings.from_environment({"FASTCKPT_PERSIST_MBPS": "250"}).persist_mbps == 250

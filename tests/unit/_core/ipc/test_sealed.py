@@ -5,12 +5,14 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc import sealed
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt.errors import ProtocolError
@@ -181,3 +183,14 @@ def test_a_file_arrives_whole(pair: Pair, tmp_path: Path):
     assert server.receive_bytes(len(data)) == data
     with pytest.raises(OSError, match="fewer than"):
         client.send_file(tmp_path / "file", len(data) + 1)
+
+
+def test_a_file_that_waits_for_its_rate_ends_at_once_if_the_connection_is_given_up(pair: Pair, tmp_path: Path):
+    client, _ = pair
+    (tmp_path / "file").write_bytes(bytes(2 << 20))
+    slow = RateLimit(1 << 14)  # a minute from the first portion to the second
+    threading.Timer(0.2, client.abort).start()
+    since = time.monotonic()
+    with pytest.raises(OSError, match="given up"):
+        client.send_file(tmp_path / "file", 2 << 20, slow)
+    assert time.monotonic() - since < 10

@@ -15,14 +15,14 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.memory import replica_files, slots
+from fastckpt._core.memory import pages, replica_files, slots
 from fastckpt._core.memory.arena import arena_path, erase
 from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit, lies_in_memory
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, kept_place
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
-from fastckpt._core.saver.peers import file_transfer, replica_sender
+from fastckpt._core.saver.peers import file_transfer, replica_sender, replica_transfer
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles
@@ -321,6 +321,21 @@ def test_a_partner_that_is_gone_is_asked_again_until_the_save_counts_without_it(
     assert owner.send(1) is None
     monkeypatch.setattr(replica_sender, "GIVE_UP", 0.0)
     assert owner.send(1) is False and owner.counts.skipped == 1
+
+
+def test_a_partner_whose_memory_takes_long_to_make_is_waited_for(
+    keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch
+):
+    """For a file of 10 GB that is longer than an agent may be silent."""
+
+    def allocate(descriptor: int, size: int) -> bool:
+        time.sleep(1.0)
+        return pages.allocate(descriptor, size)
+
+    monkeypatch.setattr(replica_files, "allocate", allocate)
+    monkeypatch.setattr(replica_sender, "TIMEOUT", 0.5)
+    monkeypatch.setattr(replica_transfer, "SIGNS", 0.1)
+    assert owner.send(5) is True and keeper.path(5).read_bytes() == bytes([5]) * SIZE
 
 
 @contextlib.contextmanager
