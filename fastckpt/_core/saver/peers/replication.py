@@ -152,8 +152,7 @@ class Replication:
         self._known, self._next = answer, answer.next
         # Others may report what was the newest after this one: ask again until all hold it. Newer ones wait their turn.
         self._aim = self._aim or max(ids, default=None)
-        is_behind = self._aim is not None and (answer.id is None or answer.id < self._aim)
-        return self._compare(answer, saves) or is_behind
+        return self._compare(answer, saves) or answer.is_behind(self._aim)
 
     def _next_of(self, saves: Iterable[HeldSave]) -> HeldSave | None:
         """The save that is to be the next common one, if this node holds it."""
@@ -178,7 +177,9 @@ class Replication:
         metrics.counts["peers.reports"] += 1
         has = known.to_json() if known else None
         request = {"ask": HELD, "directory": self._directory, "known": has, **report.to_json()}
-        return CommonSave.from_json(self._link(first, round).ask(request))
+        answer = CommonSave.from_json(self._link(first, round).ask(request))
+        metrics.counts["peers.repeats"] += answer == known
+        return answer
 
     def _compare(self, answer: CommonSave, saves: Sequence[HeldSave]) -> bool:
         """Digest the files that are to be compared, unless that is done; whether the comparison is under way."""

@@ -147,7 +147,7 @@ class Node:
 
 def copied(common: CommonSaves) -> CommonSaves:
     other = CommonSaves("ab")
-    vars(other).update({k: dict(v) if isinstance(v, dict) else v for k, v in vars(common).items() if k != "_lock"})
+    vars(other).update({k: v.copy() if isinstance(v, dict) else v for k, v in vars(common).items() if k != "_lock"})
     return other
 
 
