@@ -20,6 +20,13 @@ from fastckpt.errors import ProtocolError
 T = TypeVar("T")
 EACH = 10
 """Common saves from one whose files are compared to the next."""
+LONGEST_WAIT = 0.2
+"""Seconds that a report waits at least for another answer than the one that its agent knows."""
+EACH_WAIT = 0.004
+"""Seconds that it waits for each agent: a report takes 0.2 to 0.5 ms of the first one's time, and is sent twice a save.
+
+If that takes longer than the wait, agents send theirs again and again: of 1,024 with 0.2 s, each sent 7 for a save.
+"""
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,11 @@ class CommonSaves:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._answer != known, wait)
             return self._answer
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that a report may wait for another answer."""
+        return max(LONGEST_WAIT, EACH_WAIT * len(self._members))
 
     @property
     def _answer(self) -> CommonSave:

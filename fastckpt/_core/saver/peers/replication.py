@@ -31,8 +31,6 @@ logger = logging.getLogger("fastckpt")
 
 PER_SECOND = 10
 """Saves that are reported within a second, at most; what follows from a report is not delayed."""
-LONGEST_WAIT = 0.2
-"""Seconds that a report waits for another answer than the one that its agent knows."""
 LAST = 1.0
 """Seconds that the end of the agent waits for the thread."""
 RETRY = 1.0
@@ -173,7 +171,8 @@ class Replication:
     def _ask(self, report: HeldReport, known: CommonSave | None, round: PeerRound) -> CommonSave:
         first = round.peers[0]
         if round.own == 0:
-            return self._common_saves(self._directory).report(report, known, LONGEST_WAIT)
+            common = self._common_saves(self._directory)
+            return common.report(report, known, common.longest_wait)
         metrics.counts["peers.reports"] += 1
         has = known.to_json() if known else None
         request = {"ask": HELD, "directory": self._directory, "known": has, **report.to_json()}

@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
-from fastckpt._core.saver.peers.common_saves import EACH, CommonSave, CommonSaves, HeldReport
+from fastckpt._core.saver.peers.common_saves import EACH, LONGEST_WAIT, CommonSave, CommonSaves, HeldReport
 from fastckpt.errors import ProtocolError
 
 
@@ -100,6 +100,12 @@ def test_while_a_save_is_compared_it_stays_the_common_one_unless_a_node_gives_it
     assert agree(common, {"a": [1], "b": [1]}).compare == SaveId(1, 1)
     assert agree(common, {"a": [1, 2], "b": [1, 2]}).id == SaveId(1, 1)
     assert agree(common, {"a": [2], "b": [1, 2]}).id == SaveId(1, 2)
+
+
+def test_a_report_waits_for_the_longer_the_more_agents_report():
+    """In less time than all their reports take, agents would send them again and again."""
+    assert CommonSaves("ab").longest_wait == LONGEST_WAIT
+    assert CommonSaves([*map(str, range(1024))]).longest_wait > 1024 * 2 * 0.001
 
 
 def test_reports_and_answers_survive_their_way():
