@@ -20,10 +20,10 @@ from fastckpt.errors import ProtocolError
 T = TypeVar("T")
 EACH = 10
 """Common saves from one whose files are compared to the next."""
-LONGEST_WAIT = 0.2
-"""Seconds that a report waits at least for another answer than the one that its agent knows."""
+SHORTEST_WAIT, LONGEST_WAIT = 0.2, 10.0
+"""Seconds that a report waits for another answer than the one that its agent knows."""
 EACH_WAIT = 0.004
-"""Seconds that it waits for each agent: a report takes 0.2 to 0.5 ms of the first one's time, and is sent twice a save.
+"""Seconds of that for each agent: a report takes 0.2 to 0.5 ms of the first one's time, and is sent twice a save.
 
 If that takes longer than the wait, agents send theirs again and again: of 1,024 with 0.2 s, each sent 7 for a save.
 """
@@ -164,7 +164,7 @@ class CommonSaves:
     @property
     def longest_wait(self) -> float:
         """Seconds that a report may wait for another answer."""
-        return max(LONGEST_WAIT, EACH_WAIT * len(self._members))
+        return min(max(SHORTEST_WAIT, EACH_WAIT * len(self._members)), LONGEST_WAIT)
 
     @property
     def _answer(self) -> CommonSave:
