@@ -1,11 +1,14 @@
 """The useful part of a large job's time by scheme of copies: a simulation that runs the product's own rules.
 
     python benchmarks/scale.py [--gpus 8 128 1024 4096 16384] [--days 60] [--runs 8] [--record]
+    python benchmarks/scale.py --part messages [--nodes 4 16] [--saves 10] [--to 1024]
 
-A job trains on nodes of 16 GPUs for so many days. Failures arrive at random; each costs a restart, the work since the
-newest save that is left, and, without a spare, the time until another host is there. Which node holds whose copies
-(`place`, `grouped`), how often is saved (`fit`), who takes which rank (`assign_ranks`) are the product's own
-functions; all else is in `Assumed`, each with its source. With --record the figures are written beside the picture.
+A job trains on nodes of 16 GPUs for so many days. Failures of hosts, links and processes arrive at random; each costs a
+restart, the work since the newest save that is left, and, without a spare, the time until another host is there, or the
+link. Which node holds whose copies (`place`, `grouped`), how often is saved (`fit`), who is to blame
+(`collect_faults`), is left out (`leave_out`) and takes which rank (`assign_ranks`) are the product's own functions;
+all else is in `Assumed`, each with its source. With --record the figures are written beside the picture.
+With --part messages the messages of agents are simulated, and compared with real ones (benchmarks/messages.py).
 """
 
 import argparse
@@ -25,7 +28,7 @@ from benchmarks.drawing import Drawing
 from fastckpt._core.policy.frequency.intervals import Costs, Intervals, fit
 from fastckpt._core.policy.replicas.grouping import Group, ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import Placement, place
-from fastckpt_run.rendezvous.membership import Node, Round, assign_ranks
+from fastckpt_run.rendezvous.membership import Node, NodeLimits, Round, assign_ranks, collect_faults, leave_out
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/scale.svg"
@@ -43,11 +46,14 @@ class Assumed:
         failures: Failures of a node in a day: 419 interruptions of 2,048 nodes in 54 days (Llama 3, arXiv 2407.21783,
             section 3.3.4); Meta's clusters had 2.34 and 6.5 per thousand (arXiv 2410.21680).
         hosts: The part of them that takes a host away: 321 of these 419 were of hardware or its maintenance (table 5).
+        links: The part of them that cuts a host off, with its memory: 35 of these 419 were of switches and cables (the
+            same table). What is left are failures of processes.
         worst: The part of the nodes that have half of all failures, where failures have a heavy tail: 3 of 63
             (arXiv 2605.09370).
         replacement: Seconds until another host takes the place of one that is lost, if no spare waits: the median time
             between two automatic tries (arXiv 2605.09370).
         repair: Seconds until a lost host can be a spare again. No source: a day.
+        link: Seconds until a link carries again. No source: half of `replacement`.
         restart: Seconds from a failure to the first step on nodes that are there, without loading: most is the start of
             processes and of the communication between GPUs. No source: the same for all schemes.
         iteration: Seconds of a step. No source.
@@ -61,9 +67,11 @@ class Assumed:
 
     failures: float = 419 / 54 / 2048
     hosts: float = 321 / 419
+    links: float = 35 / 419
     worst: float = 3 / 63
     replacement: float = 11 * 60.0
     repair: float = DAY
+    link: float = 5.5 * 60
     restart: float = 60.0
     iteration: float = 5.0
     state: float = 64e9
@@ -83,6 +91,9 @@ class Case:
     heavy: bool = False
 
 
+HOST, LINK, PROCESS = "host", "link", "process"
+"""What fails: a host, with its memory; the link of one; a process, which leaves memory as it is."""
+
 CASES = (
     Case("storage grows with the job", Assumed()),
     # 16% of 250 GB/s in bursts of saves on 63 nodes (arXiv 2605.09370, version 5).
@@ -100,7 +111,7 @@ class Scheme:
         copies: Other nodes that hold a node's files.
         parity: Nodes of a group with XOR parity; 0 for none.
         spares: Hosts that wait, as a part of the job's nodes.
-        exclude: Failures after which a host is left out while a spare waits; 0 for never.
+        exclude: Failures of a host alone after which a host is left out while a spare waits; 0 for never.
     """
 
     title: str
@@ -117,6 +128,7 @@ SCHEMES = (
     Scheme("memory"),
     Scheme("memory, one copy", copies=1),
     Scheme("memory, two copies", copies=2),
+    Scheme("memory, XOR of 4", parity=4),
     Scheme("memory, XOR of 8", parity=8),
     Scheme("memory, spares", spares=SPARES),
     Scheme("memory, one copy, spares", copies=1, spares=SPARES),
@@ -130,13 +142,13 @@ class Host:
 
     Attributes:
         rate: Failures in a second.
-        failures: How many there were while it took part.
-        until: When it is repaired.
+        is_bad: Whether it is one of the few that have most failures: those of its processes are its own, then.
+        until: When it is repaired, or its link.
     """
 
     name: str
     rate: float
-    failures: int = 0
+    is_bad: bool = False
     until: float = 0.0
 
 
@@ -166,10 +178,12 @@ class SimulatedJob:
         spares = ceil(scheme.spares * nodes)
         rates = _rates(nodes + spares, case)
         self._random.shuffle(rates)
-        hosts = [Host(f"host{number:04}", rate / DAY) for number, rate in enumerate(rates)]
+        least = min(rates)
+        hosts = [Host(f"host{number:04}", rate / DAY, rate > least) for number, rate in enumerate(rates)]
         self._hosts = {host.name: host for host in hosts}
         self._round = Round(1, "1", tuple(_node(host.name) for host in hosts[:nodes]))
         self._spares = [host.name for host in hosts[nodes:]]
+        self._limits = NodeLimits(nodes, nodes, spares=spares, exclude_after=scheme.exclude)
         self._lost = set[str]()
         self._placement = Placement({}, 0, ())
         self._groups: tuple[Group, ...] = ()
@@ -219,19 +233,19 @@ class SimulatedJob:
         # together with the first.
         if since > self._lag() + self._intervals.memory * self._assumed.iteration:
             self._copied()
-        host = self._hosts[name]
-        host.failures += 1
-        is_lost = self._random.random() < self._assumed.hosts
-        if not is_lost:
-            self._exclude(host, at)
-            if self._scheme.memory and not self._lost:
-                return "memory", self._left(worked, 0.0, self._intervals.memory)
-        else:
-            self._lost.add(name)
-        survives = self._lost and self._scheme.memory and self._survives()
-        if is_lost:
-            self._replace(host, at)
-        if survives:
+        kind = self._kind()
+        self._take_back(at)
+        is_out = kind == HOST or (kind == LINK and bool(self._spares))
+        if is_out:
+            self._hosts[name].until = at + (self._assumed.link if kind == LINK else self._assumed.repair)
+        elif kind == LINK:  # all wait for it: what the host has in memory is there then
+            self._complete_at = at + self._assumed.link
+        before = self._round.ranks.keys()
+        self._meet(name, at, is_out=is_out, is_process=kind == PROCESS)
+        self._lost |= before - self._round.ranks.keys()  # also who is left out: its rank goes to one without its memory
+        if self._scheme.memory and not self._lost:
+            return "memory", self._left(worked, 0.0, self._intervals.memory)
+        if self._lost and self._scheme.memory and self._survives():
             lag = self._lag()
             interval = max(self._intervals.memory, ceil(lag / self._assumed.iteration))
             return "copies", self._left(worked, lag, interval)
@@ -268,44 +282,40 @@ class SimulatedJob:
             load *= 2  # a chain of partial sums, and the last hop
         return max(0.0, self._complete_at - at) + assumed.restart + load
 
-    def _replace(self, host: Host, at: float) -> None:
-        """Have a spare, or a host that comes later, take the rank of one that is lost."""
+    def _kind(self) -> str:
+        """What fails."""
+        hosts, links = self._assumed.hosts, self._assumed.links
+        return self._random.choices((HOST, LINK, PROCESS), (hosts, links, 1 - hosts - links))[0]
+
+    def _take_back(self, at: float) -> None:
+        """Have hosts that are repaired wait as spares."""
         for each in self._hosts.values():
             if 0 < each.until <= at:
                 each.until = 0.0
-                self._spares.append(each.name)
-        if self._spares:
-            self._take_spare(host, at)
-            return
-        fresh = Host(f"{host.name}-{at:.0f}", self._assumed.failures / DAY)
-        self._hosts[fresh.name] = fresh
-        self._complete_at = at + self._assumed.replacement
-        self._change(host.name, fresh.name)
-        host.until = at + self._assumed.repair if self._scheme.spares else 0.0
+                if self._scheme.spares:
+                    self._spares.append(each.name)
 
-    def _exclude(self, host: Host, at: float) -> None:
-        """Leave out a host that has failed too often, if a spare that has not waits."""
-        limit = self._scheme.exclude
-        if limit and host.failures >= limit and self._spares:
-            self._take_spare(host, at)
-
-    def _take_spare(self, host: Host, at: float) -> None:
-        self._change(host.name, self._best_spare())
-        host.until = at + self._assumed.repair
-
-    def _best_spare(self) -> str:
-        """The next spare; with exclusion one that has not failed too often, if there is one."""
-        limit = self._scheme.exclude
-        good = [name for name in self._spares if not limit or self._hosts[name].failures < limit]
-        name = (good or self._spares)[0]
-        self._spares.remove(name)
-        return name
-
-    def _change(self, lost: str, new: str) -> None:
-        present = [node for node in self._round.nodes if node.host != lost] + [_node(new)]
-        nodes = assign_ranks(self._round, present, len(self._round.nodes))
-        self._round = Round(self._round.number + 1, str(self._round.number + 1), nodes)
-        self._place()
+    def _meet(self, failed: str, at: float, *, is_out: bool, is_process: bool) -> None:
+        """Hold the next round as agents do: without a host that is out, or that fails too often while a spare waits."""
+        # A bug of the script is nobody's: it hits more than one host sooner or later.
+        fault = f"fault of {failed}" if self._hosts[failed].is_bad else "a bug"
+        gone = frozenset({failed} if is_out else ())
+        came = [node for node in self._round.nodes if node.id not in gone]
+        came = [node._replace(fault=fault) if is_process and node.id == failed else node for node in came]
+        came += map(_node, self._spares)
+        if len(came) < self._limits.most:
+            fresh = Host(f"{failed}-{at:.0f}", self._assumed.failures / DAY)
+            self._hosts[fresh.name] = fresh
+            self._complete_at = at + self._assumed.replacement
+            came.append(_node(fresh.name))
+        faults = collect_faults(self._round, came, gone)
+        chosen, _ = leave_out(self._round, came, faults, self._limits)
+        nodes = tuple(_node(node.host) for node in assign_ranks(self._round, chosen, self._limits.most))
+        number, before = self._round.number + 1, self._round
+        self._round = Round(number, str(number), nodes, faults=faults)
+        self._spares = [node.host for node in came if node.host not in self._round.ranks]
+        if before.ranks.keys() != self._round.ranks.keys():
+            self._place()
 
     def _place(self) -> None:
         before = self._groups
@@ -370,7 +380,16 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=60.0)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--part", choices=("goodput", "messages"), default="goodput")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[4, 16], help="of real jobs, for messages")
+    parser.add_argument("--saves", type=int, default=10, help="of each")
+    parser.add_argument("--to", type=int, default=1024, help="the most nodes whose messages are simulated")
     args = parser.parse_args()
+    if args.part == "messages":
+        from benchmarks.messages import print_tables  # what it imports is slow to import
+
+        print_tables(args.nodes, args.saves, args.to)
+        return
     found = []
     print("| case | scheme | GPUs | useful | failures a run | from memory | from copies | from storage |")
     print("| --- " * 8 + "|")

@@ -192,6 +192,7 @@ class PeerAgents:
             rendezvous=self._handler.calls.total() if isinstance(self._handler, FastckptRendezvousHandler) else 0,
             watch=metrics.counts[SENT],
             reports=metrics.counts["peers.reports"],
+            repeats=metrics.counts["peers.repeats"],
             copies=metrics.counts["peers.copies"],
         )
 

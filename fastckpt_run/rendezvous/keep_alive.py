@@ -20,7 +20,7 @@ _TELLING = 0.4
 """Seconds that the store of a host which is said to be dead has to answer."""
 _LONGEST = 30.0
 """Seconds without a sign of life in the store, after which it is of no use that a node answers elsewhere."""
-_SELDOM = 8
+SELDOM = 8
 """Looks without a bell: one in so many turns, should a bell have been lost."""
 
 
@@ -202,7 +202,7 @@ class KeepAlive:
             try:
                 self._give_sign(store) if not rung else None
                 if round:
-                    self._look(store, round, read=rung or turn % _SELDOM == 0 or round is not seen, beats=not rung)
+                    self._look(store, round, read=rung or turn % SELDOM == 0 or round is not seen, beats=not rung)
                     seen = round
             except StoreLost as lost:
                 if round:

@@ -187,6 +187,10 @@ class RoundStore:
         """The newest sign of life of each node; nodes that have given none here are left out."""
         found = dict[str, int]()
         keys = {id: self._key("beat", id) for id in ids}
+        # The first of a round looks for all others at once: one message for all of them, unless one has given none.
+        fresh = keys.keys() - self._seen
+        if len(fresh) > 1 and self.connection.has_all([keys[id] for id in fresh]):
+            self._seen |= fresh
         values = {id: self.connection.peek(keys[id]) for id in keys.keys() - self._seen}
         self._seen |= {id for id, value in values.items() if value is not None}
         seen = [id for id in keys if id in self._seen and id not in values]

@@ -37,3 +37,45 @@ def test_as_many_failures_come_as_are_assumed():
     expected = CASES[0].assumed.failures * 1024 * 60
     assert abs(found.failures - expected) < 4 * expected**0.5
     assert sum(found.by_source.values()) == found.failures
+
+
+def only(kind: str, **more: float) -> Case:
+    """Nothing fails by itself, and what is made to fail is of one kind."""
+    shares = {"hosts": float(kind == "host"), "links": float(kind == "link")}
+    return replace(QUIET, assumed=replace(QUIET.assumed, **(shares | more)))
+
+
+def test_a_job_waits_for_a_link_and_its_memory_but_a_spare_needs_copies():
+    waits = SimulatedJob(4, Scheme("memory"), only("link"), seed=1)
+    assert waits._fail("host0001", DAY, DAY, DAY)[0] == "memory"
+    assert waits._until_it_goes_on("memory", DAY) == CASES[0].assumed.link + CASES[0].assumed.restart
+    for copies, source in ((0, "storage"), (1, "copies")):
+        job = SimulatedJob(4, Scheme("spares", copies=copies, spares=0.25), only("link"), seed=1)
+        assert job._fail("host0001", DAY, DAY, DAY)[0] == source
+        assert job._until_it_goes_on("memory", DAY) == CASES[0].assumed.restart
+        assert "host0004" in job._round.ranks and "host0001" not in job._round.ranks
+
+
+@pytest.mark.parametrize(("limit", "is_left_out"), [(0, False), (2, True), (3, False)])
+def test_a_bad_host_is_left_out_after_as_many_failures_as_are_given(limit, is_left_out):
+    job = SimulatedJob(4, Scheme("spares", copies=1, spares=0.25, exclude=limit), only("process"), seed=1)
+    job._hosts["host0002"].is_bad = True
+    sources = [job._fail("host0002", number * DAY, DAY, DAY)[0] for number in (1, 2)]
+    assert ("host0002" not in job._round.ranks) == is_left_out
+    assert sources == ["memory", "copies" if is_left_out else "memory"]
+
+
+def test_bugs_of_the_script_leave_nobody_out():
+    job = SimulatedJob(4, Scheme("spares", spares=0.25, exclude=2), only("process"), seed=1)
+    for number in range(1, 9):
+        job._fail(f"host000{number % 2}", number * DAY, DAY, DAY)
+    assert {"host0000", "host0001"} <= job._round.ranks.keys()
+
+
+@pytest.mark.parametrize("group", [4, 8])
+def test_parity_survives_one_loss_in_each_group_and_not_two_in_one(group):
+    for second, source in ((0, "storage"), (1, "copies")):
+        job = SimulatedJob(2 * group, Scheme("parity", parity=group), only("host"), seed=1)
+        groups = job._groups
+        assert job._fail(groups[0][0], DAY, DAY, DAY)[0] == "copies"
+        assert job._fail(groups[second][1], DAY + 1, 1.0, 1.0)[0] == source

@@ -19,7 +19,7 @@ from fastckpt._core.saver.peers.parity_transfer import PARITY, take_chunk
 from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler, PeerServer
 from fastckpt._core.saver.peers.replica_transfer import REPLICATE, take_replica
-from fastckpt._core.saver.peers.replication import HELD, LONGEST_WAIT
+from fastckpt._core.saver.peers.replication import HELD
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
 
@@ -149,4 +149,5 @@ class AgentPeers:
         if not isinstance(directory, str):
             raise FastckptError("the report names no directory")
         known = CommonSave.from_json(request["known"]) if request.get("known") else None
-        return self.common_saves(directory).report(HeldReport.from_json(request), known, LONGEST_WAIT).to_json()
+        common = self.common_saves(directory)
+        return common.report(HeldReport.from_json(request), known, common.longest_wait).to_json()

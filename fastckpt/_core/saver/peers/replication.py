@@ -31,8 +31,6 @@ logger = logging.getLogger("fastckpt")
 
 PER_SECOND = 10
 """Saves that are reported within a second, at most; what follows from a report is not delayed."""
-LONGEST_WAIT = 0.2
-"""Seconds that a report waits for another answer than the one that its agent knows."""
 LAST = 1.0
 """Seconds that the end of the agent waits for the thread."""
 RETRY = 1.0
@@ -152,8 +150,7 @@ class Replication:
         self._known, self._next = answer, answer.next
         # Others may report what was the newest after this one: ask again until all hold it. Newer ones wait their turn.
         self._aim = self._aim or max(ids, default=None)
-        is_behind = self._aim is not None and (answer.id is None or answer.id < self._aim)
-        return self._compare(answer, saves) or is_behind
+        return self._compare(answer, saves) or answer.is_behind(self._aim)
 
     def _next_of(self, saves: Iterable[HeldSave]) -> HeldSave | None:
         """The save that is to be the next common one, if this node holds it."""
@@ -174,11 +171,14 @@ class Replication:
     def _ask(self, report: HeldReport, known: CommonSave | None, round: PeerRound) -> CommonSave:
         first = round.peers[0]
         if round.own == 0:
-            return self._common_saves(self._directory).report(report, known, LONGEST_WAIT)
+            common = self._common_saves(self._directory)
+            return common.report(report, known, common.longest_wait)
         metrics.counts["peers.reports"] += 1
         has = known.to_json() if known else None
         request = {"ask": HELD, "directory": self._directory, "known": has, **report.to_json()}
-        return CommonSave.from_json(self._link(first, round).ask(request))
+        answer = CommonSave.from_json(self._link(first, round).ask(request))
+        metrics.counts["peers.repeats"] += answer == known
+        return answer
 
     def _compare(self, answer: CommonSave, saves: Sequence[HeldSave]) -> bool:
         """Digest the files that are to be compared, unless that is done; whether the comparison is under way."""

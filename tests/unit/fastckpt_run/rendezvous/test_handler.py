@@ -43,6 +43,19 @@ def test_a_round_takes_at_most_twenty_messages_a_node(count: int) -> None:
             assert len({info.bootstrap_store_info.master_port for info in infos}) == 1  # type: ignore[union-attr]
 
 
+def test_signs_of_life_of_many_nodes_are_read_in_two_messages_also_the_first_time() -> None:
+    with agents(8, 8, interval=60.0, silence=180.0) as job:
+        nodes = job.several(8)
+        meet(nodes)
+        records = nodes[0]._records
+        assert records is not None
+        unread, ids = records.at(records.connection), {node.id for node in nodes}
+        for asked in (ids, ids, ids | {"one that has given none"}):
+            job.calls.clear()
+            assert unread.beats(asked).keys() == ids
+            assert sum(job.calls.values()) <= 2, job.calls
+
+
 def test_each_round_has_an_empty_store_which_all_its_nodes_share() -> None:
     with agents(2, 2) as job:
         nodes, ports = job.several(2), set()

@@ -8,7 +8,14 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
-from fastckpt._core.saver.peers.common_saves import EACH, CommonSave, CommonSaves, HeldReport
+from fastckpt._core.saver.peers.common_saves import (
+    EACH,
+    LONGEST_WAIT,
+    SHORTEST_WAIT,
+    CommonSave,
+    CommonSaves,
+    HeldReport,
+)
 from fastckpt.errors import ProtocolError
 
 
@@ -102,6 +109,13 @@ def test_while_a_save_is_compared_it_stays_the_common_one_unless_a_node_gives_it
     assert agree(common, {"a": [2], "b": [1, 2]}).id == SaveId(1, 2)
 
 
+def test_a_report_waits_for_the_longer_the_more_agents_report():
+    """In less time than all their reports take, agents would send them again and again."""
+    waits = {count: CommonSaves([*map(str, range(count))]).longest_wait for count in (2, 1024, 10**4)}
+    assert waits[2] == SHORTEST_WAIT and waits[10**4] == LONGEST_WAIT
+    assert 1024 * 2 * 0.001 < waits[1024] < LONGEST_WAIT
+
+
 def test_reports_and_answers_survive_their_way():
     for each in (report("a"), HeldReport("a", saves(1, 2), SaveId(1, 2), True, SaveId(1, 1), {"model.pt": "x"})):
         assert HeldReport.from_json(each.to_json()) == each
@@ -147,7 +161,7 @@ class Node:
 
 def copied(common: CommonSaves) -> CommonSaves:
     other = CommonSaves("ab")
-    vars(other).update({k: dict(v) if isinstance(v, dict) else v for k, v in vars(common).items() if k != "_lock"})
+    vars(other).update({k: v.copy() if isinstance(v, dict) else v for k, v in vars(common).items() if k != "_lock"})
     return other
 
 
