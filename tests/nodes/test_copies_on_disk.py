@@ -9,11 +9,12 @@ from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import Cluster, name_of
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Recovery
-from tests.nodes.test_lost_hosts import EVERY, campaign, end
-from tests.nodes.test_replicas import WIDE, WIDER
+from tests.nodes.test_lost_hosts import EVERY, NEVER, campaign, end
 from tests.nodes.test_restarts import assert_bitwise
 
-LARGE = "+16M"
+WIDE = ("--way", "fsdp2", "--width", "300000", "--steps", "100", "--disk", NEVER)
+"""A host's shards have 25 MB, and parity of three hosts half of that."""
+LARGE = "+8M"
 
 
 def on_disk(cluster: Cluster, number: int) -> tuple[str, str]:
@@ -61,8 +62,7 @@ def large_files(job: NodesJob, number: int) -> tuple[list[str], list[str]]:
 def test_shards_of_a_lost_host_come_from_the_disk_of_others(
     new_cluster: NewCluster, uninterrupted: Uninterrupted, replicas: str
 ) -> None:
-    script = WIDE if replicas == "1" else WIDER
-    job = started(new_cluster(0, 1, 2), *script, replicas=replicas)
+    job = started(new_cluster(0, 1, 2), *WIDE, replicas=replicas)
     for number in job.cluster.hosts:
         in_memory, there = large_files(job, number)
         assert not in_memory and there, (in_memory, there)
@@ -70,7 +70,7 @@ def test_shards_of_a_lost_host_come_from_the_disk_of_others(
     assert recovery.tiers == {0: "memory", 2: "memory", 3: "peer"} and recovery.lost <= 2 * EVERY
     end(job)
     assert not [*job.out.glob("nvme-node[023]/*")]  # what the lost host had stays until it is back
-    assert_bitwise(job, uninterrupted(*script[:6], ranks=3))
+    assert_bitwise(job, uninterrupted(*WIDE[:6], ranks=3))
 
 
 @campaign
@@ -80,7 +80,7 @@ def test_each_host_says_for_itself_where_it_keeps_copies_and_one_without_its_dir
     job = started(new_cluster(0, 1, 2), *WIDE, replicas="1", in_memory=0)
     assert large_files(job, 0)[0] and large_files(job, 1)[1]
     shutil.rmtree(disk_of(job.cluster, 1))
-    job.do_steps(3 * EVERY)
+    job.do_steps(2 * EVERY)
     assert "no copies can be kept in" in job.text(1 << 20) and "FC-045" in job.text(1 << 20)
     disk_of(job.cluster, 1).mkdir()
     job.until(lambda: large_files(job, 1)[1], "copies are made again")
