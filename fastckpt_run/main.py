@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api as launcher_api
 
 from fastckpt._core.config import Settings
+from fastckpt._core.saver.arena_location import copies_place
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.dry_run.dry_run_text import show_dry_run
@@ -160,6 +161,7 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
     status.fast = settings.exit_codes
     require_positive(arguments)
     require_room_for_spares(settings, arguments)
+    copies_place(settings)  # raises ConfigError
     if command.is_dry_run:
         show_dry_run(command)
         return

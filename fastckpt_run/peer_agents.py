@@ -18,7 +18,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import place
-from fastckpt._core.saver.arena_location import copies_place, memory_id
+from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
@@ -47,7 +47,6 @@ class PeerAgents:
     def __init__(
         self, settings: Settings, handler: RendezvousHandler, saver: Saver, met: Callable[[PeerRound], None]
     ) -> None:
-        copies_place(settings)  # refuses what cannot serve, before there are workers
         self._settings, self._handler, self._saver, self._met = settings, handler, saver, met
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
         self._own = Member(

@@ -197,6 +197,7 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         ),
         (["--fast-replica-medium=disk:nvme", TOUCH], 2, "replica_medium is 'disk:nvme'; give memory, or disk:DIR"),
         (["--fast-replica-medium=tape:/x", TOUCH], 2, "replica_medium is 'tape:/x'; give memory, or disk:DIR"),
+        (["--fast-replica-medium=disk:/nowhere", TOUCH], 2, "no copies can be kept in /nowhere: No such file or direc"),
         (["--fast-spares=1", "--nnodes=2", TOUCH], 2, "spares is 1 (--fast-spares), and --rdzv-backend is static"),
         (["--fast-spares=1", "--standalone", TOUCH], 2, "spares is 1 (--fast-spares), and --standalone is given"),
         (["--fast-spares=2", "--rdzv-backend=c10d", TOUCH], 2, "spares is 2 (--fast-spares), and --nnodes is 1"),

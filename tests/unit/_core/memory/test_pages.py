@@ -3,13 +3,17 @@
 import mmap
 import os
 import re
+import shutil
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
 from fastckpt._core.huge_pages import HUGE, window
 from fastckpt._core.memory import pages
-from fastckpt._core.memory.pages import allocate, enlarge
+from fastckpt._core.memory.headroom import lies_in_memory
+from fastckpt._core.memory.pages import allocate, enlarge, write_out
 
 
 @pytest.fixture
@@ -174,3 +178,23 @@ def test_a_reservation_without_enough_memory_raises(tmp_path):
             allocate(file.fileno(), 8 * 2**20)
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_what_is_written_out_to_a_disk_leaves_the_page_cache(tmp_path: Path) -> None:
+    if lies_in_memory(tmp_path) or not shutil.which("fincore"):
+        pytest.skip("temporary files are in memory here, or there is no fincore")
+    path, data, size = tmp_path / "copy", os.urandom(1 << 20), 32 << 20
+    with path.open("xb+") as file:
+        allocate(file.fileno(), size)
+        for offset in range(0, size, 1 << 20):
+            write_out(file.fileno(), memoryview(data), offset)
+        os.fsync(file.fileno())  # as the kernel does in its own time
+        write_out(file.fileno(), memoryview(data), size - (1 << 20))
+        assert resident(path) <= size // 8
+    assert path.read_bytes() == data * 32
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file that are in memory."""
+    command = ["fincore", "--bytes", "--noheadings", "--output", "RES", str(path)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
