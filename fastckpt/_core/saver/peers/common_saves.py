@@ -14,6 +14,7 @@ from threading import Condition
 from typing import Any
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.replicas.margins import NodeMargin, smallest
 from fastckpt.errors import ProtocolError
 
 EACH = 10
@@ -30,6 +31,8 @@ class HeldReport:
         keeping: The next common save, if it has been told of one, holds it and keeps it; None else.
         copied: Whether the large files of that one, of which this node has the only copy, are with its partners, too.
         compared: A save, and the digests of those of its files that each node has of its own.
+        copies: Copies of these large files that others keep.
+        large: Bytes of these files.
     """
 
     member: str
@@ -38,6 +41,8 @@ class HeldReport:
     copied: bool = False
     compared: SaveId | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    copies: int = 0
+    large: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a part of a message."""
@@ -50,6 +55,8 @@ class HeldReport:
             "copied": self.copied,
             "compared": compared,
             "digests": dict(self.digests),
+            "copies": self.copies,
+            "large": self.large,
         }
 
     @classmethod
@@ -59,7 +66,8 @@ class HeldReport:
             saves = frozenset(SaveId(int(history), int(step)) for history, step in record["saves"])
             keeping, compared = (_id(record[name]) for name in ("keeping", "compared"))
             digests = {str(name): str(digest) for name, digest in record["digests"].items()}
-            return cls(str(record["member"]), saves, keeping, bool(record["copied"]), compared, digests)
+            counts = int(record["copies"]), int(record["large"])
+            return cls(str(record["member"]), saves, keeping, bool(record["copied"]), compared, digests, *counts)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"this is no report of what an agent holds: {error}") from error
 
@@ -104,14 +112,16 @@ class CommonSaves:
     """What all agents of a round hold of one directory; each reports to it, in threads of any number.
 
     Args:
-        members: The agents of the round.
+        members: The agents of the round, by their ranks.
     """
 
     def __init__(self, members: Collection[str]) -> None:
-        self._members = frozenset(members)
+        self._order, self._members = [*members], frozenset(members)
         self._held: dict[str, frozenset[SaveId]] = {}
         self._keeping: dict[str, SaveId | None] = {}
         self._copied: dict[str, bool] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._margins: Sequence[NodeMargin] = ()
         self._is_replicated = False
         self._digests: dict[str, Mapping[str, str]] = {}
         self._id: SaveId | None = None
@@ -134,6 +144,7 @@ class CommonSaves:
         with self._changed:
             self._held[report.member], self._keeping[report.member] = report.saves, report.keeping
             self._copied[report.member] = report.copied
+            self._counts[report.member] = report.copies, report.large
             if self._compare is not None and report.compared == self._compare:
                 self._digests[report.member] = report.digests
             # A comparison first: the save that is compared stays the common one until all have digested it.
@@ -144,6 +155,15 @@ class CommonSaves:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._answer != known, wait)
             return self._answer
+
+    def smallest_margin(self) -> tuple[SaveId, NodeMargin] | None:
+        """The newest save that all nodes hold, and the node whose loss leaves the fewest copies of its large files.
+
+        None if there is no such save, or no node has large files of its own.
+        """
+        with self._changed:
+            margin = smallest(self._margins)
+            return (self._id, margin) if self._id is not None and margin is not None else None
 
     @property
     def _answer(self) -> CommonSave:
@@ -163,6 +183,7 @@ class CommonSaves:
         if self._next is not None and all(self._keeping.get(member) == self._next for member in self._members):
             self._id, self._next = self._next, None
             self._is_replicated = all(self._copied.values())
+            self._margins = [NodeMargin(rank, *self._counts[member]) for rank, member in enumerate(self._order)]
             self._since_compared += 1
             if not self._alike or self._since_compared >= EACH:
                 self._compare, self._digests, self._since_compared = self._id, {}, 0

@@ -1,11 +1,13 @@
 """The other nodes' part in the memory of one checkpoint directory: copies, the common save, and fetched files."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import AUTO, Settings
 from fastckpt._core.format.ids import SaveId
@@ -47,6 +49,7 @@ class MemoryPeers:
         replicas: Large files of other nodes that this one keeps.
         parity: Parity of such files, if this one keeps that.
         room: The memory that these need.
+        rate: A limit on the bytes that this node sends per second in the background; None for none.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
@@ -66,8 +69,8 @@ class MemoryPeers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_committed, self._readers = False, readers
         self.counts = ReplicaCounts()
-        rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
-        sender = ReplicaSender(directory, rate, self.counts)
+        self.rate = RateLimit(settings.replica_mbps * 1e6) if settings.replica_mbps else None
+        sender = ReplicaSender(directory, self.rate, self.counts)
         self._replication = Replication(
             directory, arena, lambda: [slot.path for slot in [*of]], self._answered, common_saves, sender
         )
@@ -167,7 +170,7 @@ class MemoryPeers:
         # part of the save   3. the files, each from the first source that has it   4. the records that make it ours
         if (round := self._round) is None:
             raise FastckptError("this agent is in no round with others")
-        loop, sources = asyncio.get_running_loop(), message.sources
+        loop, sources, since = asyncio.get_running_loop(), message.sources, time.perf_counter()
         offers = await loop.run_in_executor(None, fetcher.survey, save, sources, round.secret)
         is_ours = any(s.committed and s.id == save.id for s in self._slots)
         slot = None if is_ours or message.beside else choose()
@@ -183,8 +186,12 @@ class MemoryPeers:
             addresses = {peer.id: peer.address for peer in round.peers}
             bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret, addresses)
             files = await loop.run_in_executor(None, bring)
+            came = sum(files.sizes.values())
             if slot is not None:
                 numbers = [ranks[local] for local in sorted(ranks)]
+                kept = kept_place(self._arena, save.id, save.attempt)
+                take = partial(fetcher.with_kept, slot.path, kept, save, files, numbers)
+                files = await loop.run_in_executor(None, take)
                 make = partial(fetcher.make_ours, slot.path, save, files, numbers, round.own)
                 if await loop.run_in_executor(None, make):
                     slot.read()
@@ -192,5 +199,7 @@ class MemoryPeers:
         finally:
             if slot is not None:
                 slot.pins.pop("fetch", None)
+        here, seconds = sum(files.sizes.values()) - came, time.perf_counter() - since
+        metrics.event("fetched", history=save.id.history, step=save.id.step, bytes=came, kept=here, seconds=seconds)
         paths = {name: str(root / name) for name in files.sizes}
         return slot, Fetched(paths, dict(files.sizes), dict(files.digests), files.details)
