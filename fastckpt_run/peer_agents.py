@@ -49,6 +49,8 @@ class PeerAgents:
     ) -> None:
         self._settings, self._handler, self._saver, self._met = settings, handler, saver, met
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
+        if ours and settings.spares:
+            ours.parks = saver.prefetch.begin
         self._own = Member(
             ours.id if ours else secrets.token_hex(8),
             socket.gethostname(),
@@ -67,6 +69,7 @@ class PeerAgents:
     def meet(self, group: WorkerGroup) -> None:
         """Learn who the agents of a new round are, and watch them; raises as `exchange`."""
         # 1. the secret   2. listen, before others learn where   3. exchange   4. hand over to the saver, and watch
+        self._saver.prefetch.end()
         rank, count, own = group.group_rank or 0, group.group_world_size or 1, self._own
         store = cast(Any, group.store)  # torch annotates it as None
         if count > 1:
@@ -84,6 +87,8 @@ class PeerAgents:
             self._watch.watch([(member.id, member.watch) for member in self._members])
             if isinstance(self._handler, FastckptRendezvousHandler):
                 self._handler.ask_before_a_verdict(self._watch.answering)
+                if self._settings.spares and rank == 0 and count > 1:
+                    self._handler.announce_server(self._own.address)
 
     def _round_of(self, rank: int) -> PeerRound:
         """The round as the saver knows it, with the partners of this agent."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -24,7 +25,7 @@ from fastckpt._core.memory.processes import Process
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.meeting import Meeting, Timing
-from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.round_waits import RoundWaits
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
@@ -92,6 +93,9 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._next_look = 0.0
         self.before_joining: Callable[[], None] = lambda: None
         """Called before this node ends a round of others; while it lasts they train on."""
+        self.parks: Callable[[Callable[[], str], bytes], None] = lambda first, secret: None
+        """Called when this node begins to wait for a place, with what finds the address at which the first agent of
+        the round serves others, and the secret of the job."""
 
     @property
     def secret(self) -> bytes:
@@ -299,13 +303,28 @@ class FastckptRendezvousHandler(RendezvousHandler):
     def _rounds_at(self, connection: StoreConnection) -> int:
         return self._records_at(connection).last_round().number
 
+    def _park(self, records: RoundStore, round: Round) -> None:
+        def first() -> str:
+            with suppress(StoreLost):
+                return records.server(round)
+            return ""
+
+        self.parks(first, records.secret)
+
+    def announce_server(self, address: str) -> None:
+        """Announce, as the first node of the round, where its agent serves others."""
+        if self._records is not None:
+            with suppress(StoreLost):
+                self._records.announce_server(self.round.name, address)
+
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""
         running = records.last_round()
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one
         me = self._me._replace(fault=self.fault, is_checked=self.is_checked)
-        meeting = Meeting(records, me, self._limits, self._timing, self._alive, self._give_way)
+        parks = partial(self._park, records)
+        meeting = Meeting(records, me, self._limits, self._timing, self._alive, self._give_way, parks)
         try:
             self.round = meeting.hold(self._seen, deadline)
         finally:

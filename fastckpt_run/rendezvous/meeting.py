@@ -73,8 +73,11 @@ class Meeting:
         timing: Timing,
         keep_alive: KeepAlive,
         stay: Callable[[], None],
+        parks: Callable[[Round], None],
     ) -> None:
         """``stay`` is called while the meeting lasts; it raises StoreLost if another store takes precedence.
+
+        ``parks`` is called when this node begins to wait for a place in a round that has none.
 
         Attributes:
             seen: The newest round that this node has seen, whether it took part in it or waited for a place.
@@ -84,7 +87,7 @@ class Meeting:
         self._limits = limits
         self._timing = timing
         self._alive = keep_alive
-        self._stay = stay
+        self._stay, self._parks = stay, parks
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
         self._gone = self._left = frozenset[str]()
@@ -127,6 +130,8 @@ class Meeting:
         _check_open(last, waits=False)
         waits = not self._end(last)
         mine, begin = records.join(last, self._me), time.monotonic()
+        if waits:
+            self._parks(last)
         if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
             records.ring([first.id])  # before that, the round would hardly be complete
         with metrics.phase("rendezvous.wait"):

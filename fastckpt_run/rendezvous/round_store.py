@@ -57,10 +57,13 @@ class RoundStore:
         self._bell: StoreConnection | None = None
         self._has_left = False
         self._nodes: tuple[str, tuple[Node, ...], HostFaults] = ("", (), {})
+        self._announced = ("", "")
 
     def at(self, connection: StoreConnection) -> "RoundStore":
         """The records of the same job, for the same agent, in another store."""
-        return RoundStore(connection, self._name, self._given, self._id, self.secret)
+        found = RoundStore(connection, self._name, self._given, self._id, self.secret)
+        found._announced = self._announced
+        return found
 
     def rounds_at(self, connection: StoreConnection) -> int:
         """The number of rounds that the job has had in another store."""
@@ -88,6 +91,8 @@ class RoundStore:
         """Bring the last round that this agent knows to a store that has none, or an older one; returns the last."""
         while (last := self.last_round()).number < mine.number and not last.is_closed:
             self.complete(last, mine)
+        if self._announced[0] == mine.name == last.name:
+            self.announce_server(*self._announced)
         return last
 
     # --- the next round
@@ -122,6 +127,15 @@ class RoundStore:
     def master(self, round: Round) -> Master | None:
         """The place where a round meets; None if it is not known yet."""
         return self._read(Master.from_record, round.name, "master")
+
+    def announce_server(self, name: str, address: str) -> None:
+        """Announce, to nodes that wait for a place, where the first agent of the round of that name serves others."""
+        self._announced = name, address
+        self._put({"address": address}, name, "server")
+
+    def server(self, round: Round) -> str:
+        """Where the first agent of a round serves others; empty if it is not known."""
+        return self._read(lambda record: str(record["address"]), round.name, "server") or ""
 
     # --- the end of rounds
 

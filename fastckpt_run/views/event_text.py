@@ -185,6 +185,7 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "waits_as_spare": lambda event: f"{text(event, 'host')} waits as a spare: the job has all its nodes",
     "host_left_out": _left_out,
     "replicated": lambda event: f"{_step(event)} is copied to {text(event, 'to')}, in {_seconds(event)}",
+    "prefetched": lambda event: f"{_step(event)} of {text(event, 'host')} is prefetched, in {_seconds(event)}",
     "replica_skipped": lambda event: f"{_step(event)} is not copied to other hosts: {text(event, 'reason')}",
     "bad_checkpoint": lambda event: (
         f"{_step(event)} cannot be loaded from {text(event, 'tier')}: {text(event, 'reason')}"

@@ -31,7 +31,7 @@ from fastckpt.errors import ArenaInUse, FastckptError
 
 logger = logging.getLogger("fastckpt")
 
-_ARENA = re.compile(r"fastckpt-(\d{1,10})-[0-9a-f]{16}(\.removed-[0-9a-f]{8})?")
+_ARENA = re.compile(r"fastckpt-(\d{1,10})-[0-9a-f]{16}(\.(removed|prefetch)-[0-9a-f]{8})?")
 
 
 class ArenaState(enum.StrEnum):

@@ -130,6 +130,8 @@ class Coordinator:
 
     async def begin_round(self, round: PeerRound) -> None:
         """Take part in a new round of agents, before there are workers."""
+        if (prefetch := self._among.prefetch) is not None:
+            await asyncio.to_thread(prefetch.hand_over, self._directory, self.arena.path, self.peers.replicas.lock)
         self.peers.assume(round)
         self._is_back = self._is_back or self.tiers.lost_to is not None
         await asyncio.to_thread(self.tiers.begin_round, round.launches, round.launches[0])
@@ -153,6 +155,11 @@ class Coordinator:
             if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
                 logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
                 slot.clear()
+
+    def bytes(self) -> int:
+        """Bytes of slots, and of what is kept for other nodes; in any thread."""
+        sizes = [sum(slots.images_in(slot.path).values()) for slot in [*self.slots]]
+        return sum(sizes) + self.peers.replicas.bytes()
 
     def stats(self) -> SaverStats:
         """What became of the checkpoints; in any thread."""

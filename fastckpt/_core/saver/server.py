@@ -27,6 +27,7 @@ from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler
+from fastckpt._core.saver.peers.spare_prefetch import SparePrefetch
 from fastckpt._core.saver.ranks_values import RanksValues
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
@@ -56,6 +57,7 @@ class Saver:
     Attributes:
         unfinished: Whether `close` has left a persist behind that would not end.
         slot: Which of the agents that share this host's memory this one is; None where the ranks of nodes decide.
+        prefetch: What this node brings of others while it is a spare.
     """
 
     def __init__(self, settings: Settings, address: str = "") -> None:
@@ -68,6 +70,7 @@ class Saver:
         self.unfinished = False
         self.slot: int | None = None
         self._peers = AgentPeers(self._memory_of, settings.replica_mbps)
+        self.prefetch = self._peers.prefetch = SparePrefetch(settings, self._bytes_of)
         self._logged = RanksValues()
         self._shut_out = ""
         self._ending = threading.Event()
@@ -119,9 +122,13 @@ class Saver:
     def _memory_of(self, directory: str) -> NodeMemory:
         if (coordinator := self._coordinators.get(directory)) is None:
             raise FastckptError(f"this node has nothing of {directory} in memory")
-        return NodeMemory(
-            coordinator.arena.path, [*coordinator.slots], coordinator.peers.replicas, coordinator.peers.parity
-        )
+        peers = coordinator.peers
+        return NodeMemory(coordinator.arena.path, [*coordinator.slots], peers.replicas, peers.parity)
+
+    def _bytes_of(self, directory: str) -> int:
+        """Bytes in slots, and in copies for others, that this node has for a directory; in any thread."""
+        coordinator = self._coordinators.get(directory)
+        return coordinator.bytes() if coordinator else 0
 
     def flush(self, *, ends: bool = False) -> None:
         """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long.
@@ -237,6 +244,7 @@ class Saver:
         """
         if self._loop.is_closed():
             return
+        self.prefetch.close()
         self._peers.close()
         self._call(self._close(failed=failed)).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,13 +1,14 @@
 """This agent among those of the other nodes: what it answers them, of all checkpoint directories."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, NamedTuple
 
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.memory.held_saves import HeldSave
+from fastckpt._core.memory.held_saves import HeldSave, held_saves
 from fastckpt._core.memory.parity_records import whole_parity
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import file_transfer
@@ -20,8 +21,12 @@ from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler, PeerServer
 from fastckpt._core.saver.peers.replica_transfer import REPLICATE, take_replica
 from fastckpt._core.saver.peers.replication import HELD
+from fastckpt._core.saver.peers.spare_prefetch import BACKGROUND, PREFETCH, SaveAtRisk, SparePrefetch
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import FastckptError
+
+PATIENCE, PAUSE = 5.0, 0.2
+"""Seconds that a spare waits for another answer than it has, and between two looks."""
 
 
 class NodeMemory(NamedTuple):
@@ -46,7 +51,8 @@ class AgentPeers:
 
     Attributes:
         rate: That limit, which all checkpoint directories share.
-        round: The newest round.
+        round: The round that this agent is in; None before its first one.
+        prefetch: What this node has brought of others before it had a rank; None for nothing.
     """
 
     def __init__(self, memory: Memory, mbps: float = 0.0) -> None:
@@ -56,6 +62,8 @@ class AgentPeers:
         self._lock = Lock()
         self._common: dict[str, CommonSaves] = {}
         self._others: dict[str, Handler] = {}
+        self._ended = Event()
+        self.prefetch: SparePrefetch | None = None
         self.round: PeerRound | None = None
 
     def handle(self, request: str, handler: Handler) -> None:
@@ -74,6 +82,7 @@ class AgentPeers:
                 CHUNK: self._give_chunk,
                 REBUILD: self._rebuild,
                 HELD: self._held,
+                PREFETCH: self._at_risk,
             }
             self._server = PeerServer(handlers | self._others)
         return self._server.port
@@ -96,6 +105,7 @@ class AgentPeers:
 
     def close(self) -> None:
         """Serve nobody any more."""
+        self._ended.set()
         if self._server is not None:
             self._server.close()
 
@@ -114,7 +124,8 @@ class AgentPeers:
         return {**file_transfer.listing(held), "parity": parity}
 
     def _get(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
-        return file_transfer.serve(connection, self._find(request), request.get("name"))
+        rate = self.rate if request.get(BACKGROUND) else None
+        return file_transfer.serve(connection, self._find(request), request.get("name"), rate)
 
     def _keep(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         save = SaveName.of(request)
@@ -143,6 +154,29 @@ class AgentPeers:
         addresses = {peer.id: peer.address for peer in round.peers}
         parity = self._memory(save.directory).parity
         return serve_rebuilt(connection, save, request, parity, addresses, round.secret)
+
+    def _at_risk(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer a spare that asks for what to prefetch, once that is another than it knows, or after a while."""
+        round, known, end = self.round, request.get("known"), time.monotonic() + PATIENCE
+        while (found := self._saves_at_risk()) == known and self.round is round and time.monotonic() < end:
+            if self._ended.wait(PAUSE):
+                break
+        return {"saves": found}
+
+    def _saves_at_risk(self) -> dict[str, Any]:
+        """The newest common save of each directory, and the node whose loss leaves the fewest copies, if any."""
+        with self._lock:
+            round, common = self.round, dict(self._common)
+        found = {}
+        for directory, saves in common.items():
+            if round is None or (at_risk := saves.smallest_margin()) is None:
+                continue
+            (id, margin), memory = at_risk, self._memory(directory)
+            held = held_saves(memory.arena, [slot.path for slot in [*memory.slots]])
+            if attempt := next((each.attempt for each in held if each.id == id and each.slot), ""):
+                peer = round.peers[margin.rank]
+                found[directory] = SaveAtRisk(id, attempt, peer.address, peer.host, margin.copies).to_json()
+        return found
 
     def _held(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         directory = request.get("directory")

@@ -15,6 +15,7 @@ from threading import Condition
 from typing import Any, TypeVar
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.replicas.margins import NodeMargin, smallest
 from fastckpt.errors import ProtocolError
 
 T = TypeVar("T")
@@ -39,6 +40,8 @@ class HeldReport:
         keeping: The next common save, if it has been told of one, holds it and keeps it; None else.
         copied: Whether the large files of that one, of which this node has the only copy, are with its partners, too.
         compared: A save, and the digests of those of its files that each node has of its own.
+        copies: Copies of these large files that others keep.
+        large: Bytes of these files.
     """
 
     member: str
@@ -47,6 +50,8 @@ class HeldReport:
     copied: bool = False
     compared: SaveId | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    copies: int = 0
+    large: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a part of a message."""
@@ -59,6 +64,8 @@ class HeldReport:
             "copied": self.copied,
             "compared": compared,
             "digests": dict(self.digests),
+            "copies": self.copies,
+            "large": self.large,
         }
 
     @classmethod
@@ -68,7 +75,8 @@ class HeldReport:
             saves = frozenset(SaveId(int(history), int(step)) for history, step in record["saves"])
             keeping, compared = (_id(record[name]) for name in ("keeping", "compared"))
             digests = {str(name): str(digest) for name, digest in record["digests"].items()}
-            return cls(str(record["member"]), saves, keeping, bool(record["copied"]), compared, digests)
+            counts = int(record["copies"]), int(record["large"])
+            return cls(str(record["member"]), saves, keeping, bool(record["copied"]), compared, digests, *counts)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"this is no report of what an agent holds: {error}") from error
 
@@ -119,16 +127,18 @@ class CommonSaves:
     What a report takes does not grow with the number of agents, but for the one that completes a step.
 
     Args:
-        members: The agents of the round.
+        members: The agents of the round, by their ranks.
     """
 
     def __init__(self, members: Collection[str]) -> None:
-        self._members = frozenset(members)
+        self._order, self._members = [*members], frozenset(members)
         self._held: dict[str, frozenset[SaveId]] = {}
         self._holders = Counter[SaveId]()
         self._keeping: dict[str, SaveId | None] = {}
         self._keepers = Counter[SaveId | None]()
         self._copied: dict[str, bool] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._margins: Sequence[NodeMargin] = ()
         self._is_replicated = False
         self._digests: dict[str, Mapping[str, str]] = {}
         self._id: SaveId | None = None
@@ -161,6 +171,15 @@ class CommonSaves:
             self._changed.wait_for(lambda: self._answer != known, wait)
             return self._answer
 
+    def smallest_margin(self) -> tuple[SaveId, NodeMargin] | None:
+        """The newest save that all nodes hold, and the node whose loss leaves the fewest copies of its large files.
+
+        None if there is no such save, or no node has large files of its own.
+        """
+        with self._changed:
+            margin = smallest(self._margins)
+            return (self._id, margin) if self._id is not None and margin is not None else None
+
     @property
     def longest_wait(self) -> float:
         """Seconds that a report may wait for another answer."""
@@ -175,6 +194,7 @@ class CommonSaves:
         _recount(self._holders, report.saves, self._held.get(member, frozenset()))
         _recount(self._keepers, [report.keeping], [self._keeping[member]] if member in self._keeping else [])
         self._held[member], self._keeping[member], self._copied[member] = report.saves, report.keeping, report.copied
+        self._counts[member] = report.copies, report.large
 
     def _judge(self) -> None:
         if self._compare is None:
@@ -190,6 +210,7 @@ class CommonSaves:
         if self._next is not None and self._keepers[self._next] == len(self._members):
             self._id, self._next = self._next, None
             self._is_replicated = all(self._copied.values())
+            self._margins = [NodeMargin(rank, *self._counts[member]) for rank, member in enumerate(self._order)]
             self._since_compared += 1
             if not self._alike or self._since_compared >= EACH:
                 self._compare, self._digests, self._since_compared = self._id, {}, 0

@@ -14,6 +14,7 @@ from fastckpt._core.format.manifest import COMMON, OF_EACH_NODE
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.parity_records import files_in
+from fastckpt._core.memory.records import make_folders
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.saver.peers.file_transfer import LIST, TIMEOUT, SaveName, fetch, parts_of
 from fastckpt._core.saver.peers.parity_rebuild import rebuild
@@ -153,6 +154,32 @@ def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], se
             metrics.counts["peers.bytes"] += offer.sizes[name]
             return digest
     raise error
+
+
+def with_kept(slot: Path, kept: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int]) -> FetchedFiles:
+    """The same with the files of this node's ranks that it has kept for another node, which come into the slot.
+
+    Raises OSError.
+
+    Args:
+        slot: Where the files are.
+        kept: Where this node keeps files of other nodes' ranks of that save.
+        save: The save.
+        fetched: What was fetched.
+        ranks: The numbers of this node's ranks among those of all nodes.
+    """
+    parts = {r: part for r, part in slots.read_parts(kept).items() if r in ranks and part.id == save.id}
+    known, moved = slots.read_digests(kept, save.id), dict[str, int]()
+    for part in parts.values():
+        common = part.details.get(OF_EACH_NODE, COMMON)
+        lacking = {n: size for n, size in part.files.items() if n not in common and n not in fetched.sizes}
+        if lacking.keys() <= known.keys() and not slots.damage(kept, lacking):
+            moved |= lacking
+    for name in moved:
+        make_folders(slot, (slot / name).parent)
+        (kept / name).rename(slot / name)
+    digests = {**fetched.digests, **{name: known[name] for name in moved}}
+    return FetchedFiles({**fetched.sizes, **moved}, digests, {**parts, **fetched.parts})
 
 
 def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int], node: int) -> bool:

@@ -18,6 +18,7 @@ from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.io.direct import digest_file
+from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
@@ -62,6 +63,11 @@ class SaveName:
         raise ProtocolError("the request names no save")
 
 
+def digest_of_bytes(data: bytes) -> str:
+    """The xxh3-128 of the bytes of a file."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
 # --- the agent that has the files
 
 
@@ -76,10 +82,17 @@ def find(arena: Path, of: Sequence[Path], name: SaveName) -> HeldSave:
 def listing(held: HeldSave) -> dict[str, Any]:
     """The answer to `LIST`."""
     parts = {str(rank): {"files": part.files, "details": part.details} for rank, part in held.parts.items()}
-    return {"files": dict(held.sizes), "digests": dict(held.digests), "parts": parts, "common": sorted(held.common)}
+    own = sorted(held.own_files)
+    return {
+        "files": dict(held.sizes),
+        "digests": dict(held.digests),
+        "parts": parts,
+        "common": sorted(held.common),
+        "own": own,
+    }
 
 
-def serve(connection: SealedConnection, held: HeldSave, name: object) -> dict[str, Any]:
+def serve(connection: SealedConnection, held: HeldSave, name: object, rate: RateLimit | None = None) -> dict[str, Any]:
     """Send a file of a save; the answer that follows it has the digest. Raises FastckptError if there is none."""
     if not isinstance(name, str) or name not in held.sizes:
         raise FastckptError(f"{name} is no file of {held.id} in the memory of this node")
@@ -87,7 +100,7 @@ def serve(connection: SealedConnection, held: HeldSave, name: object) -> dict[st
     if damage := slots.damage(held.roots[name], {name: size}):
         raise BadCheckpoint(damage)
     connection.send({"size": size})
-    connection.send_file(path, size)
+    connection.send_file(path, size, rate)
     now, known = digest_file(path), held.digests.get(name, "")
     if known not in ("", now):
         raise OSError(f"{path} is damaged: its xxh3-128 is {now}, not {known}")  # hang up: its bytes are on their way
@@ -114,7 +127,7 @@ def _is_small(file: object) -> bool:
 def take(arena: Path, save: SaveName, request: Mapping[str, Any], contents: Mapping[str, bytes]) -> None:
     """Keep the small files of another node's ranks; raises FastckptError or ValueError."""
     parts = parts_of(request)
-    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in contents.items()}
+    digests = {name: digest_of_bytes(data) for name, data in contents.items()}
     if digests != request["digests"]:
         raise ProtocolError("the files that came are not those that were sent")
     try:
@@ -139,7 +152,7 @@ def parts_of(message: Mapping[str, Any]) -> dict[int, SlotDone]:
 
 def give(connection: SealedConnection, name: SaveName, held: HeldSave, contents: Mapping[str, bytes]) -> None:
     """Have another agent keep these files of ranks of this node; raises FastckptError or OSError."""
-    digests = {each: xxhash.xxh3_128_hexdigest(data) for each, data in contents.items()}
+    digests = {each: digest_of_bytes(data) for each, data in contents.items()}
     sizes = [[each, len(data)] for each, data in contents.items()]
     parts = listing(held)["parts"]
     connection.send(name.request(KEEP, parts=parts, files=sizes, digests=digests))

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import AUTO, Settings
 from fastckpt._core.error_codes import coded
@@ -53,6 +55,7 @@ class MemoryPeers:
         replicas: Large files of other nodes that this one keeps.
         parity: Parity of such files, if this one keeps that.
         room: The memory that these need.
+        rate: A limit on the bytes that this node sends per second in the background; None for none.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
@@ -212,7 +215,7 @@ class MemoryPeers:
         # part of the save   3. the files, each from the first source that has it   4. the records that make it ours
         if (round := self._round) is None:
             raise FastckptError("this agent is in no round with others")
-        loop, sources = asyncio.get_running_loop(), message.sources
+        loop, sources, since = asyncio.get_running_loop(), message.sources, time.perf_counter()
         offers = await loop.run_in_executor(None, fetcher.survey, save, sources, round.secret)
         is_ours = any(s.committed and s.id == save.id for s in self._slots)
         slot = None if is_ours or message.beside else choose()
@@ -228,8 +231,12 @@ class MemoryPeers:
             addresses = {peer.id: peer.address for peer in round.peers}
             bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret, addresses)
             files = await loop.run_in_executor(None, bring)
+            came = sum(files.sizes.values())
             if slot is not None:
                 numbers = [ranks[local] for local in sorted(ranks)]
+                kept = kept_place(self._arena, save.id, save.attempt)
+                take = partial(fetcher.with_kept, slot.path, kept, save, files, numbers)
+                files = await loop.run_in_executor(None, take)
                 make = partial(fetcher.make_ours, slot.path, save, files, numbers, round.own)
                 if await loop.run_in_executor(None, make):
                     slot.read()
@@ -237,5 +244,7 @@ class MemoryPeers:
         finally:
             if slot is not None:
                 slot.pins.pop("fetch", None)
+        here, seconds = sum(files.sizes.values()) - came, time.perf_counter() - since
+        metrics.event("fetched", history=save.id.history, step=save.id.step, bytes=came, kept=here, seconds=seconds)
         paths = {name: str(root / name) for name in files.sizes}
         return slot, Fetched(paths, dict(files.sizes), dict(files.digests), files.details)

@@ -143,6 +143,10 @@ class Replication:
             copied = self._sender.send(next, known.id if known else None, round)
         is_kept = next is not None and copied is not None and _is_still(next)
         report = HeldReport(round.peers[round.own].id, ids, self._next if is_kept else None, bool(copied))
+        if next is not None:
+            copies = 1 if round.parity else len(round.partners)
+            large = sum(size for size in next.own_files.values() if size > SMALL)
+            report = replace(report, copies=copies if copied else 0, large=large)
         if self._digests is not None:
             report = replace(report, compared=self._digests[0], digests=self._digests[1])
         answer = self._ask(report, known, round)

@@ -1,0 +1,315 @@
+"""Prefetch of a spare: while it waits, it brings the files that the job would miss most into its memory.
+
+It asks the first agent of the round which save all nodes hold, and which node's loss would leave the fewest copies,
+and takes what that node alone has, one save at a time. Nothing counts on these files before the spare has a rank: then
+they are what this node keeps of other nodes, as copies are.
+"""
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.config import Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.census import sweep
+from fastckpt._core.memory.headroom import headroom
+from fastckpt._core.memory.held_saves import keep, keep_digests, kept_place
+from fastckpt._core.memory.records import make_folders, remove_any
+from fastckpt._core.memory.replica_files import ReplicaFiles
+from fastckpt._core.memory.slots import SlotDone
+from fastckpt._core.policy.replicas.copy_sizes import SMALL, room
+from fastckpt._core.saver.arena_location import place
+from fastckpt._core.saver.peers.file_transfer import GET, LIST, TIMEOUT, SaveName, digest_of_bytes, parts_of, received
+from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+
+logger = logging.getLogger("fastckpt")
+
+PREFETCH, BACKGROUND = "prefetch", "background"
+"""The request for what to prefetch; and what says of one for a file that it is sent no faster than copies."""
+RETRY = 1.0
+"""Seconds until what has failed is tried again."""
+LAST = 1.0
+"""Seconds that a spare which has a rank waits for the end of a file that it gives up."""
+
+
+@dataclass(frozen=True)
+class SaveAtRisk:
+    """The newest save that all nodes hold, and the node whose loss would leave the fewest copies of its files.
+
+    Attributes:
+        attempt: The token of the save.
+        address: Where the agent of the node is.
+        host: Its host's name.
+        copies: Copies of its large files that other nodes keep.
+    """
+
+    id: SaveId
+    attempt: str
+    address: str
+    host: str
+    copies: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a part of a message."""
+        return asdict(self) | {"id": list(self.id)}
+
+    @classmethod
+    def from_json(cls, record: Any) -> "SaveAtRisk":
+        """The one in a message; raises ProtocolError."""
+        match record:
+            case {
+                "id": [int(history), int(step)],
+                "attempt": str(attempt),
+                "address": str(address),
+                "host": str(host),
+                "copies": int(copies),
+            }:
+                return cls(SaveId(history, step), attempt, address, host, copies)
+        raise ProtocolError("the message names no save to prefetch")
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """What one node alone has of a save.
+
+    Attributes:
+        sizes: Bytes of its files, by name.
+        digests: xxh3-128 of those of which the node knows it.
+        parts: The done records of its ranks, by rank.
+        slot: Bytes that a slot with its part of the save takes.
+    """
+
+    sizes: Mapping[str, int]
+    digests: Mapping[str, str]
+    parts: Mapping[int, SlotDone]
+    slot: int
+
+    @classmethod
+    def from_json(cls, id: SaveId, answer: Mapping[str, Any]) -> "NodeFiles":
+        """What an answer to `LIST` says; raises ProtocolError, LookupError, TypeError or ValueError."""
+        own, common = {*map(str, answer["own"])}, {*answer["common"]}
+        parts = {r: part for r, part in parts_of({**answer, "id": list(id)}).items() if own & part.files.keys()}
+        sizes = {name: size for part in parts.values() for name, size in part.files.items() if name not in common}
+        slot = sum({name: size for part in parts.values() for name, size in part.files.items()}.values())
+        return cls(sizes, {str(name): str(digest) for name, digest in answer["digests"].items()}, parts, slot)
+
+    @property
+    def large(self) -> dict[str, int]:
+        """The sizes of its large files."""
+        return {name: size for name, size in self.sizes.items() if size > SMALL}
+
+
+class StagedSave:
+    """The prefetched files of one checkpoint directory, in memory beside the arena that is made for it later."""
+
+    def __init__(self, settings: Settings, directory: str) -> None:
+        path = arena_path(str(place(settings)), directory, 0)
+        self.arena = Arena.open(path.with_name(f"{path.name}.prefetch-{secrets.token_hex(4)}"), directory)
+        self.files = ReplicaFiles(self.arena.path, set, set, lambda: False)
+        self.whole: SaveName | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it takes, with those of files that were released and serve again."""
+        return self.files.bytes()
+
+    def place(self, save: SaveName) -> Path:
+        """Where the files of a save are."""
+        return kept_place(self.arena.path, save.id, save.attempt)
+
+    def make_way(self, save: SaveName) -> None:
+        """Release all but a save that comes, and the one that is whole."""
+        self.files.make_way(save.id, self.whole.id if self.whole else save.id)
+
+    def finish(self, save: SaveName) -> None:
+        """Note that a save is whole, and release the one before."""
+        before, self.whole = self.whole, save
+        self.make_way(save)
+        if before not in (None, save):
+            remove_any(self.place(before))
+
+    def move(self, arena: Path) -> None:
+        """Make the save that is whole a part of what an arena keeps of other nodes; raises OSError."""
+        if (save := self.whole) is None:
+            return
+        place, target = self.place(save), kept_place(arena, save.id, save.attempt)
+        make_folders(arena, target)
+        for name in slots.images_in(place).keys() - slots.images_in(target).keys():
+            make_folders(target, (target / name).parent)
+            (place / name).rename(target / name)
+        keep_digests(target, save.id, slots.read_digests(place, save.id))
+        for rank, part in slots.read_parts(place).items():
+            slots.commit(target, rank, part)
+
+
+class SparePrefetch:
+    """The prefetch of a spare, in a thread of its own between `begin` and `end`.
+
+    Args:
+        settings: Those of the job.
+        present: Bytes that this node has in slots and copies for a directory already.
+    """
+
+    def __init__(self, settings: Settings, present: Callable[[str], int]) -> None:
+        self._settings, self._present = settings, present
+        self._staged: dict[str, StagedSave] = {}
+        self._known: dict[str, Any] = {}
+        self._link: SealedConnection | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._has_warned = False
+
+    def begin(self, first: Callable[[], str], secret: bytes) -> None:
+        """Prefetch while this node waits for a rank.
+
+        Args:
+            first: Finds the address of the first agent of the round; empty if it is not known yet. It may raise
+                FastckptError or OSError.
+            secret: The secret of the job.
+        """
+        self.end()
+        self._ended, self._known = threading.Event(), {}
+        arguments = (first, secret, self._ended)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="fastckpt-prefetch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Give up what is on its way, at once; what is whole stays."""
+        with self._lock:
+            self._ended.set()
+            if self._link is not None:
+                self._link.abort()
+        if self._thread is not None:
+            self._thread.join(LAST)
+        self._thread = None
+
+    def hand_over(self, directory: str, arena: Path, lock: threading.RLock) -> None:
+        """End, and make what was prefetched for a directory a part of what its arena keeps of other nodes.
+
+        The ``lock`` is that of records in what is kept.
+        """
+        self.end()
+        if (staged := self._staged.pop(directory, None)) is None:
+            return
+        try:
+            with lock:
+                staged.move(arena)
+        except OSError as error:
+            logger.warning("what was prefetched of %s is lost: %s", directory, error)
+        staged.arena.remove()
+
+    def close(self) -> None:
+        """End, and give the memory back."""
+        self.end()
+        while self._staged:
+            self._staged.popitem()[1].arena.remove()
+
+    def _run(self, first: Callable[[], str], secret: bytes, ended: threading.Event) -> None:
+        sweep(Path(self._settings.arenas))  # a spare that was killed has left what it had
+        while not ended.is_set():
+            try:
+                if address := first():
+                    self._follow(address, secret, ended)
+            except (FastckptError, OSError, LookupError, TypeError, ValueError) as error:
+                logger.debug("nothing is prefetched: %s", error)
+            ended.wait(RETRY)
+
+    def _follow(self, address: str, secret: bytes, ended: threading.Event) -> None:
+        """Ask for what to prefetch, and prefetch it, again and again."""
+        while not ended.is_set():
+            with self._linked(address, secret, ended) as link:
+                saves = link.ask({"ask": PREFETCH, "known": self._known})["saves"]
+            for directory, save in saves.items():
+                if save != self._known.get(directory):
+                    self._prefetch(directory, SaveAtRisk.from_json(save), secret, ended)
+            self._known = saves
+
+    @contextlib.contextmanager
+    def _linked(self, address: str, secret: bytes, ended: threading.Event) -> Any:
+        """A connection that `end` cuts off."""
+        with contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)) as link:
+            with self._lock:
+                if ended.is_set():
+                    raise FastckptError("this node has a rank")
+                self._link = link
+            try:
+                yield link
+            finally:
+                with self._lock:
+                    self._link = None
+
+    def _prefetch(self, directory: str, risk: SaveAtRisk, secret: bytes, ended: threading.Event) -> None:
+        """Bring what a node alone has of a save; what was brought before is released once that is whole."""
+        since, save = time.perf_counter(), SaveName(directory, risk.id, risk.attempt)
+        with self._linked(risk.address, secret, ended) as link:
+            files = NodeFiles.from_json(risk.id, link.ask(save.request(LIST)))
+            if not files.large or not self._has_room(directory, risk, files):
+                return
+            if directory not in self._staged:
+                self._staged[directory] = StagedSave(self._settings, directory)
+            staged = self._staged[directory]
+            staged.make_way(save)
+            with metrics.phase("spare.prefetch", step=risk.id.step):
+                _bring(link, save, files, staged)
+        staged.finish(save)
+        size, seconds = sum(files.large.values()), time.perf_counter() - since
+        metrics.event(
+            "prefetched", history=risk.id.history, step=risk.id.step, bytes=size, seconds=seconds, host=risk.host
+        )
+
+    def _has_room(self, directory: str, risk: SaveAtRisk, files: NodeFiles) -> bool:
+        """Whether there is memory for it beside two slots of the job and its copies; if not, say so once."""
+        size, staged = sum(files.sizes.values()), self._staged.get(directory)
+        copies = 1 / (self._settings.parity - 1) if self._settings.parity else self._settings.copies
+        times = 2 if staged and staged.whole else 1  # what is whole stays until the next is
+        needed = 2 * files.slot + room(files.large.values(), copies) + times * size
+        found = headroom(place(self._settings))
+        present = self._present(directory) + (staged.bytes if staged else 0)
+        if needed - present <= found.free:
+            return True
+        if not self._has_warned:
+            self._has_warned, more = True, needed - present
+            text = "this spare prefetches nothing of %s (%s): with two slots and copies it needs %s: %s. %s"
+            logger.warning(text, risk.host, binary(size), binary(more), found, found.remedies(more - found.free))
+        return False
+
+
+def _bring(link: SealedConnection, save: SaveName, files: NodeFiles, staged: StagedSave) -> None:
+    small, digests = dict[str, bytes](), dict[str, str]()
+    for name, size in files.sizes.items():
+        if size <= SMALL:
+            small[name] = _ask_for(link, save, name, size).receive_bytes(size)
+            digests[name] = _confirmed(link, name, digest_of_bytes(small[name]), files)
+        elif not staged.files.has(save.id, save.attempt, name, size, files.digests.get(name, "")):
+            with staged.files.receive(save.id, save.attempt, name, size) as (descriptor, is_whole):
+                came = received(_ask_for(link, save, name, size), descriptor, size)
+                is_whole(_confirmed(link, name, came, files))
+    keep(staged.arena.path, save.id, save.attempt, files.parts, small, digests)  # the records make the rest count
+
+
+def _ask_for(link: SealedConnection, save: SaveName, name: str, size: int) -> SealedConnection:
+    """Ask for a file, whose bytes come next; raises BadCheckpoint if it has another size now."""
+    head = link.ask(save.request(GET, name=name, **{BACKGROUND: True}))
+    if head.get("size") != size:
+        raise BadCheckpoint(f"{name} of {save.id} has {head.get('size')} bytes there; it was committed with {size}")
+    return link
+
+
+def _confirmed(link: SealedConnection, name: str, came: str, files: NodeFiles) -> str:
+    """The xxh3-128 of what came, if it is that of what was sent and committed; raises BadCheckpoint."""
+    tail = link.receive() or {}
+    if not tail.get("held") or tail.get("digest") != came or files.digests.get(name, came) != came:
+        raise BadCheckpoint(f"{name} came damaged, or is not in the memory of the other node any more")
+    return came
