@@ -29,8 +29,11 @@ from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.saver.peers.parity_place import ParityPlace
 from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
-PIECE = 32 << 20
-"""Bytes of a chunk that are received, compared and taken into the XOR at once: that much memory a sender costs."""
+PIECE = 8 << 20
+"""Bytes of a chunk that are received, compared and taken into the XOR at once: that much memory a sender costs.
+
+A processor's cache still holds them for the XOR; smaller ones make records longer, and wait for more answers.
+"""
 _SPARE = "parity-spare"
 
 

@@ -97,11 +97,12 @@ class ParityPlace:
             start, end = number * self.record.piece, number * self.record.piece + len(data)
             # What no chunk has come to yet is written, and not made zero first: pages that serve again have old bytes.
             old = max(0, min(self._filled - start, len(data)))
-            with mmap.mmap(self._descriptor, end) as mapped, memoryview(mapped) as view:
-                if old:
-                    with view[start : start + old] as target, data[:old] as source:
-                        xor_into(target, source)
-                view[start + old : end] = data[old:]
+            if old:
+                mapped = mmap.mmap(self._descriptor, start + old)
+                with mapped, memoryview(mapped) as view, view[start:] as target, data[:old] as source:
+                    xor_into(target, source)
+            while start + old < end:  # not through a mapping, each page of which would fault first
+                old += os.pwrite(self._descriptor, data[old:], start + old)
             self._filled = max(self._filled, end)
             known.digests.append(digest)
 
