@@ -1,12 +1,13 @@
 """Cost of copies on other hosts, beside a bare transfer and beside training; and of the loss of a host with them.
 
-    python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|beside|loss|lag]
+    python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|parity|beside|loss|lag]
 
 Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
 save: a digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a
-mapped file of a tmpfs that was used before. Contenders take turns; figures are medians. The job of the losses is that
-of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory every ten steps, and to
-storage every 40; what of the latter is read after the loss is counted.
+mapped file of a tmpfs that was used before. Parity is that of the chunks of three hosts, a third of a save each, which
+come to the fourth at once; the bare transfer has as many bytes. Contenders take turns; figures are medians. The job of
+the losses is that of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory every
+ten steps, and to storage every 40; what of the latter is read after the loss is counted.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,9 +35,13 @@ from fastckpt._core.memory.held_saves import held_saves
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
+from fastckpt._core.saver.peers.common_saves import CommonSave
+from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.saver.peers.parity_transfer import send_chunk
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
+from fastckpt._core.saver.peers.replica_transfer import LargeFile
 from fastckpt._core.saver.stats import ReplicaCounts
 from tests.json_lines import whole_lines
 from tests.nodes.hosts import Cluster, address_of, obstacle
@@ -79,12 +85,34 @@ def serve(folder: Path) -> None:
     replicas = ReplicaFiles(ARENA, set, set, lambda: False)
     parity = ParityFiles(ARENA, set, lambda: False)
     peers = AgentPeers(lambda directory: NodeMemory(ARENA, [], replicas, parity))
-    peers.handle(USAGE, lambda connection, request: {"seconds": processor_seconds()})
+    most = MostMemory(parity)
+    peers.handle(USAGE, lambda connection, request: {"seconds": processor_seconds(), **most.found()})
     port = peers.serve()
     peers.assume(PeerRound([Peer("keeper", "b", f"{address_of(1)}:{port}")], 0, SECRET))
     threading.Thread(target=_serve_bare, daemon=True).start()
     (folder / "port").write_text(str(port))
     threading.Event().wait()
+
+
+class MostMemory:
+    """The most memory since the last question: parity, and what this process has beside that."""
+
+    def __init__(self, parity: ParityFiles) -> None:
+        self._parity, self._parity_bytes, self._own = parity, 0, 0
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            with Path("/proc/self/status").open() as file:
+                anonymous = next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))
+            self._own, self._parity_bytes = max(self._own, anonymous), max(self._parity_bytes, self._parity.bytes())
+            time.sleep(0.005)
+
+    def found(self) -> dict[str, int]:
+        """Bytes; from now on it counts anew."""
+        found = {"parity": self._parity_bytes, "own": self._own}
+        self._parity_bytes = self._own = 0
+        return found
 
 
 def _serve_bare() -> None:
@@ -122,6 +150,8 @@ class Sender:
         self._round = PeerRound([Peer("sender", "a", ""), partner], 0, SECRET, [partner])
         self._sender = ReplicaSender("/checkpoints", None, ReplicaCounts())
         self._sender.assume(self._round)
+        self._idle = self._usage.ask({"ask": USAGE})
+        self._links = [SealedConnection.connect(keeper, SECRET, 30) for _ in range(3)]
         self._bare = socket.create_connection((keeper.partition(":")[0], BARE_PORT))
 
     def ours(self) -> dict[str, float]:
@@ -139,8 +169,27 @@ class Sender:
         slots.write_digests(self._slot, save, {"__0_0.distcp": digest})
         (held,) = held_saves(ARENA, [self._slot])
         since, used, theirs = time.monotonic(), processor_seconds(), self._theirs()
-        assert self._sender.send(held, SaveId(1, self._step - 1), self._round)
+        assert self._sender.send(held, CommonSave(SaveId(1, self._step - 1)), self._round)
         return self._figures(since, used, theirs) | {"digest": digested / (self._size / 1e9)}
+
+    def parity(self) -> dict[str, float]:
+        """The chunks of three members for the fourth, which come at once: as many bytes as each member has."""
+        self._step += 1
+        name, path = "__0_0.distcp", self._slot / "__0_0.distcp"
+        with path.open("r+b") as file:
+            file.write(os.urandom(1 << 10))
+        files, save = [LargeFile(name, path, self._size, digest_file(path))], SaveName("/c", SaveId(1, self._step), "a")
+        common, group = CommonSave(SaveId(1, self._step - 1), is_replicated=True), ("a", "b", "c", "keeper")
+        since, used, theirs = time.monotonic(), processor_seconds(), self._theirs()
+
+        def send(link: SealedConnection, member: str) -> int:
+            return send_chunk(link, save, files, group, (member, "keeper"), common)
+
+        with ThreadPoolExecutor(3) as pool:
+            sent = sum(pool.map(send, self._links, group))
+        found = self._figures(since, used, theirs)
+        assert sent == self._size
+        return found | {"parity": self._asked["parity"], "own": self._asked["own"], "idle": self._idle["own"]}
 
     def bare(self) -> dict[str, float]:
         """The same bytes, without an agent."""
@@ -152,7 +201,8 @@ class Sender:
         return self._figures(since, used, theirs)
 
     def _theirs(self) -> float:
-        return float(self._usage.ask({"ask": USAGE})["seconds"])
+        self._asked = self._usage.ask({"ask": USAGE})
+        return float(self._asked["seconds"])
 
     def _figures(self, since: float, used: float, theirs: float) -> dict[str, float]:
         seconds, gigabytes = time.monotonic() - since, self._size / 1e9
@@ -160,11 +210,11 @@ class Sender:
         return {"rate": gigabytes / seconds, "sender": sender / gigabytes, "receiver": receiver / gigabytes}
 
 
-def copy(mib: int, rounds: int, keeper: str) -> None:
-    """Print figures of both contenders, by turns."""
+def copy(mib: int, rounds: int, keeper: str, ours: str) -> None:
+    """Print figures of a way and of the bare one, by turns."""
     sender, found = Sender(mib, keeper), dict[str, list[dict[str, float]]]()
     for number in range(rounds + 3):  # the first ones touch memory for the first time
-        for name in ("ours", "bare")[:: 1 if number % 2 else -1]:
+        for name in (ours, "bare")[:: 1 if number % 2 else -1]:
             found.setdefault(name, []).append(getattr(sender, name)())
     kept = {name: each[3:] for name, each in found.items()}
     print(json.dumps({name: {key: median(e[key] for e in each) for key in each[0]} for name, each in kept.items()}))
@@ -198,24 +248,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=160, help="of the file; three of it have to fit into 512 MiB")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--part", choices=("copy", "beside", "loss", "lag"), default="")
+    parser.add_argument("--part", choices=("copy", "parity", "beside", "loss", "lag"), default="")
     parser.add_argument("--role", nargs="*", default=(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
         role, *rest = options.role
         if role == "serve":
             serve(Path(rest[0]))
-        elif role == "copy":
-            copy(options.mib, options.rounds, rest[0])
+        elif role != "beside":
+            copy(options.mib, options.rounds, rest[0], role)
         else:
             beside(options.mib, options.rounds, rest[0], Path(rest[1]))
         return 0
     if why := obstacle():
         print(f"no hosts can be made here: {why}", file=sys.stderr)
         return 1
-    for part in [options.part] if options.part else ["copy", "beside", "loss", "lag"]:
+    for part in [options.part] if options.part else ["copy", "parity", "beside", "loss", "lag"]:
         if part == "copy":
-            show_copy(run(options, "copy"))
+            show_copy(run(options, "ours"), "ours", "a copy")
+        elif part == "parity":
+            found = run(options, "parity")
+            show_copy(found, "parity", "chunks into parity")
+            show_memory(found["parity"], options.mib << 20)
         elif part == "loss":
             show_losses(options.rounds)
         elif part == "lag":
@@ -329,16 +383,22 @@ def done(lines: list[dict[str, Any]], event: str) -> dict[int, float]:
     return {step: max(times) for step, times in found.items() if len(times) == 3}
 
 
-def show_copy(found: dict[str, dict[str, float]]) -> None:
+def show_memory(found: dict[str, float], size: int) -> None:
+    """Print what parity takes of the memory of a host, for saves of this size."""
+    pieces = found["own"] - found["idle"]
+    print(f"parity: {found['parity'] / 1e6:.0f} MB, {found['parity'] / size:.3f} of a save, two places;"
+          f" pieces on their way: {pieces / 1e6:.0f} MB more")  # fmt: skip
+
+
+def show_copy(found: dict[str, dict[str, float]], ours: str, label: str) -> None:
     """Print a table."""
     print("| | GB/s | processor seconds per GB: sender | receiver |\n| --- | --- | --- | --- |")
-    for name, label in (("ours", "a copy"), ("bare", "sendfile and recv_into")):
+    for name, text in ((ours, label), ("bare", "sendfile and recv_into")):
         one = found[name]
-        print(f"| {label} | {one['rate']:.2f} | {one['sender']:.3f} | {one['receiver']:.3f} |")
-    ours, bare = found["ours"], found["bare"]
-    print(
-        f"\n{ours['rate'] / bare['rate']:.0%} of the bare rate; the digest takes the sender {ours['digest']:.3f} s/GB"
-    )
+        print(f"| {text} | {one['rate']:.2f} | {one['sender']:.3f} | {one['receiver']:.3f} |")
+    print(f"\n{found[ours]['rate'] / found['bare']['rate']:.0%} of the bare rate")
+    if "digest" in found[ours]:
+        print(f"the digest takes the sender {found[ours]['digest']:.3f} s/GB")
 
 
 if __name__ == "__main__":

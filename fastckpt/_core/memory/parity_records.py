@@ -1,24 +1,29 @@
 """Records of the parity that a node holds: the members of its group, their files, and the pieces that are in the XOR.
 
-Parity counts from the moment that its record is there.
+Parity counts from the moment that its record is there. Each other member of the group has a record of its own, written
+before that.
 """
 
 import contextlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.copies_folder import roots_of
 from fastckpt._core.memory.held_saves import place_name, places_in
-from fastckpt._core.memory.records import read_record
+from fastckpt._core.memory.records import LARGEST, read_record, write_record
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, ranges_for
-from fastckpt.errors import FastckptError, ProtocolError
+from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
 PARITY = "parity"
 """The directory of an arena, or of its folder on a disk, with parity of other nodes' files."""
 BLOCK, RECORD = "block", "whole.json"
 """The XOR of the chunks, and the record of it, in a place."""
+_OF_MEMBER = "member-{}.json"
+_OF_PIECE = len(json.dumps(["0" * 32, ""])) - len(json.dumps([""]))
+"""Bytes of a record that each piece takes."""
 
 Files = tuple[tuple[str, int, str], ...]
 """Names, sizes and xxh3-128 of the large files of one node."""
@@ -62,9 +67,21 @@ class ParityRecord:
         return known is not None and len(known.digests) * self.piece >= self.size(member)
 
     @property
+    def others(self) -> list[str]:
+        """The other members."""
+        return [member for member in self.group if member != self.own]
+
+    @property
     def is_whole(self) -> bool:
         """Whether the chunks of all other members are in the XOR."""
-        return all(self.has(member) for member in self.group if member != self.own)
+        return all(map(self.has, self.others))
+
+    def demand_short(self, member: str) -> None:
+        """Raise ArenaTooSmall if what is known of a member will be more than its record may have."""
+        known, pieces = self.members[member], -(-self.size(member) // self.piece)
+        if (length := len(json.dumps(_as_record(known))) + pieces * _OF_PIECE) > LARGEST:
+            text = f"the record of parity would have {length} bytes for {len(known.files)} files in {pieces} pieces"
+            raise ArenaTooSmall(f"{text}: a member may have {LARGEST}. Give larger groups, or --fast-replicas 1")
 
 
 def parity_places(arena: Path) -> dict[Path, SaveId]:
@@ -77,25 +94,37 @@ def parity_place(arena: Path, id: SaveId, attempt: str, group: Group) -> Path:
     return arena / PARITY / place_name(id, "\n".join([attempt, *group]))
 
 
-def whole_parity(arena: Path, id: SaveId, attempt: str) -> tuple[Path, ParityRecord] | None:
-    """The block and the record of the parity of a save; None if it is not whole, or there is none."""
-    for root in roots_of(arena):
-        for path, of in parity_places(root).items():
-            record = read_parity(path) if of == id else None
-            if record is not None and path == parity_place(root, id, attempt, record.group):
-                return path / BLOCK, record
-    return None
+def whole_parities(arena: Path, id: SaveId, attempt: str) -> list[ParityRecord]:
+    """The records of whole parity of a save; several if its nodes were in several groups, one after the other."""
+    return [
+        record
+        for root in roots_of(arena)
+        for path, of in parity_places(root).items()
+        if of == id and (record := read_parity(path)) and path == parity_place(root, id, attempt, record.group)
+    ]
+
+
+def write_parity(path: Path, record: ParityRecord) -> None:
+    """Have a place count; raises OSError if that cannot be written."""
+    for number, member in enumerate(record.others):
+        write_record(path / _OF_MEMBER.format(number), _as_record(record.members[member]))
+    write_record(path / RECORD, {"group": record.group, "own": record.own, "piece": record.piece})
 
 
 def read_parity(path: Path) -> ParityRecord | None:
     """The record in a place; None if what is there is not whole."""
     with contextlib.suppress(FastckptError):  # others may have written it
         match read_record(path / RECORD):
-            case {"group": [*group], "own": str(own), "piece": int(piece), "members": dict(members)}:
+            case {"group": [*group], "own": str(own), "piece": int(piece)} if piece > 0:
                 found = ParityRecord(tuple(map(str, group)), own, piece)
-                found.members = {str(id): _member(each) for id, each in members.items()}
+                for number, member in enumerate(found.others):
+                    found.members[member] = _member(read_record(path / _OF_MEMBER.format(number)))
                 return found if found.is_whole else None
     return None
+
+
+def _as_record(member: ParityMember) -> dict[str, object]:
+    return {"files": member.files, "digests": member.digests}
 
 
 def _member(record: object) -> ParityMember:

@@ -15,7 +15,7 @@ REBUILT = 1 << 30
 
 
 class ParityHolding(NamedTuple):
-    """Parity that a node holds of a save, if any.
+    """Parity that a node holds of a save.
 
     Attributes:
         group: The ids of the agents whose nodes made it, in order.
@@ -23,9 +23,9 @@ class ParityHolding(NamedTuple):
         ranks: By each other agent of the group, the files of its ranks, by rank, as far as its record names them.
     """
 
-    group: tuple[str, ...] = ()
-    own: str = ""
-    ranks: Mapping[str, Mapping[int, tuple[str, ...]]] = {}
+    group: tuple[str, ...]
+    own: str
+    ranks: Mapping[str, Mapping[int, tuple[str, ...]]]
 
 
 class NodeHolding(NamedTuple):
@@ -38,10 +38,10 @@ class NodeHolding(NamedTuple):
         world_size: The number of ranks that saved.
         alike: Whether the common files were equal on all nodes when they were last compared.
         wanted: Whether it may be resumed, as far as this node knows.
-        address: Where the others find its files.
+        address: Where the others find its files; for what is rebuilt, the addresses of all that take part, with commas.
         common: The files that it holds of those that each node has of its own.
         ranks: The files of ranks that it holds, its own and others', by rank.
-        parity: What it can help to rebuild.
+        parity: What it can help to rebuild: of several groups, if its node was in one after the other.
     """
 
     node: int
@@ -55,12 +55,17 @@ class NodeHolding(NamedTuple):
     address: str
     common: tuple[str, ...]
     ranks: Mapping[int, tuple[str, ...]]
-    parity: ParityHolding = ParityHolding()
+    parity: tuple[ParityHolding, ...] = ()
 
     @property
     def save(self) -> tuple[int, int, str]:
         """What makes two holdings ones of the same save."""
         return self.history, self.step, self.attempt
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where its files are found, together if there are several."""
+        return self.address.split(",")
 
     @property
     def is_authentic(self) -> bool:
@@ -69,16 +74,19 @@ class NodeHolding(NamedTuple):
 
     def to_json(self) -> list[Any]:
         """As a part of a message."""
-        *fields, common, ranks, (group, own, lost) = self
-        of_members = {member: _with_text(files) for member, files in lost.items()}
-        return [*fields, list(common), _with_text(ranks), [list(group), own, of_members]]
+        *fields, common, ranks, parity = self
+        groups = [[list(of.group), of.own, {id: _with_text(files) for id, files in of.ranks.items()}] for of in parity]
+        return [*fields, list(common), _with_text(ranks), groups]
 
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> "NodeHolding":
         """The holding in a message."""
-        *fields, common, ranks, (group, own, lost) = values
-        parity = ParityHolding(tuple(group), own, {member: _with_numbers(files) for member, files in lost.items()})
-        return cls._make([*fields, tuple(common), _with_numbers(ranks), parity])
+        *fields, common, ranks, groups = values
+        parity = [
+            ParityHolding(tuple(group), own, {id: _with_numbers(files) for id, files in of.items()})
+            for group, own, of in groups
+        ]
+        return cls._make([*fields, tuple(common), _with_numbers(ranks), tuple(parity)])
 
 
 def _with_text(ranks: Mapping[int, Sequence[str]]) -> dict[str, list[str]]:
@@ -90,19 +98,24 @@ def _with_numbers(ranks: Mapping[str, Sequence[str]]) -> dict[int, tuple[str, ..
 
 
 def with_rebuilt(holdings: Sequence[NodeHolding]) -> list[NodeHolding]:
-    """The holdings, and one for what can be rebuilt of each lost node: of a group that lacks no other node.
+    """The holdings, and one for what can be rebuilt of each node of which all others of its group have parity.
 
-    It has the address of a node that is left: its agent knows who is of the group.
+    That node may be lost, or be there: its files may be damaged, and are known to be so only when they are read.
     """
-    groups: dict[tuple[tuple[int, int, str], tuple[str, ...]], list[NodeHolding]] = {}
+    groups: dict[tuple[tuple[int, int, str], tuple[str, ...]], dict[str, tuple[NodeHolding, ParityHolding]]] = {}
     for each in holdings:
-        if each.parity.group and each.saved_as >= 0:
-            groups.setdefault((each.save, each.parity.group), []).append(each)
+        for parity in each.parity if each.saved_as >= 0 else ():
+            groups.setdefault((each.save, parity.group), {})[parity.own] = each, parity
     found = [*holdings]
-    for (_, group), left in groups.items():
-        if len(lost := set(group) - {each.parity.own for each in left}) == 1:
-            ranks = {r: files for each in left for id in lost for r, files in each.parity.ranks.get(id, {}).items()}
-            found.append(left[0]._replace(node=REBUILT, saved_as=-1, common=(), ranks=ranks, parity=ParityHolding()))
+    for (_, group), members in groups.items():
+        for lost in group:
+            others = [members[id] for id in group if id in members and id != lost]
+            if len(others) < len(group) - 1:
+                continue
+            ranks = {rank: files for _, parity in others for rank, files in parity.ranks.get(lost, {}).items()}
+            addresses = ",".join(each.address for each, _ in others)
+            one = others[0][0]._replace(node=REBUILT, saved_as=-1, common=(), parity=())
+            found.append(one._replace(address=addresses, ranks=ranks))
     return found
 
 
@@ -223,7 +236,7 @@ def sources(
         names = set(each.common) if each.is_authentic and not (mine and mine.common) else set()
         names |= {name for rank in own for name in each.ranks.get(rank, ())} | (_files(each) & lacking)
         for name in names:
-            found.setdefault(name, []).append(each.address)
+            found.setdefault(name, []).extend(each.addresses)
     return found
 
 
@@ -235,7 +248,7 @@ def holders(
     for each in _held(holdings, save):
         for name in _files(each).intersection(names):
             if each.node != node:
-                found.setdefault(name, []).append(each.address)
+                found.setdefault(name, []).extend(each.addresses)
     return found
 
 

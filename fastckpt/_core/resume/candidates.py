@@ -13,7 +13,7 @@ from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import file_named
 from fastckpt._core.memory.held_saves import HeldSave
-from fastckpt._core.memory.parity_records import whole_parity
+from fastckpt._core.memory.parity_records import ParityRecord, whole_parities
 from fastckpt._core.policy.peer_sources import NodeHolding, ParityHolding
 from fastckpt._core.policy.resume import REMOTE, STORAGE, CheckpointLocation
 from fastckpt._core.resume.storage_tier import RemoteTier, StorageTier
@@ -176,7 +176,7 @@ class CandidateFinder:
                     self._client.address,
                     tuple(sorted(held.common & held.files.keys())),
                     {rank: tuple(sorted(own)) for rank, own in ranks.items()},
-                    parity_holding(self._client.arena, held),
+                    parity_holdings(self._client.arena, held),
                 )
             )
         return found
@@ -318,11 +318,15 @@ def _is_file_of(stored: StoredCheckpoint, name: str, path: Path) -> bool:
     return os.path.realpath(stored.path_of(name)) == str(path) or (named and stored.owns_target())
 
 
-def parity_holding(arena: Path, held: HeldSave) -> ParityHolding:
+def parity_holdings(arena: Path, held: HeldSave) -> tuple[ParityHolding, ...]:
     """What a node can help to rebuild of a save: ranks' files of which those that it lacks are in its parity."""
-    if held.slot is None or (found := whole_parity(arena, held.id, held.attempt)) is None:
-        return ParityHolding()
-    record, ranks = found[1], dict[str, dict[int, tuple[str, ...]]]()
+    if held.slot is None:
+        return ()
+    return tuple(_parity_holding(held, each) for each in whole_parities(arena, held.id, held.attempt))
+
+
+def _parity_holding(held: HeldSave, record: ParityRecord) -> ParityHolding:
+    ranks = dict[str, dict[int, tuple[str, ...]]]()
     for member, known in record.members.items():
         names = {name for name, _, _ in known.files}
         own = {rank: {*part.files} - held.common for rank, part in held.parts.items()}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
-from fastckpt._core.memory.parity_records import whole_parity
+from fastckpt._core.memory.parity_records import whole_parities
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.saver.peers import file_transfer
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
@@ -116,11 +116,8 @@ class AgentPeers:
 
     def _list(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         held = self._find(request)
-        found = whole_parity(self._memory(SaveName.of(request).directory).arena, held.id, held.attempt)
-        if found is None:
-            return file_transfer.listing(held)
-        record = found[1]
-        parity = {member: [record.group, known.files] for member, known in record.members.items()}
+        found = whole_parities(self._memory(SaveName.of(request).directory).arena, held.id, held.attempt)
+        parity = [[each.group, each.own, {id: of.files for id, of in each.members.items()}] for each in found]
         return {**file_transfer.listing(held), "parity": parity}
 
     def _get(self, connection: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +148,7 @@ class AgentPeers:
         save, round = SaveName.of(request), self.round
         if round is None:
             raise FastckptError("this agent is in no round with others")
-        addresses = {peer.id: peer.address for peer in round.peers}
-        parity = self._memory(save.directory).parity
-        return serve_rebuilt(connection, save, request, parity, addresses, round.secret)
+        return serve_rebuilt(connection, save, request, self._memory(save.directory).parity, round.secret)
 
     def _at_risk(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a spare that asks for what to prefetch, once that is another than it knows, or after a while."""

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fastckpt._core import metrics
@@ -16,6 +15,7 @@ from fastckpt._core.memory import slots
 from fastckpt._core.memory.parity_records import files_in
 from fastckpt._core.memory.records import make_folders
 from fastckpt._core.memory.slots import SlotDone
+from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.saver.peers.file_transfer import LIST, TIMEOUT, SaveName, fetch, parts_of
 from fastckpt._core.saver.peers.parity_rebuild import rebuild
 from fastckpt.errors import FastckptError
@@ -28,20 +28,21 @@ STREAMS = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """What another agent holds of a save, and what others can rebuild with it, by the agent that had it."""
+    """What another agent holds of a save, and what others can rebuild with it."""
 
     address: str
     sizes: Mapping[str, int]
     parts: Mapping[int, SlotDone]
-    rebuilt: Mapping[str, "Rebuilt"] = field(default_factory=dict)
+    parity: Sequence["OfferedParity"] = ()
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """Files of an agent that its group can rebuild from parity, with their sizes."""
+class OfferedParity:
+    """Parity of a group: its members, which of them has this, and the sizes of the others' files, by member."""
 
-    group: Sequence[str]
-    sizes: Mapping[str, int]
+    group: Group
+    own: str
+    sizes: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -66,34 +67,37 @@ class FetchedFiles:
 
 def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) -> list[Offer]:
     """What each source holds; those that do not answer are left out."""
-    offers = []
-    for address in dict.fromkeys(address for addresses in sources.values() for address in addresses):
+    addresses = dict.fromkeys(address for addresses in sources.values() for address in addresses)
+
+    def ask(address: str) -> Offer | None:
         try:
             with contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)) as link:
                 answer = link.ask(save.request(LIST))
                 parts = parts_of({**answer, "id": list(save.id)})
                 sizes = {str(name): int(size) for name, size in answer["files"].items()}
-                offers.append(Offer(address, sizes, parts, _rebuilt(answer.get("parity") or {})))
-        except (FastckptError, OSError, LookupError, ValueError) as error:
+                return Offer(address, sizes, parts, [_offered(*each) for each in answer.get("parity") or ()])
+        except (FastckptError, OSError, LookupError, TypeError, ValueError) as error:
             logger.warning("%s cannot be fetched from %s: %s", save.id, address, error)
-    return offers
+        return None
+
+    with ThreadPoolExecutor(STREAMS, "fastckpt-fetch") as pool:
+        return [offer for offer in pool.map(ask, addresses) if offer]
 
 
 def sizes_of(offers: Sequence[Offer], names: Collection[str]) -> dict[str, int]:
     """Bytes of the files of these names, as the first offer that has each says; raises FastckptError if none has."""
-    found = {name: size for offer in offers for each in offer.rebuilt.values() for name, size in each.sizes.items()}
-    found = {name: size for name, size in found.items() if name in names}
+    parity = [each for offer in offers for each in offer.parity]
+    rebuilt = {name: size for each in parity for of in each.sizes.values() for name, size in of.items()}
+    found = {name: size for name, size in rebuilt.items() if name in names}
     found |= {name: offer.sizes[name] for offer in reversed(offers) for name in names if name in offer.sizes}
     if missing := sorted(set(names) - found.keys()):
         raise FastckptError(f"no other node has {missing[0]} any more")
     return found
 
 
-def _rebuilt(parity: Mapping[str, Any]) -> dict[str, Rebuilt]:
-    return {
-        str(member): Rebuilt([*map(str, group)], {name: size for name, size, _ in files_in(files)})
-        for member, (group, files) in parity.items()
-    }
+def _offered(group: Sequence[str], own: str, members: Mapping[str, Any]) -> OfferedParity:
+    sizes = {str(member): {name: size for name, size, _ in files_in(files)} for member, files in members.items()}
+    return OfferedParity(tuple(map(str, group)), str(own), sizes)
 
 
 def fetch_all(
@@ -102,9 +106,8 @@ def fetch_all(
     sources: Mapping[str, Sequence[str]],
     offers: Sequence[Offer],
     secret: bytes,
-    addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> FetchedFiles:
-    """Fetch each file from the first of its sources that has it undamaged; rebuild what none of them has.
+    """Fetch each file from the first of its sources that has it undamaged; rebuild what none of them gives.
 
     Raises FastckptError or OSError if there is none for a file, or no memory for it.
 
@@ -114,24 +117,27 @@ def fetch_all(
         sources: The addresses of agents that may have each file.
         offers: What these have.
         secret: The secret of the round.
-        addresses: Where all agents of the round are, by id.
     """
     sizes = sizes_of(offers, sources.keys())
     known = {offer.address: offer for offer in offers}
 
-    def bring(name: str) -> str:
+    def bring(name: str) -> str | Exception:
         return _from_any(save, root, name, [known[a] for a in sources[name] if a in known], secret)
 
-    held = [name for name in sources if any(name in offer.sizes for offer in offers)]
     with metrics.phase("peers.fetch", step=save.id.step), ThreadPoolExecutor(STREAMS, "fastckpt-fetch") as pool:
-        digests = dict(zip(held, pool.map(bring, held), strict=True))
-    groups = {member: each.group for offer in offers for member, each in offer.rebuilt.items()}
-    while missing := sizes.keys() - digests.keys():
-        member = next(m for offer in offers for m, each in offer.rebuilt.items() if missing & each.sizes.keys())
-        others = [addresses.get(id, "") for id in groups[member] if id != member]
-        if not all(others):
-            raise FastckptError(f"two nodes of the group of {member} are lost: its files cannot be rebuilt from parity")
-        digests |= rebuild(save, member, root, others, secret)
+        found = dict(zip(sources, pool.map(bring, sources), strict=True))
+    digests = {name: digest for name, digest in found.items() if isinstance(digest, str)}
+    failures = [failure for failure in found.values() if isinstance(failure, Exception)]
+    for (group, member), parity in _rebuildable(offers).items():
+        if lacking := parity.sizes.keys() & (sizes.keys() - digests.keys()):
+            try:
+                digests |= rebuild(save, member, group, root, parity.holders, secret)
+                sizes |= {name: parity.sizes[name] for name in lacking}
+            except (FastckptError, OSError) as failure:
+                logger.warning("%s of another node was not rebuilt from parity: %s", save.id, failure)
+                failures.append(failure)
+    if not sizes.keys() <= digests.keys():
+        raise failures[-1]
     for name in digests.keys() - sizes.keys():  # of other ranks of that node
         (root / name).unlink()
         del digests[name]
@@ -139,7 +145,28 @@ def fetch_all(
     return FetchedFiles(sizes, digests, parts)
 
 
-def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], secret: bytes) -> str:
+@dataclass(frozen=True)
+class _Rebuildable:
+    """The sizes of a member's files that its group has parity of, and where the other members' memory is now."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+
+
+def _rebuildable(offers: Sequence[Offer]) -> dict[tuple[Group, str], _Rebuildable]:
+    """What can be rebuilt of each member of each group that has made parity of the save."""
+    found: dict[tuple[Group, str], _Rebuildable] = {}
+    for offer in offers:
+        for each in offer.parity:
+            for member, sizes in each.sizes.items():
+                known = found.setdefault((each.group, member), _Rebuildable())
+                known.sizes.update(sizes)
+                known.holders[each.own] = offer.address
+    return found
+
+
+def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], secret: bytes) -> str | Exception:
+    """The xxh3-128 of a file that has come from the first of its sources that gives it; why none does, else."""
     error: Exception = FastckptError(f"no other node has {name} any more")
     for offer in offers:
         if name not in offer.sizes:
@@ -153,7 +180,7 @@ def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], se
         else:
             metrics.counts["peers.bytes"] += offer.sizes[name]
             return digest
-    raise error
+    return error
 
 
 def with_kept(slot: Path, kept: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int]) -> FetchedFiles:

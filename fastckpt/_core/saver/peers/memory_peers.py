@@ -228,8 +228,7 @@ class MemoryPeers:
             raise ArenaTooSmall(f"{binary(size)} of other nodes do not fit beside the slots: {room}")
         root = slot.path if slot else kept_place(self._arena, save.id, save.attempt)
         try:
-            addresses = {peer.id: peer.address for peer in round.peers}
-            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret, addresses)
+            bring = partial(fetcher.fetch_all, save, root, sources, offers, round.secret)
             files = await loop.run_in_executor(None, bring)
             came = sum(files.sizes.values())
             if slot is not None:

@@ -1,141 +1,66 @@
 """Parity of other nodes' large files in memory, or on a disk: the XOR of one chunk of each other member of its group.
 
-Chunks come in pieces, and a piece goes into the XOR once it is whole and its digest was compared: so half of one is
-never in it. Which pieces of whom are in it is remembered, because the same piece twice would take it out again. A place
-counts from the moment that all members' chunks are in it; its record is written then, and nothing of it changes after
-that. Until then it is of no use to anybody, so an agent that starts again starts it again.
+A place counts from the moment that all members' chunks are in it; its record is written then, and nothing of it changes
+after that. Until then it is of no use to anybody, so an agent that starts again starts it again.
 """
 
 import contextlib
-import mmap
 import os
 import secrets
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.huge_pages import is_in_memory
-from fastckpt._core.memory.copies_folder import CopiesFolder
+from fastckpt._core.memory.copies_folder import CopiesFolder, roots_of
 from fastckpt._core.memory.headroom import headroom
-from fastckpt._core.memory.pages import allocate, write_out
 from fastckpt._core.memory.parity_records import (
     BLOCK,
     RECORD,
     Files,
-    ParityMember,
     ParityRecord,
     parity_place,
     parity_places,
     read_parity,
-    whole_parity,
 )
-from fastckpt._core.memory.records import make_folders, names_in, remove_any, write_record
+from fastckpt._core.memory.records import make_folders, names_in, remove_any
+from fastckpt._core.policy.replicas.grouping import Group
+from fastckpt._core.saver.peers.parity_place import ParityPlace
 from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
-PIECE = 32 << 20
-"""Bytes of a chunk that are received, compared and taken into the XOR at once: that much memory a sender costs."""
-BLOCK_ON_DISK = 4 << 20
-"""Bytes that are read, or written, at once on a disk."""
+PIECE = 8 << 20
+"""Bytes of a chunk that are received, compared and taken into the XOR at once: that much memory a sender costs.
+
+A processor's cache still holds them for the XOR; smaller ones make records longer, and wait for more answers.
+"""
 _SPARE = "parity-spare"
 
 
-class ParityPlace:
-    """A place whose chunks are coming; any thread may add a piece."""
+@dataclass(frozen=True)
+class ChunkRequest:
+    """The request to take a chunk into parity.
 
-    def __init__(self, path: Path, id: SaveId, record: ParityRecord, descriptor: int, allocated: int) -> None:
-        self.path, self.id, self.record = path, id, record
-        self._descriptor, self._allocated, self._filled = descriptor, allocated, 0
-        self._lock = threading.Lock()
+    Attributes:
+        id: The save.
+        attempt: Its token.
+        group: The members of the group.
+        own: The member that this node is.
+        member: The member whose chunk comes.
+        files: Its files.
+        common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
+        is_replicated: Whether parity of that one is whole in all groups of this round.
+    """
 
-    def missing(self, member: str) -> int:
-        """The number of the first piece of a member that is not in the XOR."""
-        with self._lock:
-            return len(self.record.members[member].digests)
-
-    def admit(self, member: str, files: Files, room: Callable[[int], None]) -> None:
-        """Have memory for the chunk of a member; raises ArenaTooSmall, and ProtocolError if its files were others.
-
-        Args:
-            member: The member.
-            files: Its files.
-            room: Called with the bytes of memory that are to come; raises ArenaTooSmall if they are not there.
-        """
-        with self._lock:
-            known = self.record.members.setdefault(member, ParityMember(files))
-            if known.files != files:
-                raise ProtocolError(f"{member} had other files of {self.id} before")
-            if (size := self.record.size(member)) > self._allocated:
-                room(size - self._allocated)
-                try:
-                    if self._allocated:  # `allocate` writes to what it makes: what is there already has chunks in it
-                        os.posix_fallocate(self._descriptor, self._allocated, size - self._allocated)
-                    else:
-                        allocate(self._descriptor, size)
-                except OSError as error:
-                    raise ArenaTooSmall(f"parity of {binary(size)} does not fit: {error}") from error
-                self._allocated = size
-
-    def add(self, member: str, number: int, data: memoryview, digest: str) -> None:
-        """Take a piece into the XOR.
-
-        Raises FastckptError if it is not the next one of its member, or the place was released.
-        """
-        with self._lock:
-            known = self.record.members[member]
-            if self._descriptor < 0 or len(known.digests) != number:
-                raise FastckptError(f"piece {number} of {member} is not what comes next in the parity of {self.id}")
-            start, end = number * self.record.piece, number * self.record.piece + len(data)
-            # What no chunk has come to yet is written, and not made zero first: pages that serve again have old bytes.
-            old = max(0, min(self._filled - start, len(data)))
-            if not is_in_memory(self._descriptor):
-                self._add_on_disk(start, data, old)
-                self._filled = max(self._filled, end)
-                known.digests.append(digest)
-                return
-            with mmap.mmap(self._descriptor, end) as mapped, memoryview(mapped) as view:
-                if old:
-                    with view[start : start + old] as target, data[:old] as source:
-                        xor_into(target, source)
-                view[start + old : end] = data[old:]
-            self._filled = max(self._filled, end)
-            known.digests.append(digest)
-
-    def _add_on_disk(self, start: int, data: memoryview, old: int) -> None:
-        """Do so without a mapping: a disk that fails would kill who writes to one."""
-        block = bytearray(min(BLOCK_ON_DISK, len(data)))
-        try:
-            for offset in range(0, len(data), BLOCK_ON_DISK):
-                with data[offset : offset + BLOCK_ON_DISK] as piece, memoryview(block)[: len(piece)] as sum:
-                    sum[:] = piece
-                    if count := max(0, min(old - offset, len(piece))):
-                        there = os.pread(self._descriptor, count, start + offset)
-                        with sum[:count] as target, memoryview(there) as source:
-                            xor_into(target, source)
-                    write_out(self._descriptor, sum, start + offset)
-        except (OSError, ValueError) as error:  # half of a piece may be in it: it can never count
-            os.close(self._descriptor)
-            self._descriptor = -1
-            raise FastckptError(f"parity of {self.id} cannot be kept in {self.path}: {error}") from error
-
-    def finish(self) -> None:
-        """Make it count; call it once, when it is whole."""
-        with self._lock:
-            os.ftruncate(self._descriptor, self._filled)
-            members = {id: {"files": each.files, "digests": each.digests} for id, each in self.record.members.items()}
-            record = {"group": self.record.group, "own": self.record.own, "piece": self.record.piece}
-            write_record(self.path / RECORD, {**record, "members": members})
-        self.close()
-
-    def close(self) -> None:
-        """Take no more pieces."""
-        with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-            self._descriptor = -1
+    id: SaveId
+    attempt: str
+    group: Group
+    own: str
+    member: str
+    files: Files
+    common: SaveId | None = None
+    is_replicated: bool = False
 
 
 class ParityFiles:
@@ -160,7 +85,7 @@ class ParityFiles:
         self._lists, self._folder = arena, folder or CopiesFolder(arena)
         self._arena, self._needed, self._in_use, self._piece = self._folder.path, needed, in_use, piece
         self._coming: dict[Path, ParityPlace] = {}
-        self._lock = threading.RLock()
+        self._lock, self._making = threading.RLock(), threading.Lock()
 
     @property
     def could_release(self) -> bool:
@@ -180,45 +105,39 @@ class ParityFiles:
             for place in self._coming.values():
                 place.close()
 
-    def admit(
-        self, id: SaveId, attempt: str, record: ParityRecord, member: str, files: Files, common: SaveId | None
-    ) -> ParityPlace | None:
+    def admit(self, request: ChunkRequest) -> ParityPlace | None:
         """The place for the chunk of a member, with memory for it; None if the chunk is in one already.
 
         Raises ArenaTooSmall if there is no memory for it, and ProtocolError if its files were others.
-
-        Args:
-            id: The save.
-            attempt: Its token.
-            record: The group, and the member that this node is.
-            member: The member whose chunk comes.
-            files: Its files.
-            common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
         """
         self._folder.ensure()
-        path = parity_place(self._arena, id, attempt, record.group)
+        path, member = parity_place(self._arena, request.id, request.attempt, request.group), request.member
         with self._lock:
             if (whole := read_parity(path)) is not None:
-                if whole.members[member].files != files:
-                    raise ProtocolError(f"{member} had other files of {id} before")
+                if whole.members[member].files != request.files:
+                    raise ProtocolError(f"{member} had other files of {request.id} before")
                 return None
-            place = self._coming.get(path)
-            if place is None:
-                self._make_way(id, common)
-                place = self._coming[path] = self._new_or_why(path, id, record)
-            place.admit(member, files, self._check_room)
-            self._finish(place)
-            return None if place.record.has(member) else place
+            if (place := self._coming.get(path)) is None:
+                self._make_way(path, request)
+                place = self._coming[path] = self._new_or_why(path, request)
+            place.expect(member, request.files)
+        if place.lacks(size := place.record.size(member)):
+            with self._making:  # one at a time: what two find free is there once. Other chunks go on meanwhile
+                place.grow(size, self._demand_room)
+        self.came(place)  # an empty one is
+        return None if place.record.has(member) else place
 
     def came(self, place: ParityPlace) -> None:
         """Note that the chunk of a member is in a place: if it is the last one, the place counts from now on."""
         with self._lock:
             self._finish(place)
 
-    def find(self, id: SaveId, attempt: str, lost: str) -> tuple[Path, ParityRecord]:
-        """The block and the record of whole parity of a save that a member is in; raises FastckptError if none is."""
-        if (found := whole_parity(self._lists, id, attempt)) is not None and lost in found[1].members:
-            return found
+    def find(self, id: SaveId, attempt: str, lost: str, group: Group) -> tuple[Path, ParityRecord]:
+        """The block and the record of a group's whole parity of a save; raises FastckptError without, or a member."""
+        for root in roots_of(self._lists):
+            path = parity_place(root, id, attempt, group)
+            if (found := read_parity(path)) is not None and lost in found.members:
+                return path / BLOCK, found
         raise FastckptError(f"this node has no whole parity of {id} with files of {lost}")
 
     def give_back(self, needed: Collection[SaveId]) -> None:
@@ -240,61 +159,73 @@ class ParityFiles:
     def _places(self) -> dict[Path, SaveId]:
         return parity_places(self._arena)
 
-    def _new_or_why(self, path: Path, id: SaveId, record: ParityRecord) -> ParityPlace:
+    def _new_or_why(self, path: Path, request: ChunkRequest) -> ParityPlace:
         try:
-            return self._new(path, id, record)
+            return self._new(path, request)
         except FileNotFoundError:
             raise  # the arena, or the folder, was removed just now
         except OSError as error:
-            raise ArenaTooSmall(f"parity of {id} cannot be kept: {error}") from error
+            raise ArenaTooSmall(f"parity of {request.id} cannot be kept: {error}") from error
 
-    def _new(self, path: Path, id: SaveId, record: ParityRecord) -> ParityPlace:
+    def _new(self, path: Path, request: ChunkRequest) -> ParityPlace:
         remove_any(path)
         make_folders(self._arena, path)
         spare = [self._arena / _SPARE / name for name in names_in(self._arena / _SPARE)]
         if spare:  # pages that are there already are written ten times as fast
             spare[0].rename(path / BLOCK)
         descriptor = os.open(path / BLOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fresh = ParityRecord(record.group, record.own, self._piece)
-        return ParityPlace(path, id, fresh, descriptor, os.fstat(descriptor).st_size)
+        record = ParityRecord(request.group, request.own, self._piece)
+        return ParityPlace(path, request.id, record, descriptor, os.fstat(descriptor).st_size)
 
     def _finish(self, place: ParityPlace) -> None:
         if place.record.is_whole and self._coming.get(place.path) is place:
             place.finish()
             del self._coming[place.path]
-            for path, id in self._places().items():  # of another group, in an earlier round
-                if id == place.id and path != place.path:
-                    self._release(path)
 
-    def _make_way(self, save: SaveId, common: SaveId | None) -> None:
-        """Release parity of older saves than the one that comes, but of the newest that all nodes hold."""
-        needed = {common} if common else {*self._needed()}
-        if not self._in_use():
-            for root in self._folder.roots:
-                for path, id in parity_places(root).items():
-                    if id < save and id not in needed:
-                        self._release(path) if root == self._arena else remove_any(path)
+    def _make_way(self, path: Path, request: ChunkRequest) -> None:
+        """Release what the parity that comes takes the place of: older saves, but the newest that all nodes hold.
+
+        Of one save two groups may have made parity. That of the later one counts when all nodes have it: until then the
+        earlier one's stays, because the host that has taken the place of a lost one may be lost, too.
+        """
+        common = request.common
+        needed = {request.id, common} if common else {request.id, *self._needed()}
+        all_places = {place: id for root in self._folder.roots for place, id in parity_places(root).items()}
+        places = {place: id for place, id in all_places.items() if id <= request.id and place != path}
+        for place in self._coming.keys() & places.keys():  # they lack a chunk, and what sends it has turned to this one
+            self._release(place)
+            del places[place]
+        if self._in_use():
+            return
+        kept = set[SaveId]()
+        for place in sorted(places, key=lambda place: self._precedence(place, request)):
+            if (id := places[place]) in needed - kept:
+                kept.add(id)
+            else:
+                self._release(place)
+
+    def _precedence(self, place: Path, request: ChunkRequest) -> tuple[bool, int]:
+        """A key by which that one comes first which all members have: of this group, if it is known, or the oldest."""
+        record = read_parity(place)
+        is_former = record is None or (request.is_replicated and record.group != request.group)
+        return is_former, (place / RECORD).stat().st_mtime_ns if record else 0
 
     def _release(self, path: Path) -> None:
-        if (place := self._coming.pop(path, None)) is not None:
-            place.close()
-        make_folders(self._arena, self._arena / _SPARE)
-        for spare in names_in(self._arena / _SPARE):  # one is enough: one place comes at a time
-            remove_any(self._arena / _SPARE / spare)
+        may_serve_again = path not in self._coming or self._coming.pop(path).close()
+        may_serve_again = may_serve_again and path.is_relative_to(self._arena)
         (path / RECORD).unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            (path / BLOCK).rename(self._arena / _SPARE / secrets.token_hex(4))
+        if may_serve_again:
+            make_folders(self._arena, self._arena / _SPARE)
+            for spare in names_in(self._arena / _SPARE):  # one is enough: one place comes at a time
+                remove_any(self._arena / _SPARE / spare)
+            with contextlib.suppress(FileNotFoundError):
+                (path / BLOCK).rename(self._arena / _SPARE / secrets.token_hex(4))
         remove_any(path)
 
-    def _check_room(self, size: int) -> None:
+    def _demand_room(self, size: int) -> None:
         room = headroom(self._arena.parent)
         if room.free < size:
-            remedies = self._folder.remedies(room, size - room.free)
-            text = f"parity of {binary(size)} more does not fit: {room}. {remedies}"
+            text = (
+                f"parity of {binary(size)} more does not fit: {room}. {self._folder.remedies(room, size - room.free)}"
+            )
             raise ArenaTooSmall(text)
-
-
-def xor_into(target: memoryview, source: memoryview) -> None:
-    """XOR equally many bytes into memory."""
-    found = np.frombuffer(target, np.uint8)
-    np.bitwise_xor(found, np.frombuffer(source, np.uint8), out=found)

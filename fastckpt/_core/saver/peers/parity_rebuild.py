@@ -30,7 +30,8 @@ from fastckpt._core.memory.slots import is_image
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
 from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName, received_into
-from fastckpt._core.saver.peers.parity_files import ParityFiles, xor_into
+from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.saver.peers.parity_place import xor_into
 from fastckpt._core.saver.peers.parity_transfer import BLOCK
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
@@ -68,7 +69,6 @@ def serve_rebuilt(
     save: SaveName,
     request: Mapping[str, Any],
     parity: ParityFiles,
-    addresses: Mapping[str, str],
     secret: bytes,
 ) -> dict[str, Any]:
     """Carry out `REBUILD`: send the chunk of a lost member.
@@ -80,12 +80,14 @@ def serve_rebuilt(
         save: The save.
         request: Its message.
         parity: The parity that this node holds.
-        addresses: Where the agents of this round are, by id.
         secret: The secret of the round.
     """
-    lost = str(request.get("member"))
-    block, record = parity.find(save.id, save.attempt, lost)
-    others = [member for member in record.group if member not in (record.own, lost)]
+    match request:
+        case {"member": str(lost), "group": [*group], "addresses": dict(addresses)}:
+            block, record = parity.find(save.id, save.attempt, lost, tuple(group))
+        case _:
+            raise ProtocolError("the request names no member of a group")
+    others = [member for member in record.others if member != lost]
     if missing := [member for member in others if member not in addresses]:
         raise FastckptError(f"{missing[0]} is lost, too: files of {lost} cannot be rebuilt from parity")
     with contextlib.ExitStack() as on_exit:
@@ -97,7 +99,7 @@ def serve_rebuilt(
         descriptor = os.open(block, os.O_RDONLY | os.O_CLOEXEC)
         on_exit.callback(os.close, descriptor)
         files = [list(file) for file in record.members[lost].files]
-        connection.send({"group": [*record.group], "own": record.own, "files": files, "piece": record.piece})
+        connection.send({"own": record.own, "files": files})
         try:
             with metrics.phase("parity.rebuild", step=save.id.step):
                 for data in _rebuilt(record, lost, descriptor, links):
@@ -154,29 +156,33 @@ def _rebuilt(
 @dataclass(frozen=True)
 class _Source:
     link: SealedConnection
-    group: Group
     holder: str
     files: Files
-    piece: int
 
 
-def rebuild(save: SaveName, member: str, root: Path, holders: Sequence[str], secret: bytes) -> dict[str, str]:
+def rebuild(
+    save: SaveName, member: str, group: Group, root: Path, holders: Mapping[str, str], secret: bytes
+) -> dict[str, str]:
     """Rebuild the large files of a lost member in a directory of shared memory; returns their xxh3-128, by name.
 
     Raises FastckptError or OSError if one of its group is missing, or something is damaged: then no file is there.
 
     Args:
         save: The save.
-        member: The id of the lost agent.
+        member: The member that is lost, or whose files are damaged.
+        group: Its group, as it was when the parity was made.
         root: The directory.
-        holders: The addresses of all other agents of its group.
+        holders: By each other member, where its memory is now: its agent may be another than then.
         secret: The secret of the round.
     """
     # 1. all members that are left say what they know of its files   2. memory for these   3. the chunks, all at once
     # 4. the files' own digests, because those of the chunks are of what was sent   5. their names
     with contextlib.ExitStack() as on_exit:
-        sources = [_source(on_exit, save, member, address, secret) for address in holders]
-        group, files = _agreed(sources, member)
+        if sorted([member, *holders]) != sorted(group):
+            raise FastckptError(f"two nodes of the group of {member} are lost: its files cannot be rebuilt from parity")
+        request = save.request(REBUILD, member=member, group=[*group], addresses=dict(holders))
+        sources = [_source(on_exit, request, address, secret) for address in holders.values()]
+        files = _agreed(sources, group, member)
         token = secrets.token_hex(4)
         paths = {name: (root / name).with_name(f".new-{token}-{Path(name).name}") for name, _, _ in files}
         descriptors = {}
@@ -199,24 +205,22 @@ def rebuild(save: SaveName, member: str, root: Path, holders: Sequence[str], sec
     return {name: digest for name, _, digest in files}
 
 
-def _source(on_exit: contextlib.ExitStack, save: SaveName, member: str, address: str, secret: bytes) -> _Source:
+def _source(on_exit: contextlib.ExitStack, request: dict[str, Any], address: str, secret: bytes) -> _Source:
     link = on_exit.enter_context(contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)))
-    match link.ask(save.request(REBUILD, member=member)):
-        case {"group": [*group], "own": str(own), "files": files, "piece": int(piece)} if piece > 0:
+    match link.ask(request):
+        case {"own": str(own), "files": files}:
             found = files_in(files)
             if all(is_image(name) for name, _, _ in found):
-                return _Source(link, tuple(map(str, group)), own, found, piece)
+                return _Source(link, own, found)
     raise ProtocolError("the other agent does not say what it rebuilds")
 
 
-def _agreed(sources: Sequence[_Source], member: str) -> tuple[Group, Files]:
-    """The group and the files that all members that are left name; raises ProtocolError if they do not agree."""
-    if len({(source.group, source.files) for source in sources}) != 1:
+def _agreed(sources: Sequence[_Source], group: Group, member: str) -> Files:
+    """The files that all members that are left name; raises ProtocolError if they do not agree."""
+    is_of_all = sorted([member, *(source.holder for source in sources)]) == sorted(group)
+    if not is_of_all or len({source.files for source in sources}) != 1:
         raise ProtocolError(f"the members of the group of {member} do not agree on its files")
-    group, files = sources[0].group, sources[0].files
-    if sorted([member, *(source.holder for source in sources)]) != sorted(group):
-        raise FastckptError(f"only {len(sources)} of {len(group) - 1} other members of the group of {member} are asked")
-    return group, files
+    return sources[0].files
 
 
 def _bring(source: _Source, ranges: Sequence[FileRange], descriptors: Mapping[str, int]) -> None:

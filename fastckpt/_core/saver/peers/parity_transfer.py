@@ -16,12 +16,14 @@ from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.memory.parity_records import Files, ParityRecord, files_in
+from fastckpt._core.memory.parity_records import files_in
 from fastckpt._core.memory.slots import is_image
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
+from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName, received_into
-from fastckpt._core.saver.peers.parity_files import ParityFiles, ParityPlace
+from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
+from fastckpt._core.saver.peers.parity_place import ParityPlace
 from fastckpt._core.saver.peers.replica_transfer import (
     BUSY,
     DAMAGED,
@@ -50,7 +52,7 @@ def send_chunk(
     files: Sequence[LargeFile],
     group: Group,
     pair: tuple[str, str],
-    common: SaveId | None,
+    common: CommonSave,
     rate: RateLimit | None = None,
 ) -> int:
     """Have another agent take this node's chunk into its parity; the bytes that had to be sent for that.
@@ -61,7 +63,8 @@ def send_chunk(
         files: All large files that this node alone has; there may be none.
         group: The ids of the agents of the group.
         pair: The ids of this agent and of that one.
-        common: The newest save that all nodes hold, of which that agent may release nothing.
+        common: The newest save that all nodes hold, of which that agent may release nothing, but parity of earlier
+            groups if that of this round's is whole.
         rate: A limit, of this node, on the bytes per second.
 
     Raises:
@@ -71,16 +74,17 @@ def send_chunk(
     """
     member, holder = pair
     named = [[file.name, file.size, file.digest] for file in files]
-    answer = connection.ask(
-        save.request(PARITY, group=[*group], member=member, holder=holder, files=named, common=list(common or ()))
-    )
+    known = {"common": list(common.id or ()), "replicated": common.is_replicated}
+    answer = connection.ask(save.request(PARITY, group=[*group], member=member, holder=holder, files=named, **known))
     sent, paths = 0, {file.name: file.path for file in files}
     if answer.get(STATE) == READY:
         ranges = ranges_for(group, member, holder, [(file.name, file.size) for file in files])
         for piece in pieces(ranges, int(answer["piece"]))[int(answer["first"]) :]:
             for name, offset, length in piece:
                 connection.send_file(paths[name], length, rate, start=offset)
-            answer = connection.ask({"digest": digest_of(paths, piece)})
+            with metrics.phase("parity.digest", step=save.id.step):
+                digest = digest_of(paths, piece)
+            answer = connection.ask({"digest": digest})
             sent += length_of(piece)
             if answer.get(STATE) != NEXT:
                 break
@@ -92,9 +96,10 @@ def take_chunk(
     connection: SealedConnection, save: SaveName, request: Mapping[str, Any], parity: ParityFiles
 ) -> dict[str, Any]:
     """Carry out `PARITY`; raises FastckptError, and OSError, which ends the connection, amid a chunk."""
-    record, member, files, common = _request(request)
+    wanted = _request(save, request)
+    member = wanted.member
     try:
-        place = parity.admit(save.id, save.attempt, record, member, files, common)
+        place = parity.admit(wanted)
     except ArenaTooSmall as error:
         return {STATE: FULL if parity.could_release else BUSY, WHY: str(error)}
     if place is None:
@@ -120,14 +125,15 @@ def _take_pieces(
                     raise ProtocolError("the other agent has hung up before a digest")
                 if tail.get("digest") != digest:
                     return {STATE: DAMAGED}
-                place.add(member, number, data, digest)
+                with metrics.phase("parity.add", step=place.id.step):
+                    place.add(member, number, data, digest)
             if (number + 1) * piece < size:
                 connection.send({STATE: NEXT})
     parity.came(place)
     return {STATE: KEPT}
 
 
-def _request(request: Mapping[str, Any]) -> tuple[ParityRecord, str, Files, SaveId | None]:
+def _request(save: SaveName, request: Mapping[str, Any]) -> ChunkRequest:
     match request:
         case {"group": [*group], "member": str(member), "holder": str(holder), "files": files, "common": [*common]} if (
             1 < len(group) <= LARGEST_GROUP
@@ -136,10 +142,10 @@ def _request(request: Mapping[str, Any]) -> tuple[ParityRecord, str, Files, Save
             and {member, holder} <= {*group}
             and len(common) in (0, 2)
         ):
-            found = files_in(files)
+            found, newest = files_in(files), SaveId(*map(int, common)) if common else None
             if all(is_image(name) and size <= LARGEST for name, size, _ in found):
-                newest = SaveId(*map(int, common)) if common else None
-                return ParityRecord(tuple(group), holder, 0), member, found, newest
+                of = save.id, save.attempt, tuple(group), holder, member
+                return ChunkRequest(*of, found, newest, request.get("replicated") is True)
     raise ProtocolError("the request names no chunk that could be taken into parity")
 
 

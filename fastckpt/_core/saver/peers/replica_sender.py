@@ -17,6 +17,7 @@ from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
+from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import TIMEOUT, SaveName
 from fastckpt._core.saver.peers.parity_transfer import send_chunk
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
@@ -67,7 +68,7 @@ class ReplicaSender:
             self._closed = True
             self._hang_up()
 
-    def send(self, held: HeldSave, common: SaveId | None, round: PeerRound) -> bool | None:
+    def send(self, held: HeldSave, common: CommonSave, round: PeerRound) -> bool | None:
         """Have all partners keep the large files of a save that this node alone has.
 
         Returns whether they do; None if that has failed, and is to be tried again.
@@ -111,7 +112,7 @@ class ReplicaSender:
             )
         return is_of_round
 
-    def _send(self, held: HeldSave, large: dict[str, int], common: SaveId | None, round: PeerRound) -> int:
+    def _send(self, held: HeldSave, large: dict[str, int], common: CommonSave, round: PeerRound) -> int:
         """Send what partners lack; the bytes that were sent."""
         save = SaveName(self._directory, held.id, held.attempt)
         digests = self._digests_of(held, large)
@@ -125,7 +126,7 @@ class ReplicaSender:
                 raise trouble  # each file else would wait for a partner that is silent
             try:
                 with self._link(peer, round) as link:
-                    return file.size if send_replica(link, save, file, common, self._rate) else 0
+                    return file.size if send_replica(link, save, file, common.id, self._rate) else 0
             except (FastckptError, OSError) as error:
                 troubles[peer] = error
                 raise

@@ -140,7 +140,7 @@ class Replication:
         # What is kept was read after the last answer had been taken note of: it was not overwritten meanwhile.
         next, known, copied = self._next_of(saves), self._known, None
         if next is not None and round is self._round:
-            copied = self._sender.send(next, known.id if known else None, round)
+            copied = self._sender.send(next, known or CommonSave(), round)
         is_kept = next is not None and copied is not None and _is_still(next)
         report = HeldReport(round.peers[round.own].id, ids, self._next if is_kept else None, bool(copied))
         if next is not None:

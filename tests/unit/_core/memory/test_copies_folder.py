@@ -19,11 +19,11 @@ from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.copies_folder import CopiesFolder, folders_of, roots_of, sweep_folders
 from fastckpt._core.memory.held_saves import held_saves, keep
 from fastckpt._core.memory.ownership import OWNER
-from fastckpt._core.memory.parity_records import ParityRecord, whole_parity
+from fastckpt._core.memory.parity_records import whole_parities
 from fastckpt._core.memory.records import read_record, write_record
 from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotDone
-from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import ArenaTooSmall, FastckptError
 from tests.largest_file import largest_file
@@ -143,7 +143,7 @@ def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common
         for member in ("a", "b"):
             files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
             common = next(iter(needed), None)
-            place = parity.admit(SaveId(1, step), ATTEMPT, ParityRecord(GROUP, "c", 8 << 20), member, files, common)
+            place = parity.admit(ChunkRequest(SaveId(1, step), ATTEMPT, GROUP, "c", member, files, common))
             assert place is not None
             place.add(member, 0, memoryview(bytearray([ord(member) ^ step]) * SIZE), "1" * 32)
             parity.came(place)
@@ -152,16 +152,16 @@ def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common
     give(ParityFiles(arena.path, lambda: needed, lambda: False, 8 << 20, folder), 5)
     (block,) = disk.rglob("block")
     assert block.read_bytes() == bytes([ord("a") ^ ord("b")]) * SIZE
-    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is not None
+    assert whole_parities(arena.path, SaveId(1, 5), ATTEMPT)
     folder.close()
     needed = {SaveId(1, 5)}
     in_memory = ParityFiles(arena.path, lambda: needed, lambda: False, 8 << 20)
     give(in_memory, 6)
-    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is not None
+    assert whole_parities(arena.path, SaveId(1, 5), ATTEMPT)
     needed = {SaveId(1, 6)}
     give(in_memory, 7)
-    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is None and not [*disk.rglob("block")]
-    assert whole_parity(arena.path, SaveId(1, 6), ATTEMPT) is not None
+    assert not whole_parities(arena.path, SaveId(1, 5), ATTEMPT) and not [*disk.rglob("block")]
+    assert whole_parities(arena.path, SaveId(1, 6), ATTEMPT)
     in_memory.close()
 
 
@@ -171,9 +171,9 @@ GROUP = ("a", "b", "c")
 def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Arena, disk: Path):
     folder = CopiesFolder(arena.path, disk)
     parity = ParityFiles(arena.path, set, lambda: False, 8 << 20, folder)
-    record = ParityRecord(GROUP, "c", 8 << 20)
     for member in ("a", "b"):
-        place = parity.admit(SaveId(1, 5), ATTEMPT, record, member, ((f"{member}.distcp", 2 * SIZE, "0" * 32),), None)
+        files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
+        place = parity.admit(ChunkRequest(SaveId(1, 5), ATTEMPT, GROUP, "c", member, files))
         assert place is not None
         chunk = memoryview(bytearray(SIZE))
         if member == "b":
@@ -184,7 +184,7 @@ def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Ar
         else:
             place.add(member, 0, chunk, "1" * 32)
         parity.came(place)
-    assert whole_parity(arena.path, SaveId(1, 5), ATTEMPT) is None
+    assert not whole_parities(arena.path, SaveId(1, 5), ATTEMPT)
     folder.close()
 
 

@@ -228,9 +228,10 @@ def with_parity(node: int, **more: object) -> NodeHolding:
     """What a node of a group of four holds of its save of four ranks: its rank's file, and parity with all others'."""
     ranks = {id: {number: own(number)} for number, id in enumerate(GROUP) if number != node}
     parity = ParityHolding(GROUP, GROUP[node], ranks)
-    return holding(node, [node], world_size=4, alike=True, parity=parity)._replace(**more)  # type: ignore[arg-type]
+    return holding(node, [node], world_size=4, alike=True, parity=(parity,))._replace(**more)  # type: ignore[arg-type]
 
 
+OF_ANOTHER_GROUP = ParityHolding(GROUP[1:], "c", {})
 SHARDS = [own(rank) for rank in range(4)]
 
 
@@ -240,7 +241,7 @@ def test_a_lost_nodes_files_are_reached_if_all_others_of_its_group_have_parity(l
     found = with_rebuilt([NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) for each in left])
     assert found[:3] == left
     assert reachable(found, range(4), MAIN, SHARDS) == [{at(node)} if node == lost else set() for node in range(4)]
-    assert sources(found, range(4), at(lost))[own(lost)[0]] == [left[0].address]
+    assert sources(found, range(4), at(lost))[own(lost)[0]] == [each.address for each in left]
     assert not any(reachable(left, range(4), MAIN, SHARDS))
 
 
@@ -248,10 +249,10 @@ def test_a_lost_nodes_files_are_reached_if_all_others_of_its_group_have_parity(l
     "left",
     [
         [with_parity(0), with_parity(1)],  # two are lost
-        [with_parity(0), with_parity(1), with_parity(2, parity=ParityHolding())],  # parity is not whole
+        [with_parity(0), with_parity(1), with_parity(2, parity=())],  # parity is not whole
         [with_parity(0), with_parity(1), with_parity(2, saved_as=-1)],  # its slot has another save
         [with_parity(0), with_parity(1), with_parity(2, step=4)],
-        [with_parity(0), with_parity(1), with_parity(2, parity=ParityHolding(GROUP[1:], "c"))],  # of another group
+        [with_parity(0), with_parity(1), with_parity(2, parity=(OF_ANOTHER_GROUP,))],
     ],
 )
 def test_nothing_is_reached_from_parity_that_is_not_of_all_others_of_a_group(left: list[NodeHolding]):
@@ -259,6 +260,22 @@ def test_nothing_is_reached_from_parity_that_is_not_of_all_others_of_a_group(lef
     assert at(3) not in reachable(left, range(4), MAIN, SHARDS)[3]
 
 
-def test_nothing_is_rebuilt_while_no_node_of_a_group_is_lost():
+def test_a_file_of_a_node_that_is_there_comes_from_it_first_and_else_from_parity():
     held = [with_parity(node) for node in range(4)]
-    assert with_rebuilt(held) == held
+    wanted = {own(2)[0]}
+    assert holders(with_rebuilt(held), (1, 5, "a"), 0, wanted) == {own(2)[0]: [held[2].address, *others(held, 2)]}
+    assert holders(with_rebuilt([*held[:2], held[3]]), (1, 5, "a"), 0, wanted) == {own(2)[0]: others(held, 2)}
+
+
+def others(held: Sequence[NodeHolding], node: int) -> list[str]:
+    return [each.address for each in held if each.node != node]
+
+
+def test_what_an_earlier_group_has_counts_while_parity_of_the_later_one_is_not_whole():
+    """The fourth node was replaced, and its successor is lost before all have parity of the new group."""
+    later = ParityHolding((*GROUP[:3], "e"), "a", {"e": {3: own(3)}})
+    left = [with_parity(0), with_parity(1), with_parity(2)]
+    left[0] = left[0]._replace(parity=(later, *left[0].parity))
+    found = with_rebuilt([NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) for each in left])
+    assert found[:3] == left
+    assert sources(found, range(4), at(3))[own(3)[0]] == [each.address for each in left]

@@ -2,141 +2,39 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import held_saves, keep
-from fastckpt._core.memory.parity_records import ParityRecord
-from fastckpt._core.memory.replica_files import ReplicaFiles
-from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.policy.peer_sources import ParityHolding
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
-from fastckpt._core.policy.replicas.parity_layout import length_of, pieces, ranges_for
-from fastckpt._core.resume.candidates import parity_holding
+from fastckpt._core.policy.replicas.parity_layout import length_of, ranges_for
+from fastckpt._core.resume.candidates import parity_holdings
 from fastckpt._core.saver.peers import fetcher
-from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
+from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
-from fastckpt._core.saver.peers.parity_files import ParityFiles
+from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.saver.peers.parity_rebuild import REBUILD, rebuild
-from fastckpt._core.saver.peers.parity_transfer import PARITY, digest_of, send_chunk
+from fastckpt._core.saver.peers.parity_transfer import digest_of
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
-from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY, LargeFile
-from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
 from fastckpt._core.saver.stats import ReplicaCounts
-from fastckpt._core.storage.local.stored import digest
-from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
-
-SECRET = b"secret"
-GROUP = ("a", "b", "c", "d")
-OLD, NEW = (SaveName("/checkpoints", SaveId(1, step), "token") for step in (5, 6))
-PIECE = 1 << 16
-SIZES = {"a": (5 * PIECE + 3, 7), "b": (2 * PIECE,), "c": (), "d": (9 * PIECE, PIECE // 2, 1)}
-
-
-class Member:
-    """An agent with two saves in its slots, each with large files of its own."""
-
-    def __init__(self, folder: Path, id: str, sizes: Sequence[int]) -> None:
-        self.id, self.arena, self.sizes = id, folder, sizes
-        self.files = {save: self._save(save, folder / f"slot-{n}") for n, save in enumerate((OLD, NEW))}
-        self.parity = ParityFiles(folder, set, lambda: False, PIECE)
-        replicas = ReplicaFiles(folder, set, set, lambda: False)
-        of = [Slot(folder / f"slot-{number}") for number in range(2)]
-        self.peers = AgentPeers(lambda directory: NodeMemory(folder, of, replicas, self.parity))
-        self.address = f"127.0.0.1:{self.peers.serve()}"
-
-    def _save(self, save: SaveName, slot: Path) -> list[LargeFile]:
-        slot.mkdir(parents=True)
-        slots.begin(slot, SlotBegin(save.id, frozenset({0})))
-        paths = [slot / f"shard_{self.id}{number}.pt" for number in range(len(self.sizes))]
-        for path, size in zip(paths, self.sizes, strict=True):
-            path.write_bytes(os.urandom(size))
-        rank = GROUP.index(self.id)
-        details = {"world_size": 4, "rank": rank, "node": rank, "nodes": 4, "attempt": save.attempt}
-        slots.commit(slot, 0, SlotDone(save.id, {path.name: path.stat().st_size for path in paths}, details))
-        return [LargeFile(path.name, path, path.stat().st_size, digest(path)) for path in paths]
-
-
-class Group:
-    """Four agents in one round."""
-
-    def __init__(self, folder: Path, sizes: Mapping[str, Sequence[int]]) -> None:
-        self.members = {id: Member(folder / id, id, sizes[id]) for id in GROUP}
-        self.assume(GROUP)
-
-    def assume(self, ids: Sequence[str]) -> None:
-        peers = [Peer(id, id, self.members[id].address) for id in ids]
-        for number, id in enumerate(ids):
-            self.members[id].peers.assume(PeerRound(peers, number, SECRET))
-
-    def link(self, id: str) -> closing[SealedConnection]:
-        return closing(SealedConnection.connect(self.members[id].address, SECRET, 20.0))
-
-    def give(self, save: SaveName, member: str, holder: str, common: SaveId | None = None) -> int:
-        with self.link(holder) as link:
-            return send_chunk(link, save, self.members[member].files[save], GROUP, (member, holder), common)
-
-    def give_all(self, save: SaveName, common: SaveId | None = None) -> None:
-        pairs = [(member, holder) for member in GROUP for holder in GROUP if member != holder]
-        with ThreadPoolExecutor(len(pairs)) as pool:
-            for work in [pool.submit(self.give, save, *pair, common) for pair in pairs]:
-                work.result()
-
-    def lose(self, *ids: str) -> None:
-        for id in ids:
-            self.members[id].peers.close()
-        self.assume([id for id in GROUP if id not in ids])
-
-    def rebuild(self, save: SaveName, lost: str, into: Path) -> dict[str, str]:
-        """Have the other members rebuild what one has lost."""
-        return rebuild(save, lost, into, [self.members[id].address for id in GROUP if id != lost], SECRET)
-
-    def request(self, save: SaveName, member: str, holder: str) -> dict[str, object]:
-        named = [[file.name, file.size, file.digest] for file in self.members[member].files[save]]
-        return save.request(PARITY, group=[*GROUP], member=member, holder=holder, files=named, common=[])
-
-    def pieces(self, save: SaveName, member: str, holder: str) -> list[bytes]:
-        files = {file.name: file for file in self.members[member].files[save]}
-        ranges = ranges_for(GROUP, member, holder, [(name, file.size) for name, file in files.items()])
-        return [
-            b"".join(files[name].path.read_bytes()[at : at + length] for name, at, length in piece)
-            for piece in pieces(ranges, PIECE)
-        ]
-
-
-@pytest.fixture(params=["memory", "disk"])
-def medium(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Arenas in memory, or on the disk on which temporary files are."""
-    for id in GROUP if request.param == "memory" else ():
-        arena = Path(os.environ["FASTCKPT_SHM_DIR"], id)
-        arena.mkdir()
-        (tmp_path / id).symlink_to(arena)
-    yield
-    for id in GROUP if request.param == "memory" else ():
-        shutil.rmtree(Path(os.environ["FASTCKPT_SHM_DIR"], id))
-
-
-@pytest.fixture
-def group(tmp_path: Path, request: pytest.FixtureRequest, medium: None) -> Iterator[Group]:
-    made = Group(tmp_path, getattr(request, "param", SIZES))
-    yield made
-    for member in made.members.values():
-        member.peers.close()
-        member.parity.close()
-
-
-def assert_rebuilt(group: Group, save: SaveName, lost: str, into: Path) -> None:
-    files = group.members[lost].files[save]
-    assert group.rebuild(save, lost, into) == {file.name: file.digest for file in files}
-    assert {path.name: path.read_bytes() for path in into.glob("*")} == {f.name: f.path.read_bytes() for f in files}
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
+from tests.largest_file import largest_file
+from tests.unit._core.saver.peers.parity_group import (
+    GROUP,
+    NEW,
+    OLD,
+    PIECE,
+    SECRET,
+    Group,
+    assert_rebuilt,
+    digest_bytes,
+    flip,
+)
 
 
 @pytest.mark.parametrize("lost", GROUP)
@@ -156,7 +54,7 @@ def test_parity_takes_the_longest_chunk_that_came_to_it(group: Group):
 def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_path: Path):
     group.give_all(OLD)
     for member, holder in (("a", "b"), ("b", "a"), ("d", "c"), ("c", "d"), ("d", "b")):
-        group.give(NEW, member, holder, OLD.id)
+        group.give(NEW, member, holder, CommonSave(OLD.id))
     group.lose("d")
     with pytest.raises(FastckptError, match="no whole parity"):
         group.rebuild(NEW, "d", tmp_path / "new")
@@ -169,19 +67,14 @@ def test_pages_of_an_older_save_serve_a_newer_one_and_leave_nothing_in_it(group:
     for member in group.members.values():
         member.files[third] = member.files[OLD]
     group.give_all(OLD)
-    other = {id: next(each for each in GROUP if each != id) for id in GROUP}
-    before = {
-        id: member.parity.find(OLD.id, OLD.attempt, other[id])[0].stat().st_ino for id, member in group.members.items()
-    }
-    group.give_all(NEW, OLD.id)
-    group.give_all(third, NEW.id)
-    for id, member in group.members.items():
-        block, record = member.parity.find(third.id, third.attempt, other[id])
-        assert block.stat().st_ino == before[id] and record.is_whole
-        with pytest.raises(FastckptError, match="no whole parity"):
-            member.parity.find(OLD.id, OLD.attempt, other[id])
+    before = {id: group.parity(OLD, id).stat().st_ino for id in GROUP}
+    group.give_all(NEW, CommonSave(OLD.id))
+    group.give_all(third, CommonSave(NEW.id))
+    for id in GROUP:
+        block = group.parity(third, id)
+        assert block.stat().st_ino == before[id] and not group.has_parity(OLD, id)
         expected = bytearray(block.stat().st_size)
-        for each in record.members:
+        for each in {*GROUP} - {id}:
             for at, byte in enumerate(b"".join(group.pieces(OLD, each, id))):
                 expected[at] ^= byte
         assert block.read_bytes() == expected
@@ -212,11 +105,6 @@ def test_a_chunk_that_was_cut_off_amid_a_piece_goes_on_where_it_was(group: Group
     assert_rebuilt(group, NEW, "d", tmp_path / "into")
 
 
-def digest_bytes(folder: Path, data: bytes) -> str:
-    (folder / "data").write_bytes(data)
-    return digest(folder / "data")
-
-
 def test_two_streams_of_one_chunk_take_it_into_the_parity_once(group: Group, tmp_path: Path):
     found = group.pieces(NEW, "d", "b")
     with group.link("b") as slow:
@@ -244,14 +132,6 @@ def test_a_flipped_byte_in_a_chunk_is_refused_and_the_chunk_may_come_again(group
     assert_rebuilt(group, NEW, "d", tmp_path / "into")
 
 
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
 def test_a_file_that_changed_before_its_chunk_was_sent_is_not_rebuilt(group: Group, tmp_path: Path):
     flip(group.members["d"].files[NEW][0].path, 12)
     group.give_all(NEW)
@@ -264,8 +144,7 @@ def test_a_file_that_changed_before_its_chunk_was_sent_is_not_rebuilt(group: Gro
 @pytest.mark.parametrize("what", ["parity", "file of another"])
 def test_damage_after_the_parity_was_made_is_noticed(group: Group, tmp_path: Path, what: str):
     group.give_all(NEW)
-    block, _ = group.members["b"].parity.find(NEW.id, NEW.attempt, "d")
-    flip(block if what == "parity" else group.members["a"].files[NEW][0].path, 12)
+    flip(group.parity(NEW, "b") if what == "parity" else group.members["a"].files[NEW][0].path, 12)
     group.lose("d")
     with pytest.raises((FastckptError, OSError)):
         group.rebuild(NEW, "d", tmp_path / "into")
@@ -275,27 +154,36 @@ def test_damage_after_the_parity_was_made_is_noticed(group: Group, tmp_path: Pat
 def test_two_lost_nodes_of_one_group_cannot_be_rebuilt(group: Group, tmp_path: Path):
     group.give_all(NEW)
     group.lose("b", "d")
+    left = {id: group.members[id].address for id in ("a", "c")}
     with group.link("a") as link, pytest.raises(ProtocolError, match="b is lost, too"):
-        link.ask(NEW.request(REBUILD, member="d"))
-    left = [group.members[id].address for id in ("a", "c")]
-    with pytest.raises(FastckptError):
-        rebuild(NEW, "d", tmp_path / "into", left, SECRET)
+        link.ask(NEW.request(REBUILD, member="d", group=[*GROUP], addresses=left))
+    with pytest.raises(FastckptError, match="two nodes of the group"):
+        rebuild(NEW, "d", GROUP, tmp_path / "into", left, SECRET)
     assert not [*(tmp_path / "into").glob("*")]
 
 
 def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again(group: Group, tmp_path: Path):
     group.give_all(OLD)
-    group.give(NEW, "a", "b", OLD.id)
+    group.give(NEW, "a", "b", CommonSave(OLD.id))
     holder = group.members["b"]
     holder.parity.close()
     holder.parity = ParityFiles(holder.arena, set, lambda: False, PIECE)
-    assert holder.parity.bytes() > holder.parity.find(OLD.id, OLD.attempt, "a")[0].stat().st_size
+    assert holder.parity.bytes() > group.parity(OLD, "b").stat().st_size
     holder.parity.clear_away()
-    assert holder.parity.bytes() == holder.parity.find(OLD.id, OLD.attempt, "a")[0].stat().st_size
+    assert holder.parity.bytes() == group.parity(OLD, "b").stat().st_size
     assert group.give(OLD, "a", "b") == 0
-    assert group.give(NEW, "a", "b", OLD.id) > 0
+    assert group.give(NEW, "a", "b", CommonSave(OLD.id)) > 0
     group.lose("a")
     assert_rebuilt(group, OLD, "a", tmp_path / "into")
+
+
+@pytest.mark.parametrize("medium", ["disk"], indirect=True)
+def test_a_sender_learns_why_a_disk_has_not_taken_its_chunk_and_newer_parity_is_whole(group: Group):
+    group.give(OLD, "d", "a")  # the longest: its place has room for the others
+    with largest_file(PIECE // 2), pytest.raises(ArenaTooSmall, match=r"cannot be kept in .*File too large"):
+        group.give(OLD, "b", "a")
+    group.give_all(NEW)
+    assert group.members["a"].parity.find(NEW.id, NEW.attempt, "b", GROUP)
 
 
 def test_a_chunk_of_other_files_than_before_is_refused(group: Group):
@@ -324,7 +212,7 @@ def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(g
         sender = ReplicaSender(NEW.directory, None, counts)
         sender.assume(round)
         [held] = [each for each in held_saves(tmp_path / id, [tmp_path / id / "slot-1"]) if each.id == NEW.id]
-        assert sender.send(held, None, round) is True
+        assert sender.send(held, CommonSave(), round) is True
         assert counts.size == sum(file.size for file in group.members[id].files[NEW] if file.size > SMALL)
         sender.close()
     group.lose("d")
@@ -337,33 +225,31 @@ def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(g
 def test_a_node_fetches_what_is_rebuilt_and_what_is_there_from_one_source(group: Group, tmp_path: Path, lost: str):
     group.give_all(NEW)
     group.lose(lost)
-    left = [id for id in GROUP if id != lost]
-    addresses = {id: group.members[id].address for id in left}
+    addresses = [group.members[id].address for id in GROUP if id != lost]
     files = group.members[lost].files[NEW]
     there = group.members["b"].files[NEW][0]
-    sources = {file.name: [addresses["b"]] for file in [*files[:-1], there]}  # the last one nobody has asked for
+    sources = {file.name: addresses for file in [*files[:-1], there]}  # the last one nobody has asked for
     offers = fetcher.survey(NEW, sources, SECRET)
-    found = fetcher.fetch_all(NEW, tmp_path / "into", sources, offers, SECRET, addresses)
+    found = fetcher.fetch_all(NEW, tmp_path / "into", sources, offers, SECRET)
     expected = {file.name: file for file in [*files[:-1], there]}
     assert found.digests == {name: file.digest for name, file in expected.items()}
     assert found.sizes == {name: file.size for name, file in expected.items()}
     here = {path.name: path.read_bytes() for path in (tmp_path / "into").iterdir()}
     assert here == {name: file.path.read_bytes() for name, file in expected.items()}
-    del addresses["c"]
     with pytest.raises(FastckptError, match="two nodes of the group"):
-        fetcher.fetch_all(NEW, tmp_path / "nothing", sources, offers, SECRET, addresses)
+        fetcher.fetch_all(NEW, tmp_path / "nothing", sources, offers[:-1], SECRET)
 
 
 def test_a_node_reports_the_ranks_whose_files_its_parity_is_of(group: Group, tmp_path: Path):
     held = {id: held_saves(tmp_path / id, [tmp_path / id / "slot-1"])[0] for id in GROUP}
-    assert parity_holding(tmp_path / "b", held["b"]) == ParityHolding()
+    assert parity_holdings(tmp_path / "b", held["b"]) == ()
     group.give_all(NEW)
     for id in ("a", "d"):  # as its small files come, with the records of its ranks
         keep(tmp_path / "b", NEW.id, NEW.attempt, held[id].parts, {}, {})
     [now] = held_saves(tmp_path / "b", [tmp_path / "b/slot-1"])
     names = {id: tuple(file.name for file in group.members[id].files[NEW]) for id in GROUP}
     expected = {"a": {0: names["a"]}, "c": {}, "d": {3: names["d"]}}
-    assert parity_holding(tmp_path / "b", now) == ParityHolding(GROUP, "b", expected)
+    assert parity_holdings(tmp_path / "b", now) == (ParityHolding(GROUP, "b", expected),)
 
 
 def test_room_for_a_longer_chunk_leaves_what_is_in_the_xor_as_it_is():
@@ -371,11 +257,11 @@ def test_room_for_a_longer_chunk_leaves_what_is_in_the_xor_as_it_is():
     arena = Path(os.environ["FASTCKPT_SHM_DIR"], "parity")
     arena.mkdir(mode=0o700)
     try:
-        parity, data = ParityFiles(arena, set, lambda: False), {"a": os.urandom(3 << 20), "b": os.urandom(5 << 20)}
-        group = ("a", "b", "c")
+        data = {"a": os.urandom(3 << 20), "b": os.urandom(5 << 20)}
+        parity, group = ParityFiles(arena, set, lambda: False, 8 << 20), ("a", "b", "c")
         for member in ("a", "b"):
             files = ((f"{member}.distcp", 2 * len(data[member]), "0" * 32),)  # of which half is for this node
-            place = parity.admit(NEW.id, NEW.attempt, ParityRecord(group, "c", 8 << 20), member, files, None)
+            place = parity.admit(ChunkRequest(NEW.id, NEW.attempt, group, "c", member, files))
             assert place is not None
             place.add(member, 0, memoryview(data[member]), "1" * 32)
             parity.came(place)

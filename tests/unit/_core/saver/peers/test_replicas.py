@@ -24,6 +24,7 @@ from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers import file_transfer, replica_sender, replica_transfer
 from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
+from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
@@ -97,7 +98,7 @@ class Owner:
         return held
 
     def send(self, step: int, common: int = 0) -> bool | None:
-        return self.sender.send(self.save(step), SaveId(1, common) if common else None, self.round)
+        return self.sender.send(self.save(step), CommonSave(SaveId(1, common) if common else None), self.round)
 
 
 @pytest.fixture(params=["memory", "disk"])
