@@ -82,7 +82,8 @@ class ParityPlace:
     def add(self, member: str, number: int, data: memoryview, digest: str) -> None:
         """Take a piece into the XOR.
 
-        Raises FastckptError if it is not the next one of its member, or the place was released.
+        Raises FastckptError if it is not the next one of its member, or the place was released, and ArenaTooSmall if
+        the disk does not take it: then the place never counts.
         """
         with self._lock:
             known = self.record.members[member]
@@ -109,17 +110,17 @@ class ParityPlace:
         block = bytearray(min(BLOCK_ON_DISK, len(data)))
         try:
             for offset in range(0, len(data), BLOCK_ON_DISK):
-                with data[offset : offset + BLOCK_ON_DISK] as piece, memoryview(block)[: len(piece)] as sum:
-                    sum[:] = piece
+                with data[offset : offset + BLOCK_ON_DISK] as piece, memoryview(block)[: len(piece)] as joined:
+                    joined[:] = piece
                     if count := max(0, min(old - offset, len(piece))):
                         there = os.pread(self._descriptor, count, start + offset)
-                        with sum[:count] as target, memoryview(there) as source:
+                        with joined[:count] as target, memoryview(there) as source:
                             xor_into(target, source)
-                    write_out(self._descriptor, sum, start + offset)
+                    write_out(self._descriptor, joined, start + offset)
         except (OSError, ValueError) as error:  # half of a piece may be in it: it can never count
             os.close(self._descriptor)
             self._descriptor = -1
-            raise FastckptError(f"parity of {self.id} cannot be kept in {self.path}: {error}") from error
+            raise ArenaTooSmall(f"parity of {self.id} cannot be kept in {self.path}: {error}") from error
 
     def finish(self) -> None:
         """Make it count; call it once, when it is whole."""

@@ -32,7 +32,8 @@ from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY, LargeFil
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt._core.storage.local.stored import digest
-from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
+from tests.largest_file import largest_file
 
 SECRET = b"secret"
 GROUP = ("a", "b", "c", "d")
@@ -296,6 +297,15 @@ def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again
     assert group.give(NEW, "a", "b", OLD.id) > 0
     group.lose("a")
     assert_rebuilt(group, OLD, "a", tmp_path / "into")
+
+
+@pytest.mark.parametrize("medium", ["disk"], indirect=True)
+def test_a_sender_learns_why_a_disk_has_not_taken_its_chunk_and_newer_parity_is_whole(group: Group):
+    group.give(OLD, "d", "a")  # the longest: its place has room for the others
+    with largest_file(PIECE // 2), pytest.raises(ArenaTooSmall, match=r"cannot be kept in .*File too large"):
+        group.give(OLD, "b", "a")
+    group.give_all(NEW)
+    assert group.members["a"].parity.find(NEW.id, NEW.attempt, "b")
 
 
 def test_a_chunk_of_other_files_than_before_is_refused(group: Group):
