@@ -95,7 +95,8 @@ class CopiesFolder:
             done = [path for path in self.former if not is_needed(path)]
             self.former = [path for path in self.former if path not in done]
             if done:
-                self._write([*self.former, *([self.path] if self._lock >= 0 else [])])
+                with suppress(OSError):  # the arena was removed, and its record with it
+                    self._write([*self.former, *([self.path] if self._lock >= 0 else [])])
         for path in done:
             erase_folder(path)
 

@@ -108,6 +108,8 @@ def take_chunk(
     connection.send({STATE: READY, "first": first, "piece": place.record.piece})
     try:
         return _take_pieces(connection, place, member, first, parity)
+    except ArenaTooSmall as error:  # after a whole piece
+        return {STATE: FULL, WHY: str(error)}
     except FastckptError as error:
         raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
 

@@ -177,7 +177,7 @@ def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Ar
         assert place is not None
         chunk = memoryview(bytearray(SIZE))
         if member == "b":
-            with largest_file(SIZE // 2), pytest.raises(FastckptError, match=r"cannot be kept in .*File too large"):
+            with largest_file(SIZE // 2), pytest.raises(ArenaTooSmall, match=r"cannot be kept in .*File too large"):
                 place.add(member, 0, chunk, "1" * 32)
             with pytest.raises(FastckptError, match="is not what comes next"):
                 place.add(member, 0, chunk, "1" * 32)
