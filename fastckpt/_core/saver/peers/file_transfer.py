@@ -14,10 +14,12 @@ from typing import Any
 
 import xxhash
 
+from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.direct import digest_file
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.headroom import unreserved
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
 from fastckpt._core.memory.records import remove_any
 from fastckpt._core.memory.slots import SlotDone
@@ -112,6 +114,9 @@ def take(arena: Path, save: SaveName, request: Mapping[str, Any], contents: Mapp
     digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in contents.items()}
     if digests != request["digests"]:
         raise ProtocolError("the files that came are not those that were sent")
+    # Above the limit of a cgroup this process would be killed.
+    if (size := sum(map(len, contents.values()))) > (room := unreserved(arena.parent)).free:
+        raise FastckptError(f"they cannot be kept: {binary(size)} do not fit: {room}")
     try:
         keep(arena, save.id, save.attempt, parts, contents, digests)
     except OSError as error:
