@@ -142,8 +142,11 @@ class ReplicaFiles:
         return found
 
     def _make_spare(self, place: Path) -> None:
+        is_useless = bool(self._refusal())  # nothing comes any more
         for name, size in slots.images_in(place).items():
-            if size > SMALL:
+            if size > SMALL and is_useless:
+                remove_any(place / name)
+            elif size > SMALL:
                 make_folders(self._arena, self._arena / _SPARE)
                 (place / name).rename(self._arena / _SPARE / f"{size}-{secrets.token_hex(4)}")
 

@@ -151,6 +151,14 @@ def test_two_places_are_kept_and_their_memory_serves_again(keeper: Keeper, owner
     assert inodes[2:] == inodes[:4][:2] * 2  # two files take turns
 
 
+def test_released_memory_is_given_back_where_no_copies_come_any_more(keeper: Keeper, owner: Owner):
+    for step in (1, 2, 3):
+        assert owner.send(step, common=step - 1)
+    keeper.files = ReplicaFiles(keeper.arena, set, lambda: {SaveId(1, 4)}, lambda: False, lambda: "copies need more")
+    assert owner.send(4, common=3) is False
+    assert keeper.files.release_old() and keeper.files.bytes() == 0
+
+
 def test_nothing_is_released_that_the_common_save_or_a_reader_needs(keeper: Keeper, owner: Owner):
     assert owner.send(1) and owner.send(2, common=1)
     keeper.readers.add(7)
