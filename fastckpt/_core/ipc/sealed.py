@@ -9,11 +9,13 @@ import contextlib
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -82,10 +84,11 @@ class SealedConnection:
     @classmethod
     def accept(cls, connected: socket.socket, secret: bytes, timeout: float) -> Self:
         """Let the process at the other end prove that it knows the secret; raises as `connect`."""
+        deadline = time.monotonic() + GREETING_TIMEOUT
         connected.settimeout(GREETING_TIMEOUT)
         ours = secrets.token_bytes(16)
         _send(connected, {"nonce": ours.hex()})
-        greeting = _greeting(connected)
+        greeting = _greeting(connected, deadline)
         theirs, proof = (bytes.fromhex(_text(greeting, name)) for name in ("nonce", "proof"))
         if not hmac.compare_digest(proof, _proof(secret, _CLIENT, ours, theirs)):
             raise ProtocolError("it does not know the secret of this job")
@@ -186,17 +189,19 @@ def _send(connected: socket.socket, message: dict[str, str]) -> None:
     connected.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _greeting(connected: socket.socket) -> dict[str, Any]:
-    """A message of somebody who has proved nothing yet."""
-    (length,) = _LENGTH.unpack(_exactly(connected, _LENGTH.size))
+def _greeting(connected: socket.socket, deadline: float = math.inf) -> dict[str, Any]:
+    """A message of somebody who has proved nothing yet; raises OSError, too, if it is not whole by the deadline."""
+    (length,) = _LENGTH.unpack(_exactly(connected, _LENGTH.size, deadline=deadline))
     if length > MAX_GREETING:
         raise ProtocolError("it does not speak as the agents of this job do")
-    return _object(_exactly(connected, length))
+    return _object(_exactly(connected, length, deadline=deadline))
 
 
-def _exactly(connected: socket.socket, size: int, *, or_nothing: bool = False) -> bytes:
+def _exactly(connected: socket.socket, size: int, *, or_nothing: bool = False, deadline: float = math.inf) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if deadline < math.inf:  # a stranger that sends byte after byte would keep its place for hours
+            connected.settimeout(max(1e-3, deadline - time.monotonic()))
         chunk = connected.recv(min(size - len(data), BLOCK))
         if not chunk and or_nothing and not data:
             return b""

@@ -153,8 +153,9 @@ class ReplicaFiles:
         return found
 
     def _make_spare(self, place: Path, root: Path) -> None:
+        is_useless = root != self._folder.path or bool(self._refusal())  # nothing comes here any more
         for name, size in slots.images_in(place).items():
-            if size > SMALL and root != self._folder.path:  # what comes is kept elsewhere
+            if size > SMALL and is_useless:
                 remove_any(place / name)
             elif size > SMALL:
                 make_folders(root, root / _SPARE)

@@ -21,6 +21,7 @@ from fastckpt._core.io.direct import digest_file
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory import slots
+from fastckpt._core.memory.headroom import unreserved
 from fastckpt._core.memory.held_saves import HeldSave, held_saves, keep
 from fastckpt._core.memory.pages import write_out
 from fastckpt._core.memory.records import remove_any
@@ -130,6 +131,9 @@ def take(arena: Path, save: SaveName, request: Mapping[str, Any], contents: Mapp
     digests = {name: digest_of_bytes(data) for name, data in contents.items()}
     if digests != request["digests"]:
         raise ProtocolError("the files that came are not those that were sent")
+    # Above the limit of a cgroup this process would be killed.
+    if (size := sum(map(len, contents.values()))) > (room := unreserved(arena.parent)).free:
+        raise FastckptError(f"they cannot be kept: {binary(size)} do not fit: {room}")
     try:
         keep(arena, save.id, save.attempt, parts, contents, digests)
     except OSError as error:

@@ -37,6 +37,8 @@ RETRY = 1.0
 """Seconds until a report that has failed is tried again."""
 GIVE_UP = 10.0
 """Seconds without an answer after which no slot is kept for the sake of other nodes."""
+_TROUBLES = (FastckptError, OSError, RuntimeError)
+"""The last two are also that the event loop does not come to its turn, and that no thread can be started."""
 HELD = "held"
 """The request with a report."""
 
@@ -113,13 +115,14 @@ class Replication:
                 while self._report() and not self._closed:
                     failing = math.inf
                 failing, warned = math.inf, False
-            except (FastckptError, OSError) as error:
+            except _TROUBLES as error:
                 self._hang_up()
                 self._news.set()
                 failing = min(failing, time.monotonic())
                 if time.monotonic() - failing > GIVE_UP and not warned:
                     warned = True
-                    self._answered(None)
+                    with contextlib.suppress(*_TROUBLES):  # it is tried again: this thread must not end
+                        self._answered(None)
                     logger.warning("the other nodes do not learn what this one holds in memory: %s", error)
                 time.sleep(RETRY)
         self._hang_up()

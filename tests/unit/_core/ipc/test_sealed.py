@@ -194,3 +194,17 @@ def test_a_file_that_waits_for_its_rate_ends_at_once_if_the_connection_is_given_
     with pytest.raises(OSError, match="given up"):
         client.send_file(tmp_path / "file", 2 << 20, slow)
     assert time.monotonic() - since < 10
+
+
+def test_a_stranger_that_sends_byte_after_byte_is_hung_up_on_in_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sealed, "GREETING_TIMEOUT", 0.5)
+
+    def drip(plain: socket.socket) -> None:
+        for byte in struct.pack("<I", sealed.MAX_GREETING) + b"x" * 20:
+            plain.sendall(bytes([byte]))
+            time.sleep(0.1)
+
+    since = time.monotonic()
+    with pytest.raises(TimeoutError):
+        connect(greet=drip)
+    assert time.monotonic() - since < 10

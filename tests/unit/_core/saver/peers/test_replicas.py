@@ -133,6 +133,21 @@ def test_a_copy_counts_with_its_digest_and_the_records_of_its_rank(keeper: Keepe
     assert kept.digests[SHARDS] == digest(keeper.path(5))
 
 
+@pytest.mark.parametrize("free", [9, 10])
+def test_small_files_for_which_there_is_no_memory_are_refused_and_not_written(
+    keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch, free: int
+):
+    """Above the limit of a cgroup a write would not fail, but the agent be killed."""
+    monkeypatch.setattr(file_transfer, "unreserved", lambda *_: Headroom(free, SIZE, "it", MemoryLimit.CGROUP))
+    held = owner.save(5)
+    refusal = (
+        pytest.raises(ProtocolError, match="do not fit: it has 9 B free") if free < 10 else contextlib.nullcontext()
+    )
+    with closing(SealedConnection.connect(keeper.address, SECRET, 10)) as link, refusal:
+        file_transfer.give(link, SaveName("/checkpoints", held.id, ATTEMPT), held, {"rank_1.pt": b"r" * 10})
+    assert keeper.path(5).with_name("rank_1.pt").exists() == (free == 10)
+
+
 def test_what_a_partner_has_is_not_sent_again_unless_its_bytes_are_others(keeper: Keeper, owner: Owner):
     assert owner.send(5) and owner.send(5)
     assert owner.counts.saves == 1 and owner.counts.size == SIZE
@@ -150,6 +165,14 @@ def test_two_places_are_kept_and_their_memory_serves_again(keeper: Keeper, owner
         assert keeper.path(step).read_bytes() == bytes([step]) * SIZE
         inodes.append(keeper.path(step).stat().st_ino)
     assert inodes[2:] == inodes[:4][:2] * 2  # two files take turns
+
+
+def test_released_memory_is_given_back_where_no_copies_come_any_more(keeper: Keeper, owner: Owner):
+    for step in (1, 2, 3):
+        assert owner.send(step, common=step - 1)
+    keeper.files = ReplicaFiles(keeper.arena, set, lambda: {SaveId(1, 4)}, lambda: False, lambda: "copies need more")
+    assert owner.send(4, common=3) is False
+    assert keeper.files.release_old() and keeper.files.bytes() == 0
 
 
 def test_nothing_is_released_that_the_common_save_or_a_reader_needs(keeper: Keeper, owner: Owner):

@@ -1,0 +1,52 @@
+"""The thread that copies and reports: nothing that goes wrong ends it."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.slots import SlotBegin, SlotDone
+from fastckpt._core.saver.peers import replication
+from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
+from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
+from fastckpt._core.saver.peers.replica_sender import ReplicaSender
+from fastckpt._core.saver.peers.replication import Replication
+from fastckpt._core.saver.stats import ReplicaCounts
+
+PEERS = [Peer("own", "m", "127.0.0.1:1"), Peer("other", "m", "127.0.0.1:1")]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("the loop is busy"), RuntimeError("can't start new thread")])
+def test_an_agent_reports_again_after_it_could_take_no_note_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    monkeypatch.setattr(replication, "RETRY", 0.01)
+    monkeypatch.setattr(replication, "GIVE_UP", 0.0)
+    slot = tmp_path / "slot-0"
+    slot.mkdir()
+    slots.begin(slot, SlotBegin(SaveId(1, 5), frozenset({0})))
+    slots.commit(slot, 0, SlotDone(SaveId(1, 5), {}, {"rank": 0, "nodes": 2, "attempt": "token"}))
+    answers: list[CommonSave | None] = []
+
+    def note(answer: CommonSave | None) -> None:
+        answers.append(answer)
+        if len(answers) < 4:
+            raise error
+
+    common = CommonSaves([peer.id for peer in PEERS])
+    sender = ReplicaSender("/checkpoints", None, ReplicaCounts())
+    with closing(Replication("/checkpoints", tmp_path, lambda: [slot], note, lambda _: common, sender)) as made:
+        made.assume(PeerRound(PEERS, 0, b"secret"))
+        until(lambda: len(answers) > 5)
+    assert answers[-1] is not None and None in answers[:3]
