@@ -27,7 +27,7 @@ def train_uninterrupted(folder: Path, ranks: int, *script: str) -> None:
             subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | place | {"RANK": str(rank)})
             for rank in range(ranks)
         ]
-    codes = [worker.wait(120) for worker in workers]
+    codes = [worker.wait(300) for worker in workers]
     assert codes == [0] * ranks, (folder / "output").read_text()
 
 

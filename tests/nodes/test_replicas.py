@@ -138,13 +138,15 @@ def test_two_lost_hosts_of_a_group_with_parity_cost_what_is_not_on_storage(
     script = (*WIDER[:6], "--disk", "20")
     flags = ("--fast-replicas", "xor:4")
     job = started(new_cluster(0, 1, 2, 3), *script, meeting=endpoint(0, 1, 2, 3), flags=flags)
-    job.do_steps(3 * EVERY)
+    job.do_steps(2 * EVERY)
+    job.until(lambda: 13 <= job.reached() % 20 <= 16, "a save in memory that storage lacks")
     job.lose(1)
     job.lose(2)
     for number in (1, 2):
         job.cluster.add(number)
     recovery = job.recovered(job.launch(1, 2))
     assert recovery.step >= 20 and recovery.step % 20 == 0
+    assert "no node that is left has files of ranks [1, 2], or whole parity" in job.text(1 << 20)
     end(job)
     assert_bitwise(job, uninterrupted(*WIDER[:6], ranks=4))
 

@@ -252,6 +252,17 @@ def holders(
     return found
 
 
+def unheld_ranks(holdings: Collection[NodeHolding]) -> dict[tuple[int, int, str], list[int]]:
+    """The ranks whose files no node has, nor can rebuild, of each save in the memory of all nodes that have any."""
+    nodes, found = {each.node for each in holdings if each.saved_as >= 0}, dict[tuple[int, int, str], list[int]]()
+    for save in {each.save for each in holdings}:
+        held = _held(holdings, save)
+        missing = {*range(max(each.world_size for each in held))}.difference(*(each.ranks for each in held))
+        if missing and {each.node for each in held if each.saved_as >= 0} == nodes:
+            found[save] = sorted(missing)
+    return found
+
+
 def _held(holdings: Collection[NodeHolding], save: tuple[int, int, str]) -> list[NodeHolding]:
     """What nodes hold of a save, the first node first: what it has alike with others is what storage would have."""
     held = (each for each in holdings if each.save == save)

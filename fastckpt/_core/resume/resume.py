@@ -14,7 +14,7 @@ from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
-from fastckpt._core.policy.peer_sources import NodeHolding
+from fastckpt._core.policy.peer_sources import NodeHolding, unheld_ranks
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing, Selection, Wanted
@@ -169,6 +169,7 @@ class Resume:
                 save, tier = SaveId(mine.history, mine.step), candidate.tier.name
                 resumed = ResumeResult(save, tier, state, dict(candidate.details), False, mine.attempt, survey.holdings)
                 self._warn_of_lost_states(choices)
+                self._warn_of_unheld(mine, survey)
                 if self._place.group_world_size > 1:
                     # newer memory of this node, which other nodes lack: the saver gives it up
                     newer = (each for each in survey.has[self._place.rank] if each.tier == MEMORY and each.id > mine.id)
@@ -255,6 +256,15 @@ class Resume:
                 lost,
                 choices[0].step,
             )
+
+    def _warn_of_unheld(self, chosen: CheckpointLocation, survey: Survey) -> None:
+        """Name the newest save that is newer than the chosen one, and of which lost nodes had files that nobody has."""
+        newer = {save: ranks for save, ranks in unheld_ranks(survey.holdings).items() if save[:2] > chosen.id}
+        if newer and self._place.rank == 0:
+            text = (
+                "%s is in memory, and not resumed: no node that is left has files of ranks %s, or whole parity of them"
+            )
+            logger.warning(text, SaveId(*max(newer)[:2]), newer[max(newer)])
 
     def _sharing(self, choices: Sequence[object], nodes: Sequence[int]) -> list[int]:
         """The ranks that read the same files as this one; if these may be downloaded, those of its node."""

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from fastckpt._core.policy.peer_sources import NodeHolding, ParityHolding, holders, reachable, sources, with_rebuilt
+from fastckpt._core.policy.peer_sources import (
+    NodeHolding,
+    ParityHolding,
+    holders,
+    reachable,
+    sources,
+    unheld_ranks,
+    with_rebuilt,
+)
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation, choose
 
 MAIN = "model.pt"
@@ -279,3 +287,12 @@ def test_what_an_earlier_group_has_counts_while_parity_of_the_later_one_is_not_w
     found = with_rebuilt([NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) for each in left])
     assert found[:3] == left
     assert sources(found, range(4), at(3))[own(3)[0]] == [each.address for each in left]
+
+
+def test_ranks_whose_files_no_memory_gives_back_are_named_once_all_that_are_left_have_the_save():
+    left = [with_parity(0), with_parity(1)]
+    assert unheld_ranks(with_rebuilt(left)) == {(1, 5, "a"): [2, 3]}
+    assert unheld_ranks(with_rebuilt([*left, with_parity(2)])) == {}
+    later = with_parity(0, step=6, parity=())
+    assert unheld_ranks([later, *left]) == {(1, 5, "a"): [2, 3]}  # the other one has not saved step 6 yet
+    assert unheld_ranks([later, *left, with_parity(1, step=6, parity=())])[1, 6, "a"] == [2, 3]
