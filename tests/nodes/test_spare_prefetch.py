@@ -13,7 +13,7 @@ from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Line, Recovery
 from tests.nodes.test_faults_in_phases import PAUSES
 from tests.nodes.test_lost_hosts import EVERY, NEVER, campaign, end
-from tests.nodes.test_replicas import assert_same_state
+from tests.nodes.test_replicas import assert_same_state, digests
 from tests.nodes.test_restarts import assert_bitwise
 
 SHAPE = ("--way", "fsdp2", "--width", "150000")
@@ -26,9 +26,9 @@ PREFETCH, FETCH = "spare.prefetch", "peers.fetch"
 class SpareJob(NodesJob):
     """A job on two hosts that has done some steps, with places for spares that are not started yet."""
 
-    def __init__(self, new_cluster: NewCluster, *script: str) -> None:
+    def __init__(self, new_cluster: NewCluster, *script: str, copies: str = "1") -> None:
         cluster = new_cluster(0, 1, SPARE, NEXT)
-        flags = ("--fast-spares", "2", "--fast-replicas", "1")
+        flags = ("--fast-spares", "2", "--fast-replicas", copies)
         every = ("--memory", str(EVERY))
         super().__init__(cluster, *every, *script, nodes="2", meeting=endpoint(*cluster.hosts), flags=flags)
         self.waiting: dict[int, subprocess.Popen[bytes]] = {}
@@ -53,7 +53,9 @@ class SpareJob(NodesJob):
         """What a spare has prefetched just now, when a host of which it had an older save has made another."""
         before = len(self.events(number, "prefetched")) or 1
         self.until(lambda: len(self.events(number, "prefetched")) > before, f"spare {number} has prefetched anew")
-        return self.events(number, "prefetched")[-1]
+        found = self.events(number, "prefetched")[-1]
+        self.until(lambda: digests(self, "saved", found["step"]), "its digest is known")
+        return found
 
     def taken_over(self, lost: int, at: float, number: int) -> Recovery:
         """Wait until a spare trains with the rank of a lost host."""
@@ -95,6 +97,17 @@ def test_a_spare_that_has_prefetched_trains_on_bitwise(new_cluster: NewCluster, 
     assert job.events(SPARE, "fetched")[0]["kept"] > SMALL
     job.finish()
     assert_bitwise(job, uninterrupted(*script, ranks=2))
+
+
+@campaign
+def test_what_no_host_has_copied_is_in_the_spare(new_cluster: NewCluster) -> None:
+    """Without a spare the loss would cost what is not on storage."""
+    job = SpareJob(new_cluster, *SCRIPT, copies="0")
+    job.park(SPARE)
+    prefetched = job.prefetched(SPARE)
+    lost = host_of(prefetched)
+    assert job.taken_over(lost, job.lose(lost), SPARE).step == prefetched["step"]
+    job.finish()
 
 
 @campaign

@@ -6,11 +6,13 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
+from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
 from fastckpt._core.memory.parity_records import whole_parities
 from fastckpt._core.memory.replica_files import ReplicaFiles
+from fastckpt._core.policy.replicas.margins import NodeMargin
 from fastckpt._core.saver.peers import file_transfer
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves, HeldReport
 from fastckpt._core.saver.peers.file_transfer import GET, KEEP, LIST, SaveName
@@ -61,6 +63,7 @@ class AgentPeers:
         self._server: PeerServer | None = None
         self._lock = Lock()
         self._common: dict[str, CommonSaves] = {}
+        self._risks: dict[str, tuple[PeerRound, tuple[SaveId, NodeMargin], dict[str, Any]]] = {}
         self._others: dict[str, Handler] = {}
         self._ended = Event()
         self.prefetch: SparePrefetch | None = None
@@ -91,7 +94,7 @@ class AgentPeers:
         """Take part in a new round, and serve whoever knows its secret; whether agents of the last one are gone."""
         with self._lock:
             former = {peer.id for peer in self.round.peers} if self.round else set()
-            self.round, self._common = round, {}
+            self.round, self._common, self._risks = round, {}, {}
         if self._server is not None:
             self._server.set_secret(round.secret)
         return not former <= {peer.id for peer in round.peers}
@@ -166,11 +169,16 @@ class AgentPeers:
         for directory, saves in common.items():
             if round is None or (at_risk := saves.smallest_margin()) is None:
                 continue
+            known = self._risks.get(directory)
+            if known is not None and known[0] is round and known[1] == at_risk:  # records are read once for each save
+                found[directory] = known[2]
+                continue
             (id, margin), memory = at_risk, self._memory(directory)
             held = held_saves(memory.arena, [slot.path for slot in [*memory.slots]])
             if attempt := next((each.attempt for each in held if each.id == id and each.slot), ""):
                 peer = round.peers[margin.rank]
                 found[directory] = SaveAtRisk(id, attempt, peer.address, peer.host, margin.copies).to_json()
+                self._risks[directory] = round, at_risk, found[directory]
         return found
 
     def _held(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:

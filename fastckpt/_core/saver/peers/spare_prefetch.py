@@ -7,7 +7,6 @@ they are what this node keeps of other nodes, as copies are.
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,17 +19,14 @@ from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.memory import slots
-from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.census import sweep
 from fastckpt._core.memory.headroom import headroom
-from fastckpt._core.memory.held_saves import keep, keep_digests, kept_place
-from fastckpt._core.memory.records import make_folders, remove_any
-from fastckpt._core.memory.replica_files import ReplicaFiles
+from fastckpt._core.memory.held_saves import keep
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.policy.replicas.copy_sizes import SMALL, room
 from fastckpt._core.saver.arena_location import place
 from fastckpt._core.saver.peers.file_transfer import GET, LIST, TIMEOUT, SaveName, digest_of_bytes, parts_of, received
+from fastckpt._core.saver.peers.staged_save import StagedSave
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
 logger = logging.getLogger("fastckpt")
@@ -108,49 +104,6 @@ class NodeFiles:
     def large(self) -> dict[str, int]:
         """The sizes of its large files."""
         return {name: size for name, size in self.sizes.items() if size > SMALL}
-
-
-class StagedSave:
-    """The prefetched files of one checkpoint directory, in memory beside the arena that is made for it later."""
-
-    def __init__(self, settings: Settings, directory: str) -> None:
-        path = arena_path(str(place(settings)), directory, 0)
-        self.arena = Arena.open(path.with_name(f"{path.name}.prefetch-{secrets.token_hex(4)}"), directory)
-        self.files = ReplicaFiles(self.arena.path, set, set, lambda: False)
-        self.whole: SaveName | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that it takes, with those of files that were released and serve again."""
-        return self.files.bytes()
-
-    def place(self, save: SaveName) -> Path:
-        """Where the files of a save are."""
-        return kept_place(self.arena.path, save.id, save.attempt)
-
-    def make_way(self, save: SaveName) -> None:
-        """Release all but a save that comes, and the one that is whole."""
-        self.files.make_way(save.id, self.whole.id if self.whole else save.id)
-
-    def finish(self, save: SaveName) -> None:
-        """Note that a save is whole, and release the one before."""
-        before, self.whole = self.whole, save
-        self.make_way(save)
-        if before not in (None, save):
-            remove_any(self.place(before))
-
-    def move(self, arena: Path) -> None:
-        """Make the save that is whole a part of what an arena keeps of other nodes; raises OSError."""
-        if (save := self.whole) is None:
-            return
-        place, target = self.place(save), kept_place(arena, save.id, save.attempt)
-        make_folders(arena, target)
-        for name in slots.images_in(place).keys() - slots.images_in(target).keys():
-            make_folders(target, (target / name).parent)
-            (place / name).rename(target / name)
-        keep_digests(target, save.id, slots.read_digests(place, save.id))
-        for rank, part in slots.read_parts(place).items():
-            slots.commit(target, rank, part)
 
 
 class SparePrefetch:
@@ -248,14 +201,16 @@ class SparePrefetch:
                 yield link
             finally:
                 with self._lock:
-                    self._link = None
+                    self._link = None if self._link is link else self._link
 
     def _prefetch(self, directory: str, risk: SaveAtRisk, secret: bytes, ended: threading.Event) -> None:
         """Bring what a node alone has of a save; what was brought before is released once that is whole."""
         since, save = time.perf_counter(), SaveName(directory, risk.id, risk.attempt)
         with self._linked(risk.address, secret, ended) as link:
             files = NodeFiles.from_json(risk.id, link.ask(save.request(LIST)))
-            if not files.large or not self._has_room(directory, risk, files):
+            staged = self._staged.get(directory)
+            is_there = staged is not None and staged.whole == (save, risk.address)
+            if is_there or not files.large or not self._has_room(directory, risk, files):
                 return
             if directory not in self._staged:
                 self._staged[directory] = StagedSave(self._settings, directory)
@@ -263,7 +218,7 @@ class SparePrefetch:
             staged.make_way(save)
             with metrics.phase("spare.prefetch", step=risk.id.step):
                 _bring(link, save, files, staged)
-        staged.finish(save)
+        staged.finish(save, risk.address)
         size, seconds = sum(files.large.values()), time.perf_counter() - since
         metrics.event(
             "prefetched", history=risk.id.history, step=risk.id.step, bytes=size, seconds=seconds, host=risk.host

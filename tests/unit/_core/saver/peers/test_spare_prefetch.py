@@ -144,6 +144,16 @@ def test_a_newer_save_takes_the_place_of_one_that_was_prefetched_once_it_is_whol
     assert [*spare.arenas.iterdir()] == []
 
 
+def test_a_spare_that_waits_again_brings_nothing_twice(first: First, spare: Prefetched):
+    first.save(1)
+    for _ in range(2):
+        spare.prefetch.begin(lambda: first.address, SECRET)
+        time.sleep(1.0)
+        assert spare.steps() == [1] and len(spare.staged()) == 1
+    first.save(2)
+    spare.until(lambda: spare.steps() == [1, 2])
+
+
 def test_a_spare_that_has_a_rank_gives_up_what_is_on_its_way_at_once(first: First, spare: Prefetched, tmp_path: Path):
     """What was whole before stays: two seconds at the limit that copies have would be left."""
     first.save(1)
