@@ -305,7 +305,7 @@ def test_a_disk_that_takes_half_of_a_copy_costs_this_one_and_the_sender_learns_w
     assert owner.send(1) and owner.send(2, common=1)
     next_one = owner.save(3)
     with largest_file(SIZE // 2):  # of what 1 has left in its place, half is written
-        assert owner.sender.send(next_one, SaveId(1, 2), owner.round) is False
+        assert owner.sender.send(next_one, CommonSave(SaveId(1, 2)), owner.round) is False
     assert owner.counts.skipped == 1 and "a copy of 2.0 MiB cannot be written: [Errno 27]" in caplog.text
     assert keeper.left() == [] and not keeper.path(3).exists()
     assert keeper.path(2).read_bytes() == bytes([2]) * SIZE
@@ -383,7 +383,7 @@ def test_a_partner_that_is_silent_costs_one_wait_whatever_the_number_of_files(
         owner.sender.assume(owner.round)
         held = owner.save(5, files=12)
         since = time.monotonic()
-        assert owner.sender.send(held, None, owner.round) is None
+        assert owner.sender.send(held, CommonSave(), owner.round) is None
         assert time.monotonic() - since < 2.5
         assert all((keeper.path(5).parent / name).exists() for name in held.own_files if name.endswith(".distcp"))
 
@@ -400,7 +400,7 @@ def test_what_has_yet_to_be_sent_when_a_round_ends_is_not_begun(tmp_path: Path, 
         end = threading.Timer(0.2, owner.sender.assume, [replace(owner.round)])
         end.start()
         since = time.monotonic()
-        assert owner.sender.send(held, None, owner.round) is None
+        assert owner.sender.send(held, CommonSave(), owner.round) is None
         assert time.monotonic() - since < 2.5
         end.join()
 
