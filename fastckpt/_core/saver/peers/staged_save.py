@@ -25,9 +25,8 @@ class StagedSave:
     def __init__(self, settings: Settings, directory: str) -> None:
         path = arena_path(str(place(settings)), directory, 0)
         path = path.with_name(f"{path.name}.prefetch-{secrets.token_hex(4)}")
-        self.arena = Arena.open(
-            path, f"prefetched of {directory}"
-        )  # who looks for the owner of the directory passes it
+        # Another name than the directory's: who looks for the agents of the job by that does not find a spare.
+        self.arena = Arena.open(path, f"prefetched of {directory}")
         self.files = ReplicaFiles(self.arena.path, set, set, lambda: False)
         self.whole: tuple[SaveName, str] | None = None
 
