@@ -119,11 +119,15 @@ class ReplicaFiles:
         oldest = min(self._needed(), default=SaveId(0, 0))
         return self._release({id for root in self._folder.roots for id in kept_places(root).values() if id >= oldest})
 
-    def give_back(self, needed: Collection[SaveId]) -> None:
-        """Remove what is kept of other saves than these, where no newer copies come in its place."""
+    def give_back(self, needed: Collection[SaveId], *, small: bool) -> None:
+        """Remove large files of other saves than these, where no newer copies come in their place; or ``small``, too.
+
+        Others rely on the small ones as long as they are there.
+        """
         with self.lock:
             old = [place for place, id in kept_places(self._arena).items() if id not in needed]
-            for path in [*old, *(self._arena / _SPARE).glob("*")]:
+            large = [p / name for p in old for name, size in slots.images_in(p).items() if size > SMALL]
+            for path in [*(old if small else large), *(self._arena / _SPARE).glob("*")]:
                 with contextlib.suppress(OSError):  # the arena is being removed
                     remove_any(path)
 

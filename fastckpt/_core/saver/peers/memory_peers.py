@@ -149,7 +149,7 @@ class MemoryPeers:
     def _give_back(self, needed: Collection[SaveId]) -> None:
         """Remove copies of other saves than these, unless a worker may resume them yet; in a thread."""
         if self._has_begun and not self._readers:
-            self.replicas.give_back(needed)
+            self.replicas.give_back(needed, small=self._is_alone)
             self.parity.give_back(needed)
 
     def _make_way(self, *, for_good: bool) -> None:

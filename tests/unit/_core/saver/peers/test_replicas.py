@@ -176,6 +176,18 @@ def test_released_memory_is_given_back_where_no_copies_come_any_more(keeper: Kee
     assert keeper.files.release_old() and keeper.files.bytes() == 0
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_small_files_are_not_given_back_while_others_rely_on_them(keeper: Keeper, owner: Owner, alone: bool):
+    for step in (1, 2):
+        assert owner.send(step, common=step - 1)
+        with closing(SealedConnection.connect(keeper.address, SECRET, 10)) as link:
+            held = owner.save(step)
+            file_transfer.give(link, SaveName("/checkpoints", held.id, ATTEMPT), held, {"rank_1.pt": b"r" * 10})
+    keeper.files.give_back({SaveId(1, 2)}, small=alone)
+    assert [keeper.path(step).exists() for step in (1, 2)] == [False, True]
+    assert [keeper.path(step).with_name("rank_1.pt").exists() for step in (1, 2)] == [not alone, True]
+
+
 def test_nothing_is_released_that_the_common_save_or_a_reader_needs(keeper: Keeper, owner: Owner):
     assert owner.send(1) and owner.send(2, common=1)
     keeper.readers.add(7)
