@@ -125,9 +125,11 @@ class ReplicaFiles:
         Others rely on the small ones as long as they are there.
         """
         with self.lock:
-            old = [place for place, id in kept_places(self._arena).items() if id not in needed]
+            roots = self._folder.roots
+            old = [place for root in roots for place, id in kept_places(root).items() if id not in needed]
             large = [p / name for p in old for name, size in slots.images_in(p).items() if size > SMALL]
-            for path in [*(old if small else large), *(self._arena / _SPARE).glob("*")]:
+            spare = [path for root in roots for path in (root / _SPARE).glob("*")]
+            for path in [*(old if small else large), *spare]:
                 with contextlib.suppress(OSError):  # the arena is being removed
                     remove_any(path)
 
