@@ -29,6 +29,8 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.signing import secret_of
 
 logger = logging.getLogger("fastckpt.launcher")
+notices = logging.getLogger("fastckpt.report")
+"""For lines that are shown though nothing is wrong."""
 
 _LOOK = 0.5
 """Seconds between two looks for the nodes that go on."""
@@ -121,12 +123,8 @@ class PeerAgents:
                 "FC-045",
             )
             logger.warning(text, len(partners) or "no", self._settings.replicas, len(self._members))
-        if names and names != self._partners:
-            text = "what this host alone has of a checkpoint is kept by others, too: it goes from %s to %s, at %s%s"
-            limit = self._settings.replica_mbps
-            rate = f"up to {limit:g} MB/s" if limit else "any rate (--fast-replica-mbps)"
-            inside = "; it fails together with this one, as no other domain has a place" if alone else ""
-            logger.info(text, self._own.address, names, rate, inside)
+        if alone and names != self._partners:
+            notices.info("copies of what this host alone has are in its own failure domain: no other has a place")
         self._partners = names
 
     @property

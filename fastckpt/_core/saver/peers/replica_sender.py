@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from fastckpt._core import metrics
-from fastckpt._core.byte_sizes import binary
+from fastckpt._core.byte_sizes import binary, decimal
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.direct import digest_file
@@ -26,6 +26,8 @@ from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt.errors import ArenaTooSmall, FastckptError
 
 logger = logging.getLogger("fastckpt")
+notices = logging.getLogger("fastckpt.report")
+"""For lines that are shown though nothing is wrong."""
 
 STREAMS = 4
 """Files that are sent at once: one connection keeps a core of the receiver busy."""
@@ -53,7 +55,7 @@ class ReplicaSender:
         self._closed = False
         self._failing: float | None = None
         self._digests: tuple[tuple[SaveId, str], dict[str, str]] | None = None
-        self._warned = ""
+        self._warned = self._shown = ""
         self._skipped: tuple[SaveId, str] | None = None
 
     def assume(self, round: PeerRound) -> None:
@@ -110,7 +112,18 @@ class ReplicaSender:
             metrics.event(
                 "replicated", history=held.id.history, step=held.id.step, bytes=sent, seconds=seconds, to=_hosts(round)
             )
+            self._show(held.id, sent, seconds, round)
         return is_of_round
+
+    def _show(self, id: SaveId, size: int, seconds: float, round: PeerRound) -> None:
+        """Show once which way copies take, and how fast: of several networks the slow one is seldom meant."""
+        to = ", ".join(f"{peer.host} ({peer.address})" for peer in round.partners)
+        if to != self._shown:
+            self._shown = to
+            text = "copies of what this host alone has go from %s to %s: %s of step %d took %.2f s, %s/s%s"
+            limit = ", within --fast-replica-mbps" if self._rate else ""
+            own = round.peers[round.own].address
+            notices.info(text, own, to, decimal(size), id.step, seconds, decimal(int(size / seconds)), limit)
 
     def _send(self, held: HeldSave, large: dict[str, int], common: CommonSave, round: PeerRound) -> int:
         """Send what partners lack; the bytes that were sent."""

@@ -1,6 +1,7 @@
 """Large files that go to a partner: whole or not at all, whatever becomes of either end or the way between."""
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -118,6 +119,13 @@ def owner(tmp_path: Path, keeper: Keeper) -> Iterator[Owner]:
     made = Owner(tmp_path / "owner", keeper.address)
     yield made
     made.sender.close()
+
+
+def test_the_way_and_the_rate_of_copies_are_shown_once(keeper: Keeper, owner: Owner, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "fastckpt.report")
+    assert owner.send(1) and owner.send(2, common=1)
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "fastckpt.report")
+    assert f"to keeper ({keeper.address}): 2.1 MB of step 1 took" in line and line.endswith("MB/s")
 
 
 def test_a_copy_counts_with_its_digest_and_the_records_of_its_rank(keeper: Keeper, owner: Owner):
