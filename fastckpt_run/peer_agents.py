@@ -71,7 +71,8 @@ class PeerAgents:
     def meet(self, group: WorkerGroup) -> None:
         """Learn who the agents of a new round are, and watch them; raises as `exchange`."""
         # 1. the secret   2. listen, before others learn where   3. exchange   4. hand over to the saver, and watch
-        self._saver.prefetch.end()
+        if self._settings.spares:
+            self._saver.prefetch.end()
         rank, count, own = group.group_rank or 0, group.group_world_size or 1, self._own
         store = cast(Any, group.store)  # torch annotates it as None
         if count > 1:

@@ -21,8 +21,8 @@ from tests.nodes.test_faults_in_phases import (
     kill_the_fresh_agent,
     lose_the_fresh_host,
 )
-from tests.nodes.test_lost_hosts import EVERY, campaign, end, replace, started
-from tests.nodes.test_replicas import WIDE
+from tests.nodes.test_lost_hosts import EVERY, SOON, campaign, end, replace, started
+from tests.nodes.test_replicas import WIDE, assert_same_state
 from tests.nodes.test_restarts import assert_bitwise
 
 DIGEST, SEND, RECEIVE, FETCH = "replicas.digest", "replicas.send", "replicas.receive", "peers.fetch"
@@ -58,6 +58,21 @@ def test_a_job_comes_back_from_memory_through_each_fault_in_each_phase_of_a_copy
     assert reached - min(line["step"] for line in found) <= 4 * EVERY
     end(job)
     assert_bitwise(job, uninterrupted(*WIDE[:6], ranks=3))
+
+
+@campaign
+def test_hosts_that_are_left_amid_a_copy_do_not_wait_for_parts_of_the_lost_one(new_cluster: NewCluster) -> None:
+    """Of the newest save a part is lost: that before it was copied, and it is resumed at once."""
+    script = ("--memory", str(EVERY), "--digests", *WIDE)
+    job = NodesJob(new_cluster(0, 1, 2), *script, nodes="2:3", meeting=endpoint(0, 1, 2))
+    job.launch(0, 1)
+    pause = Pause(job, AT, SEND, COPIES)
+    at = job.lose(AT)
+    pause.end()
+    recovery = job.recovered(at, SOON)
+    assert set(recovery.tiers.values()) <= {"memory", "peer"}
+    assert_same_state(job, recovery.step)
+    end(job)
 
 
 @campaign

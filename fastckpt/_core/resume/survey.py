@@ -31,6 +31,8 @@ DEADLINE = 600.0
 """Seconds that storage may take to receive the checkpoint that all nodes have in memory."""
 GONE_DEADLINE = 60.0
 """The same if nodes that are gone had parts of it that no memory has: they have written these by then, or never do."""
+COPIED_DEADLINE = 3.0
+"""The same if all nodes can resume an older save from memory: a longer wait would cost more than its steps."""
 GIVEN_UP = "given up"
 LONGEST_PAUSE = 0.5
 """Seconds between two questions for the durable checkpoints, at most."""
@@ -277,11 +279,18 @@ def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreeme
         logger.info("%s is in the memory of all nodes, and joined on storage", save)
         with suppress(FastckptError):
             client.committed(save, TO_DISK)
-    is_in_memory = not finder.needs.from_peers or _has_all_parts(survey.holdings, newest)
-    end, pause = time.monotonic() + (DEADLINE if is_in_memory else GONE_DEADLINE), 0.02
+    end, pause = time.monotonic() + _patience(finder, survey, newest, durable), 0.02
     while any(states := ranks.gather(_missing(save, client, end))) and GIVEN_UP not in states:
         time.sleep(pause)
         pause = min(1.5 * pause, LONGEST_PAUSE)
+
+
+def _patience(finder: CandidateFinder, survey: Survey, save: tuple[int, int, str], durable: tuple[int, ...]) -> float:
+    """Seconds for which a save is worth waiting for."""
+    if not finder.needs.from_peers or _has_all_parts(survey.holdings, save):
+        return DEADLINE
+    copied = choose(survey.has, ())
+    return COPIED_DEADLINE if copied and tuple(copied[0].id) > durable else GONE_DEADLINE
 
 
 def _has_all_parts(holdings: Sequence[NodeHolding], save: tuple[int, int, str]) -> bool:
