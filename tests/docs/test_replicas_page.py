@@ -27,4 +27,4 @@ def test_probabilities_of_survival_are_those_of_the_placement(row: str):
 
 
 def test_the_table_has_rows():
-    assert len(rows()) == 8
+    assert len(rows()) == 11
