@@ -1146,20 +1146,23 @@ PAGES: Sequence[ErrorPage] = (
         "FC-045",
         "Copies on other hosts are left out",
         (
-            "step <step> is not copied to <hosts> (<size> in <number> files): <why>. A loss of this host costs what is "
+            "step <step> is not copied to <hosts> (<size> in <files>): <why>. A loss of this host costs what is "
             "not on storage",
             "no copies of other hosts' files are kept here: <why>. To do without: --fast-replicas 0",
             "copies of other hosts' files are given up, <size> in all: saves need the memory. Until the next one is "
             "whole, a failure costs what is not on storage",
-            "<number> other hosts keep what this one alone has of a checkpoint, not as --fast-replicas <copies> has it: of "
-            "<number> nodes each needs others on other hosts for that",
+            "--fast-replicas <copies> needs <number> hosts, and there are <number>: <number> <copy or parity> is made",
+            "copies of <host> (<domain>) are on <hosts>, also <domain>: no host of another failure domain has a place for "
+            "them. If all of <domain> is lost, that costs what is not on storage",
+            "<why>. Make it again, or name another with --fast-replica-medium disk:DIR",
         ),
         "What one host alone has of a checkpoint, as its shards under FSDP, is copied into the memory of another host, "
         "or to its disk, after each save that all nodes turn to. This one was not: the other host has no room for it, "
         "or its directory for copies was removed, or it could not be reached for 10 s. Training and saves go on, and "
         "the next save is tried again. The message comes once for each kind of trouble; the event `replica_skipped` and "
         "the metric `skipped_replicas_total` count all. The third message comes where fewer hosts go on, have more to "
-        "save each, and keep no copies any more, the fourth where there are fewer hosts than copies, or agents share one.",
+        "save each, and keep no copies any more, the fourth where there are fewer hosts than copies, or agents share one, the "
+        "fifth where domains of `--fast-domain` differ in their number of hosts, the sixth on the host whose DIR is gone.",
         (
             "Memory of the other host holds its own slots, and not two copies besides.",
             "The disk of `--fast-replica-medium disk:DIR` is full, or fails, or DIR was removed.",
@@ -1172,6 +1175,7 @@ PAGES: Sequence[ErrorPage] = (
         ),
         "Nothing now. If a host is lost meanwhile, the steps since the newest save that was copied, or is durable.",
         (
+            "fastckpt._core.memory.copies_folder",
             "fastckpt._core.saver.peers.memory_peers",
             "fastckpt._core.saver.peers.replica_room",
             "fastckpt._core.saver.peers.replica_sender",

@@ -104,7 +104,7 @@ class PeerAgents:
             members = [peer for peer in peers if peer.id in group]
             is_possible = len({peer.memory for peer in members}) == len(members) > 1
             partners = [peer for peer in members if peer.id != self._own.id] if is_possible else []
-            self._report_partners(partners, 1, alone=False)
+            self._report_partners(partners, max(1, len(group) - 1), alone=False)
             return PeerRound(peers, rank, self._secret, partners, parity=True)
         placement = place(nodes, self._settings.copies)
         self._own = replace(self._own, partners=placement.partners(self._own.id))
@@ -118,14 +118,21 @@ class PeerAgents:
         names = ", ".join(f"{peer.host} ({peer.address})" for peer in partners)
         is_less = len(partners) < asked and len(self._members) > 1 and self._settings.replicas != AUTO
         if is_less and names != self._partners:
+            agents, hosts = len(self._members), len({member.memory for member in self._members})
+            there = str(hosts) if hosts == agents else f"{hosts} for {agents} agents"
+            what = "parity" if self._settings.parity else "copy"
+            text = coded("--fast-replicas %s needs %d hosts, and there are %s: %s %s is made", "FC-045")
+            logger.warning(text, self._settings.replicas, asked + 1, there, "one" if partners else "no", what)
+        if alone and partners and names != self._partners:
             text = coded(
-                "%s other hosts keep what this one alone has of a checkpoint, not as --fast-replicas %s has it: of %d "
-                "nodes each needs others on other hosts for that",
+                "copies of %s (%s) are on %s, also %s: no host of another failure domain has a place for them. If all "
+                "of %s is lost, that costs what is not on storage",
                 "FC-045",
             )
-            logger.warning(text, len(partners) or "no", self._settings.replicas, len(self._members))
-        if alone and names != self._partners:
-            notices.info("copies of what this host alone has are in its own failure domain: no other has a place")
+            domain = self._own.domain
+            logger.warning(text, self._own.host, domain, ", ".join(peer.host for peer in partners), domain, domain)
+        elif alone and not is_less and names != self._partners:
+            notices.info("nobody keeps copies of what %s alone has: its agents share one host", self._own.host)
         self._partners = names
 
     @property

@@ -184,9 +184,11 @@ class Settings:
             try:
                 found = _start_of(where)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"domain is {self.domain!r}, and cannot be read: {error} (--fast-domain)") from error
+                why = getattr(error, "strerror", None) or error
+                raise ConfigError(f"domain is {self.domain!r}; {where} cannot be read: {why}") from error
         found = found.strip()
-        self._demand("domain", bool(found) or not self.domain, "which is empty; give the name of what fails together")
+        empty = f"{where} is not set or empty" if kind == "env" else f"{where or 'it'} is empty"
+        self._demand("domain", bool(found) or not self.domain, f"{empty}: give the name of what fails together")
         # Each agent sends it to all others, and they log it.
         is_name = found.isprintable() and len(found) <= LONGEST_NAME
         self._demand("domain", is_name, f"give a name in one line, of {LONGEST_NAME} characters at most")

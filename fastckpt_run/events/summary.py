@@ -137,8 +137,10 @@ def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
 def _replicas(copies: ReplicaCounts) -> Iterator[str]:
     if copies.saves or copies.skipped:
         skipped = f"; {copies.skipped} skipped" if copies.skipped else ""
-        newest = f", the newest that all nodes have made is {copies.newest}" if copies.newest else ""
-        yield f"  copied       {formatting.count(copies.saves, 'save')}, {decimal(copies.size)}{skipped}{newest}"
+        newest = f", the newest that all nodes have made is {copies.newest}"
+        nothing = "; NO save in memory is safe from the loss of this host"
+        copied = f"{formatting.count(copies.saves, 'save')}, {decimal(copies.size)}{skipped}"
+        yield f"  copied       {copied}{newest if copies.newest else nothing}"
 
 
 def _why_nothing(stats: SaverStats) -> str:

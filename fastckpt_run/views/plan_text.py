@@ -63,7 +63,8 @@ def _memory(found: ResourceEstimate, trial: "ScriptTrial | None") -> Iterator[Ro
     node, limits = found.node, found.limits
     yield ["a save", decimal(found.total), "all files, once"]
     yield ["a save on a node", decimal(node.images), count(node.files, "file")]
-    yield ["arena of a node", binary(limits.arena), f"{found.slots} slots of {binary(node.slot)}"]
+    copies = f" + copies {binary(node.copies)}" if node.copies else ""
+    yield ["arena of a node", binary(limits.arena), f"{found.slots} slots of {binary(node.slot)}{copies}"]
     if trial is not None:
         ranks = count(trial.sizes.world or 1, "rank")
         yield [

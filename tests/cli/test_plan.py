@@ -167,6 +167,12 @@ def test_a_directory_of_dcp_is_planned_by_its_shards(fastckpt: Fastckpt, tmp_pat
     assert divided["bytes"]["node"] < plan["bytes"]["node"] - shards * 0.7
 
 
+def test_the_arena_of_one_of_several_nodes_names_the_copies_in_it(fastckpt: Fastckpt, tmp_path: Path):
+    dcp.save(growing(12000), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    shown = [fastckpt("plan", tmp_path / "dcp", *more).out for more in ([], ["--world-size", "2", "--nodes", "2"])]
+    assert "3 slots of 45.8 MiB\n" in shown[0] and "3 slots of 22.9 MiB + copies 45.8 MiB\n" in shown[1]
+
+
 def test_slack_of_images_is_that_of_the_format():
     assert checkpoint_sizes.SLACK == skeleton.SLACK
 

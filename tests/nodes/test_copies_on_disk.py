@@ -1,5 +1,6 @@
 """Hosts that keep the shards of others on a disk of their own, and not in memory."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -81,9 +82,12 @@ def test_each_host_says_for_itself_where_it_keeps_copies_and_one_without_its_dir
     assert large_files(job, 0)[0] and large_files(job, 1)[1]
     shutil.rmtree(disk_of(job.cluster, 1))
     job.do_steps(2 * EVERY)
-    assert "no copies can be kept in" in job.text(1 << 20) and "FC-045" in job.text(1 << 20)
+    gone = f"no copies can be kept in {disk_of(job.cluster, 1)}"
+    assert re.search(rf"step \d+ is not copied to \S+ .*: node1: {gone}.*FC-045", job.text(1 << 20))
+    assert re.search(rf"{gone}.* Make it again, .*FC-045", job.text(1 << 20))
     disk_of(job.cluster, 1).mkdir()
     job.until(lambda: large_files(job, 1)[1], "copies are made again")
+    assert "copies of other hosts' files are kept in" in job.text(1 << 20)
     job.do_steps(EVERY)
     recovery = replace(job, 2, 2)
     assert recovery.tiers == {0: "memory", 1: "memory", 2: "peer"} and recovery.lost <= 2 * EVERY

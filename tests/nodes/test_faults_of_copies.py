@@ -150,11 +150,12 @@ def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so
 
 
 @campaign
-def test_two_hosts_that_are_to_keep_two_copies_say_that_each_keeps_one(new_cluster: NewCluster) -> None:
-    job = started(new_cluster(0, 1), *WIDE, flags=("--fast-replicas", "2"))
+def test_two_hosts_of_a_rack_that_are_to_keep_two_copies_say_that_each_keeps_one_there(new_cluster: NewCluster) -> None:
+    job = started(new_cluster(0, 1), *WIDE, flags=("--fast-replicas", "2", "--fast-domain", "rack-a"))
     for number in (0, 1):
         output = (job.out / f"output.node{number}").read_text()
-        assert output.count("1 other hosts keep what this one alone has") == 1
+        assert output.count("--fast-replicas 2 needs 3 hosts, and there are 2: one copy is made") == 1
+        assert output.count(f"copies of node{number} (rack-a) are on node{1 - number}, also rack-a: ") == 1
     end(job)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.headroom import Headroom, lies_in_memory
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, open_lock_of_others, try_exclusive
 from fastckpt._core.memory.ownership import OWNER, make_private
@@ -26,6 +27,8 @@ from fastckpt._core.memory.records import LARGEST, names_in, parse_record, read_
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 
 logger = logging.getLogger("fastckpt")
+notices = logging.getLogger("fastckpt.report")
+"""For lines that are shown though nothing is wrong."""
 
 RECORD = "copies.json"
 """The record of an arena that names its folders."""
@@ -75,11 +78,14 @@ class CopiesFolder:
                     self._make()
                 if self.path not in folders_of(self._arena):
                     self._write([*self.former, self.path])
+                if self._failed:
+                    notices.info("copies of other hosts' files are kept in %s again", self._directory)
                 self._failed = ""
             except (OSError, ArenaInUse) as error:
                 why = f"no copies can be kept in {self._directory}: {error}"
                 if why != self._failed:
-                    logger.warning("%s", why)
+                    text = "%s. Make it again, or name another with --fast-replica-medium disk:DIR"
+                    logger.warning(coded(text, "FC-045"), why)
                 self._failed = why
                 raise ArenaTooSmall(why) from error
 

@@ -88,9 +88,17 @@ def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path: Path,
     assert [Settings(domain=each).failure_domain() for each in given] == ["", "rack6", "rack7", "rack8"]
 
 
-@pytest.mark.parametrize("given", ["file:/nowhere/rack", "env:NO_SUCH_VARIABLE"])
-def test_a_failure_domain_that_is_not_there_is_refused(given: str):
-    with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}")):
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("file:/nowhere/rack", "/nowhere/rack cannot be read: No such file or directory"),
+        ("file:/dev/null", "/dev/null is empty"),
+        ("env:NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE is not set or empty"),
+        (" ", "it is empty"),
+    ],
+)
+def test_a_failure_domain_that_is_not_there_is_refused(given: str, why: str):
+    with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}; {why}")):
         Settings(domain=given).failure_domain()
 
 

@@ -55,7 +55,7 @@ class ReplicaSender:
         self._closed = False
         self._failing: float | None = None
         self._digests: tuple[tuple[SaveId, str], dict[str, str]] | None = None
-        self._warned = self._shown = ""
+        self._warned, self._shown = list[str](), ""
         self._skipped: tuple[SaveId, str] | None = None
 
     def assume(self, round: PeerRound) -> None:
@@ -104,7 +104,7 @@ class ReplicaSender:
                 return None
             self._skip(held, large, str(error), round)
             return False
-        self._failing, self._warned = None, ""
+        self._failing, self._warned = None, []
         if sent:
             self._counts.saves += 1
             self._counts.size += sent
@@ -138,7 +138,7 @@ class ReplicaSender:
             if (trouble := troubles.get(peer)) is not None:
                 raise trouble  # each file else would wait for a partner that is silent
             try:
-                with self._link(peer, round) as link:
+                with _named(peer), self._link(peer, round) as link:
                     return file.size if send_replica(link, save, file, common.id, self._rate) else 0
             except (FastckptError, OSError) as error:
                 troubles[peer] = error
@@ -146,7 +146,7 @@ class ReplicaSender:
 
         def add(peer: Peer) -> int:
             pair = round.peers[round.own].id, peer.id
-            with self._link(peer, round) as link:
+            with _named(peer), self._link(peer, round) as link:
                 return send_chunk(link, save, files, round.group, pair, common, self._rate)
 
         work: list[Callable[[], int]] = [partial(copy, peer, file) for file in files for peer in round.partners]
@@ -172,14 +172,15 @@ class ReplicaSender:
         metrics.event(
             "replica_skipped", history=held.id.history, step=held.id.step, bytes=sum(large.values()), reason=why
         )
-        if self._warned != why.partition(":")[0]:
-            self._warned = why.partition(":")[0]
+        kind = why.split(":")[:2]  # the host, and what it lacks; behind these are numbers
+        if self._warned != kind:
+            self._warned = kind
             text = coded(
-                "step %d is not copied to %s (%s in %d files): %s. A loss of this host costs what is not on storage",
+                "step %d is not copied to %s (%s in %s): %s. A loss of this host costs what is not on storage",
                 "FC-045",
             )
-            size = binary(sum(large.values()))
-            logger.warning(text, held.id.step, _hosts(round), size, len(large), why.rstrip("."))
+            files = "1 file" if len(large) == 1 else f"{len(large)} files"
+            logger.warning(text, held.id.step, _hosts(round), binary(sum(large.values())), files, why.rstrip("."))
 
     @contextlib.contextmanager
     def _link(self, peer: Peer, round: PeerRound) -> Iterator[SealedConnection]:
@@ -216,6 +217,15 @@ class ReplicaSender:
         for link in [link for links in self._idle.values() for link in links]:
             link.close()
         self._idle.clear()
+
+
+@contextlib.contextmanager
+def _named(peer: Peer) -> Iterator[None]:
+    """Name the host that has no room: what it says of a directory means its own."""
+    try:
+        yield
+    except ArenaTooSmall as error:
+        raise ArenaTooSmall(f"{peer.host or peer.address}: {error}") from error
 
 
 def _hosts(round: PeerRound) -> str:

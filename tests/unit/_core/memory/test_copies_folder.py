@@ -1,6 +1,7 @@
 """Folders on a disk with large copies: found by who adopts the arena, removed with it, and swept when it is gone."""
 
 import fcntl
+import logging
 import os
 import shutil
 import socket
@@ -198,8 +199,12 @@ def test_a_directory_that_is_removed_is_named_and_copies_go_on_when_it_is_back(
         with pytest.raises(ArenaTooSmall, match=f"no copies can be kept in {disk}: .*No such file"):
             keeper.keep(6)
     assert caplog.text.count(f"no copies can be kept in {disk}") == 1 and held(arena.path) == {}
+    assert "Make it again, or name another" in caplog.text and "FC-045" in caplog.text
     disk.mkdir()
-    assert keeper.keep(7).read_bytes() == bytes([7]) * SIZE
+    with caplog.at_level(logging.INFO):
+        assert keeper.keep(7).read_bytes() == bytes([7]) * SIZE
+        assert keeper.keep(8).read_bytes() == bytes([8]) * SIZE
+    assert caplog.text.count(f"copies of other hosts' files are kept in {disk} again") == 1
     shutil.rmtree(keeper.folder.path)  # the folder alone: it is made again at once
     assert keeper.keep(8).read_bytes() == bytes([8]) * SIZE and held(arena.path).keys() == {8}
     keeper.end()

@@ -34,6 +34,7 @@ from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+from fastckpt_run.events import summary
 from tests.largest_file import largest_file
 
 SECRET, ATTEMPT = b"secret", "token"
@@ -345,6 +346,9 @@ def test_a_partner_without_memory_costs_copies_and_one_warning(
         assert owner.send(1) is False and owner.send(2) is False
     assert owner.counts.skipped == 2 and owner.counts.saves == 0
     assert caplog.text.count("FC-045") == 1 and "step 1 is not copied to keeper" in caplog.text
+    assert "in 1 file): keeper: " in caplog.text
+    (line,) = summary._replicas(owner.counts)
+    assert line.endswith("0 saves, 0 B; 2 skipped; NO save in memory is safe from the loss of this host")
     assert keeper.left() == []
     if remedy:
         assert owner.send(3) is True and owner.counts.saves == 1
