@@ -60,7 +60,7 @@ PAGES: Sequence[ErrorPage] = (
             "Other jobs, or arenas that earlier jobs left, fill /dev/shm.",
         ),
         (
-            "See what is needed: `fastckpt plan DIR`, or three times the bytes of what one node saves (weights, "
+            "See what is needed: `fastckpt plan DIR`, or three times the bytes of what one node saves, with FSDP or ZeRO on several nodes five times (weights, "
             "gradients not, optimizer states twice the weights for Adam).",
             "See what there is: `df -h /dev/shm`, `fastckpt shm ls`; `fastckpt shm clean --yes` removes what earlier "
             "jobs left and nobody needs.",
