@@ -4,7 +4,6 @@ import enum
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from fastckpt._core.memory.locks import (
     try_exclusive,
     try_shared,
 )
-from fastckpt._core.memory.ownership import OWNER
+from fastckpt._core.memory.ownership import OWNER, is_private
 from fastckpt._core.memory.presence import LOCK, signed
 from fastckpt._core.memory.processes import Process, boot_id
 from fastckpt._core.memory.records import names_in, read_record
@@ -155,7 +154,7 @@ def _arena(path: Path, *, locked: bool = False) -> ArenaEntry | None:
         status = path.lstat()
     except OSError:
         return None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not is_private(status):
         return ArenaEntry(path, ArenaState.FOREIGN, status.st_uid)
     record = read_record(path / OWNER)
     owner = Process.from_record(record)

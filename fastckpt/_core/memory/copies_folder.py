@@ -4,14 +4,12 @@ Its name is unique, and the arena has a record of it: by that workers find what 
 arena. Nothing is flushed to the disk: what is there outlives processes, as an arena does, and not its host.
 """
 
-import json
 import logging
 import os
 import re
 import secrets
 import shutil
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from pathlib import Path
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.headroom import Headroom, lies_in_memory
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, open_lock_of_others, try_exclusive
-from fastckpt._core.memory.ownership import OWNER, make_private
+from fastckpt._core.memory.ownership import OWNER, is_private, make_private, write_signed
 from fastckpt._core.memory.processes import Process, boot_id
 from fastckpt._core.memory.records import LARGEST, names_in, parse_record, read_record, remove_any, write_record
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
@@ -119,9 +117,7 @@ class CopiesFolder:
         try:
             if not try_exclusive(lock):
                 raise ArenaInUse(f"{self.path} has another owner")
-            data = json.dumps({"arena": str(self._arena), **Process.current().to_record()}).encode()
-            os.pwrite(lock, data.ljust(os.fstat(lock).st_size), 0)  # in one go: whenever we die, it can be read
-            os.truncate(lock, len(data))
+            write_signed(lock, {"arena": str(self._arena), **Process.current().to_record()})
             if not is_named(lock, self.path / OWNER):
                 raise FileNotFoundError(f"{self.path} was removed")
         except BaseException:
@@ -210,4 +206,4 @@ def _is_private(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return is_private(status)

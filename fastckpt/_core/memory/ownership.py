@@ -5,9 +5,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
@@ -64,10 +65,7 @@ class Owner:
         """Say so in a file whose lock one has."""
         record = self.process.to_record() if self.process else {}
         more = {"directory": self.directory, "launch": self.launch, "since": self.since, "ended": list(self.ended)}
-        data = json.dumps(record | more).encode()
-        before = os.fstat(lock).st_size
-        os.pwrite(lock, data.ljust(before), 0)  # in one go: whenever we die, it can be read
-        os.truncate(lock, len(data))
+        write_signed(lock, record | more)
 
     @property
     def is_alive(self) -> bool:
@@ -121,12 +119,24 @@ def own(path: Path, wait: Callable[[Owner], None]) -> int:
             time.sleep(0.01)
 
 
+def write_signed(lock: int, record: Mapping[str, Any]) -> None:
+    """Write a record into a file whose lock one has; raises OSError."""
+    data = json.dumps(record).encode()
+    os.pwrite(lock, data.ljust(os.fstat(lock).st_size), 0)  # in one go: whenever we die, it can be read
+    os.truncate(lock, len(data))
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether something is a directory of this user alone."""
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
 def make_private(path: Path) -> None:
     """Make a directory of this user alone, unless it is there; raises ArenaInUse if it is something else."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not is_private(status):
         raise ArenaInUse(
             coded(
                 f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "

@@ -33,7 +33,7 @@ LIST, GET, KEEP = "list", "get", "keep"
 MOST_FILES = 1024
 """Files of ranks of one node."""
 ON_DISK = 4 << 20
-"""Bytes that are received before they are written to a disk."""
+"""Bytes that are received, or read, before they are written to a disk."""
 TIMEOUT = 30.0
 """Seconds of silence after which another agent counts as gone."""
 
@@ -167,6 +167,13 @@ def give(connection: SealedConnection, name: SaveName, held: HeldSave, contents:
         raise ProtocolError(str((answer or {}).get("refused", "the other agent has hung up")))
 
 
+def ask_for(connection: SealedConnection, save: SaveName, name: str, size: int, **more: Any) -> None:
+    """Ask for a file, whose bytes come next; raises as `fetch`."""
+    head = connection.ask(save.request(GET, name=name, **more))
+    if head.get("size") != size:
+        raise BadCheckpoint(f"{name} of {save.id} has {head.get('size')} bytes there; it was committed with {size}")
+
+
 def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, root: Path) -> str:
     """Receive a file into a directory of shared memory; returns its xxh3-128.
 
@@ -174,9 +181,7 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
         OSError, ProtocolError: The other agent is gone, or has it no more.
         BadCheckpoint: What came is not what the other agent has committed.
     """
-    head = connection.ask(save.request(GET, name=name))
-    if head.get("size") != size:
-        raise BadCheckpoint(f"{name} of {save.id} has {head.get('size')} bytes there; it was committed with {size}")
+    ask_for(connection, save, name, size)
     path = root / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".new-{path.name}")

@@ -18,10 +18,8 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.memory.pages import allocate, write_out
 from fastckpt._core.memory.parity_records import Files, ParityMember, ParityRecord, write_parity
+from fastckpt._core.saver.peers.file_transfer import ON_DISK
 from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
-
-BLOCK_ON_DISK = 4 << 20
-"""Bytes that are read, or written, at once on a disk."""
 
 
 class ParityPlace:
@@ -116,10 +114,10 @@ class ParityPlace:
 
     def _add_on_disk(self, start: int, data: memoryview, old: int) -> None:
         """Do so without a mapping: a disk that fails would kill who writes to one."""
-        block = bytearray(min(BLOCK_ON_DISK, len(data)))
+        block = bytearray(min(ON_DISK, len(data)))
         try:
-            for offset in range(0, len(data), BLOCK_ON_DISK):
-                with data[offset : offset + BLOCK_ON_DISK] as piece, memoryview(block)[: len(piece)] as joined:
+            for offset in range(0, len(data), ON_DISK):
+                with data[offset : offset + ON_DISK] as piece, memoryview(block)[: len(piece)] as joined:
                     joined[:] = piece
                     if count := max(0, min(old - offset, len(piece))):
                         there = os.pread(self._descriptor, count, start + offset)

@@ -25,7 +25,15 @@ from fastckpt._core.memory.held_saves import keep
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.policy.replicas.copy_sizes import SMALL, room
 from fastckpt._core.saver.arena_location import place
-from fastckpt._core.saver.peers.file_transfer import GET, LIST, TIMEOUT, SaveName, digest_of_bytes, parts_of, received
+from fastckpt._core.saver.peers.file_transfer import (
+    LIST,
+    TIMEOUT,
+    SaveName,
+    ask_for,
+    digest_of_bytes,
+    parts_of,
+    received,
+)
 from fastckpt._core.saver.peers.staged_save import StagedSave
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 
@@ -245,21 +253,15 @@ def _bring(link: SealedConnection, save: SaveName, files: NodeFiles, staged: Sta
     small, digests = dict[str, bytes](), dict[str, str]()
     for name, size in files.sizes.items():
         if size <= SMALL:
-            small[name] = _ask_for(link, save, name, size).receive_bytes(size)
+            ask_for(link, save, name, size, **{BACKGROUND: True})
+            small[name] = link.receive_bytes(size)
             digests[name] = _confirmed(link, name, digest_of_bytes(small[name]), files)
         elif not staged.files.has(save.id, save.attempt, name, size, files.digests.get(name, "")):
             with staged.files.receive(save.id, save.attempt, name, size) as (descriptor, is_whole):
-                came = received(_ask_for(link, save, name, size), descriptor, size)
+                ask_for(link, save, name, size, **{BACKGROUND: True})
+                came = received(link, descriptor, size)
                 is_whole(_confirmed(link, name, came, files))
     keep(staged.arena.path, save.id, save.attempt, files.parts, small, digests)  # the records make the rest count
-
-
-def _ask_for(link: SealedConnection, save: SaveName, name: str, size: int) -> SealedConnection:
-    """Ask for a file, whose bytes come next; raises BadCheckpoint if it has another size now."""
-    head = link.ask(save.request(GET, name=name, **{BACKGROUND: True}))
-    if head.get("size") != size:
-        raise BadCheckpoint(f"{name} of {save.id} has {head.get('size')} bytes there; it was committed with {size}")
-    return link
 
 
 def _confirmed(link: SealedConnection, name: str, came: str, files: NodeFiles) -> str:

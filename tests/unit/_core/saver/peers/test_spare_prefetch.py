@@ -154,14 +154,19 @@ def test_a_spare_that_waits_again_brings_nothing_twice(first: First, spare: Pref
     spare.until(lambda: spare.steps() == [1, 2])
 
 
-def test_a_spare_that_has_a_rank_gives_up_what_is_on_its_way_at_once(first: First, spare: Prefetched, tmp_path: Path):
-    """What was whole before stays: two seconds at the limit that copies have would be left."""
+def amid_the_second_save(first: First, spare: Prefetched) -> None:
+    """Have one save prefetched, and the next on its way: two seconds at the limit that copies have are left of it."""
     first.save(1)
     spare.prefetch.begin(lambda: first.address, SECRET)
     spare.until(spare.steps)
     first.peers.rate = RateLimit(2e6)
     first.save(2)
     spare.until(lambda: [*spare.arenas.rglob(".new-*")])
+
+
+def test_a_spare_that_has_a_rank_gives_up_what_is_on_its_way_at_once(first: First, spare: Prefetched, tmp_path: Path):
+    """What was whole before stays: two seconds at the limit that copies have would be left."""
+    amid_the_second_save(first, spare)
     begin = time.monotonic()
     taken_over(spare, tmp_path / "arena")
     assert time.monotonic() - begin < 0.5
@@ -171,12 +176,7 @@ def test_a_spare_that_has_a_rank_gives_up_what_is_on_its_way_at_once(first: Firs
 
 
 def test_a_source_that_dies_amid_a_file_leaves_what_was_whole_before(first: First, spare: Prefetched, tmp_path: Path):
-    first.save(1)
-    spare.prefetch.begin(lambda: first.address, SECRET)
-    spare.until(spare.steps)
-    first.peers.rate = RateLimit(2e6)
-    first.save(2)
-    spare.until(lambda: [*spare.arenas.rglob(".new-*")])
+    amid_the_second_save(first, spare)
     first.peers.close()
     spare.until(lambda: not [*spare.arenas.rglob(".new-*")])
     assert spare.steps() == [1] and [path.read_bytes()[0] for path in spare.staged()] == [1]
