@@ -22,7 +22,8 @@ _begun: list[Template] = []
 def begin(arguments: Sequence[str]) -> None:
     """Start a template for a command line, if it is likely that one will be needed."""
     environment = current()
-    if not arguments or "FASTCKPT_PRELOAD" in environment or any(map(_NOT_NEEDED.fullmatch, arguments)):
+    usual = environment.get("FASTCKPT_PRELOAD", "auto") == "auto"
+    if not arguments or not usual or any(map(_NOT_NEEDED.fullmatch, arguments)):
         return
     if _count_of_workers(arguments, environment) != "1":
         environment.setdefault(_THREADS, "1")  # as torchrun sets it for several workers

@@ -91,7 +91,7 @@ class Meeting:
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
         self._gone = self._left = frozenset[str]()
-        self._looked = 0.0
+        self._looked = self._came = 0.0
         self._fewest_since: float | None = None
         self._silent_since: dict[str, float] = {}
         self.seen = BEFORE_THE_FIRST
@@ -157,7 +157,9 @@ class Meeting:
                 report_at += _NEXT_REPORT
                 self._report_wait(last, deadline)
             self._stay()
-            rung = self._rung_within(self._pause(begin) if decides else self._timing.interval)
+            rung = self._rung_within(self._pause(max(begin, self._came)) if decides else self._timing.interval)
+            if rung:
+                self._looked = 0.0  # all came that may: who is gone has been reported
             if decides and not rung and time.monotonic() - self._looked < self._timing.interval:
                 continue
             now = records.last_round()
@@ -187,9 +189,9 @@ class Meeting:
         fewest = self._limits.fewest
         return str(fewest) if fewest == self._limits.most else f"at least {fewest}"
 
-    def _pause(self, begin: float) -> float:
+    def _pause(self, since: float) -> float:
         """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""
-        pause = min(self._timing.interval, max(_POLL, (time.monotonic() - begin) / 10))
+        pause = min(self._timing.interval, max(_POLL, (time.monotonic() - since) / 10))
         if self._fewest_since is not None:
             pause = min(pause, max(_POLL, self._fewest_since + self._limits.last_call - time.monotonic()))
         return pause
@@ -240,6 +242,7 @@ class Meeting:
     def _decide(self, last: Round) -> Round | None:
         """Read who came; complete the round, and return it, if it need not wait any longer."""
         unread = [slot for slot in range(self._records.slots(last)) if slot not in self._nodes]
+        self._came = time.monotonic() if unread else self._came
         for slot, node in zip(unread, self._records.all_joined(last, unread), strict=True):
             self._found(slot, node)
         pending = [slot for slot in self._holes if not self._is_hole(slot)]

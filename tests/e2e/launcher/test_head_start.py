@@ -71,10 +71,14 @@ def test_no_template_is_begun_where_none_or_another_may_be_needed(arguments: lis
     assert head_start.take() is None
 
 
-def test_no_template_is_begun_where_a_variable_names_what_to_preload(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FASTCKPT_PRELOAD", "math")
+@pytest.mark.parametrize(("choice", "is_begun"), [("math", False), ("off", False), ("", False), ("auto", True)])
+def test_a_variable_that_says_what_to_preload_counts(choice: str, is_begun: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_PRELOAD", choice)
     head_start.begin(["train.py"])
-    assert head_start.take() is None
+    template = head_start.take()
+    assert (template is not None) == is_begun
+    if template is not None:
+        template.close()
 
 
 @pytest.mark.parametrize(
