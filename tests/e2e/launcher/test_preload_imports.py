@@ -254,6 +254,18 @@ def test_installed_modules_are_preloaded_and_modules_of_the_script_are_not(tmp_p
     assert not {"mine", "wrapt"} & set(again.told())
 
 
+def test_what_a_script_takes_of_fastckpt_is_preloaded_wherever_that_is(tmp_path: Path, monkeypatch) -> None:
+    """Workers keep the fastckpt of their agent, which need not be installed among packages."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, train="import fastckpt.fsdp")
+    with template("train.py", "auto") as preloader:
+        preloader.wait()
+        write(tmp_path, train=SCRIPT)
+        run = Starter(tmp_path, preloader).start(preloader, ("train.py",), {})
+    assert run.wait() == (0, "", "")
+    assert "fastckpt.fsdp" in run.told()
+
+
 @pytest.mark.parametrize(
     ("sources", "why"),
     [

@@ -183,6 +183,21 @@ def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free() ->
         assert ranks([spare]) == [left]
 
 
+def test_a_spare_that_decides_does_so_as_soon_as_all_have_come() -> None:
+    with agents(2, 2, interval=2 * PATIENCE, silence=600.0, spares=1) as job:  # which nobody may wait for
+        nodes = job.several(2)
+        meet(nodes)
+        spare = job.new()
+        waits = in_thread(spare.next_rendezvous)
+        records = spare._records
+        until(lambda: records is not None and records.slots(nodes[0].round) == 1, "the spare has a place")
+        kill(nodes[1])
+        nodes[0].lost([nodes[1].id])
+        assert nodes[0].next_rendezvous().world_size == 2
+        waits.result(PATIENCE)
+        assert spare.round.ranks.keys() == {nodes[0].id, spare.id}
+
+
 def test_a_node_that_failed_twice_alone_gives_its_place_to_a_spare_and_has_it_back_when_that_is_gone() -> None:
     with agents(2, 2, silence=600.0, spares=1, exclude_after=2) as job:
         nodes = job.several(2)
