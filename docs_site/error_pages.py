@@ -854,9 +854,11 @@ PAGES: Sequence[ErrorPage] = (
             "<isolated ...>; it does not reach <nodes>",
             "this node reaches neither most other nodes nor the store of the rendezvous<why>: its round ends",
             "waiting without workers for <process>: this node joins it when it is reached",
+            "this node meets the others, and does not reach the first of them, <host>, at <address>: they go on without it.",
         ),
         "Seen from here most nodes are gone: rather this one is. It stops its workers, keeps its memory, and looks "
-        "for the others. If they have gone on, it joins them when it reaches them.",
+        "for the others. If they have gone on, it joins them when it reaches them. One that reaches all but the first "
+        "node of a round, at which the others meet, ends, so that a spare can take its place.",
         (
             "A cable, a switch or an interface is down.",
             "A firewall rule was changed.",
@@ -870,6 +872,7 @@ PAGES: Sequence[ErrorPage] = (
         (
             "fastckpt_run.detection.neighbor_watch",
             "fastckpt_run.peer_agents",
+            "fastckpt_run.rendezvous.handler",
             "fastckpt_run.rendezvous.keep_alive",
         ),
     ),

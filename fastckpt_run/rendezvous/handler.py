@@ -14,6 +14,7 @@ from typing import cast
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -21,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from fastckpt._core.config import copy_of_environment
+from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
@@ -39,6 +41,8 @@ _LOOK_ELSEWHERE = 2.0
 """Seconds between two looks of a node that waits in its own store for the others."""
 _WAIT = timedelta(seconds=60)
 """For which the agents of a round wait for each other in its store."""
+_REACH = 15.0
+"""Seconds after which a node gives up reaching the first of its round; less than `_WAIT`, for which the others wait."""
 _FAREWELL = 1.0
 """Seconds that the store's holder stays for others which have not read that the job has ended."""
 
@@ -119,7 +123,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Meet the other nodes; returns this node's rank, and a fresh store for the round's agents and workers.
 
         Raises RendezvousClosedError if the job was ended, RendezvousGracefulExitError if it was while this node waited
-        for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached.
+        for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached,
+        or not the first node.
         """
         self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
@@ -341,11 +346,42 @@ class FastckptRendezvousHandler(RendezvousHandler):
             if found is None:
                 return None
             master = found
-            self._master = _round_store(master.address, master.port)
+            store_of_first = self._reach(meeting, master)
+            if store_of_first is None:
+                return None
+            self._master = store_of_first
         self._alive.watch(self.round, master.holder)
         bootstrap = RendezvousStoreInfo(master.address, master.workers_port)
         store = cast(Store, RoundWaits(PrefixStore("agents", self._master), _WAIT, self._has_ended))
         return RendezvousInfo(store, rank, len(self.round.nodes), bootstrap)
+
+    def _reach(self, meeting: Meeting, master: Master) -> TCPStore | None:
+        """The store at the first node of the round; None if the round ended before it was reached.
+
+        A node that does not reach the first one, though that is alive, leaves: the others go on without it. Raises
+        RendezvousConnectionError then.
+        """
+        first, end = self.round.nodes[0], time.monotonic() + _REACH
+        # Between two attempts it is seen whether the first one lives: a node is silent only for who looks often enough.
+        attempt = timedelta(seconds=self._timing.silence / 2)
+        while True:
+            try:
+                store = _round_store(master.address, master.port, attempt)
+                store.set_timeout(_WAIT)
+                return store
+            except StoreLost as lost:
+                if meeting.has_ended(self.round):
+                    return None
+                if time.monotonic() > end:
+                    self.leave()
+                    raise RendezvousConnectionError(
+                        coded(
+                            f"this node meets the others, and does not reach the first of them, {first.host}, at "
+                            f"{master.address}:{master.port}: they go on without it. Look at the network between the "
+                            f"two hosts ({lost})",
+                            "FC-033",
+                        )
+                    ) from lost
 
 
 def create_handler(
@@ -402,15 +438,9 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _round_store(address: str, port: int | None = None) -> TCPStore:
+def _round_store(address: str, port: int | None = None, timeout: timedelta = _WAIT) -> TCPStore:
     """The store of a round, or a client of it."""
     try:
-        return TCPStore(
-            address,
-            port or 0,
-            is_master=port is None,
-            wait_for_workers=False,
-            timeout=_WAIT,
-        )
+        return TCPStore(address, port or 0, is_master=port is None, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
         raise StoreLost(f"the store of the round at {address}: {str(error).splitlines()[0]}", ended=False) from error

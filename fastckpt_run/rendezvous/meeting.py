@@ -114,13 +114,16 @@ class Meeting:
     def wait_for_master(self, round: Round) -> Master | None:
         """The place where a round meets; None if the round ended before it was announced."""
         while (master := self._records.master(round)) is None:
-            if not self._rung_within(self._timing.interval):
-                if self._is_silent(round.nodes[0]):
-                    self._records.report_gone(round, [round.nodes[0].id])
-                    self._records.end(round)
-                if self._records.is_ended(round) or self._records.last_round().is_closed:
-                    return None
+            if not self._rung_within(self._timing.interval) and self.has_ended(round):
+                return None
         return master
+
+    def has_ended(self, round: Round) -> bool:
+        """Whether a round has ended, perhaps because its first node is found to be gone just now."""
+        if self._is_silent(round.nodes[0]):
+            self._records.report_gone(round, [round.nodes[0].id])
+            self._records.end(round)
+        return self._records.is_ended(round) or self._records.last_round().is_closed
 
     def _join(self, last: Round, deadline: float) -> Round:
         """Join the round after ``last``, and wait for it."""

@@ -9,6 +9,7 @@ import pytest
 
 from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.hosts import address_of
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
 from tests.nodes.test_restarts import assert_bitwise
@@ -77,6 +78,29 @@ def test_two_hosts_that_are_lost_at_once_are_replaced_by_two_spares(
     recovery = job.recovered(lost, SOON)
     assert recovery.ranks[0] == 0 and {recovery.ranks[3], recovery.ranks[4]} == {1, 2} and recovery.lost <= EVERY
     assert recovery.tiers == {0: "memory", 3: "peer", 4: "peer"}
+    job.do_steps(5)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=3))
+
+
+@campaign
+def test_a_spare_that_does_not_reach_the_first_host_leaves_and_the_next_one_takes_over(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job, waiting = started(new_cluster, 3, 1, endpoints=(2, 0, 1))  # the store is at host 2, the first rank at host 0
+    job.cluster.add(4)
+    later = job.cluster.folder / "events.4"
+    job.launch(4, flags=("--fast-events", str(later)))
+    waiting[4] = job.agents.pop(4)
+    job.until(lambda: _waits(later), "the second spare waits")
+    job.cluster.hosts[0].run("ip", "route", "add", "blackhole", f"{address_of(3)}/32")
+    lost = job.lose(1)
+    job.agents[4] = waiting[4]
+    recovery = job.recovered(lost, SOON)
+    assert recovery.ranks == {0: 0, 2: 2, 4: 1} and recovery.lost <= EVERY
+    assert recovery.tiers == {0: "memory", 2: "memory", 4: "peer"}
+    assert waiting[3].wait(60) != 0
+    assert "does not reach the first of them, node0, at" in job.text(100_000)
     job.do_steps(5)
     job.end()
     assert_bitwise(job, uninterrupted(ranks=3))

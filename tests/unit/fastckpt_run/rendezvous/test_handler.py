@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from fastckpt_run.rendezvous import meeting
+from fastckpt_run.rendezvous import handler, meeting
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
@@ -250,6 +251,27 @@ def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
         kill(first)
         meet([nodes[0], nodes[2]])
         assert sorted(ranks([nodes[0], nodes[2]])) == [0, 1]
+
+
+def test_a_node_that_does_not_reach_the_first_one_leaves_and_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "_REACH", 1.0)
+    with agents(1, 2) as job:
+        nodes = job.several(2)
+        meet(nodes)
+        first, second = sorted(nodes, key=lambda node: node.round.ranks[node.id])
+        records = first._records
+        assert records is not None
+        announce = records.announce
+        with monkeypatch.context() as patched:  # a port at which nobody listens
+            patched.setattr(records, "announce", lambda round, it: announce(round, replace(it, port=free_port())))
+            begun = [in_thread(node.next_rendezvous) for node in (first, second)]
+            with pytest.raises(RendezvousConnectionError, match="does not reach the first of them"):
+                begun[1].result(PATIENCE)
+            begun[0].result(PATIENCE)
+        until(first.num_nodes_waiting, "the first one sees that the other has left")
+        assert first.next_rendezvous().world_size == 1
+        second.shutdown()
+        assert not first.is_closed()
 
 
 def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over() -> None:
