@@ -645,12 +645,14 @@ PAGES: Sequence[ErrorPage] = (
             "Storage is full or does not answer ([FC-022](#fc-022), [FC-023](#fc-023)).",
             "`--fast-flush-timeout` is shorter than a persist takes.",
             "The flush was given up with a second signal.",
+            "Several hosts divide the save, and the files of another one have not come to storage: that one is lost.",
         ),
         (
             "Mend storage.",
             "Start the job again on this host, with the same checkpoint directory: it adopts the memory and persists "
             "it.",
-            "Or copy the files by hand, as the message says: they are ordinary framework files.",
+            "Or copy the files by hand, as the message says: they are ordinary framework files. Of a save that several "
+            "hosts divide, each has its own: copy those of all hosts into one directory.",
         ),
         "Nothing as long as the host runs. In a container the memory goes with the container, unless /dev/shm is a "
         "volume that outlives it.",
@@ -854,7 +856,8 @@ PAGES: Sequence[ErrorPage] = (
             "<isolated ...>; it does not reach <nodes>",
             "this node reaches neither most other nodes nor the store of the rendezvous<why>: its round ends",
             "waiting without workers for <process>: this node joins it when it is reached",
-            "this node meets the others, and does not reach the first of them, <host>, at <address>: they go on without it.",
+            "this node meets the others, and does not reach the first of them, <host>, at <address>:<port>: they go on "
+            "without it. Look at the network between the two hosts (<why>)",
         ),
         "Seen from here most nodes are gone: rather this one is. It stops its workers, keeps its memory, and looks "
         "for the others. If they have gone on, it joins them when it reaches them. One that reaches all but the first "

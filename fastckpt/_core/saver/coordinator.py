@@ -504,7 +504,8 @@ class Coordinator:
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             # Only the locks: the files stay for the next job, which adopts them.
             self.arena.release()
-            why = self.persister.trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
+            trouble = self.persister.trouble or "not all of it had come to storage"
+            why = trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
             logger.error(
                 coded(
                     "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
