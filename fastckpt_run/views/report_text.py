@@ -1,12 +1,12 @@
 """The text of a report that people read: its tables and facts in the terminal, and what the page shares with them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
 from fastckpt._core.report.host_failures import HostFailures
-from fastckpt._core.report.report import Recovery, Report
+from fastckpt._core.report.report import Counts, Recovery, Report
 from fastckpt._core.report.slow_spells import SlowSpell
 from fastckpt_run import formatting
 from fastckpt_run.cli.output import Screen
@@ -104,9 +104,7 @@ def facts(found: Report) -> list[str]:
     lines += _measurements(found)
     if found.decisions:
         lines.append(f"frequency: {formatting.frequency(found.decisions)}")
-    if counts.uploads or counts.upload_failures:
-        newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
-        lines.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
+    lines += [*_uploads(counts), *_copies(counts)]
     start = min((placed.begin for chain in found.nodes.values() for placed in chain), default=0)
     lines += offload_text.facts(found, start)
     for one in found.superseded[-SHOWN:]:
@@ -123,6 +121,21 @@ def facts(found: Report) -> list[str]:
             f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
         )
     return lines
+
+
+def _uploads(counts: Counts) -> Iterator[str]:
+    if counts.uploads or counts.upload_failures:
+        newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
+        yield f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}"
+
+
+def _copies(counts: Counts) -> Iterator[str]:
+    if counts.copied or counts.copies_skipped:
+        newest = counts.newest_copied
+        all_made = f"; the newest that all nodes have made is step {newest[1]:,}" if newest else ""
+        back = f"; {decimal(counts.fetched_bytes)} brought back" if counts.fetched_bytes else ""
+        saves = f"{counts.copied:,} saves, {decimal(counts.copied_bytes)} in all; {counts.copies_skipped:,} skipped"
+        yield f"copies on other hosts: {saves}{all_made}{back}"
 
 
 def _slow(one: SlowSpell, start: int) -> str:

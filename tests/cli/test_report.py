@@ -122,6 +122,25 @@ def test_failed_uploads_are_in_the_report(fastckpt: Fastckpt, tmp_path: Path):
     ).out  # fmt: skip
 
 
+def test_copies_on_other_hosts_are_in_the_report(fastckpt: Fastckpt, tmp_path: Path):
+    same = {"time": 1795264987.0, "monotonic": 46537.0, "pid": 22365}
+    copied = {"event": "replicated", "history": 1, "bytes": 10**6, "seconds": 0.1, "to": "node1"}
+    events = [
+        copied | {"step": 20},
+        copied | {"step": 30},
+        {"event": "replica_skipped", "history": 1, "step": 40, "bytes": 10**6, "reason": "no room"},
+        {"event": "fetched", "history": 1, "step": 30, "bytes": 5 * 10**6, "kept": 7, "seconds": 0.1},
+    ]
+    recorded = Path(RECORDED).read_text().splitlines()
+    lines = [*recorded[:-2], *(json.dumps(event | same) for event in events), *recorded[-2:]]
+    (tmp_path / "log").write_text("\n".join(lines))
+    counts = fastckpt("report", tmp_path / "log", "--json").document["checkpoints"]
+    assert (counts["copied"], counts["copied_bytes"], counts["copies_skipped"]) == (2, 2 * 10**6, 1)
+    assert (counts["newest_copied"], counts["fetched_bytes"]) == ([1, 30], 5 * 10**6)
+    said = "copies on other hosts: 2 saves, 2.0 MB in all; 1 skipped; the newest that all nodes have made is step 30; "
+    assert said + "5.0 MB brought back" in fastckpt("report", tmp_path / "log").out
+
+
 def test_a_superseded_launch_is_named_in_the_report(fastckpt: Fastckpt, tmp_path: Path):
     recorded = Path(RECORDED).read_text().splitlines()
     same = {name: json.loads(recorded[-2])[name] for name in ("time", "monotonic", "pid")}

@@ -87,7 +87,8 @@ class Recovery(FailureCause):
 class Counts:
     """Counts of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
 
-    ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step.
+    ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step;
+    ``newest_copied`` the newest that each node had copied to others; ``fetched_bytes`` came back from there.
     """
 
     saves: int = 0
@@ -100,6 +101,11 @@ class Counts:
     uploads: int = 0
     upload_failures: int = 0
     newest_upload: tuple[int, int] | None = None
+    copied: int = 0
+    copied_bytes: int = 0
+    copies_skipped: int = 0
+    newest_copied: tuple[int, int] | None = None
+    fetched_bytes: int = 0
     bad_checkpoints: int = 0
 
 
@@ -337,6 +343,7 @@ def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
         return [sum(max(0, whole(event, name, 0)) for event in own) for own in last]
 
     times = [sum(max(0, nanoseconds(event, "persist_seconds") or 0) for event in own) for own in last]
+    copied = [own for chain in nodes.values() if (own := _events([chain], "replicated"))]
     return Counts(
         saves=max(numbers("saves"), default=0),
         saved_bytes=sum(numbers("saved_bytes")),
@@ -347,7 +354,12 @@ def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
         persist_failures=seen["persist_failed"],
         uploads=seen["uploaded"],
         upload_failures=seen["upload_failed"],
-        newest_upload=_newest_upload(nodes),
+        newest_upload=_newest(_events(nodes.values(), "uploaded")),
+        copied=max(map(len, copied), default=0),
+        copied_bytes=sum(max(0, whole(event, "bytes", 0)) for own in copied for event in own),
+        copies_skipped=max((len(_events([chain], "replica_skipped")) for chain in nodes.values()), default=0),
+        newest_copied=min((newest for own in copied if (newest := _newest(own))), default=None),
+        fetched_bytes=sum(max(0, whole(event, "bytes", 0)) for event in _events(nodes.values(), "fetched")),
         bad_checkpoints=seen["bad_checkpoint"],
     )
 
@@ -361,10 +373,14 @@ def _superseded(nodes: Mapping[int, list[Placed]]) -> Iterator[Supersession]:
                 yield Supersession(node, at, place, whole(event, "history", -1), holder)
 
 
-def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:
-    events = (event for chain in nodes.values() for placed in chain for event in placed.launch.events)
-    arrived = (event for event in events if event["event"] == "uploaded")
-    return max(((whole(event, "history", -1), whole(event, "step", -1)) for event in arrived), default=None)
+def _events(chains: Iterable[list[Placed]], name: str) -> list[Event]:
+    events = (event for chain in chains for placed in chain for event in placed.launch.events)
+    return [event for event in events if event["event"] == name]
+
+
+def _newest(events: Iterable[Event]) -> tuple[int, int] | None:
+    """The newest save that events are about: history (-1 if that was not recorded) and step."""
+    return max(((whole(event, "history", -1), whole(event, "step", -1)) for event in events), default=None)
 
 
 def _last_progress(placed: Placed) -> Iterable[Event]:
