@@ -245,7 +245,6 @@ class Meeting:
     def _decide(self, last: Round) -> Round | None:
         """Read who came; complete the round, and return it, if it need not wait any longer."""
         unread = [slot for slot in range(self._records.slots(last)) if slot not in self._nodes]
-        self._came = time.monotonic() if unread else self._came
         for slot, node in zip(unread, self._records.all_joined(last, unread), strict=True):
             self._found(slot, node)
         pending = [slot for slot in self._holes if not self._is_hole(slot)]
@@ -310,7 +309,7 @@ class Meeting:
             self._holes.setdefault(slot, time.monotonic())
         else:
             self._holes.pop(slot, None)
-            self._nodes[slot] = node
+            self._nodes[slot], self._came = node, time.monotonic()
 
     def _is_hole(self, slot: int) -> bool:
         return time.monotonic() - self._holes[slot] > _HOLE
