@@ -312,7 +312,7 @@ WIDE = ("--way", "fsdp2", "--width", "300000", "--memory", "10", "--disk", "40",
 
 
 def show_losses(rounds: int) -> None:
-    """Lose a host of three with its memory: a spare takes its place; a fresh host does; nobody does."""
+    """Lose a host of three with its memory: a spare takes its place; a fresh host, whose agent starts then; nobody."""
     print("| a host of three is lost | counts as lost after | s to the first step of all | steps lost | from | read |")
     print("| --- | --- | --- | --- | --- | --- |")
     for kind in ("a spare takes its place", "a fresh host takes its place", "the two that are left go on"):
@@ -329,7 +329,7 @@ def show_losses(rounds: int) -> None:
 def loss(kind: str, timeout: float) -> tuple[Recovery, int]:
     """What one loss has cost, and of how many files of durable checkpoints a byte was read meanwhile."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
-        numbers = (0, 1, 2, 3) if "spare" in kind else (0, 1, 2)
+        numbers = (0, 1, 2) if "left" in kind else (0, 1, 2, 3)
         with Cluster(Path(made) / "cluster", *numbers) as cluster:
             nodes, flags = ("2:3", ()) if "left" in kind else ("3", ("--fast-spares", "1") if "spare" in kind else ())
             flags = ("--fast-node-timeout", str(timeout), *flags)
@@ -346,7 +346,6 @@ def loss(kind: str, timeout: float) -> tuple[Recovery, int]:
                 if spare is not None:
                     job.agents[3] = spare
                 elif "fresh" in kind:
-                    cluster.add(3)
                     job.launch(3)
                 recovery = job.recovered(lost)
                 read = {path for path in reads.paths() if path.suffix in DATA}
