@@ -856,12 +856,12 @@ PAGES: Sequence[ErrorPage] = (
             "<isolated ...>; it does not reach <nodes>",
             "this node reaches neither most other nodes nor the store of the rendezvous<why>: its round ends",
             "waiting without workers for <process>: this node joins it when it is reached",
-            "this node meets the others, and does not reach the first of them, <host>, at <address>:<port>: they go on "
-            "without it. Look at the network between the two hosts (<why>)",
+            "this node meets the others, and does not reach the first of them, <host, address>: they go on without it. "
+            "Look at the network between the two hosts",
         ),
         "Seen from here most nodes are gone: rather this one is. It stops its workers, keeps its memory, and looks "
-        "for the others. If they have gone on, it joins them when it reaches them. One that reaches all but the first "
-        "node of a round, at which the others meet, ends, so that a spare can take its place.",
+        "for the others. If they have gone on, it joins them when it reaches them. One that alone does not reach "
+        "the first node of a round, at which the others meet, ends after 20 s, if these can go on or a spare waits.",
         (
             "A cable, a switch or an interface is down.",
             "A firewall rule was changed.",

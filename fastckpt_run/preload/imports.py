@@ -17,6 +17,8 @@ from fastckpt_run.preload.source_watch import is_installed
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """Modules that every worker of a job imports: torch._dynamo with its first optimizer, which takes a second."""
+_UNFIT = ("fastckpt.lightning", "fastckpt.huggingface")
+"""Modules of ours whose frameworks read the rank, or start threads: a template with them would be replaced."""
 _LONGEST = 1000
 """Characters of an error that are shown, at most."""
 
@@ -130,7 +132,12 @@ def _reads_of_rank(read: set[str]) -> Iterator[str]:
 
 
 def _is_installed(module: str, folder: str) -> bool:
-    """Return whether a script in ``folder`` finds a module in Python or an installed package: others may change."""
+    """Return whether a script in ``folder`` finds a module in Python or an installed package: others may change.
+
+    Not those that are known to be unfit for forking.
+    """
+    if module in _UNFIT:
+        return False
     top = module.partition(".")[0]
     spec = PathFinder.find_spec(top, [folder]) if folder else None
     if spec is not None and spec.loader is not None:

@@ -30,7 +30,7 @@ from fastckpt_run.rendezvous.meeting import Meeting, Timing
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.round_waits import RoundWaits
-from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, reached, threads_end
 from fastckpt_run.shutdown import given_up
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -41,8 +41,9 @@ _LOOK_ELSEWHERE = 2.0
 """Seconds between two looks of a node that waits in its own store for the others."""
 _WAIT = timedelta(seconds=60)
 """For which the agents of a round wait for each other in its store."""
-_REACH = 15.0
-"""Seconds after which a node gives up reaching the first of its round; less than `_WAIT`, for which the others wait."""
+_UNREACHED, _REACH = 7.0, 20.0
+"""Seconds after which a node reports that it does not reach the first of its round, and after which it leaves if no
+other has reported so; less than `_WAIT`, for which the others wait."""
 _FAREWELL = 1.0
 """Seconds that the store's holder stays for others which have not read that the job has ended."""
 
@@ -346,7 +347,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             if found is None:
                 return None
             master = found
-            store_of_first = self._reach(meeting, master)
+            store_of_first = self._reach(meeting, records, master)
             if store_of_first is None:
                 return None
             self._master = store_of_first
@@ -355,33 +356,41 @@ class FastckptRendezvousHandler(RendezvousHandler):
         store = cast(Store, RoundWaits(PrefixStore("agents", self._master), _WAIT, self._has_ended))
         return RendezvousInfo(store, rank, len(self.round.nodes), bootstrap)
 
-    def _reach(self, meeting: Meeting, master: Master) -> TCPStore | None:
+    def _reach(self, meeting: Meeting, records: RoundStore, master: Master) -> TCPStore | None:
         """The store at the first node of the round; None if the round ended before it was reached.
 
-        A node that does not reach the first one, though that is alive, leaves: the others go on without it. Raises
-        RendezvousConnectionError then.
+        If this node alone does not reach it, though it is alive, and the others can go on, this node leaves: raises
+        RendezvousConnectionError then. Raises StoreLost if it is not reached for as long as the others wait.
         """
-        first, end = self.round.nodes[0], time.monotonic() + _REACH
-        # Between two attempts it is seen whether the first one lives: a node is silent only for who looks often enough.
-        attempt = timedelta(seconds=self._timing.silence / 2)
-        while True:
-            try:
-                store = _round_store(master.address, master.port, attempt)
-                store.set_timeout(_WAIT)
-                return store
-            except StoreLost as lost:
-                if meeting.has_ended(self.round):
-                    return None
-                if time.monotonic() > end:
-                    self.leave()
-                    raise RendezvousConnectionError(
-                        coded(
-                            f"this node meets the others, and does not reach the first of them, {first.host}, at "
-                            f"{master.address}:{master.port}: they go on without it. Look at the network between the "
-                            f"two hosts ({lost})",
-                            "FC-033",
-                        )
-                    ) from lost
+        begin, has_reported = time.monotonic(), False
+
+        def goes_on() -> bool:
+            nonlocal has_reported
+            if meeting.has_ended(self.round):
+                return False
+            waited = time.monotonic() - begin
+            if waited > _UNREACHED and not has_reported:
+                records.report_unreached(self.round)
+                has_reported = True
+            if waited > _REACH and self._is_dispensable(records):
+                self.leave()
+                first = f"{self.round.nodes[0].host}, at {master.address}:{master.port}"
+                raise RendezvousConnectionError(
+                    coded(
+                        f"this node meets the others, and does not reach the first of them, {first}: they go on "
+                        "without it. Look at the network between the two hosts",
+                        "FC-033",
+                    )
+                )
+            return True
+
+        return reached(partial(_round_store, master.address, master.port), self._timing.interval, goes_on)
+
+    def _is_dispensable(self, records: RoundStore) -> bool:
+        """Whether this node alone does not reach the first one, and the others can go on without it."""
+        if self._endpoints.server is not None or records.unreached(self.round) > 1:
+            return False  # they meet in its store; or it is the first one that is cut off
+        return len(self.round.nodes) > self._limits.fewest or records.slots(self.round) > 0
 
 
 def create_handler(
@@ -438,9 +447,9 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _round_store(address: str, port: int | None = None, timeout: timedelta = _WAIT) -> TCPStore:
+def _round_store(address: str, port: int | None = None) -> TCPStore:
     """The store of a round, or a client of it."""
     try:
-        return TCPStore(address, port or 0, is_master=port is None, wait_for_workers=False, timeout=timeout)
+        return TCPStore(address, port or 0, is_master=port is None, wait_for_workers=False, timeout=_WAIT)
     except RuntimeError as error:
         raise StoreLost(f"the store of the round at {address}: {str(error).splitlines()[0]}", ended=False) from error

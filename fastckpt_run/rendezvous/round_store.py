@@ -183,6 +183,14 @@ class RoundStore:
                 self._refuse(key, error)
         return found
 
+    def report_unreached(self, round: Round) -> None:
+        """Report that this agent does not reach the first node of a round, though both reach this store."""
+        self.connection.add(self._key(round.name, "unreached"), 1)
+
+    def unreached(self, round: Round) -> int:
+        """How many have reported that."""
+        return self.connection.add(self._key(round.name, "unreached"), 0)
+
     def hold(self) -> None:
         """Note that this agent's process holds the store."""
         self._put({"by": self._id}, "holder")

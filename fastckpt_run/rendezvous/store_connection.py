@@ -45,6 +45,34 @@ def threads_end(timeout: float) -> bool:
     return not any(thread.is_alive() for thread in _blocked)
 
 
+def reached(connect: Callable[[], TCPStore], pause: float, goes_on: Callable[[], bool]) -> TCPStore | None:
+    """What ``connect`` returns; None as soon as ``goes_on``, asked every ``pause`` seconds, says no. Raises StoreLost.
+
+    torch looks names up, and waits for a first answer, without a deadline: one that comes too late is left behind.
+    """
+    answer: queue.SimpleQueue[TCPStore | _Lost] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answer.put(connect())
+        except StoreLost as lost:
+            answer.put(_Lost(str(lost), lost.ended))
+
+    thread = threading.Thread(target=run, name="fastckpt-reach", daemon=True)
+    _blocked.add(thread)
+    thread.start()
+    while True:
+        try:
+            found = answer.get(timeout=pause)
+        except queue.Empty:
+            if not goes_on():
+                return None
+        else:
+            if isinstance(found, _Lost):
+                raise StoreLost(found.why, ended=found.ended)
+            return found
+
+
 class StoreConnection:
     """A client of a TCPStore, for several threads.
 

@@ -4,17 +4,20 @@ import base64
 import logging
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -25,6 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 from fastckpt_run.rendezvous import handler, meeting
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.membership import Master, Round
 from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
 from tests.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, kill, meet, ranks, until
@@ -253,17 +257,40 @@ def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
         assert sorted(ranks([nodes[0], nodes[2]])) == [0, 1]
 
 
-def test_a_node_that_does_not_reach_the_first_one_leaves_and_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler, "_REACH", 1.0)
+@pytest.fixture
+def unreached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nodes give up early what they do not reach."""
+    monkeypatch.setattr(handler, "_UNREACHED", 0.5)
+    monkeypatch.setattr(handler, "_REACH", 1.5)
+    monkeypatch.setattr(handler, "_WAIT", timedelta(seconds=5))
+    monkeypatch.setattr(handler, "given_up", threading.Event())
+    yield
+    assert threads_end(PATIENCE)
+
+
+def announces_elsewhere(first: FastckptRendezvousHandler, port: int) -> Callable[[Round, Master], None]:
+    """How the first node of a round announces its store at a port where another one, or nobody, listens."""
+    records = first._records
+    assert records is not None
+    announce = records.announce
+    return lambda round, master: announce(round, replace(master, port=port))
+
+
+def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHandler]:
+    return sorted(nodes, key=lambda node: node.round.ranks[node.id])
+
+
+@pytest.mark.usefixtures("unreached")
+def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with agents(1, 2) as job:
         nodes = job.several(2)
         meet(nodes)
-        first, second = sorted(nodes, key=lambda node: node.round.ranks[node.id])
-        records = first._records
-        assert records is not None
-        announce = records.announce
-        with monkeypatch.context() as patched:  # a port at which nobody listens
-            patched.setattr(records, "announce", lambda round, it: announce(round, replace(it, port=free_port())))
+        first, second = by_rank(nodes)
+        second._endpoints.server = None  # whoever holds the store of the rendezvous stays
+        with monkeypatch.context() as patched:
+            patched.setattr(first._records, "announce", announces_elsewhere(first, free_port()))
             begun = [in_thread(node.next_rendezvous) for node in (first, second)]
             with pytest.raises(RendezvousConnectionError, match="does not reach the first of them"):
                 begun[1].result(PATIENCE)
@@ -272,6 +299,52 @@ def test_a_node_that_does_not_reach_the_first_one_leaves_and_that_goes_on(monkey
         assert first.next_rendezvous().world_size == 1
         second.shutdown()
         assert not first.is_closed()
+
+
+@pytest.mark.usefixtures("unreached")
+@pytest.mark.parametrize(("fewest", "count"), [(2, 2), (1, 3)], ids=["needed", "not alone"])
+def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, fewest: int, count: int
+) -> None:
+    with agents(fewest, count) as job:
+        nodes = job.several(count)
+        meet(nodes)
+        first, *others = by_rank(nodes)
+        port = free_port()
+        with monkeypatch.context() as patched:
+            patched.setattr(first._records, "announce", announces_elsewhere(first, port))
+            begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
+            begun[0].result(PATIENCE)
+            time.sleep(3.0)  # twice as long as one that is dispensable waits
+            assert not any(each.done() for each in begun[1:])
+            late = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+            assert {each.result(PATIENCE).world_size for each in begun[1:]} == {count}  # type: ignore[attr-defined]
+        del late
+
+
+@pytest.mark.usefixtures("unreached")
+def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where something accepts in its place, and never answers."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with agents(1, 3, endpoint=f"127.0.0.1:{store.port}") as job, socket.create_server(("127.0.0.1", 0)) as mute:
+        nodes = [job.new(host=False) for _ in range(3)]
+        meet(nodes)
+        first, *others = by_rank(nodes)
+        announce = announces_elsewhere(first, mute.getsockname()[1])
+
+        def announce_and_die(round: Round, master: Master) -> None:
+            first._master = None
+            announce(round, master)
+            first._alive.stop()
+            raise SystemExit
+
+        monkeypatch.setattr(first._records, "announce", announce_and_die)
+        begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
+        found = [each.result(PATIENCE) for each in begun[1:]]
+        assert [info.world_size for info in found] == [2, 2]  # type: ignore[attr-defined]
+        mute.close()
 
 
 def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over() -> None:
