@@ -284,11 +284,11 @@ def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHa
 def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with agents(1, 2) as job:
-        nodes = job.several(2)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # whoever holds it would stay
+    with agents(1, 2, endpoint=f"127.0.0.1:{store.port}") as job:
+        nodes = [job.new(host=False) for _ in range(2)]
         meet(nodes)
         first, second = by_rank(nodes)
-        second._endpoints.server = None  # whoever holds the store of the rendezvous stays
         with monkeypatch.context() as patched:
             patched.setattr(first._records, "announce", announces_elsewhere(first, free_port()))
             begun = [in_thread(node.next_rendezvous) for node in (first, second)]
