@@ -110,9 +110,9 @@ def _in_script_folder(folder: str) -> Iterator[None]:
 
 
 def _installed(plan: ImportPlan) -> Iterator[tuple[str, list[str]]]:
-    """Modules of a plan up to the first that is not installed: its effect on later ones is unknown."""
+    """Modules of a plan up to the first that is not installed, or unfit: its effect on later ones is unknown."""
     for module in plan.found:
-        if not _is_installed(module[0], plan.folder):
+        if module[0] in _UNFIT or not _is_installed(module[0], plan.folder):
             return
         yield module
 
@@ -132,12 +132,7 @@ def _reads_of_rank(read: set[str]) -> Iterator[str]:
 
 
 def _is_installed(module: str, folder: str) -> bool:
-    """Return whether a script in ``folder`` finds a module in Python or an installed package: others may change.
-
-    Not those that are known to be unfit for forking.
-    """
-    if module in _UNFIT:
-        return False
+    """Return whether a script in ``folder`` finds a module in Python or an installed package: others may change."""
     top = module.partition(".")[0]
     spec = PathFinder.find_spec(top, [folder]) if folder else None
     if spec is not None and spec.loader is not None:

@@ -344,7 +344,6 @@ def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(
         begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
         found = [each.result(PATIENCE) for each in begun[1:]]
         assert [info.world_size for info in found] == [2, 2]  # type: ignore[attr-defined]
-        mute.close()
 
 
 def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over() -> None:
