@@ -7,14 +7,12 @@ at a step that its seed says, before, in or after the writing of the state, or b
 compared with an uninterrupted job: sample by sample, with the random numbers that each drew.
 """
 
-import contextlib
 import os
 import random
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,11 +25,10 @@ import torch
 from fastckpt.data import ResumableDataLoader, data_state, load_data_state
 from fastckpt.errors import ConfigError
 from tests.fuzz.data_kinds import KINDS, Place
+from tests.fuzz.forked import REFUSED, forked
 from tests.unit.data.jobs import in_order
 
 RESTS: dict[str, dict[str, bool]] = {"pad": {}, "drop": {"drop_last": True}, "uneven": {"uneven": True}}
-FAILED, REFUSED = 3, 4
-LIMIT_S = 120.0
 RANKS, BATCH = 3, 5
 WIDEST = RANKS * BATCH
 """Samples of a step, at most: fewer may be dropped at the end of an epoch, also by a start that is killed then."""
@@ -135,35 +132,6 @@ def train(case: Case, start: int, folder: Path, *, armed: bool) -> None:
         os.replace(f"{saved}.new", saved)
         killer.pass_by("written")
     torch.save(used, folder / "used.pt")
-
-
-def forked(act: Any, after: float | None = None) -> int:
-    """The exit status of a child with a session of its own; it is killed after some seconds."""
-    pid = os.fork()
-    if not pid:
-        os.setsid()
-        try:
-            act()
-            os._exit(0)
-        except ConfigError as error:
-            sys.stderr.write(f"{error}\n")
-            os._exit(REFUSED)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(FAILED)
-    end, killed = time.monotonic() + (LIMIT_S if after is None else after), False
-    while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if time.monotonic() > end:
-            killed = True
-            break
-        time.sleep(0.005)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # its loader workers, too
-    if killed:
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    assert not (killed and after is None), f"no end in {LIMIT_S:g} s"
-    return os.waitstatus_to_exitcode(status)
 
 
 def run(seed: int, folder: Path, kills: int = 6) -> str:

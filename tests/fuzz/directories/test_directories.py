@@ -1,0 +1,42 @@
+"""Directories that lie, each record in its own well-formed way: nothing outside is touched, and nothing waits."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.directories import campaign
+from tests.fuzz.directories.lies import Lie
+from tests.fuzz.directories.sandbox import Sandbox
+from tests.fuzz.directories.saved import SAVES
+from tests.fuzz.directories.telling import REACHING, RUNNING, WAITING
+
+SLOW_S = 60.0
+"""What has not ended then waits for ever: a machine with much to do is slow."""
+
+
+def test_nothing_outside_a_directory_is_touched_on_the_word_of_a_file_in_it(tmp_path: Path):
+    sandbox = Sandbox("left", tmp_path, SLOW_S)
+    found = {name: sandbox.wrongs(action, Lie(name, "", tell)) for name, (action, tell) in REACHING.items()}
+    assert not {name: each for name, each in found.items() if each}
+
+
+@pytest.mark.parametrize("action", WAITING)
+def test_nothing_waits_for_what_is_no_file_in_a_directory(tmp_path: Path, action: str):
+    sandbox = Sandbox("left", tmp_path, SLOW_S)
+    found = {name: sandbox.wrongs(action, sandbox.lies[name]) for name in WAITING[action]}
+    assert not {name: each for name, each in found.items() if each}
+
+
+@pytest.mark.parametrize("kind", RUNNING)
+def test_no_code_in_a_directory_is_run_by_a_load(tmp_path: Path, kind: str):
+    sandbox = Sandbox(kind, tmp_path, SLOW_S)
+    found = {name: sandbox.wrongs("load", sandbox.lies[name]) for name in RUNNING[kind]}
+    assert not {name: each for name, each in found.items() if each}
+
+
+@pytest.mark.campaign
+def test_a_campaign_of_lies_leaves_all_outside_as_it_was(tmp_path: Path):
+    """FASTCKPT_FUZZ lies (default 2,000)."""
+    cases = int(os.environ.get("FASTCKPT_FUZZ", "2000"))
+    assert campaign.run(0, cases, list(SAVES), tmp_path) == 0
