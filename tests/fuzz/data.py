@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from fastckpt.data import ResumableDataLoader, data_state, load_data_state
-from fastckpt.errors import ConfigError
 from tests.fuzz.data_kinds import KINDS, Place
 from tests.fuzz.forked import REFUSED, forked
 from tests.unit.data.jobs import in_order
