@@ -71,6 +71,13 @@ def test_manifests_with_invalid_values_and_right_digests_are_refused(manifest, d
     check(text)
 
 
+@pytest.mark.parametrize("time", [10**400, LARGEST + 1, -1], ids=["of 400 digits", "of 64 bits", "before all"])
+def test_times_beyond_all_clocks_are_refused(time):
+    """An integer of 400 digits is no float."""
+    with pytest.raises(BadCheckpoint, match="seconds since the epoch"):
+        Manifest.from_json(signed(json.loads(GOOD[0].to_json()) | {"time": time}))
+
+
 @pytest.mark.parametrize("field", ["time", "details", "id", "files", "target", "world_size"])
 def test_manifests_with_deep_values_are_read_or_refused(field):
     text = GOOD[0].to_json()

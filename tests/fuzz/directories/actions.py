@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import traceback
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from click.testing import CliRunner
 
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.foreign_files import foreign
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
@@ -23,8 +25,8 @@ from fastckpt_run.cli import main
 from fastckpt_run.events.log_file import EventLog
 from tests.fuzz.directories.saved import Sharded, one_process, state_of, step_of
 
-PATIENCE_S = 3.0
-"""Of a job for a save that cannot become durable."""
+PATIENCE_S = 2.0
+"""Seconds that a job, and then its end, waits for a save that cannot become durable."""
 MEMORY = 2 << 30
 """Bytes that an action may map: what reads without end ends there."""
 NEXT = 50
@@ -64,6 +66,7 @@ class Acting(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.outcome.log.append(record.getMessage()[:2000])
+        self.note()  # it may be ended at any time
 
     def note(self) -> None:
         draft = self._to.with_suffix(".new")
@@ -109,6 +112,8 @@ def look(acting: Acting, directory: Path, *, sharded: bool) -> None:
     acting.command("which", directory)
     acting.command("verify", directory, "--all")
     acting.command("show", f"{directory}@latest")
+    acting.command("diff", f"{directory}/checkpoint-2", f"{directory}@3")
+    acting.command("export", f"{directory}@3", directory.parent.parent / "exported.pt", "--force")
     if (directory / ".fastckpt/events").exists():
         acting.command("report", directory)
 
@@ -122,43 +127,56 @@ def _foreign(directory: Path) -> object:
 
 def load(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A plain Python process that loads."""
-    acting.do("load", lambda: _train(acting.outcome, directory, sharded=sharded, saves=False))
+    train = _train_sharded if sharded else _train_replicated
+    acting.do("load", lambda: train(acting.outcome, directory, saves=False))
+
+
+def resume(acting: Acting, directory: Path, *, sharded: bool) -> None:
+    """A process that loads a checkpoint by its path, for a directory of its own."""
+    own = directory.parent.parent / "own"
+    shutil.rmtree(own, ignore_errors=True)
+    train = _train_sharded if sharded else _train_replicated
+    acting.do("resume", lambda: train(acting.outcome, own, saves=False, path=str(directory / "checkpoint-3")))
 
 
 def job(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A job that loads, and saves; all but the newest are deleted."""
-    acting.do("job", lambda: _train(acting.outcome, directory, sharded=sharded, saves=True))
+    train = _train_sharded if sharded else _train_replicated
+    acting.do("job", lambda: train(acting.outcome, directory, saves=True))
     acting.do("events", lambda: EventLog(directory, [b'{"event": "job_ended"}\n']).close(1.0))
 
 
-def _train(outcome: Outcome, directory: Path, *, sharded: bool, saves: bool) -> None:
-    (_train_sharded if sharded else _train_replicated)(outcome, directory, saves=saves)
+def _wait(outcome: Outcome, checkpointer: BaseCheckpointer, step: int) -> None:
+    try:
+        outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) == step else None
+    except TimeoutError as error:
+        outcome.errors.append(f"save: {error}")
 
 
-def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool) -> None:
+def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
     strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
     with DdpCheckpointer(directory, strategy) as checkpointer:
-        state = checkpointer.load_checkpoint()
+        state = checkpointer.load_checkpoint(path)
         outcome.step, outcome.state_step = checkpointer.loaded_step, step_of(state)
         if saves:
             step = max(NEXT, checkpointer.loaded_step + 1)
             checkpointer.save_checkpoint(step, state_of(step), storage_type=StorageType.DISK)
-            outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) else None
+            _wait(outcome, checkpointer, step)
 
 
-def _train_sharded(outcome: Outcome, directory: Path, *, saves: bool) -> None:
+def _train_sharded(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
     with one_process():
         sharded = Sharded()
         strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
         checkpointer = FsdpShardCheckpointer(directory, strategy)
-        checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
+        checkpointer.load_checkpoint(sharded.model, sharded.optimizer, path)
         outcome.step = checkpointer.loaded_step
         outcome.state_step = sharded.step if outcome.step >= 0 else 0
         if saves:
             step = max(NEXT, checkpointer.loaded_step + 1)
             sharded.fill(step)
             checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-            outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) else None
+            _wait(outcome, checkpointer, step)
         checkpointer.close()
 
 
@@ -181,7 +199,7 @@ def tidy(acting: Acting, directory: Path, *, sharded: bool) -> None:
     acting.do("sweep", store.sweep)
 
 
-ACTIONS: dict[str, Callable[..., None]] = {each.__name__: each for each in (look, load, job, prune, tidy)}
+ACTIONS: dict[str, Callable[..., None]] = {each.__name__: each for each in (look, load, resume, job, prune, tidy)}
 
 
 def act(name: str, directory: Path, to: Path, *, sharded: bool) -> None:
@@ -193,6 +211,7 @@ def act(name: str, directory: Path, to: Path, *, sharded: bool) -> None:
     warnings.simplefilter("ignore")
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    os.environ["FASTCKPT_FLUSH_TIMEOUT"] = str(PATIENCE_S)
     acting = Acting(to)
     logging.basicConfig(handlers=[acting], level=logging.INFO, force=True)
     logging.getLogger("fastckpt").propagate = True

@@ -13,9 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.fuzz.directories.actions import ACTIONS
-from tests.fuzz.directories.lies import Lie
+from tests.fuzz.directories.lies import Lie, of_entries, of_fields, of_pickles
 from tests.fuzz.directories.sandbox import Sandbox
 from tests.fuzz.directories.saved import SAVES
+
+FAMILIES = {of_entries: 5, of_fields: 4, of_pickles: 1}
+"""Kinds of lies, and how often each is drawn."""
 
 
 class Campaign:
@@ -32,9 +35,9 @@ class Campaign:
             folder = self._folder / kind
             folder.mkdir()
             sandbox = Sandbox(kind, folder)
-            self._made[kind] = sandbox, [_by_entry(family) for family in sandbox.families]
+            self._made[kind] = sandbox, [_by_entry(family) for family in sandbox.lies(*FAMILIES)]
         sandbox, families = self._made[kind]
-        [family] = draw.choices(families, weights=(5, 4, 1))
+        [family] = draw.choices(families, weights=FAMILIES.values())
         lie, action = draw.choice(draw.choice(family)), draw.choice(list(ACTIONS))
         return kind, action, lie, sandbox.wrongs(action, lie)
 

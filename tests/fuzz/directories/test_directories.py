@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.directories import campaign
-from tests.fuzz.directories.lies import Lie
+from tests.fuzz.directories.lies import Lie, of_entries, of_pickles
 from tests.fuzz.directories.sandbox import Sandbox
 from tests.fuzz.directories.saved import SAVES
 from tests.fuzz.directories.telling import REACHING, RUNNING, WAITING
@@ -24,14 +24,19 @@ def test_nothing_outside_a_directory_is_touched_on_the_word_of_a_file_in_it(tmp_
 @pytest.mark.parametrize("action", WAITING)
 def test_nothing_waits_for_what_is_no_file_in_a_directory(tmp_path: Path, action: str):
     sandbox = Sandbox("left", tmp_path, SLOW_S)
-    found = {name: sandbox.wrongs(action, sandbox.lies[name]) for name in WAITING[action]}
+    [lies] = sandbox.lies(of_entries)
+    found = {lie.name: sandbox.wrongs(action, lie) for lie in lies if lie.name in WAITING[action]}
+    assert found.keys() == set(WAITING[action])
     assert not {name: each for name, each in found.items() if each}
 
 
 @pytest.mark.parametrize("kind", RUNNING)
-def test_no_code_in_a_directory_is_run_by_a_load(tmp_path: Path, kind: str):
+def test_no_code_in_a_directory_is_run(tmp_path: Path, kind: str):
     sandbox = Sandbox(kind, tmp_path, SLOW_S)
-    found = {name: sandbox.wrongs("load", sandbox.lies[name]) for name in RUNNING[kind]}
+    [lies] = sandbox.lies(of_pickles)
+    cases = [(lie, action) for lie in lies if lie.name in RUNNING[kind] for action in ("load", "resume", "look")]
+    found = {(lie.name, action): sandbox.wrongs(action, lie) for lie, action in cases}
+    assert len(found) == 3 * len(RUNNING[kind])
     assert not {name: each for name, each in found.items() if each}
 
 
