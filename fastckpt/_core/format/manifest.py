@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -101,7 +100,7 @@ class Manifest:
         twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         _demand(not twice, "files", twice, "named once each")
         _demand(_is_number(self.world_size) and self.world_size > 0, "world size", self.world_size, "1 or more")
-        good_time = type(self.time) in (int, float) and math.isfinite(self.time) and self.time >= 0
+        good_time = type(self.time) in (int, float) and 0 <= self.time <= LARGEST  # which neither NaN nor infinity is
         _demand(good_time, "time", self.time, "seconds since the epoch")
         _demand(self.target == "" or _is_target(self.target), "target", self.target, "a path without '..'")
         _demand(not file_named(self.target) or MODEL in names, "target", self.target, f"empty without a file {MODEL}")
