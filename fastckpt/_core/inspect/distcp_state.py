@@ -28,11 +28,6 @@ class Chunk:
     file: str
     extent: Extent
 
-    @property
-    def name(self) -> str:
-        """The archive, in errors."""
-        return f"{self.file} at {self.extent.offset}"
-
 
 class Distributed:
     """The state that an open ``.metadata`` describes.
@@ -52,6 +47,7 @@ class Distributed:
 
     def __init__(self, file: BinaryIO, name: str, part: Callable[[str], BinaryIO]) -> None:
         self.name = name
+        self._beside = name[: name.rfind("/") + 1]
         self._part = part
         size = file.seek(0, 2)
         if size > LARGEST_PICKLE:
@@ -80,12 +76,16 @@ class Distributed:
 
     def piece(self, chunk: Chunk) -> Archive:
         """The archive of a chunk; raises BadCheckpoint if it is not there, or damaged."""
-        return Archive(io.BytesIO(self.read(chunk)), chunk.name)
+        return Archive(io.BytesIO(self.read(chunk)), self.named(chunk))
 
     def read(self, chunk: Chunk) -> bytearray:
         """The bytes of the archive of a chunk."""
         with self._part(chunk.file) as file:
-            return OpenFile(file, chunk.file).read(chunk.extent)
+            return OpenFile(file, self._beside + chunk.file).read(chunk.extent)
+
+    def named(self, chunk: Chunk) -> str:
+        """The archive of a chunk, in errors."""
+        return f"{self._beside}{chunk.file} at {chunk.extent.offset}"
 
     def _value(self, key: str) -> Any:
         """A value that is no tensor; tensors within it have storages of their own."""

@@ -153,7 +153,7 @@ class Chunks:
         return self._loaded(self._whole.only_chunk(key))
 
     def _loaded(self, chunk: Chunk) -> Any:
-        return load(io.BytesIO(self._whole.read(chunk)), chunk.name)
+        return load(io.BytesIO(self._whole.read(chunk)), self._whole.named(chunk))
 
     def tensor(self, tensor: Tensor, on_read: Callable[[int], None] = lambda _: None) -> torch.Tensor:
         """All of a tensor."""
@@ -165,14 +165,14 @@ class Chunks:
             if isinstance(part, torch.Tensor) and part.is_quantized:
                 part = part.int_repr()
             if not isinstance(part, torch.Tensor) or part.shape != chunk.sizes or part.dtype != made.dtype:
-                raise BadCheckpoint(f"{chunk.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+                raise BadCheckpoint(f"{self._whole.named(chunk)} has no part of {key!r} of shape {list(chunk.sizes)}")
             try:
                 place = made
                 for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
                     place = place.narrow(dimension, begin, size)
                 place.copy_(part)
             except (RuntimeError, ValueError, IndexError) as error:
-                raise BadCheckpoint(f"{chunk.name} does not fit into {key!r}: {error}") from error
+                raise BadCheckpoint(f"{self._whole.named(chunk)} does not fit into {key!r}: {error}") from error
             found += part.numel()
             on_read(chunk.extent.size)
         if found != tensor.count:
