@@ -166,6 +166,15 @@ def test_report_without_a_log_is_an_error(fastckpt: Fastckpt, directory: Path, t
     assert fastckpt("report", RECORDED, "--html", tmp_path / "none" / "page").code == 2
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
+def test_a_log_that_is_no_file_is_an_error_that_names_it(fastckpt: Fastckpt, tmp_path: Path, make):
+    log = tmp_path / FOLDER / "000001-host-7.jsonl"
+    log.parent.mkdir(parents=True)
+    make(log)
+    said = fastckpt("report", tmp_path)
+    assert said.code == 2 and str(log) in said.err
+
+
 def test_hostile_texts_in_a_log_are_escaped_on_the_page(fastckpt: Fastckpt, tmp_path: Path):
     lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     for event in lines:

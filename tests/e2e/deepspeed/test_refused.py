@@ -1,6 +1,7 @@
 """Saves and loads that are refused, their messages, and the remedies these give."""
 
 import enum
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,17 @@ def test_tags_that_the_file_latest_cannot_hold_are_refused(directory, tag):
     engine = engine_of(small(), config(0))
     with DeepSpeedCheckpointer(engine, directory) as one, pytest.raises(ConfigError, match="cannot be called"):
         one.save_checkpoint(directory, tag)
+
+
+@pytest.mark.parametrize("text", ["../other", "/etc", "..", " ", "a\nb", "\x1b[2J", "x" * 5000, None])
+def test_a_file_latest_that_names_nothing_in_its_directory_is_refused_by_its_name(directory, text):
+    """Another user may have written it; None is a pipe."""
+    engine = engine_of(small(), config(0))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        directory.mkdir(exist_ok=True)
+        os.mkfifo(directory / "latest") if text is None else (directory / "latest").write_text(text)
+        with pytest.raises(ConfigError, match=f"{directory}/latest .*Give the tag of"):
+            one.load_checkpoint(directory)
 
 
 def test_tags_with_unusual_characters_are_accepted(directory):

@@ -6,14 +6,16 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.faults.jobs import run_forked
+from tests.fuzz.directories import saved
 from tests.fuzz.directories.actions import Outcome, act
 from tests.fuzz.directories.lies import Lie
-from tests.fuzz.directories.saved import NAME, save
+from tests.fuzz.directories.saved import AGAIN, NAME, save
 from tests.fuzz.forked import forked
 
 DEADLINE_S = 10.0
@@ -99,6 +101,15 @@ class Sandbox:
         if outcome.durable:
             found += self._not_durable(outcome.durable)
         return found
+
+    def launched(self, tells: Iterable[Callable[[Path], None]]) -> list[str]:
+        """The same of a job of fastckpt-run in a directory with several lies, which resumes, saves and deletes."""
+        self._restore()
+        for tell in tells:
+            tell(self.directory)
+        before = entries(self.home)
+        run_forked(self._folder / "scratch", "--standalone", "--nproc-per-node=1", saved.__file__, AGAIN, self.home)
+        return [*differences(before, entries(self.home)), *self._not_durable(50)]
 
     def _wrongly_loaded(self, action: str, lie: Lie, outcome: Outcome) -> Iterator[str]:
         if outcome.step is None:

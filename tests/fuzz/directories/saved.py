@@ -20,11 +20,13 @@ from fastckpt._core.snapshot.rng_state import rng_state
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
-from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
 from tests.faults.jobs import run_forked
 
 STEPS = (1, 2, 3)
+AGAIN = "again"
+"""The kind that a job gives that goes on with a directory."""
 NAME = "run"
 """The checkpoint directory in a user's home."""
 FILES = {
@@ -96,6 +98,15 @@ def _save_replicated(home: Path) -> None:
                 step, state_of(step), path, StorageType.DISK, metrics=metrics, rank_state=own
             )  # fmt: skip
             assert checkpointer.wait_latest_checkpoint(60)
+
+
+def _save_next(home: Path) -> None:
+    """Resume what is there, save one more, and have the others deleted."""
+    directory = home / NAME
+    with DdpCheckpointer(directory, KeepLatestStepStrategy(1, str(directory))) as checkpointer:
+        assert step_of(checkpointer.load_checkpoint()) == checkpointer.loaded_step > 0
+        checkpointer.save_checkpoint(50, state_of(50), storage_type=StorageType.DISK)
+        assert checkpointer.wait_latest_checkpoint(60)
 
 
 def _save_sharded(home: Path) -> None:
@@ -184,5 +195,6 @@ def save(kind: str, home: Path, scratch: Path) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    SAVES[sys.argv[1]][1](Path(sys.argv[2]))
+    write = _save_next if sys.argv[1] == AGAIN else SAVES[sys.argv[1]][1]
+    write(Path(sys.argv[2]))
     dist.destroy_process_group()

@@ -163,6 +163,13 @@ def a_torn_mark_is_a_file_outside_by_a_hard_link(directory: Path) -> None:
     (directory / ".fastckpt/identity").hardlink_to(directory.parent / ".bashrc")
 
 
+TOGETHER = (
+    remains_are_the_parent, a_draft_of_an_earlier_version_is_due_outside,
+    a_deletion_that_was_begun_names_a_file_outside, an_older_checkpoint_names_a_file_outside,
+    a_checkpoint_is_a_link_to_a_directory_outside, the_tracker_is_a_link_to_a_file_outside,
+    the_folder_of_events_is_a_link_to_a_directory_outside,
+)  # fmt: skip
+"""Lies beside which a job goes on."""
 WAITING = {
     "load": (
         ".fastckpt/identity is a pipe", ".fastckpt/history-2 is a pipe", "checkpoint-3/manifest.json is a pipe",

@@ -9,7 +9,7 @@ from tests.fuzz.directories import campaign
 from tests.fuzz.directories.lies import Lie, of_entries, of_pickles
 from tests.fuzz.directories.sandbox import Sandbox
 from tests.fuzz.directories.saved import SAVES
-from tests.fuzz.directories.telling import REACHING, RUNNING, WAITING
+from tests.fuzz.directories.telling import REACHING, RUNNING, TOGETHER, WAITING
 
 SLOW_S = 60.0
 """What has not ended then waits for ever: a machine with much to do is slow."""
@@ -19,6 +19,11 @@ def test_nothing_outside_a_directory_is_touched_on_the_word_of_a_file_in_it(tmp_
     sandbox = Sandbox("left", tmp_path, SLOW_S)
     found = {name: sandbox.wrongs(action, Lie(name, "", tell)) for name, (action, tell) in REACHING.items()}
     assert not {name: each for name, each in found.items() if each}
+
+
+@pytest.mark.usefixtures("forked_launchers")
+def test_a_launched_job_resumes_beside_lies_and_touches_nothing_outside(tmp_path: Path):
+    assert not Sandbox("left", tmp_path, SLOW_S).launched(TOGETHER)
 
 
 @pytest.mark.parametrize("action", WAITING)

@@ -9,7 +9,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.held_saves import kept_place
-from fastckpt._core.native.view import hold
+from fastckpt._core.native.view import hold, read_json
 from fastckpt.errors import BadCheckpoint
 
 
@@ -41,3 +41,16 @@ def test_copies_of_other_nodes_are_pinned_wherever_they_are_and_have_to_be_there
     assert link.pins == 2
     folder.close()
     arena.remove()
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[" * 100_000, b"[]", b"\xff", b"{" + b" " * (2 << 20) + b"}", None])
+def test_json_that_is_not_what_is_saved_is_refused_by_its_true_path(tmp_path: Path, content: bytes | None):
+    """Of a stranger's checkpoint; None is a pipe."""
+    path, link = tmp_path / "shape.json", tmp_path / "link"
+    link.symlink_to(path)
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=str(path)):
+        read_json(link, lambda value: isinstance(value, dict))
+    path.unlink()
+    path.write_text('{"zero_stage": 1}')
+    assert read_json(link, lambda value: isinstance(value, dict)) == {"zero_stage": 1}
