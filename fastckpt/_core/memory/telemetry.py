@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import mmap
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import posix_ipc
 
+from fastckpt._core.huge_pages import map_without_descriptor
 from fastckpt._core.memory.locks import close_lock, lock_of
 from fastckpt.errors import FastckptError
 
@@ -113,7 +113,7 @@ class TelemetryBlock:
             raise FastckptError(f"no shared memory object {name} for {ranks} ranks: {error}") from error
         self.name = name
         try:
-            self._map = mmap.mmap(memory.fd, memory.size)
+            self._map = map_without_descriptor(memory.fd, memory.size)
             if ranks:
                 self._lock = lock_of(memory.fd)
         except (OSError, ValueError) as error:
