@@ -283,7 +283,7 @@ class Coordinator:
             for slot in self.slots:
                 if slot.id is not None:
                     logger.warning("%s in %s is given up: %s, which is durable, is resumed", slot.id, slot.path, found)
-                    slot.clear()
+                    slot.drop()
         self.progress.log()
         forget_the_dead(self.arena.path)
         loans.forget(self.arena.path)

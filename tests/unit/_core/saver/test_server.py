@@ -1,6 +1,7 @@
 """The saver: what it keeps when writers die, send invalid messages or lag, and when storage refuses."""
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,8 @@ from fastckpt._core.ipc.channel import Channel, bind, pack
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.presence import Presence
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.memory.records import write_record
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt._core.saver import coordinator as coordinator
 from fastckpt._core.saver.persistence import persister
@@ -100,6 +104,35 @@ class TestRecordsCountNotMessages:
             member.save_checkpoint(1, state(1), storage_type=MEMORY)
         first.save_checkpoint(2, state(2), storage_type=DISK)
         ranks.workers_die()
+        ranks.start_workers(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        for member in ranks.members:
+            assert member.save_checkpoint(2, state(2), storage_type=DISK)
+        assert ranks.members[0].wait_latest_checkpoint(60) == 2
+
+    def test_records_that_cannot_be_removed_are_reported_and_the_workers_restarted(
+        self, ranks: Ranks, monkeypatch, said
+    ):
+        """The flush of the newest whole save, and the next workers, do without any unlink."""
+        first, second = ranks.start(2)
+        for member in (first, second):
+            member.save_checkpoint(1, state(1), storage_type=MEMORY)
+        first.save_checkpoint(2, state(2), storage_type=DISK)
+        found = [(slots.read(slot), slot) for slot in first._writer.link.arena.glob("slot-*")]
+        (half,) = (slot for records, slot in found if records.begin and not records.committed)
+        write_record(half.parent / "writer-1-1", replace(Process.current(), ticks=1).to_record())
+        with monkeypatch.context() as broken:
+
+            def refuse(path: os.PathLike[str], **_: object) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+            for name in ("unlink", "remove"):
+                broken.setattr(os, name, refuse)
+            for member in ranks.members:
+                member._writer.close()
+            ranks.saver.breakpoint()
+            assert "by which a writer was known, cannot be removed" in said.text
+            assert slots.read(half).begin is None
         ranks.start_workers(2)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
         for member in ranks.members:
