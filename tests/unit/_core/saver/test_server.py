@@ -24,7 +24,8 @@ from fastckpt._core.config import Settings
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel, bind, pack
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.arena import Arena, arena_path, arena_paths
+from fastckpt._core.memory.census import census
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.records import write_record
@@ -43,6 +44,8 @@ from tests.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 ROOT = Path(__file__).parents[4]
+OTHER = 77
+"""A user who runs no job."""
 
 
 def on_storage(directory: Path) -> list[int]:
@@ -417,6 +420,30 @@ class TestTwoJobs:
 
 
 class TestFailedOpen:
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
+    def test_an_arena_has_another_name_where_others_have_its_own_and_is_found_again(
+        self, ranks: Ranks, directory: Path, said
+    ):
+        place = Path(os.environ["FASTCKPT_SHM_DIR"])
+        first, second, *more = arena_paths(str(place), os.path.realpath(directory), 0)
+        first.mkdir()
+        os.chown(first, OTHER, OTHER)
+        assert left_in_memory(ranks, directory) == second
+        assert said.text.count(f"{first} was made by user {OTHER}, under the name of this user's memory") == 1
+        [entry] = [each for each in census(place) if each.directory == os.path.realpath(directory)]
+        assert entry.path == second and entry.newest and entry.newest.step == 2
+        first.rmdir()  # a name that is free again is not that of the memory that is there
+        (one,) = ranks.start()
+        assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
+        ranks.end()
+        for path in (first, second, *more):
+            path.mkdir()
+            os.chown(path, OTHER, OTHER)
+        with pytest.raises(ArenaInUse, match=rf"{first} is not a private directory .*owner {OTHER}"):
+            ranks.start()
+        for path in (first, second, *more):
+            path.rmdir()
+
     def test_every_rank_receives_the_cause_of_a_failed_open(self, ranks: Ranks, monkeypatch):
         """Not that the directory is in use: by this very job."""
 
