@@ -141,6 +141,18 @@ def window(descriptor: int, offset: int, length: int) -> Iterator[Window]:
         _libc.munmap(base, room)
 
 
+def map_without_descriptor(descriptor: int, length: int) -> mmap.mmap:
+    """Map the first ``length`` bytes of a file; raises OSError if that fails.
+
+    Python's own mapping of a file keeps a descriptor, and closes its number even if a script has closed that, and the
+    number is another file's.
+    """
+    mapped = mmap.mmap(-1, length)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    _map(address, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, descriptor, 0)
+    return mapped
+
+
 def _map_aligned(length: int, protection: int, flags: int, descriptor: int) -> int:
     """Map the beginning of a file where large pages can serve it; returns the address."""
     room = length + HUGE

@@ -1,6 +1,7 @@
 """Reads tensors out of mapped files, if the archives around them are those that we write."""
 
 import mmap
+import os
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch.futures import Future
 
 from fastckpt._core.format.distcp import Headers, Layout
 from fastckpt._core.format.structure import QUANTIZED
+from fastckpt._core.io.regular_file import open_regular
 from fastckpt._core.torch_private.sharding import narrow_tensor_by_index
 
 
@@ -75,6 +77,6 @@ class MappedReader(FileSystemReader):
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
         # Copy on write: torch warns of buffers that are not writable, and nothing here writes to them.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

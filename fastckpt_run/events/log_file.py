@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastckpt._core import metrics
-from fastckpt._core.io.modes import make_directory, open_file
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.report.events import FOLDER, Name, in_folder
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -31,6 +31,7 @@ class EventLog:
     """
 
     def __init__(self, directory: Path, lines: Iterable[bytes]) -> None:
+        self._files = DirectoryRoot(directory)
         self._folder = directory / FOLDER
         self._path: Path | None = None
         self._waiting = deque(lines)
@@ -101,9 +102,8 @@ class EventLog:
     def _write(self, data: bytes) -> bytes:
         """Write lines; return those that could not be written."""
         # O_APPEND and one write for whole lines: a kill leaves no line of two mixed events.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._path = self._path or self._new()
-        file = open_file(self._path, flags)
+        file = self._files.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             # No fsync: after a power failure the last lines are lost, and nothing else.
             return data[os.write(file, data) :]
@@ -112,10 +112,10 @@ class EventLog:
 
     def _new(self) -> Path:
         """The path of a new file, after those of all launches before; this host's oldest make room."""
-        make_directory(self._folder)  # in what the saver made: a directory that was removed stays so
+        self._files.make_directory(self._folder)  # in what the saver made: a directory that was removed stays so
         logs = in_folder(self._folder)
         new = Name.new(logs[-1][0].number + 1 if logs else 1, socket.gethostname())
         ours = [path for name, path in logs if name.host == new.host]
         for path in ours[: max(0, len(ours) - KEPT + 1)]:
-            path.unlink(missing_ok=True)
+            self._files.unlink(path)
         return self._folder / new.to_text(os.getpid())

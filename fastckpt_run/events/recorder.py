@@ -20,6 +20,7 @@ from fastckpt._core.report.launches import ACCOUNTED
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.storage.store import is_url
 from fastckpt._core.version import VERSION
+from fastckpt_run.events.event_lines import EventLines
 from fastckpt_run.events.log_file import EventLog
 from fastckpt_run.workers import run_script_path
 
@@ -49,7 +50,7 @@ class EventRecorder:
         self._counts: Counter[str] = Counter()
         self._logs: dict[str, EventLog] = {}
         self._lock = threading.Lock()
-        self.lines: list[bytes] = []
+        self.lines = EventLines()
 
     def begin(self, spec: WorkerSpec, page: str = "") -> None:
         """The job begins; its live page is at the URL ``page``, if it has one."""

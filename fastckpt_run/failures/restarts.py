@@ -16,12 +16,12 @@ from fastckpt._core.memory.headroom import killed_for_memory
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.restarts import (
     Attempt,
+    Course,
     Stretch,
     TrainingPosition,
     given_back,
     is_stuck,
     parse_budget,
-    stalls,
 )
 from fastckpt_run.failures.cannot_start import broken_syntax, mentions_fastckpt, why_not_started
 from fastckpt_run.failures.cause import last_words
@@ -70,8 +70,7 @@ class Restarts:
         self._telemetry = telemetry
         self._last_words = last_words
         self._hung = hung
-        self._attempts: list[Attempt] = []
-        self._stalled: list[Attempt] = []
+        self._course = Course()
         self._trained = 0.0
         self._watched = False
         self.started()
@@ -86,9 +85,9 @@ class Restarts:
 
     def would_restart(self, left: int) -> bool:
         """Return whether workers that failed now would be started again, with ``left`` restarts left."""
-        if not is_stuck([*self._stalled, Attempt()], self._max_stalls):  # even if this one stalls
+        if not is_stuck([*self._course.stalled, Attempt()], self._max_stalls):  # even if this one stalls
             return left > 0
-        return left > 0 and not is_stuck(stalls([*self._attempts, self._attempt()]), self._max_stalls)
+        return left > 0 and not is_stuck(self._course.followed_by(self._attempt()).stalled, self._max_stalls)
 
     def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
@@ -96,7 +95,7 @@ class Restarts:
         # 1. who failed by itself   2. how far the attempt came   3. a script that cannot start   4. too many failures
         # in a row without progress   5. restarts given back for progress   6. whether any is left
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
-        began = bool(self._attempts) or any(self._telemetry_of_start().values())
+        began = bool(self._course.attempts) or any(self._telemetry_of_start().values())
         killed = [f for f in culprits.values() if is_from_outside(f.exitcode)]
         self._end(failed=True, killed=self._says_nothing(killed), why=self._described(culprits))
         self.may_go_on = bool(killed) or any(f.pid in self._hung for f in culprits.values())
@@ -105,9 +104,9 @@ class Restarts:
         if not began and (why := self._cannot_start(culprits.values(), workers)):
             text = coded(f"no restart: the script cannot start: {why}", "FC-029")
             return self._give_up("cannot_start", text, left)
-        if is_stuck(self._stalled, self._max_stalls):
+        if is_stuck(self._course.stalled, self._max_stalls):
             self.may_go_on = False
-            return self._give_up("stalled", self._explanation(self._stalled), left)
+            return self._give_up("stalled", self._explanation(self._course.stalled), left)
         back = self._give_back(left)
         if not left + back:
             text = coded(f"no restart: --max-restarts allows {self.limit}, and none is left", "FC-027")
@@ -140,10 +139,10 @@ class Restarts:
         attempt = self._attempt(why)
         # Only time with progress earns restarts back: else a job
         # that fails every hour at one step would go on for ever.
-        if attempt not in stalls([*self._attempts, attempt])[-1:]:
+        if attempt not in self._course.followed_by(attempt).stalled[-1:]:
             self._trained += attempt.seconds
-        self._attempts.append(replace(attempt, failed=failed, killed=killed))
-        self._stalled = stalls(self._attempts)
+        number = self._course.attempts + 1
+        self._course = self._course.followed_by(replace(attempt, failed=failed, killed=killed, number=number))
 
     def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
         hows = {rank: "hung" if f.pid in self._hung else describe(f.exitcode) for rank, f in failures.items()}
@@ -164,8 +163,7 @@ class Restarts:
         return -left
 
     def _explanation(self, stalled: Sequence[Attempt]) -> str:
-        starts = {id(attempt): number for number, attempt in enumerate(self._attempts, start=1)}
-        lines = [f"  start {starts[id(attempt)]} {_course(attempt)}: {attempt.why}" for attempt in stalled[-_SHOWN:]]
+        lines = [f"  start {attempt.number} {_course(attempt)}: {attempt.why}" for attempt in stalled[-_SHOWN:]]
         if before := len(stalled) - len(lines):
             lines.insert(0, f"  {before} starts before")
         times = "once" if len(stalled) == 1 else f"{len(stalled)} times in a row"

@@ -1,7 +1,6 @@
 """Removes what a trial has stored in a checkpoint directory that was empty before, unless another job came there."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +39,7 @@ def clear(directory: Path, launcher: int, *, is_new: bool) -> Remains:
         if any(holder != launcher for holder in _holders(layout)):
             return Remains(why=USED)
         for path in _stored(directory):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            layout.files.remove(path)
     names = sorted(path.name for path in directory.iterdir())
     if is_new and not names:
         with contextlib.suppress(OSError):

@@ -2,11 +2,13 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, SO_REUSEADDR, SOL_SOCKET, AddressFamily, socket
+from socket import AF_INET, AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET, AddressFamily, socket
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,9 +18,11 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt.launcher")
 
 AT_ONCE = 16
-"""Requests that are served at once; further ones are closed without an answer."""
+"""Requests that are served at once; a further one takes the place of the slowest reader, if any is waited for."""
 TIMEOUT = 10.0
 """Seconds for which a reader may keep silent, or take nothing of the answer."""
+DEADLINE = 30.0
+"""Seconds for a reader to send a request, and to take the answer: byte by byte it could keep its place for ever."""
 LARGEST_BODY = 1 << 16
 LOCAL = "127.0.0.1"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
@@ -102,6 +106,14 @@ class HttpServer:
         self._server.server_close()
 
 
+@dataclass
+class _Reader:
+    """A connection: since when it is served, and whether its other end is waited for, not a page that is made."""
+
+    since: float
+    is_awaited: bool = True
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -109,7 +121,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], pages: Mapping[tuple[str, str], Page]) -> None:
         self.pages, self.failed = pages, set[Page]()
         self.address_family: AddressFamily = AF_INET6 if ":" in address[0] else AF_INET
-        self._free = threading.BoundedSemaphore(AT_ONCE)
+        self.readers: dict[socket, _Reader] = {}
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -119,22 +132,45 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a request in a thread, unless too many are under way: readers that never end keep nobody out."""
-        if self._free.acquire(blocking=False):
-            try:
-                super().process_request(request, client_address)
-            except BaseException:  # no thread can be started: the next one may be
-                self._free.release()
-                raise
-        else:
-            self.shutdown_request(request)
+        """Serve a request in a thread; if too many are under way, in place of the reader that has taken longest."""
+        with self._lock:
+            awaited = [each for each, reader in self.readers.items() if reader.is_awaited]
+            is_full = len(self.readers) >= AT_ONCE
+            if is_full and awaited:
+                self._drop(awaited[0])  # the oldest
+            elif is_full:
+                self.shutdown_request(request)
+                return
+            self.readers[request] = _Reader(time.monotonic())
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started: the next one may be
+            self._forget(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._forget(request)
+
+    def service_actions(self) -> None:
+        """Drop readers whose time is over; called twice a second."""
+        with self._lock:
+            for request, reader in [*self.readers.items()]:
+                if reader.is_awaited and time.monotonic() > reader.since + DEADLINE:
+                    self._drop(request)
+
+    def _drop(self, request: socket) -> None:
+        """End a connection: its thread finds that, and ends."""
+        del self.readers[request]
+        with suppress(OSError):  # it has just ended
+            request.shutdown(SHUT_RDWR)
+
+    def _forget(self, request: socket) -> None:
+        with self._lock:
+            self.readers.pop(request, None)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         """Ignore readers that have gone."""
@@ -188,7 +224,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
     def _made(self, page: Page, request: Request) -> Response:
+        reader = self.server.readers.get(self.connection, _Reader(0.0))  # one that was just dropped
         try:
+            reader.is_awaited = False
             return page(request)
         # A page that fails is a fault of ours, for the log; the job and the other pages go on.
         except Exception:
@@ -198,6 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
             return Response(
                 b"this page cannot be made: see the log of the job\n", status=HTTPStatus.INTERNAL_SERVER_ERROR
             )
+        finally:
+            reader.is_awaited = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: whoever scrapes comes every few seconds."""

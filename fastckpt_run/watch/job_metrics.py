@@ -43,7 +43,7 @@ class JobMetrics:
         self._meter = GoodputMeter()
         self._steps = StepCounts()
         self._time = LaunchTime({}, 0)
-        self._due = 0.0
+        self._due, self._is_new = 0.0, False
         self.step = 0
         self._seen: Counter[str] = Counter()
         self._stragglers: Counter[Labels] = Counter()
@@ -73,7 +73,8 @@ class JobMetrics:
     def collect(self, outcome: str = "") -> MetricValues:
         """All values now; with an outcome, the launch ends with it."""
         now = time.monotonic()
-        changed = self._take_events()
+        self.take_events()
+        changed, self._is_new = self._is_new, False
         if changed or outcome or now >= self._due:
             self._time = self._meter.measure(time.monotonic_ns(), outcome)
             self._due = now + (time.monotonic() - now) / SHARE
@@ -90,9 +91,8 @@ class JobMetrics:
         self._add_logged(found)
         return found
 
-    def _take_events(self) -> bool:
-        """Whether an event was among them after which the time must be measured again."""
-        changed = False
+    def take_events(self) -> None:
+        """Follow what was observed since; what the next `collect` needs of it takes less memory than the events."""
         while self._events:
             event = self._events.popleft()
             self._meter.follow(event)
@@ -103,8 +103,7 @@ class JobMetrics:
                 self._restarts_left = left
             self._note(name, event)
             self._note_load(name, event)
-            changed |= name in ("workers_stopped", "workers_started", "job_ended")
-        return changed
+            self._is_new |= name in ("workers_stopped", "workers_started", "job_ended")
 
     def _note(self, name: str, event: dict[str, Any]) -> None:
         match name:

@@ -64,7 +64,9 @@ class JobWatch:
         return self._newest if self._shown else self._collect()
 
     def look(self) -> None:
-        """Collect the values, if somebody wants them now."""
+        """Follow the events, and collect the values if somebody wants them now."""
+        with self._lock:
+            self._job.take_events()
         now = time.monotonic()
         due = now - self._recorded >= max(FIRST, SHARE * (now - self._begun))
         if self._shown or due:

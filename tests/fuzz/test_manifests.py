@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest, Stamp, _digest
+from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest, _digest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import read_manifest
 from fastckpt.errors import BadCheckpoint
@@ -17,7 +17,7 @@ from tests.fuzz.mutations import mutated, mutations
 DIGEST = "0123456789abcdef" * 2
 GOOD = [
     Manifest(SaveId(1, 7), None, (FileEntry(MODEL, 1000, DIGEST),), 2, 1e9, {"metrics": {"loss": 0.5}, "n": [1, None]}),
-    Manifest(SaveId(2, 0), SaveId(1, 7), (FileEntry(MODEL, 9, DIGEST, Stamp(5, 6)),), 1, 0.0, {}, "models/m.pt"),
+    Manifest(SaveId(2, 0), SaveId(1, 7), (FileEntry(MODEL, 9, DIGEST),), 1, 0.0, {}, "models/m.pt"),
 ]
 PIECES = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"-", b"1e999", b"NaN", b"null", b"../", b"\\ud800", b"9" * 30]
 

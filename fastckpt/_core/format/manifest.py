@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt.errors import BadCheckpoint, ProtocolError
@@ -39,13 +39,6 @@ MAX_TEXT = 64 * 2**20
 """Bytes above which a text is refused unread: a manifest of 100,000 files has about 16 MB."""
 
 
-class Stamp(NamedTuple):
-    """Distinguishes a file from another at the same path without reading it."""
-
-    inode: int
-    mtime_ns: int
-
-
 @dataclass(frozen=True)
 class FileEntry:
     """One file of a checkpoint.
@@ -54,21 +47,17 @@ class FileEntry:
         name: Relative path in the checkpoint's directory, such as ``rank_0.pt``.
         size: Bytes.
         digest: xxh3-128 of the bytes, 32 hexadecimal digits.
-        stamp: Recorded of the file that the user named, since a newer checkpoint may take over its path.
     """
 
     name: str
     size: int
     digest: str
-    stamp: Stamp | None = None
 
     def __post_init__(self) -> None:
         _demand(_is_inner(self.name) and self.name != NAME, "file name", self.name, "a relative path inside")
         _demand(_is_number(self.size), f"size of {self.name}", self.size, "a number of bytes")
         hexadecimal = isinstance(self.digest, str) and re.fullmatch("[0-9a-f]{32}", self.digest)
         _demand(bool(hexadecimal), f"digest of {self.name}", self.digest, "32 hexadecimal digits")
-        stamped = self.stamp is None or (len(self.stamp) == 2 and all(map(_is_number, self.stamp)))
-        _demand(stamped, f"stamp of {self.name}", self.stamp, "an inode and a time in ns")
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ class Manifest:
         _demand(_is_number(self.world_size) and self.world_size > 0, "world size", self.world_size, "1 or more")
         good_time = type(self.time) in (int, float) and 0 <= self.time <= LARGEST  # which neither NaN nor infinity is
         _demand(good_time, "time", self.time, "seconds since the epoch")
-        _demand(self.target == "" or _is_target(self.target), "target", self.target, "a path without '..'")
+        _demand(self.target == "" or is_target(self.target), "target", self.target, "a path without '..'")
         _demand(not file_named(self.target) or MODEL in names, "target", self.target, f"empty without a file {MODEL}")
         _demand(isinstance(self.details, Mapping), "details", self.details, "an object")
 
@@ -163,6 +152,13 @@ def file_named(target: str) -> str:
     return "" if target.endswith("/") else target
 
 
+def is_target(value: object) -> bool:
+    """Return whether it is a path that a manifest may have as its ``target``."""
+    if isinstance(value, str) and value.endswith("/"):
+        return _is_inner(value[:-1]) and is_plain(value[:-1])
+    return _is_inner(value) or (isinstance(value, str) and value.startswith("/") and _is_inner(value[1:]))
+
+
 def _parse(text: str | bytes) -> dict:  # type: ignore[type-arg]  # what it holds is checked where it is used
     _demand(len(text) <= MAX_TEXT, "length of the manifest", len(text), f"at most {MAX_TEXT} bytes")
     try:
@@ -182,16 +178,17 @@ def _digest(body: Mapping[str, object]) -> str:
 
 
 def _file_to_json(entry: FileEntry) -> dict[str, JSON]:
-    body: dict[str, JSON] = {"name": entry.name, "size": entry.size, "digest": entry.digest}
-    return {**body, "stamp": list(entry.stamp)} if entry.stamp else body
+    return {"name": entry.name, "size": entry.size, "digest": entry.digest}
 
 
 def _file_from_json(body: object) -> FileEntry:
     if not isinstance(body, dict):
         raise TypeError(f"a file is {str(body)[:200]!r}")
-    stamp = body.get("stamp")
-    _demand(stamp is None or (isinstance(stamp, list) and len(stamp) == 2), "stamp", stamp, "two numbers")
-    return FileEntry(body["name"], body["size"], body["digest"], Stamp(*stamp) if stamp else None)
+    # Early versions wrote it for a model that was at its user's path alone: no file is read at the word of another.
+    _demand(
+        "stamp" not in body, "stamp", body.get("stamp"), "absent; load that file with torch.load, and save it again"
+    )
+    return FileEntry(body["name"], body["size"], body["digest"])
 
 
 def _demand(holds: bool, what: str, value: object, wanted: str) -> None:
@@ -215,9 +212,3 @@ def _is_path(value: object) -> bool:
 
 def _is_inner(value: object) -> bool:
     return _is_path(value) and all(part not in ("", ".", "..") for part in str(value).split("/"))
-
-
-def _is_target(value: object) -> bool:
-    if isinstance(value, str) and value.endswith("/"):
-        return _is_inner(value[:-1]) and "/" not in value[:-1]
-    return _is_inner(value) or (isinstance(value, str) and value.startswith("/") and _is_inner(value[1:]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastckpt._core.io.direct import copy_file
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.io.rate import RateLimit
 
 Item = TypeVar("Item")
@@ -58,9 +59,9 @@ class Copy:
         self._limit = limit
         self._stop = threading.Event()
 
-    def file(self, source: Path, target: Path) -> tuple[int, str]:
+    def file(self, source: Path, target: Path, files: DirectoryRoot | None = None) -> tuple[int, str]:
         """`copy_file` at the pace of this checkpoint; raises CopyStopped when another copy of it has failed."""
-        return copy_file(source, target, self)
+        return copy_file(source, target, self, files=files)
 
     def guard(self, work: Callable[["Copy", Item], Result], item: Item) -> Result:
         """Do a part of the work; if it fails, the other parts stop."""

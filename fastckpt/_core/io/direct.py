@@ -4,7 +4,6 @@ import contextlib
 import errno
 import mmap
 import os
-import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Protocol
 import xxhash
 
 from fastckpt._core.huge_pages import is_in_memory, window
+from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.io.regular_file import open_regular
 from fastckpt._core.io.unbuffered import SECTOR, UnbufferedWriter, create, pass_page_cache, read_some
 
 BLOCK = 32 * 2**20
@@ -50,7 +51,13 @@ class Counted:
         self.wait_for = count
 
 
-def copy_file(source: Path, target: Path, pace: CopyPacing = _AtOnce()) -> tuple[int, str]:  # noqa: B008
+def copy_file(
+    source: Path,
+    target: Path,
+    pace: CopyPacing = _AtOnce(),  # noqa: B008
+    *,
+    files: DirectoryRoot | None = None,
+) -> tuple[int, str]:
     """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
 
     A source in memory is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
@@ -62,6 +69,7 @@ def copy_file(source: Path, target: Path, pace: CopyPacing = _AtOnce()) -> tuple
         source: A file that nobody changes.
         target: A path at which nothing is.
         pace: Asked before bytes are written.
+        files: The directory below which no link leads to the target; by default the target's own.
 
     Returns:
         The size in bytes, and the xxh3-128 digest in 32 hexadecimal digits.
@@ -69,14 +77,16 @@ def copy_file(source: Path, target: Path, pace: CopyPacing = _AtOnce()) -> tuple
     Raises:
         OSError: ``target`` exists, or source or target failed. What was written of the target is removed.
     """
+    files = files or DirectoryRoot(target.parent)
     with contextlib.ExitStack() as on_exit:
         # 1. open the source and nothing else   2. create the target, to be removed on failure   3. copy block by block
         # with O_DIRECT, digesting meanwhile   4. the file's length, and fdatasync
-        reader = _open_regular(source, on_exit)
-        writer = create(target)
+        reader = open_regular(source)
+        on_exit.callback(os.close, reader)
+        writer = create(target, files)
         on_failure = on_exit.enter_context(contextlib.ExitStack())
         # Registered after `create`: a target that existed before is another's, and is not removed.
-        on_failure.callback(target.unlink, missing_ok=True)
+        on_failure.callback(files.unlink, target)
         on_exit.callback(os.close, writer)
         size = os.fstat(reader).st_size
         digest = _copy(reader, UnbufferedWriter(writer), size, pace)
@@ -93,7 +103,7 @@ def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce(
     """
     digest = xxhash.xxh3_128()
     with contextlib.ExitStack() as on_exit:
-        reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        reader = open_regular(path, follow=True)
         on_exit.callback(os.close, reader)
         if direct:
             # Pages of this file in the cache would be read instead of the disk where O_DIRECT is refused.
@@ -111,15 +121,6 @@ def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce(
             with view[:size] as block:
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _open_regular(source: Path, on_exit: contextlib.ExitStack) -> int:
-    """Open a file, and nothing else: a link may lead anywhere, and a pipe would have us wait without end."""
-    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    on_exit.callback(os.close, reader)
-    if not stat.S_ISREG(os.fstat(reader).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(source))
-    return reader
 
 
 def _copy(reader: int, target: UnbufferedWriter, size: int, pace: CopyPacing) -> str:

@@ -1,15 +1,14 @@
-"""Small file operations whose effect outlives a crash."""
+"""Directories that outlive a crash, and errors of storage with their remedies."""
 
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
-from fastckpt._core.io.modes import make_directory, open_file
+from fastckpt._core.io.modes import make_directory
 from fastckpt.errors import PersistError
 
 REMEDIES = {
@@ -21,6 +20,7 @@ REMEDIES = {
     errno.EPERM: "Give this user the right to write there, or choose another directory",
     errno.EISDIR: "Choose another path, or move away what is there",
     errno.ENOTDIR: "Choose another path, or move away what is there",
+    errno.ELOOP: "Remove the link, or put in its place what it leads to",
 }
 _SYNCED_BY_ITSELF = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """Answers to fsync of a directory from network file systems whose names are durable at once, and have no such call."""
@@ -31,20 +31,19 @@ def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        sync_names(directory)
+    finally:
+        os.close(directory)
+
+
+def sync_names(directory: int) -> None:
+    """Make the names in an open directory durable."""
+    try:
         # A name, after a creation or a rename, is durable only once the directory that has it is synced.
         os.fsync(directory)
     except OSError as error:
         if error.errno not in _SYNCED_BY_ITSELF:
             raise
-    finally:
-        os.close(directory)
-
-
-def sync_tree(path: Path) -> None:
-    """Make all names in a directory durable, and in those below it."""
-    # Bottom-up: a directory's name becomes durable after what it names.
-    for directory, _, _ in os.walk(path, topdown=False):
-        sync_directory(Path(directory))
 
 
 def make_directories(path: Path) -> None:
@@ -54,41 +53,6 @@ def make_directories(path: Path) -> None:
         make_directory(directory)
         # Level by level: a crash leaves directories that exist, never one whose parent is lost.
         sync_directory(directory.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""
-    # O_EXCL: the name is private to this writer, so what has it already is another's.
-    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-    try:
-        try:
-            rest = text.encode("utf-8", "surrogateescape")
-            while rest:
-                # write(2) may write less than it was given, on a file system that is nearly full.
-                rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)  # where some network file systems and servers of FUSE report that a write has failed
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename, and make the new name durable; the old one may be there still, or again, after a crash."""
-    # Atomic within a file system: at each instant one of both names exists.
-    source.rename(target)
-    sync_directory(target.parent)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link or a tree, as far as that is possible, without following links."""
-    if path.is_symlink() or not path.is_dir():
-        with contextlib.suppress(OSError):
-            path.unlink()
-    else:
-        # What cannot be removed has a name that does not count: the next sweep tries again.
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

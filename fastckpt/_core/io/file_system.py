@@ -89,7 +89,11 @@ def fault_in_renames(directory: Path) -> str:
     It tries both, in a directory of its own that is gone afterwards.
     """
     private, name = directory / ".fastckpt", secrets.token_hex(6)  # a sweep removes what one who was killed left there
-    place = private / f"tmp-{name}" if private.is_dir() else directory / f".fastckpt-probe-{name}"
+    place = (
+        private / f"tmp-{name}"
+        if private.is_dir() and not private.is_symlink()
+        else directory / f".fastckpt-probe-{name}"
+    )
     try:
         make_directory(place)
     except OSError:

@@ -20,11 +20,14 @@ def choose(mode: int | None) -> None:
     _chosen = mode
 
 
-def open_file(path: Path, flags: int) -> int:
-    """A descriptor of a file, which ``flags`` may have made, in the mode that it is to have."""
+def open_file(path: Path | str, flags: int, directory: int | None = None) -> int:
+    """A descriptor of a file, which ``flags`` may have made, in the mode that it is to have.
+
+    A relative path is below the open ``directory``, if there is one.
+    """
     if _chosen is None:
-        return os.open(path, flags, 0o666)
-    descriptor = os.open(path, flags, _chosen)
+        return os.open(path, flags, 0o666, dir_fd=directory)
+    descriptor = os.open(path, flags, _chosen, dir_fd=directory)
     try:
         found = os.fstat(descriptor)
         if stat.S_IMODE(found.st_mode) != _chosen and found.st_uid == os.geteuid():
@@ -38,7 +41,7 @@ def open_file(path: Path, flags: int) -> int:
 def make_directory(path: Path, *, parents: bool = False) -> None:
     """Make a directory unless it is there, and with ``parents`` those above it that are missing."""
     try:
-        path.mkdir(0o777 if _chosen is None else _entered(_chosen))
+        new_directory(path)
     except FileExistsError:
         if not path.is_dir():
             raise
@@ -47,17 +50,22 @@ def make_directory(path: Path, *, parents: bool = False) -> None:
             raise
         make_directory(path.parent, parents=True)
         make_directory(path)
-    else:
-        if _chosen is not None:
-            _choose_for(path, _entered(_chosen))
 
 
-def _choose_for(directory: Path, mode: int) -> None:
+def new_directory(path: Path | str, directory: int | None = None) -> None:
+    """Make a directory in the mode that it is to have; a relative path is below the open ``directory``."""
+    if _chosen is None:
+        os.mkdir(path, dir_fd=directory)
+        return
+    os.mkdir(path, _entered(_chosen), dir_fd=directory)
+    made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        inherited = stat.S_IMODE(directory.stat().st_mode) & ~0o777  # that a group is inherited, for one
-        directory.chmod(inherited | mode)
+        inherited = stat.S_IMODE(os.fstat(made).st_mode) & ~0o777  # that a group is inherited, for one
+        os.fchmod(made, inherited | _entered(_chosen))
     except OSError as error:
-        _explain(directory, error)
+        _explain(path, error)
+    finally:
+        os.close(made)
 
 
 def _entered(mode: int) -> int:
@@ -66,6 +74,6 @@ def _entered(mode: int) -> int:
     return mode | (mode & 0o444) >> 2
 
 
-def _explain(path: Path, error: OSError) -> None:
+def _explain(path: Path | str, error: OSError) -> None:
     """A checkpoint in another mode is better than none."""
     logger.warning("%s keeps the mode that the file system gave it: %s", path, error)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fastckpt._core.io.modes import open_file
+from fastckpt._core.io.directory_root import DirectoryRoot
 
 SECTOR = max(4096, mmap.PAGESIZE)
 """Every file system that has O_DIRECT takes it in this unit, and a file can be mapped from any multiple of it."""
@@ -26,17 +26,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
-def create(target: Path) -> int:
-    """Open a new file for `UnbufferedWriter`; raises OSError if it exists or cannot be made."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+def create(target: Path, files: DirectoryRoot) -> int:
+    """Open a new file below a directory for `UnbufferedWriter`; raises OSError if it exists or cannot be made."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         # O_DIRECT keeps a checkpoint out of the page cache, where it would evict what the training reads.
-        return open_file(target, flags | os.O_DIRECT)
+        return files.open(target, flags | os.O_DIRECT)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-    target.unlink(missing_ok=True)  # O_CREAT makes the file before O_DIRECT is refused
-    return open_file(target, flags)
+    files.unlink(target)  # O_CREAT makes the file before O_DIRECT is refused
+    return files.open(target, flags)
 
 
 class WriteBehind:

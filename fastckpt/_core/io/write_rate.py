@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from fastckpt._core.io.direct import BLOCK
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.io.unbuffered import UnbufferedWriter, create, pass_page_cache
 
 MOST = 256 << 20
@@ -53,7 +54,7 @@ def open_nameless(directory: Path) -> int:
         if error.errno not in _NO_NAMELESS:
             raise
         path = directory / f"{NAME}{secrets.token_hex(8)}"
-        descriptor = create(path)
+        descriptor = create(path, DirectoryRoot(directory))
         path.unlink()
         return descriptor
     pass_page_cache(descriptor)

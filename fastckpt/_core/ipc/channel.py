@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Union, get_args, get_origin
 
+from fastckpt._core.descriptors import opened
 from fastckpt._core.error_codes import coded
 from fastckpt._core.ipc.messages import Message
 from fastckpt.errors import AgentLost, ProtocolError
@@ -117,6 +118,7 @@ class Channel:
         self._sending = threading.RLock()
         self._why_closed = ""
         self._socket = _connect(address, timeout)
+        self._opened = opened(self._socket.fileno())
         _, uid = peer(self._socket)
         if uid != os.getuid():
             self._socket.close()
@@ -153,6 +155,7 @@ class Channel:
     @contextmanager
     def _lost(self) -> Iterator[None]:
         try:
+            self._check()
             yield
         except OSError as error:
             self.close()
@@ -160,6 +163,16 @@ class Channel:
             late = isinstance(error, TimeoutError)
             self._why_closed = self._why_closed or ("did not answer in time" if late else f"is gone: {error}")
             raise AgentLost(f"{_KEEPER} {self._why_closed}") from error
+
+    def _check(self) -> None:
+        """Raise OSError if the script has closed the descriptor: another file of its may have the number by now."""
+        number = self._socket.fileno()
+        if number >= 0 and opened(number) != self._opened:
+            self._why_closed = (
+                f"is not reached any more: this script has closed descriptor {number}, the connection to it. Close all "
+                "descriptors, as os.closerange does, before there is a checkpointer, or your own ones only"
+            )
+            raise OSError(self._why_closed)
 
     def _read_exactly(self, size: int) -> bytes:
         data = b""
@@ -182,6 +195,9 @@ class Channel:
 
     def close(self) -> None:
         """Hang up."""
+        number = self._socket.fileno()
+        if number >= 0 and opened(number) != self._opened:
+            self._socket.detach()
         self._socket.close()
 
 

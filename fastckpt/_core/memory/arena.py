@@ -37,18 +37,44 @@ _SLOT = "slot-"
 _GONE = "removed-"
 _NEW = ".begun-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_FURTHER = range(1, 8)
+"""Names that are tried beside the first one."""
 
 
 def arena_path(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> Path:
-    """The path of the arena of a checkpoint directory.
+    """The path of the arena of a checkpoint directory: the first of its `arena_paths` that no other user has taken.
+
+    One that is there counts first: what had been taken may be free since.
+    """
+    paths = arena_paths(shm_dir, checkpoint_dir, agent_slot)
+    owners = [owner_of(path) for path in paths]
+    for owner in (os.getuid(), None):
+        if owner in owners:
+            return paths[owners.index(owner)]
+    return paths[0]
+
+
+def arena_paths(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> list[Path]:
+    """Paths that the arena of a checkpoint directory may have, in the order in which they are tried.
+
+    Who knows the directory can compute them, and make one before its owner: any user may write to a shared tmpfs.
 
     Args:
         shm_dir: A directory on a tmpfs.
         checkpoint_dir: The checkpoint directory, as a real path.
         agent_slot: Which of the agents that share the directory of arenas it belongs to.
     """
-    key = hashlib.sha256(f"{checkpoint_dir}\0{agent_slot}".encode()).hexdigest()[:16]
-    return Path(shm_dir) / f"fastckpt-{os.getuid()}-{key}"
+    name = f"{checkpoint_dir}\0{agent_slot}"
+    keys = [hashlib.sha256(each.encode()).hexdigest()[:16] for each in (name, *(f"{name}\0{n}" for n in _FURTHER))]
+    return [Path(shm_dir) / f"fastckpt-{os.getuid()}-{key}" for key in keys]
+
+
+def owner_of(path: Path) -> int | None:
+    """The user whom a path belongs to; None if nothing is there."""
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
 
 
 class Arena:

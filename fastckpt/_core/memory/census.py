@@ -25,12 +25,13 @@ from fastckpt._core.memory.ownership import OWNER, is_private
 from fastckpt._core.memory.presence import LOCK, signed
 from fastckpt._core.memory.processes import Process, boot_id
 from fastckpt._core.memory.records import names_in, read_record
-from fastckpt._core.memory.telemetry import BLOCKS, telemetry_name, unlink
+from fastckpt._core.memory.telemetry import BLOCKS, remove_dead, telemetry_name, unlink
 from fastckpt.errors import ArenaInUse, FastckptError
 
 logger = logging.getLogger("fastckpt")
 
 _ARENA = re.compile(r"fastckpt-(\d{1,10})-[0-9a-f]{16}(\.(removed|prefetch)-[0-9a-f]{8})?")
+_BLOCK = re.compile(rf".+\.{_ARENA.pattern}|fastckpt\.[0-9a-f]{{64}}")
 
 
 class ArenaState(enum.StrEnum):
@@ -127,7 +128,14 @@ def clean(entry: ArenaEntry, *, force: bool = False) -> None:
 
 
 def sweep(shm_dir: Path) -> None:
-    """Remove this user's arenas of earlier boots, and those in the middle of whose removal a process died."""
+    """Remove this user's arenas of earlier boots, and those in the middle of whose removal a process died.
+
+    And telemetry blocks of dead owners, wherever they had their arenas: of one that had a place of its own nobody else
+    would ever remove it.
+    """
+    for name in names_in(BLOCKS):
+        if _BLOCK.fullmatch(name):
+            remove_dead(BLOCKS / name)
     with suppress(OSError):
         for entry in census(shm_dir):
             worthless = entry.state is ArenaState.OLD_BOOT or (

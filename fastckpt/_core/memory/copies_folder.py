@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastckpt._core.error_codes import coded
+from fastckpt._core.io.regular_file import LARGEST
 from fastckpt._core.memory.headroom import Headroom, lies_in_memory
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, open_lock_of_others, try_exclusive
 from fastckpt._core.memory.ownership import OWNER, is_private, make_private, write_signed
 from fastckpt._core.memory.processes import Process, boot_id
-from fastckpt._core.memory.records import LARGEST, names_in, parse_record, read_record, remove_any, write_record
+from fastckpt._core.memory.records import names_in, parse_record, read_record, remove_any, write_record
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 
 logger = logging.getLogger("fastckpt")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastckpt._core.memory.records import read_record, read_small, remove_any, write_record, write_text
+from fastckpt._core.io.regular_file import read_small
+from fastckpt._core.memory.records import read_record, remove_any, write_record, write_text
 
 IDENTITY, CLAIM = "identity", "claim"
 _LARGEST = 1 << 64

@@ -5,7 +5,10 @@ import os
 import stat
 from pathlib import Path
 
-_held: set[int] = set()
+from fastckpt._core.descriptors import close_own, opened
+
+_held: dict[int, tuple[int, int] | None] = {}
+"""By descriptor, what was opened."""
 
 
 def open_lock(path: Path) -> int:
@@ -25,7 +28,7 @@ def lock_of(fd: int) -> int:
         OSError: Others have it.
     """
     lock = os.dup(fd)
-    _held.add(lock)
+    _held[lock] = opened(lock)
     if not try_exclusive(lock):
         close_lock(lock)
         raise OSError("the file was just made, and is locked already")
@@ -37,7 +40,7 @@ def _open(path: Path, flags: int) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(f"{path} is not a regular file")
-    _held.add(fd)
+    _held[fd] = opened(fd)
     return fd
 
 
@@ -62,22 +65,21 @@ def _try(fd: int, kind: int) -> bool:
 def is_named(fd: int, path: Path) -> bool:
     """Whether ``path`` still leads to the file that was opened."""
     try:
-        named, opened = path.stat(follow_symlinks=False), os.fstat(fd)
+        named = path.stat(follow_symlinks=False)
     except OSError:
         return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+    return (named.st_dev, named.st_ino) == opened(fd)
 
 
 def close_lock(fd: int) -> None:
     """Give up the lock."""
-    _held.discard(fd)
-    os.close(fd)
+    close_own(fd, _held.pop(fd, None))
 
 
 def _forget_in_child() -> None:
     # A flock belongs to all descriptors of one opening; without this, a child that outlives us would keep it.
-    for fd in _held:
-        os.close(fd)
+    for fd, own in _held.items():
+        close_own(fd, own)
     _held.clear()
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt._core.error_codes import coded
+from fastckpt._core.io.regular_file import LARGEST
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.records import LARGEST, parse_record
+from fastckpt._core.memory.records import parse_record
 from fastckpt.errors import ArenaInUse
 
 FORKS_DEADLINE = 3.0

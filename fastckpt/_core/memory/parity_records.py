@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.regular_file import LARGEST
 from fastckpt._core.memory.copies_folder import roots_of
 from fastckpt._core.memory.held_saves import place_name, places_in
-from fastckpt._core.memory.records import LARGEST, read_record, write_record
+from fastckpt._core.memory.records import read_record, write_record
 from fastckpt._core.policy.replicas.grouping import Group
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, ranges_for
 from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError

@@ -67,7 +67,7 @@ class Presence:
 
     def close(self) -> None:
         """Write no more."""
-        self._signature.unlink(missing_ok=True)
+        _remove(self._signature)
         if self._lock >= 0:
             close_lock(self._lock)
             self._lock = -1
@@ -83,7 +83,15 @@ def forget_the_dead(arena: Path) -> None:
     """Remove signatures of writers that are gone."""
     for path, process in signed(arena):
         if not process.is_alive():
-            path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def _remove(signature: Path) -> None:
+    """Remove a signature; one that stays does no harm, as it says which process it is of."""
+    try:
+        signature.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s, by which a writer was known, cannot be removed: %s", signature, error)
 
 
 def evict(arena: Path, seconds: float) -> bool:
@@ -111,7 +119,7 @@ def evict(arena: Path, seconds: float) -> bool:
                 metrics.event("orphans_killed", pids=left)
                 text = coded("killed processes %s, such as loader workers, which %s left behind", "FC-004")
                 logger.warning(text, left, process)
-            path.unlink(missing_ok=True)
+            _remove(path)
         return True
     finally:
         close_lock(lock)

@@ -3,13 +3,11 @@
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LARGEST = 1 << 20
-"""The longest record in bytes; nothing that is longer was written by us."""
+from fastckpt._core.io.regular_file import LARGEST, read_small
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -57,21 +55,6 @@ def parse_record(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def read_small(path: Path) -> bytes:
-    """The bytes of a regular file of at most LARGEST bytes; raises OSError for anything else, and never blocks."""
-    # Without O_NONBLOCK, opening a pipe waits for a writer that never comes.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        data = os.read(fd, LARGEST + 1)
-    finally:
-        os.close(fd)
-    if len(data) > LARGEST:
-        raise OSError(f"{path} has more than {LARGEST} bytes")
-    return data
 
 
 def make_folders(root: Path, folder: Path) -> None:

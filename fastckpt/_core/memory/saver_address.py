@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fastckpt._core.error_codes import coded
+from fastckpt._core.io.regular_file import read_small
 from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.locks import (
     close_lock,
@@ -18,7 +19,7 @@ from fastckpt._core.memory.locks import (
     try_exclusive,
     try_shared,
 )
-from fastckpt._core.memory.records import names_in, read_small
+from fastckpt._core.memory.records import names_in
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
 
 FIND_TIMEOUT = 60.0

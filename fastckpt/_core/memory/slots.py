@@ -1,6 +1,7 @@
 """The records of a slot: what makes it committed is a fact of its directory."""
 
 import contextlib
+import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,8 +95,19 @@ def clear(slot: Path) -> None:
     # Digests first: those of one save must never be in a slot with another.
     for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
         if name == _DIGESTS or name.startswith(_DONE):
-            remove_any(slot / name)
-    remove_any(slot / _BEGIN)
+            _invalidate(slot / name)
+    _invalidate(slot / _BEGIN)
+
+
+def _invalidate(record: Path) -> None:
+    try:
+        remove_any(record)
+    except OSError:  # an empty one counts as none
+        fd = os.open(record, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
 
 
 def commit(slot: Path, writer: int, record: SlotDone) -> None:

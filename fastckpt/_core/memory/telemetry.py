@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import mmap
 import os
 import sys
 import time
@@ -13,7 +12,8 @@ from typing import Any
 
 import posix_ipc
 
-from fastckpt._core.memory.locks import close_lock, lock_of
+from fastckpt._core.huge_pages import map_without_descriptor
+from fastckpt._core.memory.locks import close_lock, is_named, lock_of, open_lock_of_others, try_exclusive
 from fastckpt.errors import FastckptError
 
 LONGEST_NAME = 200
@@ -37,6 +37,7 @@ PLACES = 32
 _WINDOW = _CACHE_LINE
 LINE = _HEAD + PLACES * _WINDOW
 """Bytes of a rank's block: whole cache lines, so that ranks do not slow each other down."""
+_TRIES = 20
 _READS = 100
 """How often a phase is read again if it changed during the read."""
 
@@ -101,22 +102,21 @@ class TelemetryBlock:
 
     def __init__(self, name: str, ranks: int = 0) -> None:
         """Open ``name``, or make it again with room for ``ranks`` if that is given, and own it until `close`."""
-        if ranks:
-            unlink(name)
         self._lock = -1
-        flags = posix_ipc.O_CREX if ranks else 0
         try:
-            memory = posix_ipc.SharedMemory(name, flags, mode=0o600, size=ranks * LINE)
             if ranks:
+                memory, self._lock = _made(name, ranks * LINE)
                 os.posix_fallocate(memory.fd, 0, ranks * LINE)  # else a full tmpfs kills the first to report
+            else:
+                memory = posix_ipc.SharedMemory(name)
         except (posix_ipc.Error, OSError, ValueError) as error:
+            self._give_up_lock()
             raise FastckptError(f"no shared memory object {name} for {ranks} ranks: {error}") from error
         self.name = name
         try:
-            self._map = mmap.mmap(memory.fd, memory.size)
-            if ranks:
-                self._lock = lock_of(memory.fd)
+            self._map = map_without_descriptor(memory.fd, memory.size)
         except (OSError, ValueError) as error:
+            self._give_up_lock()
             raise FastckptError(f"shared memory object {name} cannot be used: {error}") from error
         finally:
             memory.close_fd()
@@ -167,6 +167,9 @@ class TelemetryBlock:
         self._bytes.release()
         with contextlib.suppress(BufferError):
             self._map.close()
+        self._give_up_lock()
+
+    def _give_up_lock(self) -> None:
         if self._lock >= 0:
             close_lock(self._lock)
 
@@ -268,6 +271,41 @@ def telemetry_name(arena: Path) -> str:
     """The name of the block that belongs to an arena; POSIX names have no directories, and are short."""
     name = str(arena).strip("/").replace("/", ".")
     return f"/{name}" if len(name) < LONGEST_NAME else f"/fastckpt.{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _made(name: str, size: int) -> tuple[posix_ipc.SharedMemory, int]:
+    """Make the object again; returns its lock, too. Raises OSError, or posix_ipc.Error."""
+    path = BLOCKS / name.strip("/")
+    for _ in range(_TRIES):
+        if not remove_dead(path):
+            unlink(name)  # whoever has it locked still: this process owns the arena that it belongs to
+        memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size)
+        with contextlib.suppress(OSError):
+            lock = lock_of(memory.fd)
+            if is_named(lock, path):
+                return memory, lock
+            close_lock(lock)
+        memory.close_fd()  # before it was locked, a launch took it for one of a dead owner
+    raise OSError(f"others have removed it {_TRIES} times")
+
+
+def remove_dead(path: Path) -> bool:
+    """Remove an object of this user whose owner is dead, as its lock shows; whether that is done, or it is gone."""
+    try:
+        lock = open_lock_of_others(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        if os.fstat(lock).st_uid != os.getuid() or not try_exclusive(lock):
+            return False
+        # With the lock: who makes it again has to wait, so that this is not the new one's name yet.
+        if is_named(lock, path):
+            path.unlink()
+        return True
+    except OSError:
+        return False
+    finally:
+        close_lock(lock)
 
 
 def unlink(name: str) -> None:

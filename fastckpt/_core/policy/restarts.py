@@ -47,6 +47,7 @@ class Attempt:
         failed: Whether it ended by a failure; else for other reasons, such as a node that joined.
         killed: Whether a signal from outside ended it, which says nothing about the script.
         why: The failure, in words.
+        number: Which start it was, from 1.
     """
 
     watched: bool = False
@@ -55,6 +56,44 @@ class Attempt:
     failed: bool = True
     killed: bool = False
     why: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course of all attempts so far, of which only those that say something about the next ones are kept.
+
+    Attributes:
+        stalled: As `stalls`.
+        resumed: The step that the last attempt resumed, by checkpoint directory.
+        furthest: How far all came.
+        attempts: How many there were.
+    """
+
+    stalled: tuple[Attempt, ...] = ()
+    resumed: Mapping[str, int] = field(default_factory=dict)
+    furthest: Mapping[str, TrainingPosition] = field(default_factory=dict)
+    attempts: int = 0
+
+    def followed_by(self, attempt: Attempt) -> "Course":
+        """The course with a further attempt."""
+        stalled, resumed, furthest, progress = self.stalled, {**self.resumed}, {**self.furthest}, False
+        for directory, stretch in attempt.stretches.items():
+            before = resumed.get(directory, stretch.resumed)
+            # It resumes what the attempt before has saved, so that one did make progress, whatever it reported.
+            if stretch.resumed > before:
+                stalled = ()
+            start = TrainingPosition(stretch.resumed)
+            # After a fall back to an older checkpoint, steps that are done again count: they were lost, not repeated.
+            best = start if stretch.resumed < before else max(start, furthest.get(directory, start))
+            progress |= stretch.reached > best
+            resumed[directory], furthest[directory] = stretch.resumed, max(stretch.reached, best)
+        if progress:
+            stalled = ()
+        # Without a checkpointer progress is unknown, and an unknown attempt must not end the job.
+        elif attempt.failed and attempt.watched:
+            stalled = (*stalled, attempt)
+        return Course(stalled, resumed, furthest, self.attempts + 1)
 
 
 def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -64,27 +103,10 @@ def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
     done again are none. An attempt that resumes a newer step than the one before proves that that one made
     progress. One that resumes an older step may do again what was lost.
     """
-    stalled: list[Attempt] = []
-    resumed: dict[str, int] = {}
-    furthest: dict[str, TrainingPosition] = {}
+    course = Course()
     for attempt in attempts:
-        progress = False
-        for directory, stretch in attempt.stretches.items():
-            before = resumed.get(directory, stretch.resumed)
-            # It resumes what the attempt before has saved, so that one did make progress, whatever it reported.
-            if stretch.resumed > before:
-                stalled.clear()
-            start = TrainingPosition(stretch.resumed)
-            # After a fall back to an older checkpoint, steps that are done again count: they were lost, not repeated.
-            best = start if stretch.resumed < before else max(start, furthest.get(directory, start))
-            progress |= stretch.reached > best
-            resumed[directory], furthest[directory] = stretch.resumed, max(stretch.reached, best)
-        if progress:
-            stalled.clear()
-        # Without a checkpointer progress is unknown, and an unknown attempt must not end the job.
-        elif attempt.failed and attempt.watched:
-            stalled.append(attempt)
-    return stalled
+        course = course.followed_by(attempt)
+    return [*course.stalled]
 
 
 def is_stuck(stalled: Iterable[Attempt], limit: int) -> bool:

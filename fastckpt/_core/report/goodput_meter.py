@@ -2,14 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from fastckpt._core import metrics
 from fastckpt._core.report.events import Event
-from fastckpt._core.report.goodput import USEFUL, Steps, settled, spend, steps_per_step, total
-from fastckpt._core.report.launches import ACCOUNTED, Launch, begun, directory_of, heaviest, record, weigh
+from fastckpt._core.report.goodput import UNEXPLAINED, USEFUL, Steps, settled, spend, steps_per_step, total
+from fastckpt._core.report.launches import ACCOUNTED, Launch, LaunchRound, begun, directory_of, heaviest, record, weigh
+
+KEPT = 100
+"""Rounds of workers that are kept, at least; of those before only sums, so that restarts take no memory for ever."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,84 @@ class LaunchTime:
         return self.by_cause[USEFUL] / self.age if self.age > 0 and self.steps.new else None
 
 
+class _Course:
+    """A launch as one checkpoint directory shows it: its newest rounds, and the sums of those before them."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self._begin = launch, launch.begin
+        self._spent = total([])
+        self._steps: Steps | None = None
+        self._failures = Counter[str]()
+
+    @classmethod
+    def beside(cls, other: "_Course") -> "_Course":
+        """The same launch as another directory will show it: so far without anything of that directory."""
+        rounds = [
+            replace(one, first={**one.first}, joined={}, imported={}, loads={}, samples=[])
+            for one in other.launch.rounds
+        ]
+        found = cls(replace(other.launch, rounds=rounds))
+        found._begin, found._failures = other._begin, other._failures.copy()
+        found._spent[UNEXPLAINED] = other.launch.begin - other._begin
+        return found
+
+    def record(self, event: Event) -> None:
+        """Record an event of the launch, or of the directory."""
+        record(self.launch, event)
+        if len(self.launch.rounds) > 2 * KEPT:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Replace rounds by their sums, up to one that began when the one before it ended."""
+        rounds = self.launch.rounds
+        pairs = ((i, rounds[i - 1].stopped, rounds[i].begin) for i in range(len(rounds) - KEPT, 0, -1))
+        count = next((i for i, stopped, begin in pairs if stopped == begin), 0)
+        if count:
+            before = replace(self.launch, rounds=rounds[:count], end=rounds[count].begin, outcome="")
+            self._steps = self._steps or Steps(self.per_step)
+            self._spent = total([self._spent, spend(before, self._steps).by_cause()])
+            self._failures += _failures(before.rounds)
+            self.launch.rounds = rounds[count:]
+            self.launch.begin = before.end
+
+    def measure(self, now: int, outcome: str) -> LaunchTime:
+        """As `GoodputMeter.measure`."""
+        launch = self.launch
+        launch.end, launch.outcome = now, outcome or launch.outcome
+        steps = replace(self._steps) if self._steps else Steps(self.per_step)
+        spent = spend(launch, steps)
+        decided = settled(launch, spent)
+        by_cause = total([self._spent, *(span.shares for span in spent.spans if span.end <= decided)])
+        # The last round is not over: it may yet be seen why it was stopped.
+        failures = self._failures + _failures(launch.rounds[:-1]) + _failures(launch.rounds[-1:], stopped=False)
+        failures["elsewhere"] += 0
+        return LaunchTime(by_cause, now - self._begin, steps, failures)
+
+    @property
+    def per_step(self) -> Fraction:
+        """As `GoodputMeter.per_step`; once rounds were summed up, it stays as it was for them."""
+        return self._steps.per_step if self._steps else steps_per_step([self.launch])
+
+
+def _failures(rounds: Sequence[LaunchRound], *, stopped: bool = True) -> Counter[str]:
+    """How often rounds ended by kind; those that were ``stopped`` without a failure as "elsewhere"."""
+    found = Counter(one.failure.kind for one in rounds if one.failure)
+    found["elsewhere"] = sum(stopped and one.failure is None and one.stopped is not None for one in rounds)
+    return found
+
+
 class GoodputMeter:
     """Follows the events of one launch, whose time `measure` divides as `goodput.spend` does.
 
-    It keeps what the report needs of events, and not the events: some hundred bytes for each record of progress.
+    It keeps what the report needs of events, and not the events: some hundred bytes for each record of progress of
+    the newest rounds of workers.
 
     Attributes:
         directory: The checkpoint directory that shows how far the job is; empty before the first worker has one.
     """
 
     def __init__(self) -> None:
-        self._common: list[Event] = []
-        self._launches: dict[str, Launch] = {}
+        self._courses: dict[str, _Course] = {}
         self._weights: dict[str, tuple[bool, int]] = {}
         self.directory = ""
 
@@ -55,41 +124,21 @@ class GoodputMeter:
             return
         event = json.loads(metrics.to_line(dict(event)))  # as the report will read it
         directory = directory_of(event)
+        if not self._courses:
+            self._courses[directory or ""] = _Course(begun(event))
         if directory is None:
-            self._common.append(event)
-            for launch in self._launches.values():
-                record(launch, event)
-            if not self._launches:
-                self._launches[""] = self._launch(event)
+            for course in self._courses.values():
+                course.record(event)
             return
         weigh(self._weights, event)
-        if directory not in self._launches:
-            self._launches[directory] = self._launch(event)
-        record(self._launches[directory], event)
+        if directory not in self._courses:
+            # Until a worker has named a directory, the launch is known without one.
+            before = self._courses.pop("", None)
+            self._courses[directory] = before or _Course.beside(next(iter(self._courses.values())))
+        self._courses[directory].record(event)
         self.directory = heaviest(self._weights, self._weights)
-
-    def _launch(self, first: Event) -> Launch:
-        launch = begun(self._common[0] if self._common else first)
-        for event in self._common:
-            record(launch, event)
-        return launch
 
     def measure(self, now: int, outcome: str = "") -> LaunchTime:
         """Divide the time until ``now`` (nanoseconds of the monotonic clock), where it ends if an outcome is given."""
-        launch = self._launches.get(self.directory)
-        if launch is None:
-            return LaunchTime(total([]), 0)
-        launch.end, launch.outcome = now, outcome or launch.outcome
-        steps = Steps(self.per_step)
-        spent = spend(launch, steps)
-        decided = settled(launch, spent)
-        by_cause = total(span.shares for span in spent.spans if span.end <= decided)
-        failures = Counter(one.failure.kind for one in launch.rounds if one.failure)
-        failures["elsewhere"] = sum(one.failure is None and one.stopped is not None for one in launch.rounds[:-1])
-        return LaunchTime(by_cause, now - launch.begin, steps, failures)
-
-    @property
-    def per_step(self) -> Fraction:
-        """The number of optimizer steps that make one step of the script."""
-        launch = self._launches.get(self.directory)
-        return steps_per_step([launch]) if launch is not None else Fraction(1)
+        course = self._courses.get(self.directory)
+        return LaunchTime(total([]), 0) if course is None else course.measure(now, outcome)

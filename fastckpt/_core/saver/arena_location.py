@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.arena import arena_path, arena_paths, owner_of
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.headroom import lies_in_memory
 from fastckpt._core.memory.processes import boot_id
@@ -35,6 +36,18 @@ def place(settings: Settings) -> Path:
             f"with --fast-shm-dir, or with TMPDIR"
         )
     return directory
+
+
+def arena_of(settings: Settings, directory: str, agent_slot: int) -> Path:
+    """Where a launch has its arena for a checkpoint directory; names that others have taken are reported."""
+    where = str(place(settings)), directory, agent_slot
+    path = arena_path(*where)
+    taken = {each: owner for each in arena_paths(*where) if (owner := owner_of(each)) not in (None, os.getuid())}
+    if taken and path not in taken:
+        first, owner = next(iter(taken.items()))
+        text = "%s was made by user %s, under the name of this user's memory for %s, which is in %s instead"
+        logger.warning(f"{text}; root can remove it", first, owner, directory, path)
+    return path
 
 
 def copies_place(settings: Settings, checkpoint_dir: str = "") -> Path | None:
@@ -103,18 +116,12 @@ def report_memory_of_others(arena: Path) -> None:
     """Warn of memory that another user has left for the same directory: this one cannot read it."""
     key = arena.name.rpartition("-")[2]
     for path in arena.parent.glob(f"fastckpt-*-{key}"):
-        if path != arena and (owner := _owner_of(path)) not in (None, os.getuid()):
+        if path != arena and (owner := owner_of(path)) not in (None, os.getuid()):
             logger.warning(
                 "%s is memory of user %d for this checkpoint directory: user %d cannot read it and resumes without it. "
                 "Run as user %d to resume from it, or remove it",
                 *(path, owner, os.getuid(), owner),
             )
-
-
-def _owner_of(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.lstat().st_uid
-    return None
 
 
 def _census(directory: Path) -> list[ArenaEntry]:

@@ -25,11 +25,10 @@ from fastckpt._core.ipc.messages import (
     Status,
 )
 from fastckpt._core.memory import loans, slots
-from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.presence import forget_the_dead
 from fastckpt._core.policy.slots import Skip, choose_slot
 from fastckpt._core.saver.admission import admit, demand_empty
-from fastckpt._core.saver.arena_location import copies_place, left_elsewhere, place, report_memory_of_others
+from fastckpt._core.saver.arena_location import arena_of, copies_place, left_elsewhere, report_memory_of_others
 from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.peers.agent_peers import AgentPeers
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
@@ -80,7 +79,7 @@ class Coordinator:
         self.persister = self.tiers.persister
         self.agent_slot = agent_slot
         copies = copies_place(settings, hello.directory)
-        path = arena_path(str(place(settings)), hello.directory, agent_slot)
+        path = arena_of(settings, hello.directory, agent_slot)
         self.arena = admit(path, job, self.persister.tenure, ending)
         self.slots: list[Slot] = []
         self.progress = WorkerProgress(path, hello.local_world_size)
@@ -283,7 +282,7 @@ class Coordinator:
             for slot in self.slots:
                 if slot.id is not None:
                     logger.warning("%s in %s is given up: %s, which is durable, is resumed", slot.id, slot.path, found)
-                    slot.clear()
+                    slot.drop()
         self.progress.log()
         forget_the_dead(self.arena.path)
         loans.forget(self.arena.path)

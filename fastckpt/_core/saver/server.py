@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
+from fastckpt._core.descriptors import opened
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.copier import Copier
 from fastckpt._core.io.modes import choose
@@ -32,7 +34,7 @@ from fastckpt._core.saver.ranks_values import RanksValues
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.history import Record
-from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
+from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError, SaverError
 
 logger = logging.getLogger("fastckpt")
 
@@ -49,6 +51,12 @@ SILENCE = 0.5
 """Seconds without a word after which they count as waiting for this process, if that ends with checkpointers open."""
 START_TIMEOUT = 10.0
 """Seconds for the service to listen, and to answer the agent."""
+
+_CUT_OFF = (
+    "this script has closed descriptors of the process that keeps its checkpoints in memory, as os.closerange does: "
+    "what is not durable yet is kept there, and the next start resumes from it. Close descriptors before there is a "
+    "checkpointer, or your own ones only, or start the script with fastckpt-run"
+)
 
 
 class Saver:
@@ -77,6 +85,7 @@ class Saver:
         self._entering: Coordinator | None = None
         self._coordinators: dict[str, Coordinator] = {}
         self._opening = asyncio.Lock()
+        self._listener: tuple[int, tuple[int, int] | None] = (-1, None)
         self._connections: dict[asyncio.Task[None], WorkerConnection] = {}
         self._refused: set[int] = set()
         self._loop = asyncio.new_event_loop()
@@ -184,7 +193,7 @@ class Saver:
         async def ask() -> bool:
             return all(coordinator.writers.deserted for coordinator in self._coordinators.values())
 
-        return self._call(ask()).result(START_TIMEOUT)
+        return self._is_cut_off or self._call(ask()).result(START_TIMEOUT)
 
     def report(self) -> list[SaverStats]:
         """What became of the checkpoints of each directory; at any time."""
@@ -244,6 +253,9 @@ class Saver:
         """
         if self._loop.is_closed():
             return
+        if self._is_cut_off:
+            self._abandon()
+            return
         self.prefetch.close()
         self._peers.close()
         self._call(self._close(failed=failed)).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
@@ -252,13 +264,35 @@ class Saver:
         self._loop.close()
 
     def _run(self) -> None:
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        except OSError:
+            if not self._is_cut_off:
+                raise
 
     def _call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._is_cut_off:  # the loop's own descriptors are gone, too: it would never be woken
+            work.close()
+            raise SaverError(_CUT_OFF)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
+        listener = bind(self.address)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener)
+        self._listener = listener.fileno(), opened(listener.fileno())
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether the script has closed the descriptors of this process, where it has a saver in it."""
+        number, own = self._listener
+        return own is not None and opened(number) != own
+
+    def _abandon(self) -> None:
+        """End without a flush: it cannot be waited for."""
+        logger.error(_CUT_OFF)
+        self.unfinished = True
+        # Kept for ever: the end of its sockets would close numbers that may be other files' of the script by now.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     async def _close(self, *, failed: bool) -> None:
         # 1. end waits for other jobs   2. let writers finish what may become whole   3. no new connections   4. flush
@@ -267,6 +301,7 @@ class Saver:
         if self._entering is not None:
             self._entering.tiers.stop()  # it may be waiting for another job
         await self._let_finish(failed=failed)
+        self._listener = -1, None
         self._server.close()
         # At once, so that a storage that does not answer keeps none of the time from the others.
         ends = await asyncio.gather(

@@ -94,7 +94,7 @@ class Slot:
         if damage:
             self.lose(damage)
         if damage or not self.committed:
-            self.clear()
+            self.drop()
 
     def _damage(self) -> str:
         """Why what is committed cannot be resumed, as far as sizes and names show; empty if it can."""
@@ -152,6 +152,14 @@ class Slot:
         """Hold nothing."""
         slots.clear(self.path)
         self.forget()
+
+    def drop(self) -> None:
+        """Hold nothing, also if its records cannot be invalidated: who begins a save here tries that again."""
+        try:
+            self.clear()
+        except OSError as error:
+            logger.error("what is left of %s in %s cannot be removed: %s", self.id, self.path, error)
+            self.forget()
 
     def forget(self) -> None:
         """Be known to hold nothing, whatever is there."""

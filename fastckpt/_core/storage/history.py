@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt._core.io.durable import explained, sync_directory, write_text
-from fastckpt._core.io.modes import open_file
+from fastckpt._core.io.durable import explained
+from fastckpt._core.io.regular_file import IrregularFile, read_small
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt.errors import ProtocolError
 
@@ -146,58 +145,56 @@ class DirectoryHistories:
             return max(self._numbers(), default=0)
 
     def _numbers(self) -> list[int]:
-        try:
-            return [number_of(path.name) for path in self._layout.private.iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return [number_of(name) for name in self._layout.names()]
 
     def _refresh(self) -> None:
         """Change the directory, so that no network file system answers from a listing that it has kept."""
         with contextlib.suppress(OSError):  # it is read-only, full or gone
-            name = self._layout.draft("tmp")
-            name.touch()
-            name.unlink()
+            draft = self._layout.draft("tmp")
+            self._layout.files.write_text(draft, "")
+            self._layout.files.unlink(draft)
 
     def read(self, history: int) -> Record | None:
         """See `Histories`."""
         with explained("read a history's record", self._layout.root):
             try:
-                with self._path(history).open("rb") as file:
-                    return Record.from_bytes(history, file.read(LARGEST_TEXT))
+                return Record.from_bytes(history, read_small(self._path(history), LARGEST_TEXT))
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except IrregularFile:
+                return Record.from_bytes(history, b"")
 
     def create(self, record: Record) -> bool:
         """See `Histories`."""
         with explained("open a history", self._layout.root), self._layout.writing():
             path = self._path(record.history)
             if made := self._put(path, record.to_bytes().decode()):
-                sync_directory(path.parent)
+                self._layout.files.sync(path.parent)
             return made
 
     def _put(self, path: Path, text: str) -> bool:
         """Make a record that is there whole or not at all, where there are hard links."""
-        draft = path.with_name(f"tmp-{secrets.token_hex(6)}")
-        write_text(draft, text)
+        files, draft = self._layout.files, self._layout.draft("tmp")
+        files.write_text(draft, text)
         try:
-            os.link(draft, path)
+            files.link(draft, path)
         except FileExistsError:
             return False
         except OSError as error:
             if error.errno not in _WITHOUT_LINKS:
                 raise
             try:
-                write_text(path, text)
+                files.write_text(path, text)
             except FileExistsError:
                 return False
         finally:
-            draft.unlink(missing_ok=True)
+            files.unlink(draft)
         return True
 
     def write(self, record: Record) -> None:
         """See `Histories`. In place: a rename would look to readers as if checkpoints came and went."""
         with explained("renew a history", self._layout.root):
-            descriptor = open_file(self._path(record.history), os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = self._layout.files.open(self._path(record.history), os.O_WRONLY)
             try:
                 os.pwrite(descriptor, record.to_bytes(), 0)
             finally:
@@ -208,7 +205,7 @@ class DirectoryHistories:
         with explained("remove old records of histories", self._layout.root):
             paths = [self._path(history) for history in outdated(self._numbers(), needed)]
             for path in paths:
-                path.unlink(missing_ok=True)
+                self._layout.files.unlink(path)
             return [path.name for path in paths]
 
     def _path(self, history: int) -> Path:

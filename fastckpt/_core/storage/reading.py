@@ -1,6 +1,7 @@
 """Reads files of checkpoints in pieces, wherever they lie: for those who look, and change nothing."""
 
 import io
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import xxhash
 
-from fastckpt._core.storage.local.stored import digest, open_at_once
+from fastckpt._core.io.regular_file import open_regular
+from fastckpt._core.storage.local.stored import digest
 from fastckpt._core.storage.remote.client_errors import ExplainedErrors
 from fastckpt.errors import BadCheckpoint
 
@@ -29,7 +31,7 @@ def open_file(where: Path | str, size: int) -> BinaryIO:
     if isinstance(where, str):
         return cast(BinaryIO, _Remote(where, size))
     try:
-        return where.open("rb", buffering=0)
+        return os.fdopen(open_regular(where, follow=True), "rb", buffering=0)
     except OSError as error:
         raise BadCheckpoint(f"{where} cannot be read: {error.strerror}") from error
 
@@ -64,8 +66,8 @@ def read_text(location: Path | str, name: str) -> str | None:
             found = objects.read(name, LONGEST_TEXT)
             return None if found is None else found.decode(errors="replace")
     try:
-        with open(location / name, "rb", opener=open_at_once) as file:
-            return (file.read(LONGEST_TEXT) or b"").decode(errors="replace")
+        with os.fdopen(open_regular(location / name), "rb") as file:
+            return file.read(LONGEST_TEXT).decode(errors="replace")
     except FileNotFoundError:
         return None
 

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, replace
 
 from fastckpt._core.format.completeness import RANKS
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import JSON, Manifest
+from fastckpt._core.format.manifest import JSON, Manifest, is_target
 from fastckpt.errors import BadCheckpoint
 
 LISTED = 8
 """How many nodes a message names."""
+MOST_NODES = 1_000_000
+"""Of a checkpoint; more were written by nobody."""
 _DETAIL = "share"
 
 
@@ -76,7 +78,8 @@ def share_of(part: Manifest | None) -> Share | None:
     """Which part a manifest is of; None if of none."""
     match part.details.get(_DETAIL) if part else None:
         case {"node": int(node), "nodes": int(nodes), "attempt": str(attempt), "target": str(target)}:
-            return Share(node, nodes, attempt, target)
+            if 0 <= node < nodes <= MOST_NODES and (not target or is_target(target)):
+                return Share(node, nodes, attempt, target)
     return None
 
 

@@ -79,3 +79,45 @@ def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks:
     assert result.saved
     assert on_storage(directory)[-1] == 2
     assert torch.load(directory / "checkpoint-2" / "rank_1.pt", weights_only=True)
+
+
+CLOSES_DESCRIPTORS = """
+import os, socket, sys
+import torch
+from fastckpt.ddp import DdpCheckpointer
+checkpointer = DdpCheckpointer(sys.argv[1])
+checkpointer.save_checkpoint(1, {"weights": torch.ones(10)})
+os.closerange(3, 256)
+pairs = [socket.socketpair() for _ in range(8)]
+assert pairs[0][0].fileno() == 3
+files = [open(f"{sys.argv[2]}/{number}", "w") for number in range(8)]
+for file in files:
+    file.write("own")
+result = checkpointer.save_checkpoint(2, {"weights": torch.ones(10)})
+assert not result and "this script has closed descriptor" in result.reason, result
+checkpointer.close()
+for end in (end for pair in pairs for end in pair):
+    end.setblocking(False)
+    try:
+        raise SystemExit(f"descriptor {end.fileno()} got {end.recv(10)!r}")  # b"": the other end was closed
+    except BlockingIOError:
+        pass
+if not os.fork():
+    os._exit(any(not os.path.exists(f"/proc/self/fd/{file.fileno()}") for file in files))
+assert os.wait()[1] == 0, "the fork has closed files of the script"
+"""
+
+
+@pytest.mark.parametrize("has_launcher", [True, False], ids=["a saver elsewhere", "a saver of its own"])
+def test_a_script_that_closes_all_descriptors_keeps_those_that_it_opens_then(
+    ranks: Ranks, directory: Path, tmp_path: Path, has_launcher: bool
+):
+    if has_launcher:
+        ranks.start(0)
+    command = [sys.executable, "-c", CLOSES_DESCRIPTORS, str(directory), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+    assert {(tmp_path / str(number)).read_text() for number in range(8)} == {"own"}
+    ranks.workers_die() if has_launcher else None
+    ranks.start_workers() if has_launcher else ranks.start()  # what the script had saved is there
+    assert [loaded["weights"].tolist() for loaded in ranks.load()] == [[1.0] * 10]

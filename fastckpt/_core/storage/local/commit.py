@@ -1,18 +1,15 @@
 """Makes a directory that is complete count as the checkpoint that it holds; the last of its renames commits."""
 
-import contextlib
 import logging
-import os
 import secrets
 from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import LATEST, MODEL, Manifest, file_named, is_plain
-from fastckpt._core.io.durable import move, remove, sync_directory, write_text
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.named_file import NamedFile, link_within, named_file
-from fastckpt._core.storage.local.places import clear_remains, drop, relocate
+from fastckpt._core.storage.local.named_file import NamedFile
+from fastckpt._core.storage.local.places import drop, relocate, remove_apart
 from fastckpt._core.storage.local.quarantine import fault, quarantine
 from fastckpt._core.storage.local.scan import CheckpointReader
 from fastckpt._core.storage.local.stored import ours
@@ -29,54 +26,55 @@ class Commit:
         id: What was saved.
         target: The file or directory that the user named, as a manifest has it; empty for none.
         place: The directory with all files, durable but for its own name.
+        named: The file that the user named, if this process was asked for it, and it is outside of the checkpoint.
         reader: Finds what was saved to the same target before.
     """
 
-    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path, reader: CheckpointReader) -> None:
+    def __init__(
+        self, layout: Layout, id: SaveId, target: str, place: Path, named: NamedFile | None, reader: CheckpointReader
+    ) -> None:
         self.home = layout.home(id, target)
         self._layout = layout
         self._id = id
         self._target = target
         self._place = place
         self._reader = reader
-        self._named = named_file(layout, id, target)
-        self._name_within = layout.name_within(id, target)
+        self._named = named
         self._retired: Path | None = None
 
     def run(self) -> None:
-        """Do the renames that are still to be done; the checkpoint counts, durably, when this returns."""
+        """Do the renames; the checkpoint counts, durably, when this returns. On OSError the old one is back."""
         step = self._id.step
-        if self._place.exists():
+        try:
             if self._named:
-                self._prepare(self._named)
-            elif self._name_within:
-                link_within(self._place, self._name_within)
+                self._named.prepare(self._place / MODEL)
             with metrics.phase("persist.retire", step=step):
                 self._retired = _make_way(self._layout, self.home)
                 self._give_way()
             with metrics.phase("persist.rename", step=step):
-                move(self._place, self.home)
-        if self._named:
-            with metrics.phase("persist.link", step=step):
-                self._named.put()
+                self._layout.files.move(self._place, self.home)
+            if self._named:
+                with metrics.phase("persist.link", step=step):
+                    self._named.put()
+        except BaseException:
+            self._take_back()
+            raise
 
-    def _prepare(self, named: NamedFile) -> None:
-        for directory in self._place.parents:
-            if not directory.is_relative_to(self._layout.private):
-                break
-            sync_directory(directory)  # a sweep finds the draft by the manifest in the place
-        named.prepare(self._place / MODEL)
+    def _take_back(self) -> None:
+        """Have what made way where it was, unless the new one took its place."""
+        try:
+            if self._retired and not self._layout.files.exists(self.home):
+                self._layout.files.move(self._retired, self.home)
+            if self._named:
+                self._named.withdraw()
+        except OSError as error:
+            logger.warning("cannot clean up in %s: %s. The next sweep will.", self._layout.private, error)
 
     def _give_way(self) -> None:
-        """Raise Superseded if what made way is newer; `bring_back` is called then."""
+        """Raise Superseded if what made way is newer."""
         there = ours(self._retired) if self._retired else None
         if there and there.id > self._id:
             raise Superseded(f"{self._id} is not published: {self.home} is that of {there.id}, which is newer")
-
-    def bring_back(self) -> None:
-        """Have what made way where it was, unless the new one took its place."""
-        if self._retired and not os.path.lexists(self.home):
-            move(self._retired, self.home)
 
     def finish(self, manifest: Manifest) -> None:
         """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
@@ -88,7 +86,7 @@ class Commit:
             replaced += [place for id, place in self._layout.parts() if id < self._id]
             for place in replaced:
                 try:
-                    why = "" if self._layout.is_record(place) else fault(self._layout, place)  # its model is replaced
+                    why = fault(self._layout, place)
                     quarantine(self._layout, place, why) if why else drop(self._layout, place)
                 except OSError as error:
                     logger.warning("cannot remove %s, which was replaced: %s", place, error)
@@ -118,24 +116,24 @@ def _write_trackers(layout: Layout, manifest: Manifest) -> None:
 def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
     draft = layout.draft("tmp")
     try:
-        write_text(draft, text)
-        move(draft, tracker)
+        layout.files.write_text(draft, text)
+        layout.files.move(draft, tracker)
     except OSError as error:
-        remove(draft)
+        layout.files.remove(draft)
         logger.warning("cannot write %s: %s. Checkpoints are found without it.", tracker, error)
 
 
 def _make_way(layout: Layout, home: Path) -> Path | None:
     """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
-    clear_remains(layout, home)
-    with contextlib.suppress(OSError):
-        home.rmdir()  # users make the directory of a file before they name it
-    if not os.path.lexists(home):
+    if layout.files.is_directory(home) and layout.apart(home):
+        remove_apart(layout, home)  # left by one who died
+    layout.files.remove_empty(home)  # users make the directory of a file before they name it
+    if not layout.files.exists(home):
         return None
     if why := fault(layout, home):
         logger.warning("%s is bad; it is now %s: %s", home, quarantine(layout, home, why), why)
         return None
-    if not home.is_symlink() and ours(home):
+    if layout.files.is_directory(home) and ours(home):
         retired = layout.draft("retired")
         relocate(layout, home, retired)
         return retired

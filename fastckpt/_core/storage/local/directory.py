@@ -105,7 +105,7 @@ class CheckpointDirectory:
         Returns what is one checkpoint now, and what lacks parts. Where there are no locks, the first node calls it.
         """
         with explained("publish what nodes have written", self.path):
-            return list(part_files.settle(self._layout, self.scan()))
+            return list(part_files.settle(self._layout, self._reader))
 
     def scan(self) -> Scan:
         """All checkpoints, and what is damaged, in one reading."""
@@ -225,7 +225,7 @@ class CheckpointDirectory:
         with explained("sweep", self.path), self._layout.alone() as alone:
             if not alone:
                 return [] if self._layout.has_locks() else removal.sweep_abandoned(self._layout, self._reader)
-            done = [*removal.sweep(self._layout, self._reader), *part_files.sweep(self._layout, self._reader.scan())]
+            done = [*removal.sweep(self._layout, self._reader), *part_files.sweep(self._layout, self._reader)]
             scan = self.scan()
             needed = {stored.id.history for stored in scan.places} | {id.history for id in scan.gathered}
             return done + [self._layout.private / name for name in self.histories.forget(needed)]

@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from fastckpt._core.io.regular_file import open_regular
+
 MOST = 1000
 """How many names of a directory are looked at."""
 FLASH, DCP, TORCH = "Flash Checkpoint", "torch.distributed.checkpoint", "torch.save"
@@ -82,10 +84,10 @@ def _writer_of(names: list[str]) -> str:
 def _writer_of_file(path: Path) -> str:
     """Whose checkpoint a file is; empty if it is none, or cannot be read."""
     try:
-        with path.open("rb") as file:
-            if file.read(len(_LEGACY)) == _LEGACY:
+        with os.fdopen(open_regular(path, follow=True), "rb") as stored:
+            if stored.read(len(_LEGACY)) == _LEGACY:
                 return TORCH
-        with zipfile.ZipFile(path) as archive:
+            archive = zipfile.ZipFile(stored)
             names = archive.namelist()
             pickled = next((name for name in names if name.endswith("/data.pkl")), "")
             if not pickled or not any("/data/" in name for name in names):

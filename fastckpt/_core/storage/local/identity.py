@@ -9,8 +9,8 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt._core.io.durable import sync_directory, write_text
-from fastckpt._core.io.modes import make_directory, open_file
+from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.io.regular_file import read_small
 
 _NAME = ".fastckpt/identity"
 _MARK = re.compile("[0-9a-f]{32}")
@@ -37,7 +37,7 @@ def identity(directory: Path) -> str:
     for that of another one.
     """
     try:
-        return parsed((directory / _NAME).read_bytes().decode(errors="replace"))
+        return parsed(read_small(directory / _NAME).decode(errors="replace"))
     except (FileNotFoundError, NotADirectoryError):
         return ""
 
@@ -58,34 +58,34 @@ def mark(directory: Path, claim: str) -> str:
     """
     if found := identity(directory):
         return found
-    path = directory / _NAME
+    path, files = directory / _NAME, DirectoryRoot(directory)
     with contextlib.suppress(OSError):  # it is full, read-only or gone, or somebody was first
-        make_directory(path.parent)
-        _put(path, claim)
-        sync_directory(path.parent)
-        sync_directory(directory)
+        files.make_directory(path.parent)
+        _put(files, path, claim)
+        files.sync(path.parent)
+        files.sync(directory)
     return identity(directory)
 
 
-def _put(path: Path, claim: str) -> None:
+def _put(files: DirectoryRoot, path: Path, claim: str) -> None:
     """Make a mark that is there whole or not at all, unless somebody else has."""
     draft = path.with_name(f"tmp-{secrets.token_hex(6)}")
-    write_text(draft, claim)
+    files.write_text(draft, claim)
     try:
-        os.link(draft, path)
+        files.link(draft, path)
     except FileExistsError:
-        _fill(path, claim)  # with a crash between its creation and its writing, earlier versions left it empty
+        _fill(files, path, claim)  # with a crash between its creation and its writing, earlier versions left it empty
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-        _fill(path, claim)
+        _fill(files, path, claim)
     finally:
-        draft.unlink(missing_ok=True)
+        files.unlink(draft)
 
 
-def _fill(path: Path, claim: str) -> None:
+def _fill(files: DirectoryRoot, path: Path, claim: str) -> None:
     """Write a mark in its place, unless a whole one is there; where there are locks, one at a time does so."""
-    descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = files.open(path, os.O_RDWR | os.O_CREAT)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest
+from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest, file_named
+from fastckpt._core.io.directory_root import DirectoryRoot, Entry
 from fastckpt._core.io.durable import make_directories
-from fastckpt._core.io.modes import open_file
 from fastckpt._core.storage.local.stored import read_manifest, with_manifests
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 
@@ -23,8 +23,8 @@ PRIVATE = ".fastckpt"
 PAGE = 4096
 FILES = "files"
 """What is to become a checkpoint's directory, in one of parts."""
-REMAINS = "remains"
-"""Name of a text in a private path: the place, below the root, of whose manifest this took the only one."""
+APART = {kind: f"{NAME}.{kind}" for kind in ("dropped", "deleted")}
+"""Names of a manifest in a place that counts no more, and that could not be renamed to a private path of that kind."""
 TRACKER = "latest_checkpointed_iteration.txt"
 ABANDONED = 3600.0
 """Seconds without a change after which a sweep takes what was begun for abandoned, where it cannot know."""
@@ -36,6 +36,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Answers of file systems that have no locks, such as Lustre without the option ``flock``."""
 _PARTS = re.compile("parts-([0-9]{1,19})-([0-9]{1,19})-[0-9a-f]{12}")
 _RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
+"""What early versions called a checkpoint in the private directory, whose model was at its user's path alone."""
 
 
 class Contents(NamedTuple):
@@ -43,12 +44,14 @@ class Contents(NamedTuple):
 
     Attributes:
         places: All directories that may hold a manifest of ours, those in place before those that made way.
+        records: What early versions left, which is not read.
         quarantined: Places of checkpoints that were found bad.
         parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
         inodes: Those of all directories, by path.
     """
 
     places: list[Path]
+    records: list[Path]
     quarantined: list[Path]
     parts: list[tuple[SaveId, Path]]
     inodes: Mapping[Path, int]
@@ -59,6 +62,8 @@ class Layout:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.files = DirectoryRoot(root)
+        """All that is done in this directory is done by this."""
         self.private = root / PRIVATE
         self.tracker = root / TRACKER
 
@@ -76,44 +81,47 @@ class Layout:
 
     def drafts(self, kind: str) -> list[Path]:
         """All private paths of that kind."""
-        return [path for path in _entries(self.private) if path.name.startswith(f"{kind}-")]
+        return [self.private / name for name in self.names() if name.startswith(f"{kind}-")]
+
+    def names(self) -> list[str]:
+        """What is in the private directory, sorted."""
+        return [entry.name for entry in self._entries(self.private)]
+
+    def _entries(self, directory: Path) -> list[Entry]:
+        """What is in a directory, if there is one. An unreadable one raises: it must not look like an empty one."""
+        try:
+            return self.files.entries(directory)
+        except FileNotFoundError:
+            return []
 
     def parts(self) -> list[tuple[SaveId, Path]]:
         """The directories in which nodes gather what each has of a checkpoint, and of which one."""
         return _parts(self.drafts("parts"))
 
     def taken_apart(self) -> list[Path]:
-        """Private paths that may have the manifest of a place that could not be renamed."""
-        return self.drafts("dropped") + self.drafts("deleted")
+        """Places that could not be renamed, and count no more."""
+        places = (self.root / entry.name for entry in self._entries(self.root) if entry.is_directory)
+        return [place for place in places if self.apart(place)]
 
-    def remains(self, record: Path) -> Path | None:
-        """The place whose manifest was moved to a private path, if there are remains of it: they do not count."""
-        try:
-            name = (record / REMAINS).read_text("utf-8", "surrogateescape")
-        except (OSError, ValueError):
-            return None
-        place = self.root / name
-        is_place = place.parent in (self.root, self.private) and place not in (self.root, self.private)
-        is_there = is_place and place.is_dir() and not place.is_symlink()
-        is_apart = os.path.lexists(record / NAME) and not os.path.lexists(place / NAME)
-        return place if is_there and is_apart else None
+    def apart(self, place: Path) -> str:
+        """The name of the manifest in a place that was taken apart; empty if it counts, or never did."""
+        if self.files.exists(place / NAME):
+            return ""
+        return next((name for name in APART.values() if self.files.is_file(place / name)), "")
 
     def contents(self) -> Contents:
         """What is there, by one listing of the directory and then one of its private part."""
-        root, private = _directories(self.root), _directories(self.private)
+        root = {self.root / each.name: each.inode for each in self._entries(self.root) if each.leads_to_directory}
+        private = {self.private / each.name: each.inode for each in self._entries(self.private) if each.is_directory}
         others = with_manifests([place for place in root if not _PLACE.fullmatch(place.name)])
         named = {place for place in others if self._is_home(place)}
         here = [place for place in root if _PLACE.fullmatch(place.name) or place in named]
         kinds = defaultdict[str, list[Path]](list)
         for path in private:
             kinds["".join(path.name.partition("-")[:2])].append(path)
-        records = [place for place in kinds["checkpoint-"] if self.is_record(place)]
-        places = [*here, *records, *kinds["retired-"]]
-        return Contents(places, kinds["quarantine-"], _parts(kinds["parts-"]), root | private)
-
-    def is_record(self, place: Path) -> bool:
-        """Whether an earlier version kept a checkpoint there whose model it wrote to the user's path alone."""
-        return place.parent == self.private and bool(_RECORD.fullmatch(place.name))
+        records = [place for place in kinds["checkpoint-"] if _RECORD.fullmatch(place.name)]
+        places = [*here, *kinds["retired-"]]
+        return Contents(places, records, kinds["quarantine-"], _parts(kinds["parts-"]), root | private)
 
     def _is_home(self, place: Path) -> bool:
         """Whether a manifest belongs there, or is damaged; a checkpoint that users copied or renamed is theirs."""
@@ -128,11 +136,12 @@ class Layout:
         if place.parent != self.root:
             return False
         metadata = place / METADATA  # unlike that of torch's own writers, ours has whole pages
-        return (place / MODEL).is_file() or (metadata.is_file() and metadata.stat().st_size % PAGE == 0)
+        is_ours = (place / MODEL).is_file() or (metadata.is_file() and metadata.stat().st_size % PAGE == 0)
+        return is_ours and not (self.files.is_directory(place) and self.apart(place))
 
     def file_of(self, manifest: Manifest) -> Path | None:
-        """The file that the user named for `MODEL`, if they did."""
-        return self.root / manifest.target if manifest.target and not manifest.target.endswith("/") else None
+        """The file that the user named for `MODEL`, if they did: to be shown, or removed if it `is_within`."""
+        return self.root / manifest.target if file_named(manifest.target) else None
 
     def name_within(self, id: SaveId, target: str) -> str:
         """The name in the checkpoint's own directory of the file that the user named; empty if it is not there."""
@@ -185,7 +194,7 @@ class Layout:
         Where the file system has no locks, writers go on, and sweeps never find themselves alone.
         """
         make_directories(self.root)
-        make_directories(self.private)
+        self.files.make_directory(self.private, durable=True)
         with self._lock() as lock:
             deadline = time.monotonic() + SWEEP_DEADLINE
             while not _locked(lock, fcntl.LOCK_SH, otherwise=True):
@@ -208,12 +217,13 @@ class Layout:
 
     def changes(self) -> list[int]:
         """When names were last made, removed or changed in the directories that hold checkpoints, in nanoseconds."""
-        return [path.stat().st_mtime_ns for path in (self.root, self.private) if path.is_dir()]
+        found = map(self.files.lstat, (self.root, self.private))
+        return [each.st_mtime_ns for each in found if each]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
         """Whether nobody writes, nor begins to until this ends."""
-        if not self.private.is_dir():
+        if not self.files.is_directory(self.private):
             yield False
             return
         with self._lock() as lock:
@@ -221,21 +231,20 @@ class Layout:
 
     def has_locks(self) -> bool:
         """Whether the file system has locks, by which writers and sweeps know of each other."""
-        if not self.private.is_dir():
+        if not self.files.is_directory(self.private):
             return True
         with self._lock() as lock:
             return _locked(lock, fcntl.LOCK_UN, otherwise=False)  # which waits for nobody
 
     def idle(self, place: Path) -> float:
         """Seconds since anything changed in a place, by the clock of the file system."""
-        clock = self.private / "writers"
-        os.utime(clock)
-        latest = max(path.lstat().st_mtime for path in [place, *place.rglob("*")])
-        return clock.stat().st_mtime - latest
+        with self._lock() as clock:
+            os.utime(clock)
+            return os.fstat(clock).st_mtime - self.files.latest_change(place)
 
     @contextlib.contextmanager
     def _lock(self, name: str = "writers") -> Iterator[int]:
-        lock = open_file(self.private / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        lock = self.files.open(self.private / name, os.O_RDWR | os.O_CREAT)
         try:
             yield lock
         finally:
@@ -245,32 +254,6 @@ class Layout:
 def _parts(drafts: Iterable[Path]) -> list[tuple[SaveId, Path]]:
     matches = [(_PARTS.fullmatch(place.name), place) for place in drafts]
     return [(SaveId(int(match[1]), int(match[2])), place) for match, place in matches if match]
-
-
-def _entries(directory: Path) -> list[Path]:
-    """What is in a directory, if there is one. An unreadable one raises: it must not look like an empty one."""
-    try:
-        return sorted(directory.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def _directories(directory: Path) -> dict[Path, int]:
-    """The directories in one, by name, with their inodes; also links to such. Errors are those of `_entries`."""
-    found = list[tuple[str, int]]()
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                # The listing tells the kinds of entries: of 100,000 files beside checkpoints none is opened.
-                try:
-                    is_directory = entry.is_dir()
-                except OSError:  # of a link, or where the listing tells no kinds: what opens it will find out
-                    is_directory = True
-                if is_directory:
-                    found.append((entry.name, entry.inode()))
-    except FileNotFoundError:
-        return {}
-    return {directory / name: inode for name, inode in sorted(found)}
 
 
 def _locked(lock: int, mode: int, *, otherwise: bool) -> bool:

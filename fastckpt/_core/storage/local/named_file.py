@@ -2,19 +2,18 @@
 
 import errno
 import hashlib
-import logging
 import os
+import stat
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MODEL, NAME, file_named
 from fastckpt._core.io.direct import copy_file
-from fastckpt._core.io.durable import make_directories, move, remove, sync_directory
-from fastckpt._core.storage.local.layout import FILES, Layout
-from fastckpt._core.storage.local.stored import ours
+from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.io.durable import make_directories
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.stored import Stored, is_copy, ours
 from fastckpt.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 """Errors of file systems that have no hard links, or none between these two places."""
@@ -22,101 +21,114 @@ PREFIX = ".fastckpt-"
 
 
 class NamedFile:
-    """Published beside its name before the checkpoint is committed, and renamed after: the draft says that it is due.
+    """Made by who saves to that path, and by nobody else: what a file in the directory says of it is not acted on.
 
-    Attributes:
-        path: What the user named.
-        draft: The link until it gets that name; it follows from the manifest, so that any process finds it.
+    A crash before `put` leaves the path as it was. A file outside the checkpoint directory is its user's, and is never
+    removed.
+
+    Args:
+        layout: The checkpoint directory.
+        target: What the user named, as a manifest has it, checked by `Layout.own`.
     """
 
-    def __init__(self, root: Path, id: SaveId, target: str) -> None:
-        self.path = root / target
-        text = f"{id.history}-{id.step}-{target}".encode("utf-8", "surrogateescape")
-        self.draft = self.path.with_name(PREFIX + hashlib.blake2b(text, digest_size=6).hexdigest())
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the file does not have its name yet."""
-        return self.draft.exists()
+    def __init__(self, layout: Layout, target: str) -> None:
+        self.path = layout.root / target
+        self._layout = layout
+        self._is_within = self.path.is_relative_to(layout.root)
+        self._files = layout.files if self._is_within else DirectoryRoot(self.path.parent)
+        self._draft: Path | None = None
 
     def prepare(self, model: Path) -> None:
-        """Link the model beside the path, durably; raises OSError if it could not replace what is there."""
-        if self.path.is_dir():
+        """Have the model where one rename makes it the file; raises OSError if that could not replace it."""
+        if self._is_within:
+            self._files.make_directory(self.path.parent, parents=True, durable=True)
+        else:
+            make_directories(self.path.parent)
+        if self._files.is_directory(self.path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
-        make_directories(self.path.parent)
-        _link(model, self.draft)
+        self._draft = self._draft_path()
+        _link(self._layout.files, model, self._draft, self._files)
+
+    def _draft_path(self) -> Path:
+        """Where a sweep finds what a crash left, or beside the file: what is left there makes way for the next save."""
+        own, there = self._layout.files.lstat(self._layout.private), self._files.lstat(self.path.parent)
+        if self._is_within and own and there and own.st_dev == there.st_dev:
+            return self._layout.draft("tmp")
+        return self.path.with_name(PREFIX + hashlib.blake2b(os.fsencode(self.path.name), digest_size=6).hexdigest())
 
     def put(self) -> None:
-        """Give the file its name, if that is due."""
-        if self.is_due:
-            move(self.draft, self.path)
-            self.draft.unlink(missing_ok=True)  # rename(2) does nothing if both are links to one file already
+        """Give what was prepared its name."""
+        if self._draft:
+            self._files.move(self._draft, self.path)
+            self._files.unlink(self._draft)  # rename(2) does nothing if both are links to one file already
+
+    def put_of(self, model: Path) -> None:
+        """Have the path name the model of a checkpoint that counts, unless it does."""
+        if not _has_model(self._files, self.path, self._layout.files, model):
+            self.prepare(model)
+            self.put()
 
     def withdraw(self) -> None:
-        """Remove the file if it does not have its name yet."""
-        if self.is_due:
-            remove(self.draft)
-            sync_directory(self.draft.parent)
+        """Remove what was prepared, if it has not got its name."""
+        if self._draft and self._files.exists(self._draft):
+            self._files.remove(self._draft)
+            self._files.sync(self._draft.parent)
 
 
 def named_file(layout: Layout, id: SaveId, target: str) -> NamedFile | None:
     """The file that the user named, if they did, outside the checkpoint; ``target`` is as a manifest has it."""
-    return NamedFile(layout.root, id, target) if file_named(target) and not layout.name_within(id, target) else None
+    return NamedFile(layout, target) if file_named(target) and not layout.name_within(id, target) else None
 
 
-def link_within(place: Path, name: str) -> None:
+def _has_model(files: DirectoryRoot, path: Path, source: DirectoryRoot, model: Path) -> bool:
+    """Whether a path names a checkpoint's model, or a copy of it, and not what somebody has put there since."""
+    here, own = files.lstat(path), source.lstat(model)
+    return here is not None and own is not None and stat.S_ISREG(here.st_mode) and is_copy(here, own)
+
+
+def remove_named(layout: Layout, stored: Stored) -> None:
+    """Remove the file that a user named, where it is in the checkpoint directory and the checkpoint's own, durably.
+
+    Raises OSError if it stays: then the checkpoint must not be forgotten.
+    """
+    path = stored.target
+    if not path or not path.is_relative_to(layout.root):
+        return
+    if _has_model(layout.files, path, layout.files, stored.place / MODEL):
+        layout.files.unlink(path)
+    if layout.files.is_directory(path.parent):
+        layout.files.sync(path.parent)  # one who died may have removed it, but not durably
+
+
+def link_within(layout: Layout, place: Path, name: str) -> None:
     """Give the model in a place one more name there, durably; raises ConfigError if another file has that name."""
     manifest = ours(place)
     if name == NAME or (manifest and name in {entry.name for entry in manifest.files}):
         raise ConfigError(f"cannot save the model to {name} of the checkpoint's own directory: that is another file")
-    make_directories((place / name).parent)
-    _link(place / MODEL, place / name)
+    layout.files.make_directory((place / name).parent, parents=True, durable=True)
+    _link(layout.files, place / MODEL, place / name, layout.files)
+    layout.files.sync((place / name).parent)
 
 
-def _link(model: Path, path: Path) -> None:
-    path.unlink(missing_ok=True)
+def _link(source: DirectoryRoot, model: Path, path: Path, files: DirectoryRoot) -> None:
+    files.unlink(path)
     try:
-        os.link(model, path)
+        source.link(model, path, into=files)
     except OSError as error:
         if error.errno not in WITHOUT_LINKS:
             raise
-        _copy(model, path)
-        times = model.stat()
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which `Stored.owns_target` knows it
-    sync_directory(path.parent)
+        _copy(source, model, path, files)
 
 
-def _copy(model: Path, path: Path) -> None:
+def _copy(source: DirectoryRoot, model: Path, path: Path, files: DirectoryRoot) -> None:
     try:
-        copy_file(model, path)
+        copy_file(model, path, files=files)
     except OSError as error:
         error.filename = error.filename or str(path)  # another file system than the checkpoint's may be full
         raise
-
-
-def remove_with_draft(layout: Layout, place: Path) -> None:
-    """Remove a place that does not count, and the user's file that is due for it."""
-    for manifest in filter(None, map(ours, (place, place / FILES))):
-        if named := named_file(layout, manifest.id, manifest.target):
-            named.withdraw()
-            if named.is_due:
-                return  # only the place tells of it
-    remove(place)
-
-
-def finish_of_earlier_versions(layout: Layout) -> None:
-    """Put or remove the drafts of files of users that an earlier version left when it died."""
-    for place in layout.drafts("checkpoint") + layout.drafts("tmp"):
-        try:
-            draft = Path((place / "draft").read_text("utf-8", "surrogateescape"))
-            if not draft.name.startswith(PREFIX) or not draft.is_file():
-                continue
-            manifest = ours(place) if layout.is_record(place) else None
-            if manifest and (path := layout.file_of(manifest)):
-                sync_directory(layout.private)  # the writer may have died before: the file must not outlive its record
-                move(draft, path)
-            else:
-                draft.unlink()
-        except (OSError, ValueError) as error:
-            if not isinstance(error, FileNotFoundError):
-                logger.warning("cannot finish %s, which an earlier version left: %s", place, error)
+    times, copy = source.lstat(model), files.open(path, os.O_WRONLY)
+    try:
+        if times:
+            os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which `is_copy` knows it
+    finally:
+        os.close(copy)

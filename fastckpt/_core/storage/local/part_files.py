@@ -1,6 +1,7 @@
 """Gathers what several nodes have of one checkpoint; whoever finds all of it there publishes it."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,14 +9,13 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import NAME, Manifest
+from fastckpt._core.format.manifest import MODEL, NAME, Manifest
 from fastckpt._core.io.copier import Copier
-from fastckpt._core.io.durable import explained, remove, sync_directory, sync_tree, write_text
-from fastckpt._core.io.modes import make_directory
+from fastckpt._core.io.durable import explained
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import ABANDONED, FILES, Layout
-from fastckpt._core.storage.local.named_file import named_file
+from fastckpt._core.storage.local.named_file import link_within, named_file
 from fastckpt._core.storage.local.places import drop
 from fastckpt._core.storage.local.publish import write_images
 from fastckpt._core.storage.local.scan import CheckpointReader, Scan
@@ -30,35 +30,38 @@ class PartFiles:
     """The parts of one checkpoint, in ``.fastckpt/parts-<history>-<step>-<key>``.
 
     There are ``files``, with the images of all nodes, and for each node that has written its own, durably, a
-    ``part-<node>.json``: a manifest of these alone. Everything can be done again, and by any node.
+    ``part-<node>.json``: a manifest of these alone. Everything can be done again, and by any node; but the file that
+    the user named is made by those who were ``asked`` for it, not by who finds the parts.
     """
 
-    def __init__(self, layout: Layout, id: SaveId, share: Share, reader: CheckpointReader | None = None) -> None:
+    def __init__(self, layout: Layout, id: SaveId, share: Share, reader: CheckpointReader) -> None:
         self.id = id
-        self._reader = reader or CheckpointReader(layout)
+        self._reader = reader
         self._layout = layout
         self._share = share
         self._place = layout.private / f"parts-{id.history}-{id.step}-{share.key}"
         self._files = self._place / FILES
         self._home = layout.home(id, share.target)
-        self._named = named_file(layout, id, share.target)
+        self._asked = False
 
     def contribute(self, request: PublishRequest, copier: Copier, *, read_back: bool) -> None:
         """Write this node's part, unless it is there; on failure nothing is left of it, and the others' parts stay."""
+        self._asked = True
         if self._at_home() or self._part(self._share.node):
             return
-        make_directory(self._files, parents=True)
+        self._layout.files.make_directory(self._files, parents=True)
         self._withdraw(request)  # what one who died left of it
         with ExitStack() as on_failure:
             on_failure.callback(self._withdraw, request)
-            part = request.manifest(write_images(request, self._files, copier, read_back=read_back))
+            part = request.manifest(write_images(request, self._files, self._layout.files, copier, read_back=read_back))
             with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
                 self._put(self._share.mark(part), self._place / name_of(self._share.node))
             on_failure.pop_all()
 
     def missing(self) -> list[int]:
         """The nodes whose parts are not there."""
-        return [node for node in range(self._share.nodes) if not self._part(node)]
+        there = self._names()
+        return [n for n in range(self._share.nodes) if name_of(n) not in there or not self._part(n)]
 
     def publish(self) -> Manifest | None:
         """Make it one checkpoint if all parts are there; its manifest once it is one, whoever published it.
@@ -67,37 +70,35 @@ class PartFiles:
             OSError: Storage refused. The parts stay, and older checkpoints are as they were.
             BadCheckpoint: The parts do not go together.
         """
+        files, target = self._layout.files, self._share.target
+        named = named_file(self._layout, self.id, target) if self._asked else None
         with self._layout.publishing(first=self._share.node == 0) as mine:
             manifest = self._at_home()
-            if mine and (manifest is None or self._is_due):
-                manifest = self._publish(manifest or self._assemble())
-            if manifest is None or self._is_due:
+            if mine and manifest is None and (manifest := self._assemble()):
+                if self._asked and (name := self._layout.name_within(self.id, target)):
+                    link_within(self._layout, self._files, name)
+                commit = Commit(self._layout, self.id, target, self._files, named, self._reader)
+                commit.run()
+                commit.finish(manifest)
+            if manifest is None:
                 return None
-            for directory in {self._home.parent, (self._named.path if self._named else self._home).parent}:
-                sync_directory(directory)  # who published it may have died before that
+            files.sync(self._home.parent)  # who published it may have died before that
             if mine:
-                remove(self._place)
+                if named:
+                    named.put_of(self._home / MODEL)
+                files.remove(self._place)
         return manifest
 
-    @property
-    def _is_due(self) -> bool:
-        return self._named is not None and self._named.is_due
-
-    def _publish(self, manifest: Manifest | None) -> Manifest | None:
-        if manifest is None:
-            return None
-        commit = Commit(self._layout, self.id, self._share.target, self._files, self._reader)
-        with ExitStack() as on_failure:
-            on_failure.callback(commit.bring_back)
-            commit.run()
-            on_failure.pop_all()
-        commit.finish(manifest)
-        return manifest
+    def _names(self) -> set[str]:
+        try:
+            return {entry.name for entry in self._layout.files.entries(self._place)}
+        except FileNotFoundError:
+            return set()
 
     def _assemble(self) -> Manifest | None:
         """Write the manifest of all parts, if they are there."""
         # Each node looks many times: until all are there, it reads none.
-        names = {path.name for path in self._place.glob("part-*.json")}
+        names = self._names()
         if any(name_of(node) not in names for node in range(self._share.nodes)):
             return None
         parts = [part for part in map(self._part, range(self._share.nodes)) if part]
@@ -106,7 +107,7 @@ class PartFiles:
         with metrics.phase("persist.manifest", step=self.id.step):
             manifest = assemble(parts, self._share.target)
             self._put(manifest, self._files / NAME)
-            sync_tree(self._files)
+            self._layout.files.sync_tree(self._files)
         return manifest
 
     def _at_home(self) -> Manifest | None:
@@ -131,17 +132,17 @@ class PartFiles:
     def _put(self, manifest: Manifest, path: Path) -> None:
         draft = self._layout.draft("tmp")
         try:
-            write_text(draft, manifest.to_json())
-            draft.rename(path)
+            self._layout.files.write_text(draft, manifest.to_json())
+            self._layout.files.rename(draft, path)
         except OSError:
-            remove(draft)
+            self._layout.files.remove(draft)
             raise
 
     def _withdraw(self, request: PublishRequest) -> None:
         """Remove this node's part, its record first."""
-        remove(self._place / name_of(self._share.node))
+        self._layout.files.remove(self._place / name_of(self._share.node))
         for name in request.images:
-            remove(self._files / name)
+            self._layout.files.remove(self._files / name)
 
 
 class Contribution:
@@ -165,16 +166,16 @@ class Contribution:
         return self._parts.missing()
 
 
-def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
+def sweep(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
     """Publish what is complete, remove what is older than a checkpoint that counts, and what is long untouched.
 
     Call while nobody writes. Where locks do not reach other nodes, one of them may write nevertheless; so what else
     there is stays until a publication makes it useless.
     """
-    newer = dict(_newer(layout, scan))
+    newer = dict(_newer(layout, reader.scan()))
     for id, place in layout.parts():
-        share = _share_in(place) if place in newer else None
-        parts = PartFiles(layout, id, share) if share else None
+        share = _share_in(layout, place) if place in newer else None
+        parts = PartFiles(layout, id, share, reader) if share else None
         if parts and parts.publish():
             yield place
         elif place not in newer or layout.idle(place) > ABANDONED:
@@ -184,14 +185,14 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
             yield place
 
 
-def settle(layout: Layout, scan: Scan) -> Iterator[Manifest | Unfinished]:
+def settle(layout: Layout, reader: CheckpointReader) -> Iterator[Manifest | Unfinished]:
     """Publish what is complete and newer than all that counts; what of this is one checkpoint now, and what is not.
 
     Where there are no locks, the first node alone calls this.
     """
-    for place, id in _newer(layout, scan):
-        if share := _share_in(place):
-            parts = PartFiles(layout, id, replace(share, node=0))
+    for place, id in _newer(layout, reader.scan()):
+        if share := _share_in(layout, place):
+            parts = PartFiles(layout, id, replace(share, node=0), reader)
             try:
                 missing = parts.missing()
                 manifest = None if missing else _publish_within(layout, parts)
@@ -210,14 +211,15 @@ def _newer(layout: Layout, scan: Scan) -> Iterator[tuple[Path, SaveId]]:
     return ((place, id) for id, place in layout.parts() if newest is None or id > newest)
 
 
-def _share_in(place: Path) -> Share | None:
+def _share_in(layout: Layout, place: Path) -> Share | None:
     """What all parts in a place have in common, as one of them tells it; None if there is no whole one."""
-    shares = (share_of(_read(path)) for path in place.glob("part-*.json"))
+    names = [entry.name for entry in layout.files.entries(place) if re.fullmatch(r"part-[0-9]{1,7}\.json", entry.name)]
+    shares = (share_of(_read(place, name)) for name in names)
     return next((share for share in shares if share and place.name.endswith(share.key)), None)
 
 
-def _read(path: Path) -> Manifest | None:
+def _read(place: Path, name: str) -> Manifest | None:
     try:
-        return read_manifest(path.parent, path.name)
+        return read_manifest(place, name)
     except BadCheckpoint:
         return None

@@ -1,12 +1,11 @@
 """Sets bad checkpoints aside for a person to look at: nothing of ours loads them, nor deletes them."""
 
 import errno
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fastckpt._core.format.manifest import NAME, Manifest
-from fastckpt._core.io.durable import sync_directory, write_text
+from fastckpt._core.io.regular_file import read_small
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.places import relocate
 from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
@@ -15,8 +14,8 @@ from fastckpt.errors import BadCheckpoint
 WHY = "why.txt"
 """The file in a bad checkpoint's directory that says when it was quarantined, from where, and what is wrong with it."""
 _REASON = "why: "
-_LONGEST = 4096
-"""Characters of a ``why.txt`` that are read."""
+_LONGEST = 1 << 16
+"""Bytes of a ``why.txt`` that is read."""
 
 
 def quarantine(layout: Layout, place: Path, why: str) -> Path:
@@ -25,16 +24,17 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
     The reason is durable before the place moves: a crash leaves it where it was, or aside with its reason. A file
     that a user named stays where they put it. Raises OSError if storage refuses, and for a place without a manifest.
     """
-    if not os.path.lexists(place / NAME) and not place.is_symlink():
+    is_directory = layout.files.is_directory(place)
+    if is_directory and not layout.files.exists(place / NAME):
         raise FileNotFoundError(
             errno.ENOENT, "without a manifest it may be another tool's, and is not moved", str(place)
         )
     manifest = ours(place)
     name = f"{manifest.id.history}-{manifest.id.step}" if manifest else place.name
-    if place.is_dir() and not place.is_symlink():
-        (place / WHY).unlink(missing_ok=True)  # of one who died before the move, or that came back with the place
-        write_text(place / WHY, _text(layout, place, manifest, why))
-        sync_directory(place)
+    if is_directory:
+        layout.files.unlink(place / WHY)  # of one who died before the move, or that came back with the place
+        layout.files.write_text(place / WHY, _text(layout, place, manifest, why))
+        layout.files.sync(place)
     aside = layout.draft(f"quarantine-{name}")
     relocate(layout, place, aside)
     return aside
@@ -66,8 +66,7 @@ def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> s
 def reason(place: Path) -> str:
     """Why a place was quarantined."""
     try:
-        with (place / WHY).open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(_LONGEST).splitlines()
+        lines = read_small(place / WHY, _LONGEST).decode(errors="replace").splitlines()
     except OSError as error:
         return f"{place / WHY} cannot be read: {error.strerror}"
     return next((line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)), "no reason was recorded")

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import NAME
 from fastckpt._core.storage.local.known_checkpoints import KnownCheckpoints, stamp_of
 from fastckpt._core.storage.local.layout import Contents, Layout
 from fastckpt._core.storage.local.quarantine import reason
@@ -125,8 +126,8 @@ class CheckpointReader:
 
     def _scan_once(self, whole: dict[Path, tuple[object, Stored]]) -> Scan:
         found: list[Stored] = []
-        damaged: list[tuple[Path, str]] = []
         contents = self._layout.contents()
+        damaged = [(place, f"{place} is of an early version, which is not read") for place in contents.records]
         for place in contents.places:
             stamp = stamp_of(place)  # before it is read: what comes later has another
             if place in whole and whole[place][0] == stamp:
@@ -140,7 +141,7 @@ class CheckpointReader:
                     self._known.judge(place, is_whole=True)
                     found.append(stored)
                     whole[place] = stamp, stored
-                elif self._layout.looks_like_ours(place) and not self._is_being_removed(place):
+                elif self._layout.looks_like_ours(place):
                     damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
             except BadCheckpoint as error:
                 if place.exists():  # else another process removed it just now
@@ -149,10 +150,6 @@ class CheckpointReader:
         found.sort(key=lambda stored: stored.manifest.id, reverse=True)
         self._known.forget_others({*contents.places})
         return _scan_of(found, damaged, contents)
-
-    def _is_being_removed(self, place: Path) -> bool:
-        """Whether it has no manifest since it was taken apart; it may be gone by the time that this is asked."""
-        return any(self._layout.remains(record) == place for record in self._layout.taken_apart())
 
     def place_of(self, bad: Stored | Path) -> Path | None:
         """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""
@@ -166,14 +163,13 @@ class CheckpointReader:
         except BadCheckpoint:
             return None
 
-    def read(self, place: Path) -> Stored | None:
+    def read(self, place: Path, name: str = NAME) -> Stored | None:
         """The checkpoint whose manifest lies in ``place``, None if none does; raises BadCheckpoint."""
-        manifest = read_manifest(place)
+        manifest = read_manifest(place, name)
         if manifest is None:
             return None
         home = self._layout.home(manifest.id, manifest.target)
-        own = (home.name, "checkpoint-{}-{}".format(*manifest.id))
-        if place.name not in own and not place.name.startswith(("retired-", "deleted-")):
+        if place.name != home.name and not place.name.startswith(("retired-", "deleted-")):
             raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
         return Stored(manifest, place, self._layout.file_of(manifest))
 

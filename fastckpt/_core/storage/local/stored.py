@@ -14,6 +14,7 @@ from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
 from fastckpt._core.io.direct import Counted, digest_file
+from fastckpt._core.io.regular_file import open_regular, read_small
 from fastckpt.errors import BadCheckpoint, PersistError
 
 Read = TypeVar("Read")
@@ -52,50 +53,41 @@ class Stored:
     @property
     def path(self) -> Path:
         """What a user would call this checkpoint: the file that they named, while it is its own, else its directory."""
-        return self.target if self.target and (self._is_at_target or self.owns_target()) else self.place
+        return self.target if self.target and self.owns_target() else self.place
 
     def path_of(self, name: str) -> Path:
         """Where a file lies; raises BadCheckpoint if the manifest does not name it."""
-        return self._locate(self.manifest.entry(name))
+        return self.place / self.manifest.entry(name).name
 
     def files(self) -> dict[str, Path]:
         """Where all files lie, by name."""
-        return {entry.name: self._locate(entry) for entry in self.manifest.files}
+        return {entry.name: self.place / entry.name for entry in self.manifest.files}
 
     def check_sizes(self) -> None:
         """Raise BadCheckpoint if a file is missing or not as long as recorded."""
         for entry in self.manifest.files:
-            path = self._locate(entry)
-            found = check_size(entry, path)
-            if entry.stamp and entry.stamp != (found.st_ino, found.st_mtime_ns):
-                check_digest(entry, path, digest(path))  # a newer checkpoint may have taken over the path
+            check_size(entry, self.place / entry.name)
 
     def verify(self, names: Iterable[str] | None = None) -> None:
         """Read the files, by default all; raise BadCheckpoint if one is not what was saved."""
         entries = self.manifest.files if names is None else [self.manifest.entry(name) for name in names]
         for entry in entries:
-            path = self._locate(entry)
+            path = self.place / entry.name
             check_size(entry, path)
             check_digest(entry, path, digest(path))
 
     def owns_target(self) -> bool:
         """Whether the file that the user named is this checkpoint's, and not what somebody has put there since."""
         try:
-            entry = self.manifest.entry(MODEL)
-            here, own = (self.target or self.place).stat(), self._locate(entry).stat()
+            here, own = (self.target or self.place).stat(), self.path_of(MODEL).stat()
         except (OSError, BadCheckpoint):
             return False
-        if entry.stamp:
-            return entry.stamp == (here.st_ino, here.st_mtime_ns)
-        return os.path.samestat(here, own) or (here.st_size, here.st_mtime_ns) == (own.st_size, own.st_mtime_ns)
+        return is_copy(here, own)
 
-    @property
-    def _is_at_target(self) -> bool:
-        return any(entry.stamp for entry in self.manifest.files)
 
-    def _locate(self, entry: FileEntry) -> Path:
-        """Where a file is stored; a model with a stamp is of an earlier version, which wrote it to the target alone."""
-        return self.target if self.target and entry.stamp else self.place / entry.name
+def is_copy(one: os.stat_result, other: os.stat_result) -> bool:
+    """Whether two files are one, or one was copied from the other with its time."""
+    return os.path.samestat(one, other) or (one.st_size, one.st_mtime_ns) == (other.st_size, other.st_mtime_ns)
 
 
 def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
@@ -104,13 +96,8 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
     Raises BadCheckpoint if it cannot be read, PersistError if its file system does not answer now.
     """
     path = place / name
-
-    def read() -> bytes:
-        with open(path, "rb", opener=open_at_once) as file:
-            return file.read(MAX_TEXT + 1)
-
     try:
-        text = _answered(path, read)
+        text = _answered(path, lambda: read_small(path, MAX_TEXT))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -156,18 +143,13 @@ def with_manifests(places: Iterable[Path]) -> list[Path]:
     for place in places:
 
         def begins(path: Path = place / NAME) -> bool:
-            with open(path, "rb", opener=open_at_once) as file:
+            with os.fdopen(open_regular(path), "rb", buffering=0) as file:
                 return b'"fastckpt"' in file.read(32)
 
         with suppress(OSError):
             if _answered(place / NAME, begins):
                 found.append(place)
     return found
-
-
-def open_at_once(path: str, flags: int) -> int:
-    """An opener of files; without O_NONBLOCK, a pipe would wait for a writer that never comes."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def check_size(entry: FileEntry, path: Path) -> os.stat_result:

@@ -28,9 +28,11 @@ class PartObjects:
         self.place = shared_place(id, share.key)
         self._objects = objects
         self._share = share
+        self._asked = False
 
     def contribute(self, request: PublishRequest, copier: Copier, *, read_back: bool) -> None:
         """Write this node's part, unless it is there."""
+        self._asked = True
         sizes = self._sizes()
         # A retry, or another agent of this node, has written it: equal bytes by the same key.
         if NAME in sizes or self._part(self._share.node, sizes):
@@ -57,8 +59,9 @@ class PartObjects:
         if len(parts) < self._share.nodes:
             return None, False
         manifest = assemble(parts, self._share.target)
-        # The user's copy first: once the manifest is there the checkpoint counts, and the copy belongs to it.
-        if manifest.target:
+        # The user's copy first: once the manifest is there the checkpoint counts, and the copy belongs to it. Who was
+        # not asked for it makes none: objects alone may say anything.
+        if manifest.target and self._asked:
             self._objects.copy(f"{self.place}/{MODEL}", manifest.target)
         with metrics.phase("persist.manifest", step=self.id.step):
             # Two nodes may both come here: they write the same bytes, so the last one changes nothing.

@@ -248,9 +248,13 @@ class RemoteStore:
         return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
-        """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
+        """Remove what a user named in this store, if it is this checkpoint's: the newest that was saved there has it.
+
+        What is elsewhere is the user's: nothing there is removed on the word of an object.
+        """
         target = stored.manifest.target
-        if target and max(other.id for other in [stored, *among] if other.manifest.target == target) == stored.id:
+        is_here = target and not target.startswith("/") and not _is_part_of_checkpoint(target)
+        if is_here and max(other.id for other in [stored, *among] if other.manifest.target == target) == stored.id:
             self._objects.remove(target)
 
     def _remove(self, place: str) -> None:
@@ -344,6 +348,10 @@ def _own(objects: Objects, target: str) -> str:
     if not target:
         return ""
     name = objects.name(target) if "://" in target else target
-    if is_place(name) or name == TRACKER or name.split("/")[0] == PRIVATE:
+    if _is_part_of_checkpoint(name):
         raise ConfigError(f"cannot save to {target}: it is part of a checkpoint. Choose another path.")
     return name
+
+
+def _is_part_of_checkpoint(name: str) -> bool:
+    return is_place(name) or name == TRACKER or name.split("/", maxsplit=1)[0] == PRIVATE

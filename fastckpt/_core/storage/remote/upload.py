@@ -10,6 +10,7 @@ from fastckpt._core import metrics
 from fastckpt._core.format.manifest import FileEntry, Manifest
 from fastckpt._core.io.copier import Copier, Copy
 from fastckpt._core.io.direct import CopyPacing
+from fastckpt._core.io.regular_file import open_regular
 from fastckpt._core.storage.image_source import ImageSource, PublishRequest
 from fastckpt._core.storage.remote.download import download
 from fastckpt._core.storage.remote.objects import Objects, part_size
@@ -58,7 +59,7 @@ def upload_file(objects: Objects, source: Path, name: str, pace: CopyPacing) -> 
     # parts; after a failure they are aborted
     digest = xxhash.xxh3_128()
     with ExitStack() as on_exit:
-        reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        reader = open_regular(source, follow=True)
         on_exit.callback(os.close, reader)
         size = os.fstat(reader).st_size
         part = part_size(size)

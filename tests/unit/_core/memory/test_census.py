@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census, clean, sweep
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.telemetry import LINE, TelemetryBlock, telemetry_name
+from fastckpt._core.memory.telemetry import BLOCKS, LINE, TelemetryBlock, remove_dead, telemetry_name, unlink
 from fastckpt.errors import ArenaInUse, FastckptError
 
 SAVE = SaveId(2, 7)
@@ -140,7 +142,7 @@ def test_an_arena_of_a_killed_owner_is_removed_with_its_telemetry(shm: Path, pat
     program = f"""
 import os, pathlib, signal
 from fastckpt._core.memory.arena import Arena
-from fastckpt._core.memory.telemetry import LINE, TelemetryBlock, telemetry_name
+from fastckpt._core.memory.telemetry import BLOCKS, LINE, TelemetryBlock, remove_dead, telemetry_name, unlink
 path = pathlib.Path({str(path)!r})
 arena = Arena.open(path, "/checkpoints")
 block = TelemetryBlock(telemetry_name(path), 2)
@@ -237,6 +239,58 @@ def test_a_sweep_removes_nothing_that_is_in_use(shm: Path, path: Path):
     assert found(shm).state is ArenaState.OLD_BOOT
     sweep(shm)
     assert census(shm) == []
+
+
+def test_a_sweep_removes_blocks_of_the_dead_whatever_place_they_had_and_of_nobody_else(shm: Path):
+    def block(place: str) -> str:
+        return telemetry_name(shm / place / f"fastckpt-{os.getuid()}-0123456789abcdef")
+
+    dead, long, alive, other, foreign = map(block, ("dead", "long" * 60, "alive", "other", "foreign"))
+    for name in (dead, long):
+        if not os.fork():
+            TelemetryBlock(name, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)] == [-signal.SIGKILL] * 2
+    living = TelemetryBlock(alive, 1)
+    unlike = BLOCKS / f"{other.strip('/')}.mine"  # not a name of ours
+    theirs = BLOCKS / foreign.strip("/")
+    for path in (unlike, theirs):
+        path.touch()
+    if not os.getuid():
+        os.chown(theirs, 65534, 65534)
+    try:
+        assert all((BLOCKS / name.strip("/")).exists() for name in (dead, long, alive))
+        sweep(shm)
+        assert not any((BLOCKS / name.strip("/")).exists() for name in (dead, long))
+        assert (BLOCKS / alive.strip("/")).exists() and unlike.exists()
+        assert theirs.exists() or os.getuid()
+    finally:
+        living.close()
+        for name in (dead, long, alive):
+            unlink(name)
+        unlike.unlink()
+        theirs.unlink(missing_ok=True)
+
+
+def test_a_block_that_is_made_while_launches_sweep_is_there(shm: Path):
+    name = telemetry_name(shm / "own" / f"fastckpt-{os.getuid()}-0123456789abcdef")
+    ends = threading.Event()
+
+    def keep_sweeping() -> None:
+        while not ends.is_set():
+            remove_dead(BLOCKS / name.strip("/"))
+
+    with ThreadPoolExecutor(2) as pool:
+        sweepers = [pool.submit(keep_sweeping) for _ in range(2)]
+        try:
+            for _ in range(300):
+                block = TelemetryBlock(name, 1)
+                TelemetryBlock(name).close()  # as a worker finds it
+                block.close()
+        finally:
+            ends.set()
+        assert [each.result() for each in sweepers] == [None, None]
+    unlink(name)
 
 
 def test_memory_of_an_earlier_boot_is_not_adopted(path: Path):

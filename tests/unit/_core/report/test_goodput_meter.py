@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.report import goodput_meter
 from fastckpt._core.report.events import parsed
 from fastckpt._core.report.goodput import CAUSES
 from fastckpt._core.report.goodput_meter import GoodputMeter
@@ -71,6 +72,42 @@ def test_the_measured_time_grows_up_to_that_of_the_report(name: str):
         assert sum(now.values()) <= age
     whole = report([story.log])
     assert measured[-2] == (dict(whole.lost), whole.total)
+
+
+def often(restarts: int) -> Story:
+    """Each attempt repeats 5 of its 15 steps; every third is stopped for another node."""
+    story, step, now = trained(), 20, 31.0
+    for number in range(restarts):
+        story = story.stops(now) if number % 3 else story.dies(now).stops(now + 0.5)
+        story = story.starts(now + 1, now + 2, now + 3, now + 4).loads(now + 5, 1, step=step - 5)
+        step, now = step + 10, now + 20
+        story.trains(now - 10, 5).trains(now, 15, stalled=0.5)
+    return story.finishes(now, now + 1)
+
+
+def test_rounds_of_long_ago_are_summed_up_and_the_time_is_that_of_the_report(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(goodput_meter, "KEPT", 4)
+    story, meter, most = often(40), GoodputMeter(), 0
+    for line in story.lines:
+        meter.follow(json.loads(line))
+        most = max(most, len(next(iter(meter._courses.values())).launch.rounds))
+    measured, whole = meter.measure(round(json.loads(story.lines[-1])["monotonic"] * 1e9)), report([story.log])
+    assert most <= 2 * goodput_meter.KEPT + 1
+    assert (dict(measured.by_cause), measured.age) == (dict(whole.lost), whole.total)
+    assert measured.steps == whole.steps and dict(measured.failures) == {"died": 14, "elsewhere": 26}
+
+
+def test_a_directory_that_comes_late_has_the_rounds_before_it_without_what_is_of_another():
+    story, meter = killed(), GoodputMeter()
+    joined = {"rank": 0, "local_rank": 0, "worker": 100, "imported": 0.0}
+    story.at(46, "worker_joined", directory="/other", **joined)
+    story.says(47, directory="/other", step=90, steps=90, named=90, saves=90)
+    story.says(47, directory="/run", step=25, steps=10, named=10, loaded=15)
+    for line in story.finishes(48, 49).lines:
+        meter.follow(json.loads(line))
+    measured, whole = meter.measure(round(json.loads(story.lines[-1])["monotonic"] * 1e9)), report([story.log])
+    assert {*meter._courses} == {"/run", "/other"}
+    assert (dict(measured.by_cause), measured.age) == (dict(whole.lost), whole.total)
 
 
 def test_the_measured_goodput_falls_while_nothing_is_done():

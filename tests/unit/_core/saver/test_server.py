@@ -1,6 +1,7 @@
 """The saver: what it keeps when writers die, send invalid messages or lag, and when storage refuses."""
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,11 @@ from fastckpt._core.config import Settings
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel, bind, pack
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.arena import Arena, arena_path, arena_paths
+from fastckpt._core.memory.census import census
 from fastckpt._core.memory.presence import Presence
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.memory.records import write_record
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt._core.saver import coordinator as coordinator
 from fastckpt._core.saver.persistence import persister
@@ -39,6 +44,8 @@ from tests.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 ROOT = Path(__file__).parents[4]
+OTHER = 77
+"""A user who runs no job."""
 
 
 def on_storage(directory: Path) -> list[int]:
@@ -100,6 +107,35 @@ class TestRecordsCountNotMessages:
             member.save_checkpoint(1, state(1), storage_type=MEMORY)
         first.save_checkpoint(2, state(2), storage_type=DISK)
         ranks.workers_die()
+        ranks.start_workers(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        for member in ranks.members:
+            assert member.save_checkpoint(2, state(2), storage_type=DISK)
+        assert ranks.members[0].wait_latest_checkpoint(60) == 2
+
+    def test_records_that_cannot_be_removed_are_reported_and_the_workers_restarted(
+        self, ranks: Ranks, monkeypatch, said
+    ):
+        """The flush of the newest whole save, and the next workers, do without any unlink."""
+        first, second = ranks.start(2)
+        for member in (first, second):
+            member.save_checkpoint(1, state(1), storage_type=MEMORY)
+        first.save_checkpoint(2, state(2), storage_type=DISK)
+        found = [(slots.read(slot), slot) for slot in first._writer.link.arena.glob("slot-*")]
+        (half,) = (slot for records, slot in found if records.begin and not records.committed)
+        write_record(half.parent / "writer-1-1", replace(Process.current(), ticks=1).to_record())
+        with monkeypatch.context() as broken:
+
+            def refuse(path: os.PathLike[str], **_: object) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+            for name in ("unlink", "remove"):
+                broken.setattr(os, name, refuse)
+            for member in ranks.members:
+                member._writer.close()
+            ranks.saver.breakpoint()
+            assert "by which a writer was known, cannot be removed" in said.text
+            assert slots.read(half).begin is None
         ranks.start_workers(2)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
         for member in ranks.members:
@@ -384,6 +420,30 @@ class TestTwoJobs:
 
 
 class TestFailedOpen:
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
+    def test_an_arena_has_another_name_where_others_have_its_own_and_is_found_again(
+        self, ranks: Ranks, directory: Path, said
+    ):
+        place = Path(os.environ["FASTCKPT_SHM_DIR"])
+        first, second, *more = arena_paths(str(place), os.path.realpath(directory), 0)
+        first.mkdir()
+        os.chown(first, OTHER, OTHER)
+        assert left_in_memory(ranks, directory) == second
+        assert said.text.count(f"{first} was made by user {OTHER}, under the name of this user's memory") == 1
+        [entry] = [each for each in census(place) if each.directory == os.path.realpath(directory)]
+        assert entry.path == second and entry.newest and entry.newest.step == 2
+        first.rmdir()  # a name that is free again is not that of the memory that is there
+        (one,) = ranks.start()
+        assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
+        ranks.end()
+        for path in (first, second, *more):
+            path.mkdir()
+            os.chown(path, OTHER, OTHER)
+        with pytest.raises(ArenaInUse, match=rf"{first} is not a private directory .*owner {OTHER}"):
+            ranks.start()
+        for path in (first, second, *more):
+            path.rmdir()
+
     def test_every_rank_receives_the_cause_of_a_failed_open(self, ranks: Ranks, monkeypatch):
         """Not that the directory is in use: by this very job."""
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from checkpoints import contribute, publish
 
@@ -37,9 +38,15 @@ def die_at_phase(phase: str) -> None:
 def die_at_operation(number: int, root: str) -> None:
     left = number
 
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
+    def is_below(event: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether it is of storage: nothing else here is done relative to an open directory."""
+        if event == "open" and arguments[2] & os.O_PATH:
+            return False  # it leads to what is opened next
+        return not str(arguments[0]).startswith("/") or str(arguments[0]).startswith(os.path.dirname(root))
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
-        if event in OPERATIONS and str(arguments[0]).startswith(os.path.dirname(root)):
+        if event in OPERATIONS and is_below(event, arguments):
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -55,9 +55,9 @@ class Deed:
             if not over:
                 disk.apply(self.operations[number])
 
-    def check(self, tree: Tree, *, over: bool, stamps: bool = True) -> None:
+    def check(self, tree: Tree, *, over: bool) -> None:
         """A fresh reader finds the old or the new, whole; so it does after a sweep, which leaves nothing behind."""
-        restore(tree, self.root, stamps=stamps)
+        restore(tree, self.root)
         found = assert_sound(self.directory)
         if over:
             assert_named(self.directory)
@@ -72,7 +72,7 @@ class Deed:
         assert left[0] in [found[0], *gathered] if found else set(left) <= set(gathered)
         assert lasting <= set(left) <= {*found, *gathered}
         assert self.directory.sweep() == []
-        assert_named(self.directory)
+        assert_named(self.directory, is_over=over)
         self._check_files()
 
     def _check_tracker(self, over: bool) -> None:

@@ -12,11 +12,9 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from fastckpt._core.format.manifest import NAME, FileEntry, Manifest, Stamp
-from fastckpt.errors import BadCheckpoint
 from tests.unit._core.storage.recorder import Operation
 
 Tree = tuple[tuple[str, int, bytes | None], ...]
@@ -163,8 +161,8 @@ def _choices(sizes: list[int], ordered: int, limit: int, chance: random.Random) 
         yield tuple(chance.randrange(size) for size in sizes)
 
 
-def restore(tree: Tree, root: Path, *, stamps: bool = True) -> None:
-    """Make these files, and no others, the ones below the root; with their stamps, or with times that changed."""
+def restore(tree: Tree, root: Path) -> None:
+    """Make these files, and no others, the ones below the root."""
     for child in root.iterdir():
         shutil.rmtree(child) if child.is_dir() else child.unlink()
     places: dict[int, Path] = {}
@@ -176,25 +174,3 @@ def restore(tree: Tree, root: Path, *, stamps: bool = True) -> None:
         else:
             places[number] = root / path
             places[number].write_bytes(content)
-    for place in places.values():
-        if place.name == NAME:
-            _stamp(place, places, stamps=stamps)
-
-
-def _stamp(path: Path, places: dict[int, Path], *, stamps: bool) -> None:
-    """Give a manifest the stamps of the files that were created again instead of those that were recorded."""
-    try:
-        manifest = Manifest.from_json(path.read_bytes())
-    except BadCheckpoint:
-        return
-    files = [replace(entry, stamp=_stamp_of(entry, places, stamps)) for entry in manifest.files]
-    path.write_text(replace(manifest, files=tuple(files)).to_json())
-
-
-def _stamp_of(entry: FileEntry, places: dict[int, Path], stamps: bool) -> Stamp | None:
-    if entry.stamp is None:
-        return None
-    if entry.stamp.inode not in places:
-        return Stamp(0, 0)
-    found = places[entry.stamp.inode].stat()
-    return Stamp(found.st_ino, found.st_mtime_ns + (not stamps))

@@ -32,7 +32,7 @@ def make_image(lower: Path) -> None:
     directory = CheckpointDirectory(lower / "dir")
     publish(directory, OLDEST)
     publish(directory, OLD)
-    publish(directory, NEWER, str(lower / "user/ckpt.pt"))
+    publish(directory, NEWER, str(lower / "dir/user/ckpt.pt"))
     publish(directory, SaveId(0, 9), f"{lower}/dir/best/")
     publish(directory, SaveId(0, 10))
     (lower / "dir/checkpoint-11").mkdir()
@@ -118,7 +118,7 @@ def delete(id: SaveId) -> tuple[Deed, Callable[[CheckpointDirectory, bool], None
         deed(directory)
         assert id not in assert_sound(directory) and others <= {*found}
         assert_clean(directory)
-        assert (directory.path.parent / "user/ckpt.pt").exists() == (id != NEWER)
+        assert (directory.path / "user/ckpt.pt").exists() == (id != NEWER)
 
     return deed, check
 
@@ -143,7 +143,7 @@ def set_aside() -> tuple[Deed, Callable[[CheckpointDirectory, bool], None]]:
 
 DEEDS = {
     "save over a step": lambda: save(NEW),
-    "save over a file": lambda: save(SaveId(1, 8), "user/ckpt.pt"),
+    "save over a file": lambda: save(SaveId(1, 8), "dir/user/ckpt.pt"),
     "save over a directory": lambda: save(SaveId(1, 9), "dir/best/"),
     "save over another's directory": lambda: save(SaveId(1, 11)),
     "delete a step": lambda: delete(OLD),

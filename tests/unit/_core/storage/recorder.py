@@ -93,6 +93,8 @@ class Recorder:
         return os.path.abspath(os.path.join(within, os.fsdecode(path)))
 
     def _open(self, real: Callable, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if flags & os.O_PATH:
+            return real(path, flags, mode, dir_fd=dir_fd)  # it leads to what is opened next, and changes nothing
         where = self._path(path, dir_fd)
         new = bool(flags & os.O_CREAT) and not os.path.lexists(where)
         fd = real(path, flags, mode, dir_fd=dir_fd)
@@ -134,10 +136,10 @@ class Recorder:
         self._note("sync", path, handle=handle)
 
     def _name(self, kind: str) -> Callable:
-        def change(real: Callable, path: Any, *more: Any, dir_fd: int | None = None, **named: Any) -> None:
-            where = self._path(path, dir_fd)
-            real(path, *more, **({} if dir_fd is None else {"dir_fd": dir_fd}), **named)
-            to = self._path(more[0]) if kind in ("rename", "link") else ""
+        def change(real: Callable, path: Any, *more: Any, **named: Any) -> None:
+            where = self._path(path, named.get("dir_fd", named.get("src_dir_fd")))
+            real(path, *more, **named)
+            to = self._path(more[0], named.get("dst_dir_fd")) if kind in ("rename", "link") else ""
             self._note(kind, where, to=to, made=os.stat(where).st_ino if kind == "mkdir" else 0)
 
         return change

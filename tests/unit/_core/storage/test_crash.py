@@ -62,13 +62,14 @@ def check_after_sweep(directory, found, id, target):
     directory.sweep()
     # What was replaced, by a whole newer one, need not remain.
     assert assert_sound(directory) in (found, [found[0], OLDEST])
-    assert_named(directory)
+    assert_named(directory, is_over=False)
     assert_clean(directory)
     assert directory.sweep() == []
     theirs = [path.read_text() for path in directory.path.rglob("theirs")]
     assert theirs in ([], ["theirs"])
     publish(directory, id, target)
     assert assert_sound(directory)[0] == id
+    assert_named(directory)
     assert_clean(directory)
 
 

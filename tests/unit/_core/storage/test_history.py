@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
@@ -210,13 +211,13 @@ def test_a_deletion_is_cancelled_if_the_newer_checkpoint_is_gone(
     """Between the check and the deletion it was found bad, say, and quarantined by another process."""
     directory = CheckpointDirectory(fast_path / "run")
     published(directory, fast_path, SaveId(1, 5), SaveId(1, 6))
-    rename = Path.rename
+    rename = DirectoryRoot.rename
 
-    def set_aside(self: Path, target: Path) -> None:
+    def set_aside(self: DirectoryRoot, source: Path, target: Path) -> None:
         if target.name.startswith("retired"):
-            rename(directory.path / "checkpoint-6", fast_path / "bad")
-        rename(self, target)
+            (directory.path / "checkpoint-6").rename(fast_path / "bad")
+        rename(self, source, target)
 
-    monkeypatch.setattr(Path, "rename", set_aside)
+    monkeypatch.setattr(DirectoryRoot, "rename", set_aside)
     directory.delete(SaveId(1, 5))
     assert ids(directory) == [(1, 5)]

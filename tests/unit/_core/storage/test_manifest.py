@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from fastckpt._core.format import manifest as module
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt._core.format.manifest import FileEntry, Manifest, Stamp
+from fastckpt._core.format.manifest import FileEntry, Manifest
 from fastckpt.errors import BadCheckpoint, ProtocolError
 
 DIGEST = "0123456789abcdef" * 2
-MODEL = FileEntry("model.pt", 10, DIGEST, Stamp(5, 6))
+MODEL = FileEntry("model.pt", 10, DIGEST)
 PLAIN = Manifest(SaveId(2, 7), SaveId(1, 5), (MODEL, FileEntry("rank_0.pt", 0, DIGEST)), 2, 1.5, {"a": [1, None]})
 
 numbers = st.integers(0, LARGEST)
@@ -25,7 +25,6 @@ entries = st.builds(
     names.filter(lambda name: name != "manifest.json"),
     numbers,
     digests,
-    st.none() | st.builds(Stamp, numbers, numbers),
 )
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3))
@@ -142,9 +141,7 @@ def with_file(**changes):
         (with_file(digest="xyz"), "digest of model.pt"),
         (with_file(digest=DIGEST.upper()), "digest of model.pt"),
         (with_file(digest=DIGEST + "\n"), "digest of model.pt"),
-        (with_file(stamp=[1]), "stamp"),
-        (with_file(stamp=[1, -1]), "stamp"),
-        (with_file(stamp="12"), "stamp"),
+        (with_file(stamp=[1, 2]), "stamp is '.1, 2.' .* load that file with torch.load"),
         (with_file(name="../model.pt"), "file name"),
         (with_file(name="a/../../model.pt"), "file name"),
         (with_file(name="/etc/passwd"), "file name is '/etc/passwd'"),
@@ -160,6 +157,9 @@ def with_file(**changes):
         ({"target": "../ckpt.pt"}, "target is '../ckpt.pt'"),
         ({"target": "/data/../etc/passwd"}, "target"),
         ({"target": "/"}, "target"),
+        ({"target": "../"}, "target"),
+        ({"target": "/etc/"}, "target"),
+        ({"target": ".fastckpt/"}, "target is '.fastckpt/'"),
         ({"target": "ckpt.pt", "files": []}, "empty without a file model.pt"),
     ],
 )

@@ -1,17 +1,17 @@
 """Files that users named, inside the directory and outside, once or again and again."""
 
+import json
 import os
 import shutil
 import subprocess
-from dataclasses import replace
+from contextlib import contextmanager
 
 import pytest
 
+from fastckpt._core.format import manifest
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import Manifest, Stamp
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.local.named_file import NamedFile
 from fastckpt.errors import ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound, ids, images, publish
 
@@ -48,13 +48,14 @@ def test_one_path_of_the_user_for_all_steps_is_overwritten(directory, target):
     assert_clean(directory)
 
 
-def test_paths_of_the_user_for_each_step_are_deleted_with_their_checkpoints(directory, target):
+def test_a_path_for_each_step_is_deleted_with_its_checkpoint_if_it_is_in_the_directory(directory, target):
+    """One outside is its user's, and stays."""
     for step in (1, 2, 3):
         publish(directory, SaveId(0, step), str(target.with_name(f"ckpt-{step}.pt")))
     assert assert_sound(directory) == [(0, 3), (0, 2), (0, 1)]
     directory.delete(SaveId(0, 1))
     assert assert_sound(directory) == [(0, 3), (0, 2)]
-    assert not target.with_name("ckpt-1.pt").exists()
+    assert target.with_name("ckpt-1.pt").exists() == (target.parent != directory.path)
     with pytest.raises(ConfigError, match="newest"):
         directory.delete(SaveId(0, 3))
     assert_clean(directory)
@@ -109,41 +110,43 @@ def test_a_checkpoint_whose_target_its_user_replaced_is_called_by_its_directory(
         target.write_bytes(b"theirs")
 
 
-@pytest.fixture
-def mount(tmp_path):
+@contextmanager
+def mounted(place):
     """A small file system of its own."""
-    place = tmp_path / "mount"
-    place.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=False).returncode
-    ):
+    place.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", place]
+    if os.geteuid() or subprocess.run(command, check=False).returncode:
         pytest.skip("this process may not mount a file system")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
 
 
-def test_a_full_file_system_of_a_target_is_named_with_its_space(directory, mount):
-    publish(directory, SaveId(0, 4), str(mount / "a.pt"))
-    for name in ("a.pt", "b.pt"):
-        with pytest.raises(
-            PersistError, match=rf"{mount}/\.fastckpt-\w+: No space left.* needs 48\.8 KiB; 12\.0 KiB is free"
-        ):
-            publish(directory, SaveId(0, 5), str(mount / name))
-    assert assert_sound(directory) == [(0, 4)] and [path.name for path in mount.iterdir()] == ["a.pt"]
-    assert_clean(directory)
+@pytest.mark.parametrize("where", ["dir/mount", "elsewhere"])
+def test_a_full_file_system_of_a_target_is_named_with_its_space(directory, fast_path, where):
+    with mounted(fast_path / where) as mount:
+        publish(directory, SaveId(0, 4), str(mount / "a.pt"))
+        for name in ("a.pt", "b.pt"):
+            with pytest.raises(
+                PersistError, match=rf"{mount}/\.fastckpt-\w+: No space left.* needs 48\.8 KiB; 12\.0 KiB is free"
+            ):
+                publish(directory, SaveId(0, 5), str(mount / name))
+        assert assert_sound(directory) == [(0, 4)] and [path.name for path in mount.iterdir()] == ["a.pt"]
+        assert_clean(directory)
 
 
-def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_sweep(directory, mount):
-    publish(directory, SaveId(0, 4), str(mount / "a.pt"))
-    publish(directory, SaveId(0, 5))
-    subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
-    with pytest.raises(PersistError, match=f"cannot delete step 4 .*{mount}/a.pt: Read-only"):
-        directory.delete(SaveId(0, 4))
-    assert assert_sound(directory) == [(0, 5)] and directory.sweep() == []
-    subprocess.run(["mount", "-o", "remount,rw", mount], check=True)
-    assert len(directory.sweep()) == 1 and not (mount / "a.pt").exists()
-    assert_clean(directory)
+def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_sweep(directory):
+    with mounted(directory.path / "mount") as mount:
+        publish(directory, SaveId(0, 4), str(mount / "a.pt"))
+        publish(directory, SaveId(0, 5))
+        subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
+        with pytest.raises(PersistError, match=f"cannot delete step 4 .*{mount}/a.pt: Read-only"):
+            directory.delete(SaveId(0, 4))
+        assert assert_sound(directory) == [(0, 5)] and directory.sweep() == []
+        subprocess.run(["mount", "-o", "remount,rw", mount], check=True)
+        assert len(directory.sweep()) == 1 and not (mount / "a.pt").exists()
+        assert_clean(directory)
 
 
 def test_a_sweep_bears_that_the_directory_of_a_target_is_gone(directory, target):
@@ -157,20 +160,6 @@ def test_a_sweep_bears_that_the_directory_of_a_target_is_gone(directory, target)
         assert assert_sound(directory) == [(0, 6), (0, 5)]
         assert_clean(directory)
         target.parent.touch()  # nor does a file in its place matter
-
-
-def test_a_sweep_bears_that_a_directory_has_the_name_of_a_file_that_is_due(directory, target):
-    publish(directory, SaveId(0, 6), str(target))
-    named = NamedFile(directory.path, SaveId(0, 6), directory.checkpoints()[0].manifest.target)
-    target.rename(named.draft)  # as if a crash had come before the rename
-    target.mkdir()
-    (directory.path / ".fastckpt/tmp-1234").mkdir()
-    assert directory.sweep() == [directory.path / ".fastckpt/tmp-1234"]
-    assert assert_sound(directory) == [(0, 6)] and target.is_dir()
-    target.rmdir()
-    assert directory.sweep() == [target]
-    assert_named(directory)
-    assert_clean(directory)
 
 
 def test_an_empty_directory_that_the_user_made_for_a_target_is_used(directory):
@@ -221,66 +210,29 @@ def test_a_path_of_another_file_or_directory_of_a_checkpoint_is_refused_and_leav
     assert_clean(directory)
 
 
-@pytest.fixture
-def earlier(directory, target):
-    """A checkpoint as earlier versions wrote it: its model is at the user's path alone."""
+@pytest.mark.parametrize("has_stamp", [False, True])
+def test_what_an_early_version_left_is_refused_by_name_and_not_obeyed(directory, target, has_stamp):
+    """The model was at the user's path alone, and a draft of it was moved to the path that a record named."""
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 6), str(target))
+    publish(directory, SaveId(0, 7))
     record = (directory.path / "checkpoint-6").rename(directory.path / ".fastckpt/checkpoint-0-6")
     (record / "model.pt").unlink()
     (record / "draft").write_text(str(target.with_name(".fastckpt-0123456789ab")))
-    manifest = Manifest.from_json((record / "manifest.json").read_bytes())
-    found = target.stat()
-    files = [
-        replace(entry, stamp=Stamp(found.st_ino, found.st_mtime_ns)) if entry.name == "model.pt" else entry
-        for entry in manifest.files
-    ]
-    (record / "manifest.json").write_text(replace(manifest, files=tuple(files)).to_json())
-    return record
-
-
-def test_a_target_of_an_earlier_version_counts_until_its_path_is_reused(directory, target, earlier):
-    assert assert_sound(directory) == [(0, 6), (0, 5)]
-    [stored, _] = directory.checkpoints()
-    assert stored.path_of("model.pt") == stored.path == target
-    assert stored.path_of("rank_0.pt") == earlier / "rank_0.pt"
-    directory.sweep()
-    assert assert_sound(directory) == [(0, 6), (0, 5)]
-    os.utime(target)  # a copy of the directory is known by its digests
-    assert assert_sound(directory) == [(0, 6), (0, 5)]
-    publish(directory, SaveId(0, 8), str(target))
-    assert assert_sound(directory) == [(0, 8), (0, 5)] and not earlier.exists()
-    assert directory.scan().quarantined == []
-    assert_named(directory)
-    assert_clean(directory)
-
-
-def test_a_target_of_an_earlier_version_is_deleted_with_its_file(directory, target, earlier):
-    publish(directory, SaveId(0, 7))
-    directory.delete(SaveId(0, 6))
-    assert assert_sound(directory) == [(0, 7), (0, 5)] and not target.exists() and not earlier.exists()
-
-
-@pytest.mark.parametrize("is_record", [True, False])
-def test_a_sweep_finishes_what_a_crash_of_an_earlier_version_left(directory, target, earlier, is_record):
-    """It wrote the model to a draft, then renamed the record from a ``tmp-``, then the draft."""
-    target.rename(earlier.joinpath("draft").read_text())
-    if not is_record:
-        earlier.rename(earlier.with_name("tmp-0123456789ab"))
-    directory.sweep()
-    assert assert_sound(directory) == [(0, 6), (0, 5)][not is_record :]
-    assert target.exists() == is_record
-    assert_clean(directory)
-
-
-def test_an_overwritten_target_of_an_earlier_version_is_damage(directory, target, earlier):
-    for content in (b"x" * target.stat().st_size, b"another size"):
-        target.write_bytes(content)
-        assert ids(directory) == [(0, 5)]
+    target.with_name(".fastckpt-0123456789ab").write_bytes(b"due")
+    if has_stamp:  # also where somebody put it in its place
+        body = json.loads((record / "manifest.json").read_bytes())
+        body["files"][0]["stamp"] = [target.stat().st_ino, target.stat().st_mtime_ns]
+        body.pop("digest")
+        (record / "manifest.json").write_text(json.dumps(body | {"digest": manifest._digest(body)}))
+        record = record.rename(directory.path / "checkpoint-6")
+    before = target.read_bytes()
+    for _ in range(2):
+        assert ids(directory) == [(0, 7), (0, 5)]
         [(path, why)] = directory.scan().damaged
-        assert path == earlier and str(target) in why and ("were saved" in why or "was saved" in why)
+        assert path == record and ("early version" in why or "load that file with torch.load" in why)
         directory.sweep()
-        assert target.read_bytes() == content
+    assert target.read_bytes() == before and target.with_name(".fastckpt-0123456789ab").read_bytes() == b"due"
 
 
 def test_a_file_of_the_user_at_the_target_is_replaced(directory, target):
@@ -310,7 +262,8 @@ def test_one_save_id_at_two_paths_is_at_both(directory, target):
     assert assert_sound(directory) == [(0, 6), (0, 5)]
     directory.delete(SaveId(0, 5))
     assert assert_sound(directory) == [(0, 6)]
-    assert not target.exists() and not (directory.path / "checkpoint-5").exists()
+    assert target.exists() == (target.parent != directory.path)
+    assert not (directory.path / "checkpoint-5").exists()
 
 
 def test_targets_inside_another_checkpoint_are_refused(directory):

@@ -4,7 +4,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -107,24 +107,63 @@ def test_an_address_that_makes_no_sense_is_refused(server):
         assert b" 400 " in connection.recv(64)
 
 
-def test_readers_that_ask_for_nothing_are_few_and_keep_nobody_out_for_ever(server, monkeypatch):
-    monkeypatch.setattr(http_server._Handler, "timeout", 0.5)
-    idle = [socket.create_connection((server.host, server.port)) for _ in range(http_server.AT_ONCE + 4)]
+def connected(server: HttpServer, count: int, *, sends: bytes = b"") -> list[socket.socket]:
+    connections = [socket.create_connection((server.host, server.port), timeout=10) for _ in range(count)]
+    for connection in connections:
+        connection.sendall(sends)
+    return connections
+
+
+@contextmanager
+def slow_readers(server: HttpServer, count: int = http_server.AT_ONCE, *, sends: bytes = b""):
+    connections = connected(server, count, sends=sends)
     try:
-        refused = idle[-1]
-        refused.settimeout(10)
-        assert refused.recv(1) == b""  # closed: too many are under way
-        for connection in idle[: http_server.AT_ONCE]:
-            connection.settimeout(10)
-            assert connection.recv(1) == b""  # after its time
-        for _ in range(100):  # the threads of these end a moment later
-            try:
-                assert get(server, "/echo?say=1")[0] == b"1"
-                break
-            except (urllib.error.URLError, ConnectionError):
-                threading.Event().wait(0.05)
-        else:
-            pytest.fail("the server serves nobody any more")
+        yield connections
     finally:
-        for connection in idle:
+        for connection in connections:
             connection.close()
+
+
+def test_readers_that_ask_for_nothing_are_few_and_are_closed_after_their_time(server, monkeypatch):
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.5)
+    with slow_readers(server, http_server.AT_ONCE + 4) as idle:
+        assert [connection.recv(1) for connection in idle] == [b""] * len(idle)
+        assert get(server, "/echo?say=1")[0] == b"1"
+
+
+@pytest.mark.parametrize("sends", [b"", b"GET /echo?say=never HTTP/1.0\r\nX: "], ids=["silent", "in its headers"])
+def test_readers_that_never_end_their_requests_keep_nobody_out(server, sends):
+    with slow_readers(server, sends=sends) as slow:
+        for _ in range(2 * http_server.AT_ONCE):
+            assert get(server, "/echo?say=1")[0] == b"1"
+        assert slow[0].recv(1) == b""  # the slowest has made room
+
+
+def test_readers_that_never_take_their_answers_keep_nobody_out(server):
+    server._server.pages["GET", "/large"] = lambda request: Response(bytes(1 << 24))
+    with slow_readers(server, sends=b"GET /large HTTP/1.0\r\n\r\n") as slow:
+        assert [connection.recv(4) for connection in slow] == [b"HTTP"] * len(slow)
+        for _ in range(2 * http_server.AT_ONCE):
+            assert get(server, "/echo?say=1")[0] == b"1"
+
+
+def test_a_reader_that_sends_byte_by_byte_is_closed_after_its_time(server, monkeypatch):
+    monkeypatch.setattr(http_server, "DEADLINE", 0.5)
+    with slow_readers(server, 1, sends=b"GET /echo?say=") as (connection,), pytest.raises(ConnectionError):
+        for _ in range(10_000):
+            connection.sendall(b"x")  # never silent for long
+            threading.Event().wait(0.01)
+
+
+def test_a_page_that_is_being_made_is_not_given_up_for_a_newcomer(server):
+    goes_on = threading.Event()
+    server._server.pages["GET", "/slow"] = lambda request: Response(b"made" if goes_on.wait(60) else b"")
+    with slow_readers(server, sends=b"GET /slow HTTP/1.0\r\n\r\n") as readers:
+        while sum(not each.is_awaited for each in [*server._server.readers.values()]) < http_server.AT_ONCE:
+            threading.Event().wait(0.01)
+        with socket.create_connection((server.host, server.port), timeout=10) as refused:
+            assert refused.recv(1) == b""
+        goes_on.set()
+        for reader in readers:
+            with reader.makefile("rb") as answer:
+                assert answer.read().endswith(b"made")
