@@ -29,7 +29,7 @@ from fastckpt._core.client.save_results import at_least
 from fastckpt._core.config import RankInfo
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderCheckpointer, Raw, RequiredFiles, Tensors
-from fastckpt._core.native.view import written
+from fastckpt._core.native.view import read_json, written
 from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, SessionOptions, StorageType
@@ -222,7 +222,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
                 file.parent,
             )
             return
-        for loader, epoch in zip(loaders, json.loads(file.read_text()), strict=False):
+        for loader, epoch in zip(loaders, read_json(file, _are_epochs), strict=False):
             if hasattr(loader, "iteration"):
                 loader.iteration = epoch
 
@@ -256,6 +256,10 @@ class AccelerateCheckpointer(BaseCheckpointer):
             save_accelerator_state(str(place), [], [], [], [], accelerator.process_index, accelerator.step)
         states: dict[str, Any] = torch.load(place / self._own, weights_only=False)
         return states
+
+
+def _are_epochs(found: Any) -> bool:
+    return isinstance(found, list) and all(type(each) is int and each >= 0 for each in found)
 
 
 def _check(accelerator: Accelerator) -> None:

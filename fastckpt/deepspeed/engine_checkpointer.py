@@ -16,6 +16,7 @@ from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
+from fastckpt._core.io.regular_file import read_small
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import (
@@ -39,6 +40,8 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
+LONGEST_TAG = 4096
+"""Bytes of one of these files."""
 _AMID = (
     "step %d is saved when %d micro-batches were added up to gradients, which are no part of DeepSpeed's checkpoints: "
     "what resumes from it goes on without them. Save after the engine.step() that updates the weights."
@@ -224,7 +227,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         """The checkpoint at a path; without one of ours, the newest of DeepSpeed in the checkpoint directory."""
         directory = self._writer.directory
         folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
-        theirs = _latest(directory, LATEST)
+        theirs = "" if asked else _latest(directory, LATEST)
         theirs = agreement(self._writer.place.world_size).gather(theirs if theirs and _is_foreign(theirs) else "")[0]
         if asked or not theirs:
             return folder
@@ -289,9 +292,20 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
 
 
 def _latest(directory: str, tracker: str) -> str:
-    """The checkpoint that a file of a directory names; empty if there is none."""
+    """The checkpoint that a file of a directory names; empty if there is none.
+
+    Raises ConfigError if the file cannot be read, or names none there: another user may have written it.
+    """
     file = Path(directory, tracker)
-    return f"{directory}/{file.read_text().strip()}" if not is_url(directory) and file.is_file() else ""
+    if is_url(directory) or not file.exists():
+        return ""
+    try:
+        tag = read_small(file, LONGEST_TAG, follow=True).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}. Give the tag of a checkpoint") from error
+    if not tag or not Path(tag).name or Path(tag).is_absolute() or ".." in Path(tag).parts or not tag.isprintable():
+        raise ConfigError(f"{file} names {tag!r}, which is no checkpoint in {directory}. Give the tag of one")
+    return f"{directory}/{tag}"
 
 
 def _is_foreign(directory: str) -> bool:

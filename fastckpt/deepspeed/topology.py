@@ -7,6 +7,7 @@ from typing import Any
 
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+from fastckpt._core.native.view import read_json
 from fastckpt.errors import ConfigError
 
 NAME = "fastckpt.json"
@@ -36,8 +37,8 @@ def written(engine: DeepSpeedEngine) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The topology stored in `NAME` there."""
-    found: dict[str, Any] = json.loads(path.read_text())
+    """The topology stored in `NAME` there; raises BadCheckpoint if it is none."""
+    found: dict[str, Any] = read_json(path, lambda it: isinstance(it, dict) and type(it.get("zero_stage")) is int)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import Trainer
 
 from fastckpt._core.native.folder_checkpointer import Raw
+from fastckpt._core.native.view import read_json
 from fastckpt.huggingface._private import last_logged, loss_since, put_loss
 
 
@@ -22,10 +23,15 @@ def unlogged(trainer: Trainer) -> dict[str, Any]:
 def restore(trainer: Trainer, folder: Path) -> None:
     """Give a trainer the loss that as many ranks have saved there, if they have."""
     path = folder / _name(trainer)
-    found = json.loads(path.read_text()) if path.is_file() else {"ranks": 0}
+    found = read_json(path, _is_sound) if path.is_file() else {"ranks": 0}
     # With another number of ranks the parts do not add up to the loss of the job.
     if found["ranks"] == trainer.args.world_size:
         put_loss(trainer, found["since"], found["loss"])
+
+
+def _is_sound(found: Any) -> bool:
+    kinds = {"ranks": (int,), "since": (int,), "loss": (int, float)}
+    return isinstance(found, dict) and all(type(found.get(name)) in kind for name, kind in kinds.items())
 
 
 def _name(trainer: Trainer) -> str:

@@ -1,12 +1,15 @@
 """A directory in which a framework finds the files of a checkpoint, wherever they are, as long as it is open."""
 
+import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.raw import Raw
+from fastckpt._core.io.regular_file import read_small
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.copies_folder import roots_of
 from fastckpt._core.memory.held_saves import KEPT
@@ -49,6 +52,18 @@ def make_view(link: SaverClient, name: str, files: Files) -> Path:
 def remove_view(link: SaverClient) -> None:
     """Remove what `make_view` made last, be it for a worker that died."""
     shutil.rmtree(_place(link), ignore_errors=True)
+
+
+def read_json(path: Path, is_sound: Callable[[Any], bool]) -> Any:
+    """The JSON value of a small file of a view; raises BadCheckpoint, with its true path, unless it is sound."""
+    try:
+        data = read_small(path, follow=True)
+        value = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path.resolve()} cannot be read: {error}") from error
+    if not is_sound(value):
+        raise BadCheckpoint(f"{path.resolve()} is not what is saved there; it begins with {data[:200]!r}")
+    return value
 
 
 def written(folder: Path, but: Collection[str] = ()) -> dict[str, Raw]:

@@ -90,6 +90,8 @@ def _fill(files: DirectoryRoot, path: Path, claim: str) -> None:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not parsed(os.pread(descriptor, 64, 0).decode(errors="replace")):
+            if os.fstat(descriptor).st_nlink > 1:  # none that was left torn has another name: it may be anyone's file
+                raise OSError(errno.EMLINK, "it has other names (hard links): remove it", str(path))
             os.pwrite(descriptor, claim.encode(), 0)
             os.ftruncate(descriptor, len(claim))
             os.fsync(descriptor)
