@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from fastckpt._core.io.regular_file import IrregularFile, open_regular
 from fastckpt._core.storage.local.layout import PRIVATE
 from fastckpt._core.storage.store import as_path
 from fastckpt.errors import ConfigError
@@ -84,10 +84,11 @@ def in_folder(folder: Path) -> list[tuple[Name, Path]]:
 
 def read(path: Path) -> Log:
     """Read a log; what is torn or no event is counted. Raises OSError, or ConfigError for what is no regular file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = open_regular(path, follow=True)
+    except IrregularFile as error:
+        raise ConfigError(f"{path} is no regular file") from error
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{path} is no regular file")
         return parsed(path, iter(partial(file.readline, LONGEST), b""))
 
 
