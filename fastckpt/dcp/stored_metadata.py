@@ -1,5 +1,6 @@
 """Reads ``.metadata``, and the index of a node's copies, of a checkpoint; what these say is checked."""
 
+import os
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from fastckpt._core.io.regular_file import open_regular
 from fastckpt._core.torch_private.sharding import PICKLED_PROPERTIES, StorageInfo
 from fastckpt.dcp.known_classes import unpickled
 from fastckpt.errors import BadCheckpoint
@@ -70,7 +72,7 @@ def check_paths(metadata: Metadata, path: Path) -> None:
 
 
 def _read(path: Path, *, weights_only: bool) -> Any:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, follow=True), "rb") as file:
         return unpickled(file, str(path), _REMEDY) if weights_only else pickle.load(file)
 
 
