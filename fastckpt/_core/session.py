@@ -99,7 +99,7 @@ class Session:
         # 1. check the arguments   2. make the directory ready   3. connect to the saver, which may refuse the directory
         # 4. install the heartbeat and the overlap, whose hooks run at each optimizer step
         optimizers = optimizers_in(options.overlap)
-        self.verify = verify_mode(options.verify)
+        self.verify, self.weights_only = verify_mode(options.verify), options.weights_only
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)

@@ -59,7 +59,8 @@ _WHOLE = (
 class AccelerateCheckpointer(BaseCheckpointer):
     """Saves what ``accelerator.save_state`` saves, under the same names, and has ``accelerator.load_state`` read it.
 
-    Every rank constructs one, after ``accelerator.prepare``, and calls each method with the same steps.
+    Every rank constructs one, after ``accelerator.prepare``, and calls each method with the same steps. accelerate
+    itself reads the files, those of objects that were registered with ``weights_only=False``: load what you trust.
 
     Args:
         accelerator: What has been prepared with it, and registered for checkpointing, is saved.

@@ -12,8 +12,10 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
+from fastckpt._core.format.loadable import LoadableArchives
 from fastckpt._core.torch_private.sharding import ShardedTensor, flatten_sharded_tensors, spec_of
 from fastckpt._core.torch_private.tensors import local_part
+from fastckpt.errors import NotLoadable
 
 Leaves = Mapping[str, Any]
 """The leaves of a state: tensors, whole or shards, and Python values, by their names in DCP."""
@@ -85,11 +87,15 @@ def _layout(leaf: Any) -> Any:
 class Archiver:
     """Resolves items to what is written of them, and remembers the archives of Python values that stay as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, weights_only: bool = True) -> None:
         self._archives: dict[str, tuple[bytes, bytes]] = {}
+        self._loadable = LoadableArchives() if weights_only else None
 
     def data(self, leaves: Leaves, item: FlatItem) -> torch.Tensor | bytes:
-        """The local shard, or the archive of a value; raises what torch.save raises, with the leaf's name."""
+        """The local shard, or the archive of a value.
+
+        Raises what torch.save raises, with the leaf's name; NotLoadable for a value that would not load.
+        """
         leaf = leaves[item.name]
         if item.offsets is None:
             return self._archive(item.name, leaf)
@@ -108,7 +114,11 @@ class Archiver:
             if self._archives.get(name, (b"", b""))[0] != pickled:
                 buffer = io.BytesIO()
                 torch.save(value, buffer)
+                if self._loadable is not None:
+                    self._loadable.check(name, buffer.getvalue())
                 self._archives[name] = pickled, buffer.getvalue()
+        except NotLoadable:
+            raise
         except Exception as error:
             error.add_note(f"{name} cannot be saved")
             raise

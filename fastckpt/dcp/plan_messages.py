@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import metadata, planner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 
@@ -18,38 +16,11 @@ from fastckpt._core.client.mailbox import StoreMailbox
 from fastckpt._core.format.distcp import ShardLocation
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
-from fastckpt._core.torch_private.sharding import PLAN_PARTS
 from fastckpt.dcp.flattening import FlatItem
+from fastckpt.dcp.known_classes import unpickled
 from fastckpt.errors import FastckptError
 
-_PARTS = (
-    *PLAN_PARTS,
-    metadata.ChunkStorageMetadata,
-    metadata.MetadataIndex,
-    metadata.TensorProperties,
-    planner.SavePlan,
-    planner.TensorWriteData,
-    planner.WriteItem,
-    planner.WriteItemType,
-    torch.Size,
-)
-"""Types that a plan consists of, with dtypes and plain values; nothing else is unpickled."""
-_ALLOWED = {(part.__module__, part.__name__): part for part in _PARTS}
-
 _RUNG = "rung"
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads messages; torch.load(weights_only=True) takes ten times as long for a plan of thousands of tensors."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A type that a message may have; raises UnpicklingError for all else."""
-        dtype = getattr(torch, name, None) if module == "torch" else None
-        # A message of the store is a pickle from another process: only data types of a plan may come out of it.
-        found = dtype if isinstance(dtype, torch.dtype) else _ALLOWED.get((module, name))
-        if found is None:
-            raise pickle.UnpicklingError(f"a message of another rank has {module}.{name}")
-        return found
 
 
 class Stage(StrEnum):
@@ -80,7 +51,7 @@ class PlanMailbox(StoreMailbox):
 
     def decode(self, data: bytes) -> Any:
         """The message; raises UnpicklingError for what is no part of a plan."""
-        return _Unpickler(io.BytesIO(data)).load()
+        return unpickled(io.BytesIO(data), "a message of another rank")
 
     def ring(self, number: int, stage: Stage) -> None:
         """Wake all that wait for the end of a stage: its messages were put."""

@@ -2,15 +2,14 @@
 
 import logging
 import os
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from fastckpt._core import metrics
@@ -30,6 +29,8 @@ from fastckpt._core.resume.tiers import Files
 from fastckpt._core.session import Session
 from fastckpt._core.torch_private.sharding import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
+from fastckpt.dcp.python_values import PlannerOfValues
+from fastckpt.dcp.stored_metadata import read_index, read_metadata
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 
@@ -198,6 +199,8 @@ class SharedMemoryReader(MappedReader):
         assert self._reading is not None
         found: FoundCheckpoint = self._reading.state
         known = {**found.metadata.storage_data, **found.copies}
+        if unknown := [item.storage_index for item in plan.items if item.storage_index not in known]:
+            raise BadCheckpoint(f"{found.files[METADATA]} is damaged: it does not say where {unknown[0]} is")
         wanted = {item.storage_index: known[item.storage_index] for item in plan.items}
         if self._reading.id is None:
             return []  # not ours: DCP finds its files
@@ -231,6 +234,8 @@ class SharedMemoryReader(MappedReader):
         """Read what the plan says into the caller's tensors."""
         assert self._reading is not None
         found = self._reading
+        if self._writer.weights_only:
+            planner = cast(LoadPlanner, PlannerOfValues(planner, self._place_of))
         try:
             with self._writer.beats.work("resume"):
                 done = super().read_data(plan, planner)
@@ -240,6 +245,11 @@ class SharedMemoryReader(MappedReader):
             self._let_go()
         self._took(found)
         return done
+
+    def _place_of(self, item: ReadItem) -> str:
+        """The file of an item, and its name there, for errors."""
+        file = Path(self.path, self.storage_data[item.storage_index].relative_path)
+        return f"{item.storage_index.fqn!r} in {file}"
 
     def _took(self, found: ResumeResult) -> None:
         writer, seconds = self._writer, time.perf_counter() - self._since
@@ -263,8 +273,9 @@ class SharedMemoryReader(MappedReader):
 
     def _read(self, files: Files) -> FoundCheckpoint:
         """Find the place of each item in storage; called once for each checkpoint that is tried."""
-        index = files.get(index_of(self._writer.place.group_rank))
-        return FoundCheckpoint(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
+        index, weights_only = files.get(index_of(self._writer.place.group_rank)), self._writer.weights_only
+        metadata = read_metadata(files[METADATA], weights_only=weights_only)
+        return FoundCheckpoint(files, metadata, read_index(index, weights_only=weights_only) if index else {})
 
 
 def _share(files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
@@ -272,8 +283,3 @@ def _share(files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
     owners = {name: each for each in ranks for name in (shards_of(each), own_of(each))}
     own = [name for name in files if owners.get(name) == rank]
     return own + sorted(files.keys() - owners.keys())[ranks.index(rank) :: len(ranks)]
-
-
-def _unpickled(path: Path) -> Any:
-    with path.open("rb") as file:
-        return pickle.load(file)

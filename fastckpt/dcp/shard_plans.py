@@ -71,12 +71,12 @@ class ShardPlans:
       the new one in saves before that in which the last offer was made.
     """
 
-    def __init__(self, place: RankInfo, mailbox: PlanMailbox, stall: Stall) -> None:
+    def __init__(self, place: RankInfo, mailbox: PlanMailbox, stall: Stall, *, weights_only: bool = True) -> None:
         self._place = place
         self._mailbox = mailbox
         self._stall = stall
         self._files = shards_of(place.rank), copies_of(place.rank)
-        self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver()
+        self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver(weights_only=weights_only)
         self._round = PlanRound(1)
         self._met = ""
         self._has_warned = False
@@ -91,6 +91,7 @@ class ShardPlans:
 
         Raises:
             Unplanned: The save is to be skipped; says why.
+            NotLoadable: A Python value would not load.
             ConfigError: The states of the ranks do not make one, as DCP sees it.
         """
         # 1. flatten   2. turn to the newest plan that a rank has called for   3. call for another if this one does

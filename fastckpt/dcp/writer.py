@@ -20,6 +20,7 @@ from fastckpt._core.client.collective import agreement
 from fastckpt._core.format.distcp import ShardPlanner, whole
 from fastckpt._core.format.file_names import shards_of
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.loadable import LoadableArchives
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
@@ -45,6 +46,8 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
         storage_type: How far a save goes: DISK, or MEMORY; also as an attribute, to be changed between saves.
+        weights_only: Whether what is no tensor must load with ``torch.load(weights_only=True)``, which runs no code
+            from files; also for what a `SharedMemoryReader` of this writer loads.
         verify: See `DdpCheckpointer`; likewise ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
@@ -63,6 +66,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         deletion_strategy: CheckpointDeletionStrategy | None = None,
         *,
         storage_type: StorageType = StorageType.DISK,
+        weights_only: bool = True,
         verify: str = "resume",
         remote: str | os.PathLike[str] = "",
         remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
@@ -70,11 +74,13 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         super().__init__()
         self.storage_type = storage_type
         self.result: SaveResult | None = None
-        options = SessionOptions(verify=verify, remote=remote, remote_deletion_strategy=remote_deletion_strategy)
+        options = SessionOptions(
+            weights_only=weights_only, verify=verify, remote=remote, remote_deletion_strategy=remote_deletion_strategy
+        )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._place = self._writer.place
         self._file = shards_of(self._place.rank)
-        self._planner = ShardPlanner()
+        self._planner, self._loadable = ShardPlanner(), LoadableArchives()
         self._step: int | None = None
         self._named: SaveId | None = None
         self._saved = (-1, -1)
@@ -152,7 +158,10 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy this rank's part into memory; then the state may be changed."""
+        """Copy this rank's part into memory; then the state may be changed.
+
+        Raises NotLoadable for what would not load with ``weights_only=True``.
+        """
         try:
             with self._turn:
                 return self._write(plan, planner)
@@ -167,8 +176,13 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         assert self._step is not None
         self.last = SaveId(self._writer.link.history, self._step)
         items = sorted(plan.items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
-        data = [planner.resolve_data(item) for item in items]
-        shard = self._planner.plan([each.getvalue() if isinstance(each, io.BytesIO) else each for each in data])
+        resolved = [planner.resolve_data(item) for item in items]
+        data = [each.getvalue() if isinstance(each, io.BytesIO) else each for each in resolved]
+        if self._writer.weights_only:
+            for item, each in zip(items, data, strict=True):
+                if isinstance(each, bytes):
+                    self._loadable.check(item.index.fqn, each)
+        shard = self._planner.plan(data)
         states = {self._file: shard.plan}
         if self._place.rank == 0:
             # Without a commit: rank 0's part counts with `.metadata`, when all others have written theirs.

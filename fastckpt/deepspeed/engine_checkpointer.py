@@ -53,7 +53,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
     """Saves the files of a DeepSpeed engine to memory and storage, and has the engine load them from there.
 
     Files and directories are DeepSpeed's own: its `load_checkpoint`, zero_to_fp32.py and ds_to_universal.py read what
-    was persisted. Every rank constructs one, and calls each method with the same arguments.
+    was persisted. Every rank constructs one, and calls each method with the same arguments. As by DeepSpeed, files are
+    loaded with ``weights_only=False``, and may run code: load what you trust.
 
     Args:
         engine: What `deepspeed.initialize` gave.

@@ -21,7 +21,7 @@ from fastckpt._core.config import RankInfo
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import TRAINING
+from fastckpt._core.format.manifest import METADATA, TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
 from fastckpt._core.resume.load import RankState, load_copy
@@ -48,6 +48,7 @@ from fastckpt.dcp.state_dicts import (
     sharded_parts,
     state_of,
 )
+from fastckpt.dcp.stored_metadata import check_paths
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.fsdp.full import FsdpFullCheckpointer
@@ -134,9 +135,9 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
         )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
-        self._shards = ShardPlans(place, plans, self._writer.stall)
+        self._shards = ShardPlans(place, plans, self._writer.stall, weights_only=weights_only)
         self._own = own_of(place.rank)
-        self._reader = _Reader(self, self._own, self._stage, weights_only=weights_only)
+        self._reader = _Reader(self, self._own, self._stage)
         self.rank_state: dict[str, Any] = {}
         self.last: SaveId | None = None
         self._is_elsewhere = False
@@ -193,7 +194,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             StepError: The step is older than one saved since the last load.
             ConfigError: There is no state dict and no model, or both; no directory can be called as the path says; what
                 the ranks have does not make one state.
-            NotLoadable: ``rank_state`` has what does not load with ``weights_only=True``.
+            NotLoadable: What is no shard has what does not load with ``weights_only=True``.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
         """
         given = by_name(
@@ -340,12 +341,11 @@ class _Reader(SharedMemoryReader):
 
     _goes_on = True
 
-    def __init__(self, checkpointer: FsdpShardCheckpointer, own: str, stage: StageNames, *, weights_only: bool) -> None:
+    def __init__(self, checkpointer: FsdpShardCheckpointer, own: str, stage: StageNames) -> None:
         super().__init__(checkpointer)
         self._checkpointer = checkpointer
         self._name, self._stage = own, stage
         self._stages: set[str] = set()
-        self._weights_only = weights_only
         self._own: dict[str, Any] | None = None
         self.common: dict[str, Any] = {}
         self.metadata = Metadata({})
@@ -369,11 +369,12 @@ class _Reader(SharedMemoryReader):
 
     def _read(self, files: Files) -> FoundCheckpoint:
         found = super()._read(files)
+        check_paths(found.metadata, files[METADATA])
         self._stages = stages_in(found.metadata.state_dict_metadata)
         found = found._replace(metadata=self._stage.own(found.metadata), copies=self._stage.own_places(found.copies))
         self.metadata = found.metadata
         names, threads = files.keys() & {self._name, TRAINING}, self._writer.threads
-        beside = {name: load_copy(files[name], threads, weights_only=self._weights_only) for name in names}
+        beside = {name: load_copy(files[name], threads, weights_only=self._writer.weights_only) for name in names}
         self._own, self.common = beside.get(self._name), beside.get(TRAINING, {})
         return found
 

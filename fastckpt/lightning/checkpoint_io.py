@@ -65,7 +65,7 @@ class FastCheckpointIO(TorchCheckpointIO):
         remote: str | os.PathLike[str] = "",
         remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
-        self.overlap = overlap
+        self.overlap, self._weights_only = overlap, weights_only
         self.for_all_ranks = False
         self.has_ended = False
         self.loaded_step = -1
@@ -120,12 +120,19 @@ class FastCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, as to test with it; NEWEST is loaded as by `resume`."""
+        """Read a checkpoint, as to test with it; NEWEST is loaded as by `resume`.
+
+        Args:
+            path: Its file.
+            map_location: As for ``torch.load``.
+            weights_only: As for ``torch.load``; None as the plugin was told.
+        """
         if os.fspath(path) == NEWEST:
             return self.resume()
         if self._saves is not None:
             self._saves.settle_storage()
         where = map_location or (lambda storage, _: storage)
+        weights_only = self._weights_only if weights_only is None else weights_only
         loaded: dict[str, Any] = super().load_checkpoint(os.fspath(path), where, weights_only)
         return loaded
 

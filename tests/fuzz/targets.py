@@ -1,5 +1,6 @@
 """Fuzz one reader with atheris, guided by coverage: ``targets.py <reader> <folder> -runs=<number>``."""
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,6 +10,10 @@ import atheris
 
 with atheris.instrument_imports(include=["fastckpt"]):
     from fastckpt._core.format.manifest import Manifest, _digest
+    from fastckpt._core.inspect.contents import contents
+    from fastckpt._core.inspect.pickled import Tensor
+    from fastckpt._core.inspect.tree import tree_of
+    from fastckpt._core.inspect.values import elements
     from fastckpt._core.ipc import channel
     from fastckpt._core.ipc import messages as m
     from fastckpt._core.memory import slots
@@ -62,7 +67,25 @@ def records(data: bytes) -> None:
         assert isinstance(found.details, dict)
 
 
-READERS: dict[str, Callable[[bytes], None]] = {"message": message, "manifest": manifest, "records": records}
+def safetensors(data: bytes) -> None:
+    """What is understood is there to its last element, and no more than the file has."""
+    name = "model.safetensors"
+    try:
+        found = contents(io.BytesIO(data), name)
+        tensors = [entry.value for entry in tree_of(found.state(), name) if isinstance(entry.value, Tensor)]
+        read = sum(block.numel() for tensor in tensors for block in elements(found, tensor))
+    except BadCheckpoint as error:
+        assert name in str(error)
+        return
+    assert read == sum(tensor.count for tensor in tensors) <= len(data)
+
+
+READERS: dict[str, Callable[[bytes], None]] = {
+    "message": message,
+    "manifest": manifest,
+    "records": records,
+    "safetensors": safetensors,
+}
 
 if __name__ == "__main__":
     atheris.Setup([sys.argv[0], *sys.argv[2:]], READERS[sys.argv[1]])

@@ -12,11 +12,18 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
-from tests.fuzz import test_manifests, test_messages
+from tests.fuzz import test_manifests, test_messages, test_safetensors
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [f'"{name}":'.encode() for kind in test_messages.KINDS for name in test_messages.channel._HINTS[kind]]
-WORDS = [*test_messages.PIECES, *test_manifests.PIECES, *FIELDS, b'{"keep":"best","n":1}']
+WORDS = [
+    *test_messages.PIECES,
+    *test_manifests.PIECES,
+    *test_safetensors.PIECES,
+    *test_safetensors.FIELDS,
+    *FIELDS,
+    b'{"keep":"best","n":1}',
+]
 
 
 def seeds(reader: str, folder: Path) -> list[bytes]:
@@ -25,6 +32,8 @@ def seeds(reader: str, folder: Path) -> list[bytes]:
         return [message for good in test_messages.GOOD if (message := test_messages.channel.encode(good))]
     if reader == "manifest":
         return [good.to_json().encode() for good in test_manifests.GOOD]
+    if reader == "safetensors":
+        return test_safetensors.GOOD
     slot = folder / "good"
     slot.mkdir()
     slots.begin(slot, SlotBegin(SaveId(1, 7), frozenset({0})))
@@ -58,7 +67,7 @@ def guided(reader: str, folder: Path, runs: int) -> int:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("reader", ["message", "manifest", "records"])
+@pytest.mark.parametrize("reader", ["message", "manifest", "records", "safetensors"])
 def test_readers_survive_inputs_that_atheris_searches_for(tmp_path: Path, reader: str):
     """FASTCKPT_FUZZ inputs (default 40,000), ten times as many where no file is written."""
     runs = int(os.environ.get("FASTCKPT_FUZZ", "40000")) * (1 if reader == "records" else 10)

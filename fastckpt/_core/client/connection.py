@@ -234,6 +234,8 @@ def _telemetry(name: str) -> TelemetryBlock | None:
 
 def _raised(answer: m.Message) -> m.Message:
     if isinstance(answer, m.Failed):
-        kind = getattr(errors, answer.kind, None)
-        raise kind(answer.text) if kind else SaverError(f"{answer.kind}: {answer.text}")
+        kind = vars(errors).get(answer.kind)
+        if isinstance(kind, type) and issubclass(kind, FastckptError):
+            raise kind(answer.text)
+        raise SaverError(f"{answer.kind}: {answer.text}")
     return answer

@@ -1,5 +1,6 @@
 """Checks that a saved state will load with ``weights_only=True``, and names the part that will not."""
 
+import io
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from fastckpt._core.arguments import NOTE
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.sink import Sink
 from fastckpt._core.format.skeleton import Skeleton, sketch
+from fastckpt._core.torch_private.tensors import archive_reader
 from fastckpt.errors import NotLoadable
 
 _GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
@@ -44,11 +46,39 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
         return
     path, culprit = _culprit("state", state, _is_refused)
     own = "what its state_dict() gives, " if hasattr(culprit, "state_dict") else "it as "
-    raise NotLoadable(
+    raise _not_loadable(path, f"{type(culprit).__module__}.{type(culprit).__qualname__}", own)
+
+
+class LoadableArchives:
+    """Checks archives of single values, each unless those before it named all that it names."""
+
+    def __init__(self) -> None:
+        self._named: frozenset[bytes] = frozenset()
+
+    def check(self, path: str, archive: bytes) -> None:
+        """Raise NotLoadable, with the path of the value, if ``torch.load(weights_only=True)`` would refuse it."""
+        try:
+            named = frozenset(_GLOBAL.findall(archive_reader(io.BytesIO(archive)).get_record("data.pkl")))
+            if named <= self._named:
+                return
+            torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError) as error:  # RuntimeError: a planner's own bytes, no archive
+            raise _not_loadable(path, refused_class(error) or "value", "it as ") from error
+        self._named |= named
+
+
+def refused_class(error: Exception) -> str:
+    """The class, or function, that ``torch.load(weights_only=True)`` has refused; empty if it refused another thing."""
+    refused = re.search(r"(?:GLOBAL|Unsupported class) ([\w.]+)", str(error))
+    return refused[1] if refused else ""
+
+
+def _not_loadable(path: str, kind: str, own: str) -> NotLoadable:
+    return NotLoadable(
         coded(
-            f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
-            f"refuses. Save {own}plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
-            f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory.",
+            f"{path} is a {kind}, which torch.load(weights_only=True) refuses. Save {own}plain Python values or "
+            "tensors, allow it with torch.serialization.add_safe_globals, or pass weights_only=False to the "
+            "checkpointer if you trust whoever can write to its directory.",
             "FC-006",
         )
     )

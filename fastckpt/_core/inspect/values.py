@@ -227,7 +227,8 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def _torch_type(name: str, path: str) -> torch.dtype:
-    dtype = _AS_NUMBERS.get(name) or getattr(torch, name, None)
+    # Not getattr: torch imports some modules when they are asked for, and the name is a file's.
+    dtype = _AS_NUMBERS.get(name) or vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
         raise BadCheckpoint(f"{path} has tensors of {name}, which torch {torch.__version__} does not know")
     return dtype

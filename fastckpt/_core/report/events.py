@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from fastckpt._core.io.regular_file import open_regular
+from fastckpt._core.io.regular_file import IrregularFile, open_regular
 from fastckpt._core.storage.local.layout import PRIVATE
 from fastckpt._core.storage.store import as_path
 from fastckpt.errors import ConfigError
@@ -83,8 +83,12 @@ def in_folder(folder: Path) -> list[tuple[Name, Path]]:
 
 
 def read(path: Path) -> Log:
-    """Read a log; what is torn or no event is counted. Raises OSError, with the path, for what is no regular file."""
-    with os.fdopen(open_regular(path, follow=True), "rb") as file:
+    """Read a log; what is torn or no event is counted. Raises OSError, or ConfigError for what is no regular file."""
+    try:
+        descriptor = open_regular(path, follow=True)
+    except IrregularFile as error:
+        raise ConfigError(f"{path} is no regular file") from error
+    with os.fdopen(descriptor, "rb") as file:
         return parsed(path, iter(partial(file.readline, LONGEST), b""))
 
 

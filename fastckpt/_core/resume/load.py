@@ -1,7 +1,6 @@
 """Loads a file of a checkpoint with torch's own loader, into memory that belongs to the caller alone."""
 
 import pickle
-import re
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from fastckpt._core.error_codes import coded
+from fastckpt._core.format.loadable import refused_class
 from fastckpt._core.transfer.host_copy import Copy, fill_fresh
 from fastckpt.errors import BadCheckpoint, NoRankState
 
@@ -60,18 +60,23 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     try:
         state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)
     except pickle.UnpicklingError as error:
-        if not (refused := re.findall(r"GLOBAL (\S+)", str(error))):
-            raise
-        raise pickle.UnpicklingError(
-            f"{path} has {refused[0]}, which torch.load(weights_only=True) refuses: pass weights_only=False to the "
-            "checkpointer if you trust whoever wrote it, or allow it with torch.serialization.add_safe_globals"
-        ) from error
+        raise refusal(str(path), error) from error
     for target, (address, _, size) in zip(fresh, copies, strict=True):
         if (target.data_ptr(), target.nbytes()) != (address, size):
             # For a tensor larger than its storage torch resizes it, which frees the memory at this address.
             raise BadCheckpoint(f"{path} is damaged: a tensor of {target.nbytes()} bytes has a storage of {size}")
     fill_fresh([copy for copy in copies if copy[2]], threads)
     return state
+
+
+def refusal(name: str, error: pickle.UnpicklingError) -> pickle.UnpicklingError:
+    """The error of ``torch.load(weights_only=True)``, with the name of the file, and what its user can do."""
+    if not (refused := refused_class(error)):
+        return pickle.UnpicklingError(f"{name} cannot be unpickled: {error}")
+    return pickle.UnpicklingError(
+        f"{name} has {refused}, which torch.load(weights_only=True) refuses: pass weights_only=False to the "
+        "checkpointer if you trust whoever wrote it, or allow it with torch.serialization.add_safe_globals"
+    )
 
 
 class RankState(dict[str, Any]):

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec
 import torch
 import torch.distributed as dist
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed._shard.sharded_tensor import metadata as earlier
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -24,7 +25,8 @@ from fastckpt.errors import FastckptError
 
 __all__ = [
     "EXTRA_STATE",
-    "PLAN_PARTS",
+    "PICKLED_ENUMS",
+    "PICKLED_PROPERTIES",
     "ShardedTensor",
     "StorageInfo",
     "asks_rank_0",
@@ -32,6 +34,7 @@ __all__ = [
     "flatten_sharded_tensors",
     "flatten_state_dict",
     "group_of",
+    "layout_of",
     "narrow_tensor_by_index",
     "reduces_gradients",
     "saying_why",
@@ -43,8 +46,11 @@ __all__ = [
 Arguments = ParamSpec("Arguments")
 EXTRA_STATE = _EXTRA_STATE_KEY_SUFFIX
 """The ending of the name of a module's extra state."""
-PLAN_PARTS = metadata._MEM_FORMAT_ENCODING, torch.serialization._get_layout
-"""The private names in a pickled plan of DCP."""
+PICKLED_ENUMS = metadata._MEM_FORMAT_ENCODING, earlier.MEM_FORMAT_ENCODING
+PICKLED_PROPERTIES = metadata.TensorProperties, earlier.TensorProperties
+"""Classes in DCP's pickles, as torch writes them now, and did before 2.3."""
+layout_of = torch.serialization._get_layout
+"""The layout of this name; pickles of DCP call it."""
 StorageInfo = _StorageInfo
 """The place of an item in DCP's files: file, offset, length."""
 flatten_sharded_tensors = _flatten_sharded_tensors

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,15 @@ def test_a_failure_after_manual_saves_resumes_the_last_one(tmp_path):
     once = trainer_of(tmp_path / "run", 14)
     once.fit(Module(), ckpt_path=str(elsewhere))
     assert once.strategy.checkpoint_io.loaded_step == 3
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_file_to_read_loads_as_the_plugin_was_told(tmp_path: Path, weights_only: bool):
+    torch.save({"note": tmp_path}, tmp_path / "file.ckpt")
+    plugin = FastCheckpointIO(tmp_path, weights_only=weights_only)
+    assert plugin.load_checkpoint(tmp_path / "file.ckpt", weights_only=False) == {"note": tmp_path}
+    if weights_only:
+        with pytest.raises(pickle.UnpicklingError, match="PosixPath"):
+            plugin.load_checkpoint(tmp_path / "file.ckpt")
+    else:
+        assert plugin.load_checkpoint(tmp_path / "file.ckpt") == {"note": tmp_path}

@@ -63,8 +63,10 @@ class NamedFile:
             self._files.unlink(self._draft)  # rename(2) does nothing if both are links to one file already
 
     def put_of(self, model: Path) -> None:
-        """Have the path name the model of a checkpoint that counts, unless it does."""
-        if not _has_model(self._files, self.path, self._layout.files, model):
+        """Have the path name the model of a checkpoint that counts, durably, be it that another node has put it."""
+        if _has_model(self._files, self.path, self._layout.files, model):
+            self._files.sync(self.path.parent)
+        else:
             self.prepare(model)
             self.put()
 

@@ -1,5 +1,6 @@
 """The reader's rule: finds the checkpoints of a directory that count."""
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -144,7 +145,7 @@ class CheckpointReader:
                 elif self._layout.looks_like_ours(place):
                     damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
             except BadCheckpoint as error:
-                if place.exists():  # else another process removed it just now
+                if os.path.lexists(place):  # else another process removed it just now
                     damaged.append((place, str(error)))
         # Stable: of two places of an id, the one that did not make way comes first.
         found.sort(key=lambda stored: stored.manifest.id, reverse=True)

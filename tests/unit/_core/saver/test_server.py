@@ -467,6 +467,17 @@ class TestFailedOpen:
                 ranks.members.append(ranks.join(0, 1))
         ranks.members.append(ranks.join(0, 1))
 
+    def test_an_error_by_the_name_of_a_function_is_an_error_of_the_saver(self, ranks: Ranks, monkeypatch):
+        """The worker looks for the name among our errors, beside which there are functions."""
+
+        def fail(*_: object) -> None:
+            raise type("code_of", (Exception,), {})
+
+        ranks.start(0)
+        monkeypatch.setattr(CheckpointDirectory, "scan", fail)
+        with pytest.raises(SaverError, match="code_of"):
+            ranks.members.append(ranks.join(0, 1))
+
     def test_a_directory_with_leftovers_of_an_earlier_layout_opens(self, ranks: Ranks, directory: Path):
         (directory / ".fastckpt" / "writers").mkdir(parents=True)
         (one,) = ranks.start()

@@ -67,6 +67,7 @@ def assert_named(directory: CheckpointDirectory, *, is_over: bool = True) -> Non
     """The path that was named for the newest checkpoint has its model, or a whole one if its writer was killed."""
     for stored in directory.checkpoints()[:1]:
         if is_over and stored.target:
+            assert stored.target.is_file()
             assert stored.target.read_bytes() == stored.path_of("model.pt").read_bytes()
         elif stored.target and stored.target.exists():
             found = stored.target.read_bytes()

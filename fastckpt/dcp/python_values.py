@@ -1,0 +1,53 @@
+"""Python values of a checkpoint, loaded so that none of them runs code, whichever planner they are for."""
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+
+from fastckpt._core.resume.load import refusal
+from fastckpt._core.torch_private.sharding import set_element
+
+
+class PlannerOfValues:
+    """A planner as a reader calls it, to which values come as ``torch.load(weights_only=True)`` loads them.
+
+    torch's planners load them with ``weights_only=False``.
+
+    Args:
+        planner: The planner.
+        name: The name of an item in errors.
+    """
+
+    def __init__(self, planner: LoadPlanner, name: Callable[[ReadItem], str]) -> None:
+        self._planner, self._name = planner, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._planner, name)
+
+    def load_bytes(self, item: ReadItem, archive: io.BytesIO) -> None:
+        """Load a value; raises UnpicklingError for one that names a class which is not allowed."""
+        try:
+            value = torch.load(archive, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise refusal(self._name(item), error) from error
+        planner: Any = self._planner
+        name = item.dest_index.fqn
+        if getattr(planner.load_bytes, "__func__", None) is not DefaultLoadPlanner.load_bytes:
+            # It gets an archive that was made here: what it makes of the bytes of a file is unknown.
+            planner.load_bytes(item, _archive(value))
+        elif planner.flatten_state_dict:  # as torch's does
+            set_element(planner.original_state_dict, planner.mappings[name], value)
+        else:
+            planner.state_dict[name] = value
+
+
+def _archive(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file

@@ -1,0 +1,161 @@
+"""Arbitrary files in place of safetensors files: tensors, or BadCheckpoint with the name of the file."""
+
+import io
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from fastckpt._core.inspect.contents import contents
+from fastckpt._core.inspect.pickled import Tensor
+from fastckpt._core.inspect.tree import tree_of
+from fastckpt._core.inspect.values import elements
+from fastckpt.errors import BadCheckpoint
+from tests.cli.conftest import Fastckpt
+from tests.cli.conftest import fastckpt as fastckpt
+from tests.fuzz.mutations import mutated, mutations
+
+NAME = "a/model.safetensors"
+GOOD = [
+    save({"w": torch.arange(12.0).view(3, 4), "n.b": torch.arange(5), "e": torch.empty(0, 3)}, {"format": "pt"}),
+    save({"half": torch.ones(3, dtype=torch.bfloat16), "scalar": torch.tensor(7)}),
+    save({}),
+]
+PIECES = [b'"', b"{", b"}", b"[", b"]", b",", b"-", b"1e999", b"NaN", b"null", b"\\ud800", b"9" * 30, b"\xff" * 8]
+FIELDS = [b'"dtype":', b'"shape":', b'"data_offsets":', b'"__metadata__":', b'"F32"', b'"BF16"', b'"F4"', b'"w":']
+
+
+def read(data: bytes) -> dict[str, list[Any]]:
+    """All elements of all tensors."""
+    found = contents(io.BytesIO(data), NAME)
+    tensors = [entry for entry in tree_of(found.state(), NAME) if isinstance(entry.value, Tensor)]
+    assert len(tensors) < 1000 and all(entry.name.encode() for entry in tensors)
+    read = {entry.name: [each.tolist() for each in elements(found, entry.value)] for entry in tensors}
+    assert sum(len(block) for blocks in read.values() for block in blocks) <= len(data)
+    return read
+
+
+def check(data: bytes) -> None:
+    """It is refused by its name, or all of it is there."""
+    try:
+        read(data)
+    except BadCheckpoint as error:
+        assert NAME in str(error)
+
+
+def packed(header: bytes | dict[str, Any] | list[Any], data: bytes = bytes(8), length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def w(**fields: Any) -> bytes:
+    return packed({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | fields})
+
+
+def two(*offsets: list[int], data: int = 8) -> bytes:
+    entries = {f"t{i}": {"dtype": "F32", "shape": [1], "data_offsets": each} for i, each in enumerate(offsets)}
+    return packed(entries, bytes(data))
+
+
+TWICE = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}'
+LIES = {
+    "an empty file": b"",
+    "a length alone": bytes(8),
+    "a header longer than the file": packed({}, b"", 1000),
+    "a header of 2**63 bytes": packed({}, b"", 2**63),
+    "a header of 2**64 - 1 bytes": packed({}, b"", 2**64 - 1),
+    "a header of 99 MB": packed({}, b"", 99_000_000),
+    "lists in 100,000 levels": packed(b"[" * 100_000 + b"]" * 100_000),
+    "dicts in 100,000 levels": packed(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "metadata in 100,000 levels": packed(b'{"__metadata__":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", b""),
+    "metadata in 300 levels": packed(b'{"__metadata__":{"a":' + b"[" * 300 + b"]" * 300 + b"}}", b""),
+    "metadata that are none": packed({"__metadata__": [1]}, b""),
+    "metadata that are no texts": packed({"__metadata__": {"a": 5}}, b""),
+    "a list": packed([1]),
+    "a list of pairs": packed([["w", {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}]]),
+    "a number": packed(b"5"),
+    "a name twice": packed(TWICE),
+    "a field twice": packed(b'{"w":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}'),
+    "bytes that are no UTF-8": packed(b'{"\xff\xfe":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
+    "UTF-16": packed(TWICE[: TWICE.index(b',"w"')].decode().encode("utf-16") + b""),
+    "half of a character": packed(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
+    "a tensor that is none": packed({"w": 5}),
+    "a dtype that is unknown": w(dtype="F128"),
+    "a dtype of another kind": w(dtype=["F32"]),
+    "a shape of another kind": w(shape="ab"),
+    "a shape of numbers with points": w(shape=[2.0]),
+    "a shape that is true": w(shape=[True, 2]),
+    "a shape that is infinite": packed(b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}}'),
+    "a shape of 5,000 digits": packed(b'{"w":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
+    "a shape of 4,000 digits": w(shape=[0, 10**4000], data_offsets=[0, 0]),
+    "sizes whose product takes long": w(shape=[10**4200] * 64),
+    "a shape of 2**62 and none": packed({"w": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}, b""),
+    "a shape that overflows to what is there": w(shape=[2**62, 2**2 + 2]),
+    "a shape with a negative size": w(shape=[-1, -2]),
+    "a shape of 1,000,000 dimensions": w(shape=[2, *[1] * 1_000_000]),
+    "offsets of another kind": w(data_offsets=["0", "8"]),
+    "offsets with points": w(data_offsets=[0.0, 8.0]),
+    "one offset": w(data_offsets=[0]),
+    "three offsets": w(data_offsets=[0, 8, 8]),
+    "a negative offset": w(data_offsets=[-8, 0]),
+    "an offset that ends before it begins": w(data_offsets=[8, 0]),
+    "an offset behind the end": w(data_offsets=[8, 16]),
+    "an offset of 2**63": w(data_offsets=[2**63, 2**63 + 8]),
+    "tensors that overlap": two([0, 4], [0, 4]),
+    "tensors that overlap in part": two([0, 4], [2, 6]),
+    "a gap between tensors": two([0, 4], [8, 12], data=12),
+    "bytes after the last": two([0, 4], [4, 8], data=9),
+    "a last tensor that is cut off": two([0, 4], [4, 8], data=7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_header_that_lies_is_refused_by_the_name_of_the_file_and_costs_little(kind: str):
+    data = LIES[kind]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadCheckpoint, match=NAME) as error:
+            read(data)
+        assert tracemalloc.get_traced_memory()[1] < (64 << 20) and len(str(error.value)) < 1000
+    finally:
+        tracemalloc.stop()
+
+
+def test_files_of_the_library_are_read():
+    assert read(GOOD[0]) == {"w": [[float(i) for i in range(12)]], "n.b": [[0, 1, 2, 3, 4]], "e": []}
+    assert {*read(GOOD[1])} == {"half", "scalar"} and read(GOOD[2]) == {}
+    assert read(two([4, 8], [0, 4])) == {"t0": [[0.0]], "t1": [[0.0]]}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(GOOD), mutations([*PIECES, *FIELDS]))
+def test_damaged_files_are_refused_or_read(good, changes):
+    check(mutated(good, changes))
+
+
+numbers = st.integers(-2, 9) | st.sampled_from([2**31, 2**62, 2**63, 2**64, 1.5, True, None, "4"])
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F32", "U8", "BOOL", "C64", "F128", 5]),
+        "shape": st.lists(numbers, max_size=3),
+        "data_offsets": st.lists(numbers, min_size=1, max_size=3),
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(["w", "b", "__metadata__"]), entries, max_size=3), st.integers(0, 16))
+def test_headers_of_any_fields_are_refused_or_read(header, count):
+    check(packed(header, bytes(count)))
+
+
+def test_a_lie_ends_no_command(fastckpt: Fastckpt, tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(LIES["half of a character"])
+    said = fastckpt("show", tmp_path / "model.safetensors")
+    assert said.code == 2 and "model.safetensors" in said.err
