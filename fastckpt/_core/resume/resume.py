@@ -1,5 +1,6 @@
 """Resumes a job: survey, choose, verify, vote, load, vote; no state is handed out before every rank has its own."""
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class ResumeResult:
         elsewhere: Whether it is of another checkpoint directory, whose histories are numbered independently.
         attempt: The token that ranks of all nodes shared when they saved it.
         holdings: What all nodes hold in memory of saves of several nodes.
+        passed_over: Durable checkpoints that are newer, and could not be loaded.
     """
 
     id: SaveId | None
@@ -53,6 +55,7 @@ class ResumeResult:
     elsewhere: bool = False
     attempt: str = ""
     holdings: Sequence[NodeHolding] = ()
+    passed_over: Sequence[SaveId] = ()
 
 
 class Resume:
@@ -171,7 +174,9 @@ class Resume:
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
                 save, tier = SaveId(mine.history, mine.step), candidate.tier.name
-                resumed = ResumeResult(save, tier, state, dict(candidate.details), False, mine.attempt, survey.holdings)
+                passed = select.newer(survey.own.candidates, save)
+                known = dict(candidate.details), False, mine.attempt, survey.holdings
+                resumed = ResumeResult(save, tier, state, *known, passed)
                 self._warn_of_lost_states(choices)
                 self._warn_of_unheld(mine, survey)
                 if self._place.group_world_size > 1:
@@ -334,7 +339,9 @@ class Resume:
 
     def _noted(self, error: BaseException, phase: Phase, tier: str) -> Fault:
         """The fault of an error, which is the cause of what is raised if nothing else can be loaded."""
-        clear_frames(error.__traceback__)  # a half of a state would be kept by them: the next attempt needs the memory
+        # They, and what they leave to the collector, would keep a half of a state: the next attempt needs the memory.
+        clear_frames(error.__traceback__)
+        gc.collect()
         self._cause = error
         return Fault.of(error, phase, tier)
 
