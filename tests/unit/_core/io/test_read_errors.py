@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fastckpt._core.policy.read_errors import ErrorKind, Phase, Verdict, in_words, remedy, verdict, worst
+from fastckpt._core.io.read_errors import ErrorKind, Phase, ReadVerdict, in_words, remedy, verdict, worst
 from fastckpt._core.policy.resume import MEMORY, PEER, REMOTE, STORAGE
 from fastckpt.errors import AgentLost, BadCheckpoint, FastckptError, PersistError, SaverError
 
-DAMAGE, NO_ANSWER, MISTAKE = Verdict.DAMAGE, Verdict.NO_ANSWER, Verdict.USERS_MISTAKE
+DAMAGE, NO_ANSWER, MISTAKE = ReadVerdict.DAMAGE, ReadVerdict.NO_ANSWER, ReadVerdict.USERS_MISTAKE
 
 
 def of(*numbers: int) -> list[OSError]:
