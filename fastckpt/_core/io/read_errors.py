@@ -9,7 +9,6 @@ import resource
 from collections.abc import Iterable
 from enum import Enum
 
-from fastckpt._core.policy.resume import MEMORY, PEER, STORAGE
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 
 LONGEST = 700
@@ -68,10 +67,10 @@ TABLE: dict[ErrorKind, tuple[ReadVerdict, ReadVerdict, ReadVerdict, ReadVerdict,
     ErrorKind.UNLOADABLE: (_D, _D, _D, _U, _U),
 }
 IN_TIER = {
-    (MEMORY, ErrorKind.DENIED): ReadVerdict.DAMAGE,  # nothing that we have written there is closed to us
-    (PEER, ErrorKind.SILENT): ReadVerdict.DAMAGE,  # a node that is lost has taken with it what it alone had
+    ("memory", ErrorKind.DENIED): ReadVerdict.DAMAGE,  # nothing that we have written there is closed to us
+    ("peer", ErrorKind.SILENT): ReadVerdict.DAMAGE,  # a node that is lost has taken with it what it alone had
 }
-"""Verdicts in one tier, in place of those of the table."""
+"""Verdicts in one tier, of `policy.resume.TIERS`, in place of those of the table."""
 
 _TYPES = (
     (ErrorKind.DIFFERENT, BadCheckpoint),
@@ -96,7 +95,7 @@ _REMEDIES = {
 }
 
 
-def verdict(error: BaseException, phase: Phase, tier: str = STORAGE) -> ReadVerdict:
+def verdict(error: BaseException, phase: Phase, tier: str = "storage") -> ReadVerdict:
     """What an error in a phase of a load says of a checkpoint in a tier, of `TIERS`."""
     parts = _parts(error)
     if parts:  # of several ranks, as torch.distributed.checkpoint raises

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fastckpt._core.io.read_errors import ErrorKind, Phase, ReadVerdict, in_words, remedy, verdict, worst
-from fastckpt._core.policy.resume import MEMORY, PEER, REMOTE, STORAGE
+from fastckpt._core.io.read_errors import IN_TIER, ErrorKind, Phase, ReadVerdict, in_words, remedy, verdict, worst
+from fastckpt._core.policy.resume import MEMORY, PEER, REMOTE, STORAGE, TIERS
 from fastckpt.errors import AgentLost, BadCheckpoint, FastckptError, PersistError, SaverError
 
 DAMAGE, NO_ANSWER, MISTAKE = ReadVerdict.DAMAGE, ReadVerdict.NO_ANSWER, ReadVerdict.USERS_MISTAKE
@@ -118,6 +118,10 @@ def test_the_exception_of_ranks_that_torch_raises_has_the_verdict_of_its_parts()
 def test_damage_in_one_rank_outweighs_want_of_an_answer_in_another():
     assert worst([NO_ANSWER, DAMAGE, MISTAKE]) is DAMAGE
     assert worst([MISTAKE, NO_ANSWER]) is NO_ANSWER
+
+
+def test_tiers_of_the_table_are_those_of_a_resume():
+    assert {tier for tier, _ in IN_TIER} <= {*TIERS}
 
 
 def test_each_number_of_an_error_is_of_one_kind():
