@@ -14,16 +14,11 @@ from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
 from fastckpt._core.io.direct import Counted, digest_file
+from fastckpt._core.io.read_errors import Phase, ReadVerdict, remedy, verdict
 from fastckpt._core.io.regular_file import open_regular, read_small
 from fastckpt.errors import BadCheckpoint, PersistError
 
 Read = TypeVar("Read")
-
-UNANSWERED = (
-    errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
-    errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ENODEV,
-)  # fmt: skip
-"""Errors of a file system whose server is away: they say nothing of the file that was to be read."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,7 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
     """
     path = place / name
     try:
-        text = _answered(path, lambda: read_small(path, MAX_TEXT))
+        text = answered(path, lambda: read_small(path, MAX_TEXT))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -116,8 +111,8 @@ def ours(place: Path) -> Manifest | None:
         return None
 
 
-def _answered(path: Path, read: Callable[[], Read]) -> Read:
-    """Read a file; raises PersistError instead of an OSError by which its file system does not answer now.
+def answered(path: Path, read: Callable[[], Read]) -> Read:
+    """Read a file; raises PersistError instead of an error that says nothing of it.
 
     Such a file is not damaged: it must not be quarantined, nor an older one take its place.
     """
@@ -128,13 +123,11 @@ def _answered(path: Path, read: Callable[[], Read]) -> Read:
             if error.errno != errno.ESTALE:
                 raise
         return read()  # another machine has replaced or removed what was open here: what is there now is another file
-    except OSError as error:
-        if error.errno not in UNANSWERED:
+    except (OSError, MemoryError) as error:
+        if verdict(error, Phase.READING) is not ReadVerdict.NO_ANSWER:
             raise
-        raise PersistError(
-            f"{path} cannot be read now: {error.strerror}. Its file system does not answer: see that its server runs, "
-            "and that it is mounted"
-        ) from error
+        text = error.strerror if isinstance(error, OSError) else "no memory"
+        raise PersistError(f"{path} cannot be read now: {text}. {remedy(error)}") from error
 
 
 def with_manifests(places: Iterable[Path]) -> list[Path]:
@@ -143,11 +136,14 @@ def with_manifests(places: Iterable[Path]) -> list[Path]:
     for place in places:
 
         def begins(path: Path = place / NAME) -> bool:
-            with os.fdopen(open_regular(path), "rb", buffering=0) as file:
-                return b'"fastckpt"' in file.read(32)
+            try:
+                with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+                    return b'"fastckpt"' in file.read(32)
+            except PermissionError:
+                return False  # another user's directory, such as lost+found
 
         with suppress(OSError):
-            if _answered(place / NAME, begins):
+            if answered(place / NAME, begins):
                 found.append(place)
     return found
 
@@ -158,7 +154,7 @@ def check_size(entry: FileEntry, path: Path) -> os.stat_result:
     Raises PersistError if its file system does not answer now.
     """
     try:
-        found = _answered(path, path.stat)
+        found = answered(path, path.stat)
     except OSError as error:
         raise BadCheckpoint(f"{path} of {entry.size} bytes is not there: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
@@ -180,6 +176,6 @@ def digest(path: Path, on_read: Callable[[int], None] | None = None) -> str:
     ``on_read`` is called with the number of bytes after each MiB or two.
     """
     try:
-        return _answered(path, lambda: digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path))
+        return answered(path, lambda: digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path))
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error

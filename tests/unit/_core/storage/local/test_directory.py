@@ -2,6 +2,7 @@
 
 import json
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,19 @@ def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     publish(directory, SaveId(0, 1))
     assert Path(tmp_path / "dir/checkpoint-1/model.pt").exists()
+
+
+def test_a_directory_of_another_user_beside_checkpoints_is_passed_over(fast_path):
+    """Such as lost+found, where the checkpoint directory is a whole file system."""
+    directory = CheckpointDirectory(fast_path / "dir")
+    publish(directory, SaveId(0, 5))
+    (directory.path / "lost+found").mkdir(mode=0o700)
+    if (child := os.fork()) == 0:
+        try:
+            os.chmod(fast_path, 0o755)
+            os.seteuid(65534)
+            os._exit(0 if ids(directory) == [(0, 5)] else 1)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
