@@ -332,6 +332,6 @@ def _refused(
         ) from error
     nothing = error or NoLoadableCheckpoint(f"{found.id} in {found.tier} cannot be loaded ({why})")
     if is_final:
-        raise nothing
+        raise BadCheckpoint(f"{found.state.files[METADATA].parent} cannot be loaded ({why})") from error
     logger.warning(coded("not resumed from %s", "FC-017"), f"{found.id} in {found.tier} ({why})")
     return nothing

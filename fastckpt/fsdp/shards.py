@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, NamedTuple
 
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
@@ -50,7 +51,7 @@ from fastckpt.dcp.state_dicts import (
 )
 from fastckpt.dcp.stored_metadata import check_paths
 from fastckpt.dcp.writer import step_of
-from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
 from fastckpt.fsdp.full import FsdpFullCheckpointer
 
 __all__ = ["FsdpFullCheckpointer", "FsdpShardCheckpointer", "SaveResult", "StorageType"]
@@ -324,7 +325,13 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         """Load what was found into a state of shards; what the checkpoint has beside a model and its optimizers."""
         extra = Extra(self._reader.metadata, {MODEL, OPTIMIZER, *state})
         leaves = state | extra.leaves
-        load(leaves, storage_reader=self._reader, planner=WholeLoadPlanner())
+        try:
+            load(leaves, storage_reader=self._reader, planner=WholeLoadPlanner())
+        except CheckpointException as error:
+            # DCP wraps in it what the readers of all ranks raise.
+            if ours := [each for each, _ in error.failures.values() if isinstance(each, FastckptError)]:
+                raise ours[0] from error
+            raise
         state.update((name, leaves[name]) for name in state)
         return self._reader.common | extra.of(leaves)
 
