@@ -54,13 +54,12 @@ def run(first: int, end: int, kinds: list[str], folder: Path) -> int:
     """Do the cases of these numbers, and print what was wrong; how many were."""
     campaign, began, wrong = Campaign(folder, kinds), time.monotonic(), 0
     for number in range(first, end):
-        start = time.monotonic()
         kind, action, lie, found = campaign.case(number)
         wrong += bool(found)
         for each in found:
             print(f"{number}: {kind}, {action}: {lie.name}: {each}", flush=True)
-        if os.environ.get("VERBOSE"):
-            print(f"{number}: {kind}, {action}: {lie.name}: {time.monotonic() - start:.2f} s", flush=True)
+        if (number + 1) % 100 == 0:
+            print(f"{number + 1 - first} cases in {time.monotonic() - began:.0f} s: {wrong} wrong", flush=True)
     print(f"{end - first} cases in {time.monotonic() - began:.0f} s: {wrong} wrong", flush=True)
     return wrong
 
