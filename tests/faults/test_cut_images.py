@@ -32,7 +32,6 @@ def run_whoever_dies(job: Job, *script: str) -> list[int]:
     ("phase", "part"),
     [
         ("snapshot.fill", 0.0),
-        ("persist.write", 0.5),
         *(
             pytest.param(phase, part, marks=pytest.mark.campaign)
             for phase in (*SNAPSHOT, *PERSIST, *RESUME)
