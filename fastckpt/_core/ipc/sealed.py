@@ -16,10 +16,11 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fastckpt.errors import ProtocolError
+from fastckpt.errors import FastckptError, ProtocolError
 
 MAX_SIZE = 4 << 20
 """The longest message in bytes; that of a stranger may have `MAX_GREETING`."""
@@ -40,6 +41,17 @@ class Rate(Protocol):
     portion: int
 
     def reserve(self, count: int) -> float: ...
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise ProtocolError for all that a message raises whose parts are missing, or of other kinds than expected."""
+    try:
+        yield
+    except FastckptError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
 
 class SealedConnection:

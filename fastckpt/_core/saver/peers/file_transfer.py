@@ -196,7 +196,7 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
         if not tail.get("held"):
             raise BadCheckpoint(f"{save.id} is not in the memory of the other node any more")
         if tail.get("digest") != digest:
-            raise BadCheckpoint(f"{name} of {save.id} came damaged: its xxh3-128 is {digest}, not {tail['digest']}")
+            raise BadCheckpoint(f"{name} of {save.id} came damaged: its xxh3-128 is {digest}, not {tail.get('digest')}")
         temporary.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
