@@ -1,10 +1,11 @@
 """Small JSON files in shared memory: written whole or not at all, and read without trust."""
 
+import contextlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,13 @@ def names_in(directory: Path) -> list[str]:
         return sorted(path.name for path in directory.iterdir())
     except OSError:
         return []
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in errors of calls on its descriptor, which know no path."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
