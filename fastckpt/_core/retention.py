@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from fastckpt._core.arguments import count, directory, public, shown
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.policy.lineage import heads, kept, lines, past
+from fastckpt._core.policy.lineage import heads, kept, lines, passed_over, past, spared
 from fastckpt._core.policy.retention import (
     KeepAny,
     KeepBest,
@@ -162,7 +162,8 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
 def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
     """The checkpoints that a policy does not keep, oldest first; it decides by their manifests.
 
-    Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs.
+    Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs. What a
+    resume passed over is kept.
     """
     known = {entry.id: entry for entry in _entries(found)}
     return sorted(SaveId(*id) for id in known.keys() - kept(policy, known.values()))
@@ -171,7 +172,9 @@ def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
 def _entries(found: Iterable[StoredCheckpoint]) -> list[RetentionEntry]:
     manifests = {stored.id: stored.manifest for stored in found}
     return [
-        RetentionEntry(id, m.time, measured(m.details.get("metrics")), past(m.details, m.parent))
+        RetentionEntry(
+            id, m.time, measured(m.details.get("metrics")), past(m.details, m.parent), passed_over(m.details)
+        )
         for id, m in manifests.items()
     ]
 
@@ -199,7 +202,7 @@ class Deletion:
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
 
     The newest whole checkpoint is deleted by `catch_up`, when it is not that any more. The newest of a history that
-    the newest checkpoint did not resume from is left alone, with a warning.
+    the newest checkpoint did not resume from is left alone, with a warning, and so is what a resume passed over.
 
     A call raises ConfigError for a path that is not inside the directory, PersistError if storage refuses.
     """
@@ -221,7 +224,14 @@ class Deletion:
         ids = {stored.id for stored in places if _is_named(stored, real, self._root)}
         if not ids:
             logger.warning("%s is no checkpoint of ours; it was not deleted", path)
-        newest, others = {*heads(_entries(places))[:1]}, {*heads(_entries(places))[1:]}
+        entries = _entries(places)
+        passed = spared(entries)
+        found = heads(entry for entry in entries if entry.id not in passed)
+        newest, others = {*found[:1]}, {*found[1:]}
+        for id in sorted(ids & passed):
+            text = "%s was not deleted: %s was passed over at a resume, and nothing shows that it is damaged. Load it"
+            text += " by resume_path, or remove it by other means"
+            logger.warning(text, path, id)
         for id in sorted(ids & others):
             logger.warning(
                 "%s was not deleted: %s is the newest of a history that this one did not resume from. To delete it: "
@@ -232,7 +242,7 @@ class Deletion:
                 id.history,
             )
         self._put_off |= ids & newest
-        for id in sorted(ids - newest - others):
+        for id in sorted(ids - newest - others - passed):
             self._store.delete(id)
 
     def before(self, save: SaveId) -> SaveId | None:

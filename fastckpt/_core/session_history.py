@@ -13,7 +13,7 @@ from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, ROUND
 from fastckpt._core.in_process_saver import launch_of
-from fastckpt._core.policy.lineage import HISTORIES, Ranges, merged, past
+from fastckpt._core.policy.lineage import HISTORIES, MOST, PASSED_OVER, Ranges, merged, passed_over, past
 from fastckpt._core.resume.companions import BESIDE, Pairing, beside
 from fastckpt._core.resume.directory_checks import check_shared, mark_seen
 from fastckpt._core.resume.resume import ResumeResult
@@ -47,6 +47,7 @@ class SessionHistory:
         self.directory = link.options.directory
         self._launch = launch_of(place)
         self._past: Ranges = ()
+        self._passed_over = frozenset[tuple[int, int]]()
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
         self._launches: list[str] = []
@@ -96,9 +97,10 @@ class SessionHistory:
         if resumed.state is None:
             return
         self.resumed_from = resumed.id
-        self._past = ()
+        self._past, self._passed_over = (), frozenset()
         if resumed.id is not None and not resumed.elsewhere:
             self._past = past(resumed.details, None)
+            self._passed_over = passed_over(resumed.details).union(resumed.passed_over)
             self.go_on(resumed.id.history)
 
     def go_on(self, history: int) -> None:
@@ -113,6 +115,7 @@ class SessionHistory:
             "parent": list(self.resumed_from) if self.resumed_from else None,
             HISTORIES: [list(run) for run in self._past],
             ROUND: self._attempt or f"{self._launch} {self._link.history}",
+            **({PASSED_OVER: sorted(self._passed_over)[-MOST:]} if self._passed_over else {}),
             **self._rollback,
             **({BESIDE: self._in_step} if self._in_step else {}),
             **({"attempt": self._attempt} if self._attempt or nodes > 1 else {}),

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from fastckpt._core.inspect.inventory import Inventory, InventoryItem
 from fastckpt._core.inspect.work_progress import UNOBSERVED, WorkObserver
-from fastckpt._core.policy.lineage import kept, past
+from fastckpt._core.policy.lineage import kept, passed_over, past
 from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepBest, Policy, RetentionEntry, measured
 from fastckpt._core.storage.store import open_store
 from fastckpt.errors import ConfigError
@@ -30,7 +30,7 @@ def divide(
     The newest is always kept.
 
     Histories that the newest one did not resume from are judged apart, unless they are ``dropped``: nothing of those is
-    kept. Without policies all others are.
+    kept. Without policies all others are. What a resume passed over is kept.
 
     Raises:
         ConfigError: There is no policy, and nothing to drop; no checkpoint has the metric of one, or is of a history to
@@ -41,7 +41,11 @@ def divide(
     stored = [item for item in inventory.whole if item.tier == tier]
     entries = [
         RetentionEntry(
-            item.id, item.time or 0.0, measured(item.details.get("metrics")), past(item.details, item.parent)
+            item.id,
+            item.time or 0.0,
+            measured(item.details.get("metrics")),
+            past(item.details, item.parent),
+            passed_over(item.details),
         )
         for item in stored
         if item.id is not None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastckpt._core.memory.records import read_record, read_small, remove_any, write_record, write_text
+from fastckpt._core.memory.records import if_there, read_record, read_small, remove_any, write_record, write_text
 
 IDENTITY, CLAIM = "identity", "claim"
 _LARGEST = 1 << 64
@@ -43,15 +43,14 @@ class DirectoryClaim:
 
     @classmethod
     def read(cls, arena: Path) -> "DirectoryClaim":
-        """What an arena says; an empty claim if it says nothing."""
+        """What an arena says; an empty claim if it says nothing. Raises OSError as `read_record`."""
         record = read_record(arena / CLAIM)
         wanted, inode = record.get("mark"), record.get("inode")
         if not (isinstance(wanted, str) and isinstance(inode, int) and 0 <= inode < _LARGEST):
             wanted, inode = "", 0
-        try:
-            seen = read_small(arena / IDENTITY).decode(errors="replace")
-        except OSError:
+        if (text := if_there(lambda: read_small(arena / IDENTITY), None)) is None:
             return cls("", wanted, inode)
+        seen = text.decode(errors="replace")
         return cls(seen, wanted, inode, unnamed=not (seen or wanted))
 
     def write(self, arena: Path) -> None:

@@ -5,12 +5,21 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from fastckpt._core.policy.read_errors import Phase, Verdict, remedy, verdict
+from fastckpt._core.policy.resume import MEMORY
+
+Read = TypeVar("Read")
 
 LARGEST = 1 << 20
 """The longest record in bytes; nothing that is longer was written by us."""
+ATTEMPTS = 20
+PAUSE = 0.05
+"""Seconds between two attempts to read what could not be read for want of descriptors or memory."""
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -39,11 +48,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record at ``path``; {} for anything else: nothing, a link, a pipe, a giant, no JSON object."""
-    try:
-        return parse_record(read_small(path))
-    except OSError:
-        return {}
+    """The record at ``path``; {} for anything else: nothing, a link, a pipe, a giant, no JSON object.
+
+    Raises OSError if that cannot be told now, for want of descriptors or memory.
+    """
+    return parse_record(if_there(lambda: read_small(path), b""))
 
 
 def read_records(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -67,7 +76,9 @@ def read_small(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"{path} is not a regular file")
-        data = os.read(fd, LARGEST + 1)
+        data = b""
+        while len(data) <= LARGEST and (more := os.read(fd, LARGEST + 1 - len(data))):  # a read may end early
+            data += more
     finally:
         os.close(fd)
     if len(data) > LARGEST:
@@ -94,11 +105,26 @@ def remove_any(path: Path) -> None:
 
 
 def names_in(directory: Path) -> list[str]:
-    """Names in a directory; [] for one that cannot be listed."""
-    try:
-        return sorted(path.name for path in directory.iterdir())
-    except OSError:
-        return []
+    """Names in a directory; [] for one that cannot be listed. Raises OSError as `read_record`."""
+    return if_there(lambda: sorted(path.name for path in directory.iterdir()), [])
+
+
+def if_there(read: Callable[[], Read], otherwise: Read) -> Read:
+    """What is read; ``otherwise`` if the error shows that it is not there, or not ours.
+
+    What an error leaves open, such as want of descriptors, is tried again for a second: that nothing is there would be
+    the end of a checkpoint. Then it is raised, with its remedy.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return read()
+        except OSError as error:
+            if verdict(error, Phase.READING, MEMORY) is not Verdict.NO_ANSWER:
+                break
+            if attempt == ATTEMPTS:
+                raise OSError(error.errno, f"{error.strerror}. {remedy(error)}", error.filename) from error
+        time.sleep(PAUSE)
+    return otherwise
 
 
 @contextlib.contextmanager

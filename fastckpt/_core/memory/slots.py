@@ -11,7 +11,7 @@ from typing import Any
 
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.format.manifest import COMMON, METADATA, OF_EACH_NODE
-from fastckpt._core.memory.records import names_in, read_record, read_records, remove_any, write_record
+from fastckpt._core.memory.records import if_there, names_in, read_record, read_records, remove_any, write_record
 
 _BEGIN = ".begin"
 _DONE = ".done-"
@@ -139,7 +139,7 @@ def read_digests(directory: Path, id: SaveId) -> dict[str, str]:
 
 
 def read(slot: Path, known: Mapping[int, SlotDone] = MappingProxyType({})) -> Records:
-    """Read the records of a slot; what cannot be read, or was not written by us, counts as not there.
+    """Read the records of a slot; what was not written by us counts as not there. Raises OSError as `read_record`.
 
     Done records that are ``known`` are not read again, only looked for.
     """
@@ -178,19 +178,16 @@ def images_in(slot: Path) -> dict[str, int]:
 def image_size(slot: Path, name: str) -> int | None:
     """Bytes of the image of that name; None if there is none: a link, or a file behind one, is none."""
     *above, _ = Path(name).parents
-    try:
-        status = (slot / name).lstat()
-    except OSError:
+    status = if_there((slot / name).lstat, None)
+    if status is None:
         return None
     is_image = stat.S_ISREG(status.st_mode) and all(_is_directory(slot / directory) for directory in above)
     return status.st_size if is_image else None
 
 
 def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False
+    status = if_there(path.lstat, None)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def discard(slot: Path, names: Iterable[str]) -> None:
@@ -205,10 +202,9 @@ def discard(slot: Path, names: Iterable[str]) -> None:
 def damage(slot: Path, files: dict[str, int]) -> str:
     """What is wrong with images of which names and sizes were committed, without reading them; empty for nothing."""
     for name, size in files.items():
-        try:
-            status = (slot / name).lstat()
-        except OSError as error:
-            return str(error)
+        status = if_there((slot / name).lstat, None)
+        if status is None:
+            return f"{slot / name} is not there; it was committed as a file of {size}"
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             kind = stat.filemode(status.st_mode)
             return f"{slot / name} ({kind}) has {status.st_size} bytes; it was committed as a file of {size}"

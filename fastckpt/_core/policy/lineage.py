@@ -1,7 +1,9 @@
 """Lines of training: which histories a checkpoint's training came through, and what retention keeps of each line.
 
 A history that another has not resumed from belongs to another run, such as one that was started in the same directory
-by mistake: the saves of one run must never be the reason to delete those of another.
+by mistake: the saves of one run must never be the reason to delete those of another. So it is with checkpoints that a
+job passed over as it resumed an older one: nothing has shown that they are damaged, and they may be all that is left of
+what came after it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,6 +17,12 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 HISTORIES = "histories"
 """The detail of a checkpoint that has the histories it came through, except its own."""
+
+
+PASSED_OVER = "passed_over"
+"""The detail of a checkpoint that has those which its history, or one before, passed over: as history and step."""
+MOST = 64
+"""How many a checkpoint names at most, the newest."""
 
 
 def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:
@@ -36,6 +44,12 @@ def past(details: Mapping[str, Any], parent: Id | None) -> Ranges:
     return ((parent[0], parent[0]),) if parent else ()
 
 
+def passed_over(details: Mapping[str, Any]) -> frozenset[Id]:
+    """The checkpoints that the histories of one have passed over."""
+    said = details.get(PASSED_OVER)
+    return frozenset((first, last) for first, last in filter(_is_range, said if isinstance(said, list) else []))
+
+
 def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
     """The checkpoints of the newest history and of all that it came through; then of the others likewise."""
     entries = list(entries)
@@ -55,8 +69,16 @@ def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
 
 
 def kept(policy: Policy, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
-    """The checkpoints that a policy keeps of each line, as if there were no other."""
-    return frozenset(id for line in lines(entries) for id in policy(line))
+    """The checkpoints that a policy keeps of each line, as if there were no other; and all that were passed over."""
+    entries = list(entries)
+    passed = spared(entries)
+    return passed.union(*map(policy, lines(entry for entry in entries if entry.id not in passed)))
+
+
+def spared(entries: Iterable[RetentionEntry]) -> frozenset[Id]:
+    """The checkpoints that were passed over for the sake of older ones."""
+    entries = list(entries)
+    return frozenset(entry.id for entry in entries).intersection(id for each in entries for id in each.passed_over)
 
 
 def heads(entries: Iterable[RetentionEntry]) -> list[Id]:

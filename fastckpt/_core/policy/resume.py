@@ -14,6 +14,8 @@ TIERS = MEMORY, PEER, MIXED, STORAGE, REMOTE, STATELESS = (
 """The tiers, nearest first. A peer is the memory of another node; a mixed checkpoint has some files in memory, and the
 others on storage. The last is the memory of nodes of which none has the file of this rank: all else is nearer."""
 
+DURABLE = STORAGE, REMOTE
+
 
 class CheckpointLocation(NamedTuple):
     """A checkpoint in one place.

@@ -30,12 +30,14 @@ class RetentionEntry(NamedTuple):
         time: Seconds since the epoch at which it was persisted, by the clock of then: not always later for newer ones.
         metrics: Metrics that its user gave.
         past: First and last of each run of histories that its training came through; see `lineage`.
+        passed_over: Newer checkpoints that its history, or one that this went on from, did not load; see `lineage`.
     """
 
     id: Id
     time: float = 0.0
     metrics: Mapping[str, float] = {}
     past: tuple[tuple[int, int], ...] = ()
+    passed_over: frozenset[Id] = frozenset()
 
 
 @dataclass(frozen=True)

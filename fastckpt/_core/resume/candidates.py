@@ -21,6 +21,7 @@ from fastckpt._core.resume.stored_entries import StoredEntry, candidates, descri
 from fastckpt._core.resume.tiers import (
     Candidate,
     Candidates,
+    Faults,
     Listing,
     MemoryTier,
     MixedTier,
@@ -231,7 +232,7 @@ class CandidateFinder:
         place = str(candidate.record.place) if candidate.record else ""
         return not any(place.startswith(f"{tier.location}/") for tier in self._durable)
 
-    def reject(self, bad: list[tuple[Candidate, dict[str, str]]], damaged: list[Rejected], threads: int) -> None:
+    def reject(self, bad: list[tuple[Candidate, Faults]], damaged: list[Rejected], threads: int) -> None:
         """Quarantine or give up bad and damaged checkpoints, and report that to the saver of each node.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path, slots_of
-from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.policy.resume import DURABLE, CheckpointLocation
 from fastckpt._core.resume.tiers import Candidate, Candidates
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import FastckptError
@@ -104,6 +104,10 @@ class Selection:
         """Those of the candidates."""
         wanted = self._wanted(candidates)
         return [*wanted] if self.pairing is None else self.pairing.accepted(wanted)
+
+    def newer(self, candidates: Candidates, save: SaveId) -> list[SaveId]:
+        """The durable ones that are wanted and newer than this one, whether other checkpointers have them or not."""
+        return sorted({SaveId(*at.id) for at in self._wanted(candidates) if at.tier in DURABLE and at.id > save})
 
     def companions(self, candidates: Candidates) -> set[str]:
         """The directories that decide about these, and that have to be searched."""

@@ -1,9 +1,11 @@
 """Resumes a job: survey, choose, verify, vote, load, vote; no state is handed out before every rank has its own."""
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from traceback import clear_frames
 from types import MappingProxyType
 from typing import Any
 
@@ -13,15 +15,15 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import NAME
 from fastckpt._core.policy.peer_sources import NodeHolding, unheld_ranks
+from fastckpt._core.policy.read_errors import Phase
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing, Selection, Wanted
 from fastckpt._core.resume.load import LOAD_ERRORS
 from fastckpt._core.resume.survey import Chooser, Survey, everywhere, is_unreadable, near, obstacles
-from fastckpt._core.resume.tiers import Candidate, Faults, Files, Rejected, RejectionKind
-from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint, PersistError
+from fastckpt._core.resume.tiers import Candidate, Fault, Faults, Files, Rejected, RejectionKind
+from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
 
@@ -43,6 +45,7 @@ class ResumeResult:
         elsewhere: Whether it is of another checkpoint directory, whose histories are numbered independently.
         attempt: The token that ranks of all nodes shared when they saved it.
         holdings: What all nodes hold in memory of saves of several nodes.
+        passed_over: Durable checkpoints that are newer, and could not be loaded.
     """
 
     id: SaveId | None
@@ -52,6 +55,7 @@ class ResumeResult:
     elsewhere: bool = False
     attempt: str = ""
     holdings: Sequence[NodeHolding] = ()
+    passed_over: Sequence[SaveId] = ()
 
 
 class Resume:
@@ -73,6 +77,7 @@ class Resume:
         self._bad: list[str] = []
         self._unfinished: Sequence[Rejected] = ()
         self._abandoned: list[list[int]] = []
+        self._cause: BaseException | None = None
 
     # A resume of the newest checkpoint, of all ranks together:
     #   survey   each rank lists what its tiers hold, and the ranks exchange that             survey.near, .everywhere
@@ -98,6 +103,8 @@ class Resume:
         try:
             resumed = self._newest_paired(load, ranks, partial(_has_details, details))[0] if details else None
             resumed, tried = (resumed, []) if resumed else self._newest_paired(load, ranks, wanted)
+        except NoLoadableCheckpoint as error:
+            raise error from self._cause
         finally:
             self._client.release()
         self._report_unfinished(resumed)
@@ -111,7 +118,7 @@ class Resume:
                     f"not shared by all nodes, share it.",
                     "FC-016",
                 )
-            )
+            ) from self._cause
         return resumed or ResumeResult(None, "", None, {})
 
     @generators_kept()
@@ -133,7 +140,7 @@ class Resume:
                 candidate, fault = self._brought(lambda: _open(known), nodes, ranks)
                 state, votes = self._attempt(candidate, self._sharing([path] * len(nodes), nodes), load, ranks, fault)
                 if candidate is None or any(votes):
-                    raise self._bad_path(path, _objections(dict(enumerate(votes))))
+                    raise self._bad_path(path, _objections(dict(enumerate(votes)))) from self._cause
                 elsewhere = self._finder.is_elsewhere(candidate)
                 resumed = ResumeResult(save, STORAGE, state, dict(candidate.details), elsewhere)
         finally:
@@ -167,7 +174,9 @@ class Resume:
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
                 save, tier = SaveId(mine.history, mine.step), candidate.tier.name
-                resumed = ResumeResult(save, tier, state, dict(candidate.details), False, mine.attempt, survey.holdings)
+                passed = select.newer(survey.own.candidates, save)
+                known = dict(candidate.details), False, mine.attempt, survey.holdings
+                resumed = ResumeResult(save, tier, state, *known, passed)
                 self._warn_of_lost_states(choices)
                 self._warn_of_unheld(mine, survey)
                 if self._place.group_world_size > 1:
@@ -198,20 +207,27 @@ class Resume:
                 return self._finder.fetch(mine, survey.sources(mine), survey.own, beside=beside)
 
         is_stored = any(choice.tier not in (MEMORY, PEER, STATELESS) for choice in choices)
-        return self._brought(bring, survey.nodes if is_stored else (), ranks)
+        return self._brought(bring, survey.nodes if is_stored else (), ranks, mine.tier)
 
     def _brought(
-        self, bring: Callable[[], Candidate], nodes: Sequence[int], ranks: Agreement
+        self, bring: Callable[[], Candidate], nodes: Sequence[int], ranks: Agreement, tier: str = STORAGE
     ) -> tuple[Candidate | None, Faults]:
         """A candidate with its files, or why it has none; the first rank of each of the ``nodes`` is first.
 
         It reads the manifest for the others.
         """
         shares = len(set(nodes)) < len(nodes)
-        found = _tried(bring) if self._place.local_rank == 0 or not shares else None
+        found = self._tried(bring, tier) if self._place.local_rank == 0 or not shares else None
         if shares:
             ranks.gather(None)
-        return found or _tried(bring)
+        return found or self._tried(bring, tier)
+
+    def _tried(self, bring: Callable[[], Candidate], tier: str) -> tuple[Candidate | None, Faults]:
+        """A candidate, or why it cannot be brought."""
+        try:
+            return bring(), {}
+        except (FastckptError, OSError, MemoryError) as error:
+            return None, {"": self._noted(error, Phase.OPENING, tier)}
 
     def _exclude(
         self,
@@ -229,14 +245,15 @@ class Resume:
         tried = []
         for location in sorted({choices[rank] for rank, vote in enumerate(votes) if vote}):
             of_ranks = {rank: vote for rank, vote in enumerate(votes) if choices[rank] == location}
-            objections, faults = _objections(of_ranks), _faults(of_ranks)
-            if is_unreadable(faults.values()):  # whole, as far as known: retried before anything older is chosen
+            objections, damaged = _objections(of_ranks), _damaged(of_ranks)
+            if is_unreadable([fault for vote in of_ranks.values() for fault in vote.values()]):
+                # Whole, as far as known: it is tried again before anything older is chosen.
                 chooser.exclude(location, f"{_named(location)} is whole and cannot be read ({objections})")
             else:
                 chooser.exclude(location)
                 tried.append(self._report_bad(location, objections))
-                if faults and location in survey.own.candidates:
-                    bad.append((survey.own.candidates[location], faults))
+                if damaged and location in survey.own.candidates:
+                    bad.append((survey.own.candidates[location], damaged))
             if location in survey.own.candidates:
                 survey.own.candidates[location].tier.drop(survey.own.candidates[location])
         return tried
@@ -302,7 +319,7 @@ class Resume:
         """
         names = self._answers_for(candidate.files, self._place.rank, sharing) if candidate else ()
         with metrics.phase("resume.verify"):
-            votes: list[Faults] = ranks.gather(candidate.faults(list(names), self._threads) if candidate else fault)
+            votes = _votes(ranks, self._checked(candidate, names) if candidate else fault)
         if candidate is None or any(votes):
             return None, votes
         state, objection = None, {}
@@ -310,9 +327,23 @@ class Resume:
             try:
                 state = load(candidate.files)
             except LOAD_ERRORS as error:
-                objection = {"": f"{type(error).__name__}: {error}"[:500]}
+                objection = {"": self._noted(error, Phase.UNPICKLING, candidate.tier.name)}
         self._client.release()  # the state is in memory of its own: slots may change while slower ranks still load
-        return state, ranks.gather(objection)
+        return state, _votes(ranks, objection)
+
+    def _checked(self, candidate: Candidate, names: Sequence[str]) -> Faults:
+        try:
+            return candidate.faults(list(names), self._threads)
+        except (RuntimeError, MemoryError) as error:  # of the threads that were to read
+            return {"": self._noted(error, Phase.READING, candidate.tier.name)}
+
+    def _noted(self, error: BaseException, phase: Phase, tier: str) -> Fault:
+        """The fault of an error, which is the cause of what is raised if nothing else can be loaded."""
+        # They, and what they leave to the collector, would keep a half of a state: the next attempt needs the memory.
+        clear_frames(error.__traceback__)
+        gc.collect()
+        self._cause = error
+        return Fault.of(error, phase, tier)
 
     def _report_unfinished(self, resumed: ResumeResult | None) -> None:
         """Log unfinished checkpoints on storage that are newer than the resumed one; the first rank knows of them."""
@@ -349,29 +380,24 @@ def _open(candidate: Candidate) -> Candidate:
     return candidate.tier.open(candidate)
 
 
-def _tried(bring: Callable[[], Candidate]) -> tuple[Candidate | None, Faults]:
-    """A candidate, or why it cannot be brought."""
-    try:
-        return bring(), {}
-    except PersistError as error:  # under a name: it may be readable later
-        return None, {NAME: f"{type(error).__name__}: {error}"[:500]}
-    except (FastckptError, OSError) as error:
-        return None, {"": f"{type(error).__name__}: {error}"[:500]}
-
-
 def _named(location: CheckpointLocation) -> str:
     return f"step {location.step} of history {location.history} in {location.where}"
 
 
 def _objections(votes: Mapping[int, Faults]) -> str:
-    found = [f"rank {rank}: {why}" for rank, vote in votes.items() for why in vote.values()]
+    found = [f"rank {rank}: {fault.why}" for rank, vote in votes.items() for fault in vote.values()]
     return "; ".join(dict.fromkeys(found))
 
 
-def _faults(votes: Mapping[int, Faults]) -> Faults:
-    """The files that ranks found bad; of two faults of a file, damage counts rather than a failed read."""
-    found = [(name, why) for vote in votes.values() for name, why in vote.items() if name]
-    return dict(sorted(found, key=lambda fault: not is_unreadable([fault[1]])))
+def _damaged(votes: Mapping[int, Faults]) -> Faults:
+    """The files that ranks found damaged."""
+    return {name: fault for vote in votes.values() for name, fault in vote.items() if name and fault.is_damage}
+
+
+def _votes(ranks: Agreement, own: Faults) -> list[Faults]:
+    """The faults that each rank has found."""
+    votes = ranks.gather(own)
+    return [{name: Fault(*fault) for name, fault in vote.items()} for vote in votes]
 
 
 def _has_details(details: Mapping[str, Any], _: CheckpointLocation, candidate: Candidate) -> bool:

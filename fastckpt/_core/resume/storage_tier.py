@@ -131,7 +131,7 @@ class StorageTier:
         if self._client.place.rank == 0:
             candidate = self.open(candidate)
             checked = candidate.faults(list(faults), threads)
-            confirmed = {name: why for name, why in checked.items() if not why.startswith(PersistError.__name__)}
+            confirmed = {name: fault.why for name, fault in checked.items() if fault.is_damage}
             for name in faults.keys() - confirmed.keys():
                 logger.warning("%s is left where it is: rank 0 finds nothing wrong with it", candidate.files[name])
             if confirmed:

@@ -15,11 +15,12 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources, with_rebuilt
+from fastckpt._core.policy.read_errors import Verdict, worst
 from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Selection, search_companions
-from fastckpt._core.resume.tiers import Listing, Rejected, RejectionKind
-from fastckpt.errors import FastckptError, NoLoadableCheckpoint, PersistError
+from fastckpt._core.resume.tiers import Fault, Listing, Rejected, RejectionKind
+from fastckpt.errors import FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
 
@@ -196,9 +197,9 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
     return []
 
 
-def is_unreadable(faults: Collection[str]) -> bool:
-    """Return whether all faults are of a store that did not answer, or of missing room for a download."""
-    return bool(faults) and all(why.startswith(PersistError.__name__) for why in faults)
+def is_unreadable(faults: Collection[Fault]) -> bool:
+    """Return whether faults say nothing of a checkpoint: want of memory, of descriptors, of an answer."""
+    return bool(faults) and worst(Verdict(each.verdict) for each in faults) is Verdict.NO_ANSWER
 
 
 class Chooser:

@@ -5,16 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
+from fastckpt._core.policy.read_errors import Phase, Verdict, in_words, verdict
 from fastckpt._core.policy.resume import MEMORY, MIXED, PEER, CheckpointLocation
 from fastckpt._core.storage.local.stored import digest
-from fastckpt.errors import BadCheckpoint, PersistError
+from fastckpt.errors import BadCheckpoint, FastckptError
 
 if TYPE_CHECKING:
     from fastckpt._core.resume.storage_tier import StorageTier
@@ -22,8 +23,27 @@ if TYPE_CHECKING:
 OTHER_KIND = "is of another kind of checkpointer"
 Files = dict[str, Path]
 """Paths of the files of a checkpoint, by name."""
-Faults = dict[str, str]
-"""Names of files, and the fault of each."""
+
+
+class Fault(NamedTuple):
+    """The reason why a rank did not get a file: the value of a `Verdict`, and the error in words."""
+
+    verdict: str
+    why: str
+
+    @classmethod
+    def of(cls, error: BaseException, phase: Phase, tier: str) -> "Fault":
+        """That of an error in a phase of a load from a tier."""
+        return cls(verdict(error, phase, tier).value, in_words(error))
+
+    @property
+    def is_damage(self) -> bool:
+        """Return whether it is a reason to reject a checkpoint."""
+        return self.verdict == Verdict.DAMAGE.value
+
+
+Faults = dict[str, Fault]
+"""Names of files, and the fault of each; "" stands for the whole checkpoint."""
 
 
 class RejectionKind(Enum):
@@ -74,14 +94,14 @@ class Candidate:
         """Check these files, several at once; returns those that differ from what was saved, and why."""
         with ThreadPoolExecutor(max(1, min(threads, len(names))), "fastckpt-verify") as pool:
             found = zip(names, pool.map(self._fault, names), strict=True)
-            return {name: why for name, why in found if why}
+            return {name: fault for name, fault in found if fault}
 
-    def _fault(self, name: str) -> str:
+    def _fault(self, name: str) -> Fault | None:
         try:
             self.tier.check(self, name)
-        except (BadCheckpoint, PersistError, OSError) as error:
-            return f"{type(error).__name__}: {error}"[:500]
-        return ""
+        except (FastckptError, OSError, MemoryError) as error:
+            return Fault.of(error, Phase.READING, self.tier.name)
+        return None
 
 
 Candidates = dict[CheckpointLocation, Candidate]

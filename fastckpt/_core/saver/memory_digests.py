@@ -67,6 +67,12 @@ class MemoryDigests:
         self._task = asyncio.create_task(self._digest(slot, slot.id))
 
     async def _digest(self, slot: Slot, save: SaveId) -> None:
+        try:
+            await self._compare(slot, save)
+        except OSError as error:
+            logger.warning("%s in memory could not be digested: %s", save, error)
+
+    async def _compare(self, slot: Slot, save: SaveId) -> None:
         records = slots.read(slot.path)
         if slot.verified or records.committed != save or slots.damage(slot.path, records.files):
             return

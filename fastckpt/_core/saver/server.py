@@ -283,8 +283,9 @@ class Saver:
         end = time.monotonic() + WRITERS_TIMEOUT
         hurries = failed or any(connection.is_writer_here for connection in self._connections.values())
         # Messages of a writer may still be on their way, while its records are in memory already.
-        for coordinator in self._coordinators.values() if hurries else ():
-            coordinator.look()
+        with contextlib.suppress(OSError):  # that one looks again once it flushes
+            for coordinator in self._coordinators.values() if hurries else ():
+                coordinator.look()
         while (left := end - time.monotonic()) > 0:
             writers = {task: c for task, c in self._connections.items() if c.is_writer_elsewhere}
             talks = not failed and any(c.silence < SILENCE for c in writers.values())

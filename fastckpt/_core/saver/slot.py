@@ -111,19 +111,19 @@ class Slot:
         They were read from the instant ``since`` on (time.perf_counter). If not ``of_first``, they are those of a
         checkpoint in which the first node's stand for what each node has of its own.
         """
-        records = slots.read(self.path)
-        if self.id == save == records.committed:
-            # Of several nodes, files that each node has for itself have
-            # digests of their own; the manifest names the first node's.
-            own = records.files.keys() - (() if of_first else records.common)
-            ours = {name: digest for name, digest in digests.items() if name in own}
-            try:
+        try:
+            records = slots.read(self.path)
+            if self.id == save == records.committed:
+                # Of several nodes, files that each node has for itself have
+                # digests of their own; the manifest names the first node's.
+                own = records.files.keys() - (() if of_first else records.common)
+                ours = {name: digest for name, digest in digests.items() if name in own}
                 slots.write_digests(self.path, save, records.digests | ours)
                 # A digest that began before the writers died does not cover what they may have written afterwards.
                 self.verified = ours.keys() == records.files.keys() and since >= self._recovered
-            # Without digests a resume compares sizes only; the checkpoint itself is whole.
-            except OSError as error:
-                logger.warning("%s in memory has no digests: %s", save, error)
+        # Without digests a resume compares sizes only; the checkpoint itself is whole.
+        except OSError as error:
+            logger.warning("%s in memory has no digests: %s", save, error)
 
     def begin(self, save: SaveId, writers: frozenset[int]) -> set[str]:
         """Start a new save in this slot; returns images that nobody needs any more."""

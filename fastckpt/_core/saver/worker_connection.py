@@ -64,6 +64,8 @@ class WorkerConnection:
                 # One message at a time, in order: a worker's commit is handled before its next begin.
                 answer = await self._answer_anyway(message)
                 if isinstance(message, m.UNANSWERED):
+                    if isinstance(answer, m.Failed):
+                        logger.warning("a %s message was lost: %s", type(message).__name__, answer.text)
                     continue
                 writer.write(pack(answer))
                 await writer.drain()

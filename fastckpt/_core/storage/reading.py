@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import xxhash
 
-from fastckpt._core.storage.local.stored import digest, open_at_once
+from fastckpt._core.storage.local.stored import answered, digest, open_at_once
 from fastckpt._core.storage.remote.client_errors import ExplainedErrors
 from fastckpt.errors import BadCheckpoint
 
@@ -24,12 +24,12 @@ LONGEST_TEXT = 4096
 def open_file(where: Path | str, size: int) -> BinaryIO:
     """Open a file of ``size`` bytes at a path or URL, to be read and sought in.
 
-    Raises BadCheckpoint if it cannot be opened; reading it raises OSError, or PersistError if a store does not answer.
+    Raises BadCheckpoint if it cannot be opened, PersistError if there is no answer; reading it raises OSError, too.
     """
     if isinstance(where, str):
         return cast(BinaryIO, _Remote(where, size))
     try:
-        return where.open("rb", buffering=0)
+        return answered(where, lambda: where.open("rb", buffering=0))
     except OSError as error:
         raise BadCheckpoint(f"{where} cannot be read: {error.strerror}") from error
 

@@ -23,6 +23,7 @@ from fastckpt._core.format import manifest
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.resume.load import load_copy
+from fastckpt._core.retention import Deletion
 from fastckpt._core.saver import memory_digests
 from fastckpt._core.saver.persistence import persister
 from fastckpt._core.storage.image_source import PublishRequest
@@ -44,6 +45,10 @@ def save(ranks: Ranks, *steps: int, storage_type: StorageType = DISK) -> None:
             assert member.save_checkpoint(step, state(step), storage_type=storage_type, rank_state=own)
         if storage_type is DISK:
             assert ranks.members[0].wait_latest_checkpoint(60) == step
+
+
+class Unknown:
+    """What torch.load(weights_only=True) refuses."""
 
 
 def relaunch(ranks: Ranks, world: int = 2) -> list[dict[str, Any]]:
@@ -511,6 +516,22 @@ class TestQuarantine:
         assert self.load(three) == [2, 2]
         assert "another shape" in said.text
         assert quarantined(three) == [] and (three.directory / "checkpoint-3").exists()
+
+    def test_what_does_not_load_is_passed_over_and_never_deleted_by_the_jobs_after(self, ranks: Ranks, said):
+        strategy = ddp.KeepLatestStepStrategy(2, ranks.directory)
+        ranks.start(2, deletion_strategy=strategy, weights_only=False)
+        save(ranks, 1)
+        opaque = state(2) | {"x": Unknown()}  # which this script may load, and the next one does not
+        ranks.together(lambda member, _: member.save_checkpoint(2, opaque, storage_type=StorageType.DISK))
+        ranks.end()
+        kept = CheckpointDirectory(ranks.directory)
+        for loaded, steps, last in ((1, (3, 4, 5), {(2, 4), (2, 5)}), (5, (6, 7, 8), {(3, 7), (3, 8)})):
+            assert self.load(ranks, deletion_strategy=strategy) == [loaded] * 2
+            save(ranks, *steps)
+            ranks.end()
+            assert {tuple(stored.id) for stored in kept.checkpoints()} == {(1, 2)} | last
+        Deletion(kept)(ranks.directory / "checkpoint-2")
+        assert (ranks.directory / "checkpoint-2").exists() and "was passed over at a resume" in said.text
 
     def test_memory_that_is_whole_but_does_not_load_is_kept(self, ranks: Ranks, monkeypatch):
         def refuse(path: Path, *args: Any, **options: Any) -> Any:

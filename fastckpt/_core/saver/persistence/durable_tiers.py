@@ -146,17 +146,17 @@ class DurableTiers:
     async def _claim(self, slot: Slot, history: int) -> None:
         """In one order, so that of two jobs one gets all; what fails is tried again with the next save."""
         loop = asyncio.get_running_loop()
-        opening = await loop.run_in_executor(None, Opening.of_slot, slot.path)
-        if opening is None or opening.id.history != history:
-            return
         try:
+            opening = await loop.run_in_executor(None, Opening.of_slot, slot.path)
+            if opening is None or opening.id.history != history:
+                return
             # The directory first, in every job: two jobs that took the tiers in different orders could each get one.
             await loop.run_in_executor(self.persister.pool, self.persister.tenure.hold, opening)
             if self.upload.tenure:
                 await loop.run_in_executor(self.upload.pool, self.upload.tenure.hold, opening)
         except (FastckptError, OSError) as error:
             # At debug: a persist calls `hold` again, and reports what it raises.
-            logger.debug("%s is not opened yet: %s", opening.id, error)
+            logger.debug("history %d is not opened yet: %s", history, error)
         else:
             self._claimed = history
 

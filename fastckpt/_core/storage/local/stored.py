@@ -14,15 +14,10 @@ from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
 from fastckpt._core.io.direct import Counted, digest_file
+from fastckpt._core.policy.read_errors import Phase, Verdict, remedy, verdict
 from fastckpt.errors import BadCheckpoint, PersistError
 
 Read = TypeVar("Read")
-
-UNANSWERED = (
-    errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
-    errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ENODEV,
-)  # fmt: skip
-"""Errors of a file system whose server is away: they say nothing of the file that was to be read."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
             return file.read(MAX_TEXT + 1)
 
     try:
-        text = _answered(path, read)
+        text = answered(path, read)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -129,8 +124,8 @@ def ours(place: Path) -> Manifest | None:
         return None
 
 
-def _answered(path: Path, read: Callable[[], Read]) -> Read:
-    """Read a file; raises PersistError instead of an OSError by which its file system does not answer now.
+def answered(path: Path, read: Callable[[], Read]) -> Read:
+    """Read a file; raises PersistError instead of an error that says nothing of it.
 
     Such a file is not damaged: it must not be quarantined, nor an older one take its place.
     """
@@ -141,13 +136,11 @@ def _answered(path: Path, read: Callable[[], Read]) -> Read:
             if error.errno != errno.ESTALE:
                 raise
         return read()  # another machine has replaced or removed what was open here: what is there now is another file
-    except OSError as error:
-        if error.errno not in UNANSWERED:
+    except (OSError, MemoryError) as error:
+        if verdict(error, Phase.READING) is not Verdict.NO_ANSWER:
             raise
-        raise PersistError(
-            f"{path} cannot be read now: {error.strerror}. Its file system does not answer: see that its server runs, "
-            "and that it is mounted"
-        ) from error
+        text = error.strerror if isinstance(error, OSError) else "no memory"
+        raise PersistError(f"{path} cannot be read now: {text}. {remedy(error)}") from error
 
 
 def with_manifests(places: Iterable[Path]) -> list[Path]:
@@ -160,7 +153,7 @@ def with_manifests(places: Iterable[Path]) -> list[Path]:
                 return b'"fastckpt"' in file.read(32)
 
         with suppress(OSError):
-            if _answered(place / NAME, begins):
+            if answered(place / NAME, begins):
                 found.append(place)
     return found
 
@@ -176,7 +169,7 @@ def check_size(entry: FileEntry, path: Path) -> os.stat_result:
     Raises PersistError if its file system does not answer now.
     """
     try:
-        found = _answered(path, path.stat)
+        found = answered(path, path.stat)
     except OSError as error:
         raise BadCheckpoint(f"{path} of {entry.size} bytes is not there: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
@@ -198,6 +191,6 @@ def digest(path: Path, on_read: Callable[[int], None] | None = None) -> str:
     ``on_read`` is called with the number of bytes after each MiB or two.
     """
     try:
-        return _answered(path, lambda: digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path))
+        return answered(path, lambda: digest_file(path, pace=Counted(on_read)) if on_read else digest_file(path))
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error

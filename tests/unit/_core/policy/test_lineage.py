@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt._core.policy.lineage import heads, kept, lines, merged, past
+from fastckpt._core.policy.lineage import heads, kept, lines, merged, passed_over, past
 from fastckpt._core.policy.retention import KeepBest, KeepEvery, KeepLast, RetentionEntry
 
 
@@ -47,6 +47,24 @@ def test_a_line_of_training_stays_one_when_checkpoints_between_are_deleted():
     """As an upload that is under way may hold an old one, while newer ones go."""
     saved = [entry(1, 10), entry(2, 20, 1), entry(3, 30, 1, 2), entry(3, 40, 1, 2)]
     assert kept(KeepLast(2), [saved[0], *saved[2:]]) == {(3, 30), (3, 40)}
+
+
+def test_what_a_resume_passed_over_is_kept_and_counts_for_no_policy():
+    before, bad = [entry(1, 1), entry(1, 2)], [entry(1, 3), entry(1, 4)]  # 3 and 4 did not load: 2 was resumed
+    after = [entry(2, step, 1)._replace(passed_over=frozenset([(1, 3), (1, 4), (1, 9)])) for step in (3, 4, 5)]
+    assert kept(KeepLast(2), before + bad + after) == {(1, 3), (1, 4), (2, 4), (2, 5)}
+    assert kept(KeepLast(2), before + bad + after[:1]) == {(1, 2), (1, 3), (1, 4), (2, 3)}
+    assert kept(KeepEvery(2), before + bad + after) == {(1, 2), (1, 3), (1, 4), (2, 4), (2, 5)}
+    assert kept(KeepLast(2), before + bad) == {(1, 3), (1, 4)}  # nothing has passed them over yet
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [({}, set()), ({"passed_over": [[1, 3], [2, 4]]}, {(1, 3), (2, 4)}), ({"passed_over": [[1], "x", 5]}, set())]
+    + [({"passed_over": each}, set()) for each in ("nonsense", 7, None)],
+)
+def test_what_was_passed_over_comes_from_the_details(details, expected):
+    assert passed_over(details) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple)))

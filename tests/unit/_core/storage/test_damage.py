@@ -105,10 +105,10 @@ def as_nobody():
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-def test_an_unreadable_file_is_found_by_verify(directory, name):
+def test_a_file_that_this_user_may_not_read_is_an_error_and_not_damaged(directory, name):
     stored = directory.checkpoints()[0]
     stored.path_of(name).chmod(0)
-    with as_nobody(), pytest.raises(BadCheckpoint, match="Permission denied"):
+    with as_nobody(), pytest.raises(PersistError, match=r"Permission denied.*Give this user the right"):
         directory.verify(stored)
 
 
