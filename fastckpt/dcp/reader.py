@@ -4,7 +4,7 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,18 +15,21 @@ from torch.futures import Future
 
 from fastckpt._core import metrics
 from fastckpt._core.client.collective import Agreement, agreement
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.native.view import hold
 from fastckpt._core.policy.peer_sources import holders
-from fastckpt._core.policy.resume import MEMORY
+from fastckpt._core.policy.read_errors import Phase
+from fastckpt._core.policy.resume import MEMORY, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.companions import Wanted
 from fastckpt._core.resume.directory_checks import refuse_foreign
+from fastckpt._core.resume.load import LOAD_ERRORS
 from fastckpt._core.resume.resume import Resume, ResumeResult
-from fastckpt._core.resume.survey import join_on_storage
-from fastckpt._core.resume.tiers import Files
+from fastckpt._core.resume.survey import is_unreadable, join_on_storage
+from fastckpt._core.resume.tiers import Fault, Files
 from fastckpt._core.session import Session
 from fastckpt._core.torch_private.sharding import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
@@ -83,6 +86,7 @@ class SharedMemoryReader(MappedReader):
         super().__init__(writer._writer.directory)
         self._saves, self._writer = writer, writer._writer
         self._asked = ""
+        self._is_path = False
         self._found: tuple[ResumeResult, SaveId | None] | None = None
         self._reading: ResumeResult | None = None
         self._finder: CandidateFinder | None = None
@@ -115,13 +119,14 @@ class SharedMemoryReader(MappedReader):
         ranks, asked, self._asked = agreement(writer.place.world_size), self._asked, ""
         step = step_of(asked, writer.directory) if asked else None
         path = asked if step is None else f"{writer.directory}/checkpoint-{step}"
+        self._is_path = bool(asked) and step is None
         since = writer.open_history(ranks, path)
         since = since if self._goes_on else {}
         shards = shards_of(writer.place.rank), index_of(writer.place.group_rank)
         needs = RequiredFiles(METADATA, METADATA, shards, from_peers=True, may_redivide=True)
         self._finder = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
         with writer.beats.work("resume"):
-            if asked and step is None:
+            if self._is_path:
                 found = self._resume.run_path(asked, self._read, ranks, since)
             else:
                 self._wants = lambda each, _: step in (None, each.step)
@@ -169,7 +174,18 @@ class SharedMemoryReader(MappedReader):
         if any(names for _, names in lacking):
             # All ranks must choose again if one lacks something: they have to load the same save.
             if any(ranks.gather(self._bring(lacking))):
-                self._choose_again(ranks)
+                assert self._reading is not None
+                found = self._reading
+                text = "%s in memory lacks what ranks need that are sharded otherwise: storage has it"
+                logger.warning(text, found.id)
+                self._choose_again(
+                    ranks,
+                    lambda each: each.tier != MEMORY,
+                    NoLoadableCheckpoint(
+                        f"{found.id} is in the memory of the nodes that saved it, each with its own shards; another "
+                        f"sharding needs them on storage, where nothing is. Start it as it was, and save to storage."
+                    ),
+                )
             self._locate(plan)
         return plan
 
@@ -208,19 +224,18 @@ class SharedMemoryReader(MappedReader):
         }
         return sorted(missing)
 
-    def _choose_again(self, ranks: Agreement) -> None:
+    def _choose_again(
+        self, ranks: Agreement, may_be: Callable[[CheckpointLocation], bool], nothing: BaseException
+    ) -> None:
+        """Choose another one, of those that may be it, for the same plan; raises ``nothing`` if there is none."""
         assert self._reading is not None
-        before = self._reading
-        logger.warning("%s in memory lacks what ranks need that are sharded otherwise: storage has it", before.id)
-        wants = self._wants
-        found = self._resume.run(self._read, ranks, lambda each, of: each.tier != MEMORY and wants(each, of))
+        before, wants = self._reading, self._wants
+        found = self._resume.run(self._read, ranks, lambda each, of: may_be(each) and wants(each, of))
         if found.state is None:
-            raise NoLoadableCheckpoint(
-                f"{before.id} is in the memory of the nodes that saved it, each with its own shards; another sharding "
-                f"needs them on storage, where nothing is. Start it as it was, and save to storage."
-            )
+            raise nothing
         # DCP has planned this load by the first one's metadata, and does not plan again.
-        if found.state.metadata.state_dict_metadata != before.state.metadata.state_dict_metadata:
+        is_other = found.state.metadata.state_dict_metadata != before.state.metadata.state_dict_metadata
+        if any(ranks.gather(is_other)):
             raise BadCheckpoint(
                 f"{found.id} has another structure than {before.id}, which cannot be loaded; load again"
             )
@@ -228,15 +243,34 @@ class SharedMemoryReader(MappedReader):
         self._reading = found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan says into the caller's tensors."""
-        assert self._reading is not None
-        found = self._reading
+        """Read what the plan says into the caller's tensors.
+
+        What a rank cannot unpickle is passed over, in all ranks, for an older checkpoint of the same structure.
+
+        Raises:
+            NoLoadableCheckpoint: A rank finds no memory for it, say, which is no reason to pass it over.
+            BadCheckpoint: What else there is, is a state of another structure.
+        """
+        ranks, failed = agreement(self._writer.place.world_size), set[tuple[SaveId | None, str]]()
         try:
-            with self._writer.beats.work("resume"):
-                done = super().read_data(plan, planner)
+            while True:
+                assert self._reading is not None
+                found, error = self._reading, None
+                try:
+                    with self._writer.beats.work("resume"):
+                        done = super().read_data(plan, planner)
+                except LOAD_ERRORS as caught:
+                    error = caught
+                # Also so that no rank removes what others, for which it has downloaded it, still read.
+                faults = ranks.gather(error and Fault.of(error, Phase.APPLYING, found.tier))
+                if not any(faults):
+                    break
+                nothing = _refused(found, faults, error, is_final=self._is_path)
+                if error is not None:
+                    failed.add((found.id, found.tier))
+                self._choose_again(ranks, lambda each: (each.id, each.tier) not in failed, nothing)
+                self._locate(plan)
         finally:
-            if self._finder is not None and self._finder.has_far:  # local ranks download for each other
-                agreement(self._writer.place.world_size).gather("read")  # what others read is not to be removed
             self._let_go()
         self._took(found)
         return done
@@ -272,6 +306,24 @@ def _share(files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
     owners = {name: each for each in ranks for name in (shards_of(each), own_of(each))}
     own = [name for name in files if owners.get(name) == rank]
     return own + sorted(files.keys() - owners.keys())[ranks.index(rank) :: len(ranks)]
+
+
+def _refused(
+    found: ResumeResult, faults: Sequence[Sequence[str] | None], error: BaseException | None, *, is_final: bool
+) -> BaseException:
+    """Log that ranks could not read a checkpoint; the error if there is no other, which is raised if none may do."""
+    of_ranks = {rank: Fault(*fault) for rank, fault in enumerate(faults) if fault}
+    why = "; ".join(f"rank {rank}: {fault.why}" for rank, fault in of_ranks.items())
+    if is_unreadable([*of_ranks.values()]):
+        raise NoLoadableCheckpoint(
+            f"{found.id} in {found.tier} is whole and cannot be read ({why}). No older checkpoint is loaded in its "
+            "place. Start the job again when it can be read; or load another one by its path"
+        ) from error
+    nothing = error or NoLoadableCheckpoint(f"{found.id} in {found.tier} cannot be loaded ({why})")
+    if is_final:
+        raise nothing
+    logger.warning(coded("not resumed from %s", "FC-017"), f"{found.id} in {found.tier} ({why})")
+    return nothing
 
 
 def _unpickled(path: Path) -> Any:

@@ -1,16 +1,21 @@
 """A rank that resumes from whatever directory it is told to, again and again: one start of torch for many faults.
 
-Requests and answers are lines of JSON on stdin and stdout. A request is {directory, verify, over}: ``over`` maps paths
-to files that this rank alone sees in their place. The answer is {step, tier, state, own, counts, log} or {error, log}.
+Requests and answers are lines of JSON on stdin and stdout. A request is {directory, verify, over, spare, patience}:
+``over`` maps paths to files that this rank alone sees in their place, ``spare`` limits to what it has left of each
+while it loads; ``patience`` is how many seconds it tries again. The answer is {step, tier, state, own, counts, log} or
+{error, log}.
 """
 
+import contextlib
 import hashlib
 import io
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt._core import metrics
+from fastckpt._core.resume import survey
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import FastckptError
 
@@ -41,11 +47,32 @@ def digest(value: Any) -> str:
     return into.hexdigest()
 
 
+@contextlib.contextmanager
+def short_of(spare: dict[str, int]) -> Iterator[None]:
+    """With so many more descriptors ("NOFILE"), or bytes of memory ("AS"), than this process has now."""
+    held = os.open("/dev/null", os.O_RDONLY)
+    filled = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]  # numbers below the limit that are free
+    used = {"NOFILE": max(filled) + 1, "AS": int(Path("/proc/self/statm").read_text().split()[0]) * 4096}
+    names = {name: getattr(resource, f"RLIMIT_{name}") for name in spare}
+    before = {name: resource.getrlimit(number) for name, number in names.items()}
+    for name, number in names.items():
+        resource.setrlimit(number, (used[name] + spare[name], before[name][1]))
+    try:
+        yield
+    finally:
+        for name, number in names.items():
+            resource.setrlimit(number, before[name])
+        for descriptor in (held, *filled):
+            os.close(descriptor)
+
+
 def resume(request: dict[str, Any]) -> dict[str, Any]:
     metrics.counts.clear()
+    survey.LIMIT, survey.PAUSE = request["patience"], request["patience"] / 4
     checkpointer = DdpCheckpointer(request["directory"], verify=request["verify"])
     try:
-        state = checkpointer.load_checkpoint()
+        with short_of(request["spare"]):
+            state = checkpointer.load_checkpoint()
         return {
             "step": checkpointer.loaded_step,
             "tier": checkpointer.loaded_from,
@@ -54,7 +81,7 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
             "bad": metrics.counts["bad_checkpoints"],
         }
     except FastckptError as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {error}", "cause": type(error.__cause__).__name__}
     finally:
         for rank in (1, 0):  # the first rank goes last, since the saver is its own
             if dist.get_rank() == rank:
@@ -65,7 +92,7 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
     log = io.StringIO()
     logging.basicConfig(stream=log, level=logging.INFO)
     for line in sys.stdin:

@@ -21,6 +21,7 @@ from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.faults.resumer import digest
 from tests.faults.test_launches import arena_of, newest_on_storage
 from tests.live_folders import remove_live
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 
@@ -28,7 +29,7 @@ HERE = Path(__file__).parent
 class Resumers:
     """Two ranks that resume from directories."""
 
-    def __init__(self, folder: Path, shm: Path) -> None:
+    def __init__(self, shm: Path) -> None:
         # Root may read all files; these may read what their modes let them, so that some cannot be read.
         as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
         alone = ["unshare", "--mount", "--propagation", "private", *as_others]
@@ -39,9 +40,10 @@ class Resumers:
             "MASTER_PORT": str(os.getpid()),
         }
         environment |= {"FASTCKPT_SHM_DIR": str(shm), "OMP_NUM_THREADS": "1"}
+        store = f"tcp://127.0.0.1:{free_port()}"  # of a file, each operation would need a descriptor
         self._ranks = [
             subprocess.Popen(
-                [*alone, sys.executable, str(HERE / "resumer.py"), str(folder / "store")],
+                [*alone, sys.executable, str(HERE / "resumer.py"), store],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env=os.environ | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
@@ -49,13 +51,14 @@ class Resumers:
         ]  # fmt: skip
 
     def __call__(
-        self, directory: Path, verify: str = "resume", over: dict[Path, Path] | None = None
+        self, directory: Path, verify: str = "resume", over: dict[Path, Path] | None = None, **spare: int
     ) -> list[dict[str, Any]]:
-        """What each rank says of its resume; rank 1 sees other files in the place of some."""
+        """What each rank says of its resume; rank 1 sees other files in the place of some, and has little to spare."""
         for rank, process in enumerate(self._ranks):
             others = {str(path): str(other) for path, other in (over or {}).items()} if rank == 1 else {}
+            request = {"over": others, "spare": spare if rank == 1 else {}, "patience": 0.4}
             assert process.stdin
-            process.stdin.write(json.dumps({"directory": str(directory), "verify": verify, "over": others}) + "\n")
+            process.stdin.write(json.dumps({"directory": str(directory), "verify": verify, **request}) + "\n")
             process.stdin.flush()
         return [json.loads(process.stdout.readline()) for process in self._ranks if process.stdout]
 
@@ -66,11 +69,11 @@ class Resumers:
 
 
 @pytest.fixture(scope="module")
-def resumers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumers]:
+def resumers() -> Iterator[Resumers]:
     if subprocess.run(["unshare", "--mount", "setpriv", "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to have mounts of its own")
     shm = Path(tempfile.mkdtemp(prefix="fastckpt-resumers-", dir="/dev/shm"))
-    started = Resumers(tmp_path_factory.mktemp("resumers"), shm)
+    started = Resumers(shm)
     yield started
     started.end()
     left = list(shm.iterdir())
@@ -136,7 +139,6 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "longer": lambda path: os.truncate(path, path.stat().st_size + 1),
     "missing": Path.unlink,
     "a directory": replace_by_directory,
-    "unreadable": lambda path: path.chmod(0),
 }
 FILES = ("model.pt", "rank_0.pt", "rank_1.pt", "manifest.json")
 
@@ -161,9 +163,37 @@ def test_a_damaged_file_makes_all_ranks_fall_back_to_the_step_before(resumers, e
     assert found(resumers(directory)) == expected(last)  # the next launch, too
 
 
+def test_a_file_that_may_not_be_read_is_an_error_on_all_ranks_and_loads_once_it_may(resumers, expected, directory):
+    """An expired ticket of a network file system looks like this, too: it says nothing of the bytes."""
+    file = directory / f"checkpoint-{expected.steps[0]}" / "rank_1.pt"
+    file.chmod(0)
+    first, second = resumers(directory)
+    assert first["error"] == second["error"] and first["error"].startswith("NoLoadableCheckpoint")
+    assert f"{file} cannot be read now: Permission denied. Give this user the right to read it" in first["error"]
+    file.chmod(0o600)
+    assert found(resumers(directory)) == expected(expected.steps[0])
+
+
+@pytest.mark.parametrize(
+    ("verify", "spare"),
+    [("resume", {"NOFILE": 0}), ("never", {"NOFILE": 1}), ("resume", {"AS": 0}), ("never", {"AS": 0})],
+    ids=str,
+)
+def test_want_of_descriptors_or_memory_in_one_rank_is_an_error_on_all_and_no_verdict(
+    resumers, expected, directory, verify, spare
+):
+    newest = expected.steps[0]
+    first, second = resumers(directory, verify, **spare)
+    assert first["error"] == second["error"] and first["error"].startswith("NoLoadableCheckpoint")
+    assert "rank 1: " in first["error"] and "rank 0: " not in first["error"]
+    assert ("raise ulimit -n" if "NOFILE" in spare else "ulimit -v allows it") in first["error"]
+    assert (directory / f"checkpoint-{newest}").exists() and first["log"].count("not resumed from") == 0
+    assert found(resumers(directory, verify)) == expected(newest)
+
+
 @pytest.mark.parametrize("damage", ["flipped in its middle", "zero length", "missing", "a directory", "unreadable"])
 def test_a_damaged_tracker_loses_nothing(resumers, expected, directory, damage):
-    DAMAGE[damage](directory / "latest_checkpointed_iteration.txt")
+    (DAMAGE | {"unreadable": lambda path: path.chmod(0)})[damage](directory / "latest_checkpointed_iteration.txt")
     answers = resumers(directory)
     assert found(answers) == expected(expected.steps[0])
     assert [answer["bad"] for answer in answers] == [0, 0]
@@ -189,7 +219,7 @@ def test_a_directory_without_any_manifest_is_no_fresh_start(resumers, directory)
         assert answer["error"].startswith("NoLoadableCheckpoint: ") and "has no manifest" in answer["error"]
 
 
-@pytest.mark.parametrize("damage", ["flipped in its middle", "truncated", "unreadable"])
+@pytest.mark.parametrize("damage", ["flipped in its middle", "truncated"])
 def test_damage_that_one_rank_alone_sees_is_applied_by_none_and_not_quarantined(
     resumers, expected, directory, tmp_path, damage
 ):

@@ -157,6 +157,39 @@ def test_a_damaged_rank_state_is_a_bad_checkpoint(tmp_path: Path):
         assert checkpointer.loaded_step == 1 and same(training.state, states[0])
 
 
+def spoil_archives(file: Path) -> None:
+    """Have the archive of each tensor name a method of compression that nobody knows."""
+    data = bytearray(file.read_bytes())
+    for start in (at for at in range(len(data) - 4) if data[at : at + 4] == b"PK\1\2"):
+        data[start + 10 : start + 12] = b"\x63\x00"
+    with file.open("r+b") as there:  # in place, as memory is mapped
+        there.write(data)
+
+
+@pytest.mark.parametrize("tier", ["storage", "memory"])
+def test_a_damaged_shard_that_no_digest_tells_of_is_passed_over_for_the_step_before(tmp_path: Path, tier: str, said):
+    training = Training().step()
+    with FsdpShardCheckpointer(tmp_path / "run") as checkpointer:
+        save(checkpointer, training, 1, storage_type=StorageType.DISK)
+        checkpointer.wait_latest_checkpoint(60)
+        before = training.state
+        kind = StorageType.DISK if tier == "storage" else StorageType.MEMORY
+        save(checkpointer, training.step(), 2, storage_type=kind)
+        if tier == "memory":
+            newest = checkpointer._writer.link.pin()[0]
+            checkpointer._writer.link.release()
+            spoil_archives(newest / "__0_0.distcp")
+            checkpointer.load_checkpoint(training.model, training.optimizer)
+            assert (checkpointer.loaded_step, same(training.state, before)) == (1, True)
+            return
+    spoil_archives(tmp_path / "run" / "checkpoint-2" / "__0_0.distcp")
+    with FsdpShardCheckpointer(tmp_path / "run", verify="never") as checkpointer:
+        checkpointer.load_checkpoint(training.model, training.optimizer)
+        assert (checkpointer.loaded_step, same(training.state, before)) == (1, True)
+        assert "not resumed from step 2 of history 1 in storage (rank 0: RuntimeError" in said.text
+    assert (tmp_path / "run" / "checkpoint-2").exists(), "nothing shows that its bytes are not those that were saved"
+
+
 def test_a_load_by_step_goes_back_to_an_older_checkpoint(checkpointer: Made, tmp_path: Path):
     training, states = Training(), {}
     for step in (1, 2, 3):
