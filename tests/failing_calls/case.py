@@ -15,10 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from fastckpt._core.memory.telemetry import BLOCKS
-from tests.failing_calls.job import DEADLINE, WORLD, Hung, Process, agent, environment_of, worker
+from tests.failing_calls.job import DEADLINE, DURABLE, WORLD, Hung, Process, agent, environment_of, worker
 from tests.failing_calls.page import Fault, Page
 
-DAMAGE = ("open", "list", "stat", "read", "mmap")
+DAMAGE = ("open", "list", "stat", "read", "mmap", "close")
 """Calls whose EIO says that what is read is damaged: then an older checkpoint may be resumed."""
 STOPPED = "stopped"
 """In the place of what a rank raises that did not come to an end, since another has raised something."""
@@ -303,7 +303,7 @@ class Job:
         if not self.workers:
             return
         self.save(step, "DISK")
-        end = time.monotonic() + 20
+        end = time.monotonic() + DURABLE
         while self._case.durable < step and time.monotonic() < end:
             answers = self._ask_all("wait")
             for answer in answers:
@@ -322,7 +322,7 @@ class Job:
 
     def flushed(self) -> None:
         """Wait until what is in memory is durable."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + DURABLE
         while time.monotonic() < end:
             seen = self.agents[0].ask("seen")["value"]
             self._case.promise_durable(seen["durable"])
@@ -333,7 +333,7 @@ class Job:
 
     def until_common(self, step: int) -> None:
         """Wait until all nodes hold a save."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + DURABLE
         while any((each.ask("seen")["value"].get("common") or -1) < step for each in self.agents):
             if time.monotonic() > end:
                 self._case.bad(f"NOT COPIED: {[each.ask('seen') for each in self.agents]}")

@@ -24,8 +24,10 @@ from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import FastckptError
 from tests.failing_calls import page
 
-DEADLINE = 40.0
+DEADLINE = 120.0
 """Seconds for an answer, after which a process counts as hung: each wait of the library is shorter in these jobs."""
+DURABLE = 20.0
+"""Seconds in which what was saved is to become durable."""
 NUMBERS = 40_000
 WORLD = 2
 
@@ -148,14 +150,14 @@ def worker(environment: Mapping[str, str], port: int, generation: str, directory
     return {
         "load": load,
         "save": save,
-        "wait": lambda: made[0].wait_latest_checkpoint(DEADLINE / 2),
+        "wait": lambda: made[0].wait_latest_checkpoint(DURABLE),
         "close": lambda: [each.close() for each in made] and None,
     }
 
 
 def agent(shm: Path) -> dict[str, Any]:
     """What an agent can be told to do."""
-    saver = Saver(Settings(shm_dir=str(shm), flush_timeout=DEADLINE / 2))
+    saver = Saver(Settings(shm_dir=str(shm), flush_timeout=DURABLE))
     saver.start()
 
     def meet(peers: list[list[str]], own: int) -> None:
