@@ -433,7 +433,12 @@ class Coordinator:
             # Before the record is read: with the last part the slot is whole, and is submitted with what was wanted.
             slot.want(message.path, urgency_of(message))
         # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
-        self._take(slot, partial(slot.read_part, writer))
+        read = partial(slot.read_part, writer)
+        self._take(slot, read)
+        if isinstance(message, Committed) and slot.id == save and writer not in slot.done:
+            # Its record was there when it said so: if it cannot be read again either, nobody waits for it.
+            self.writers.fail(writer, save, f"its record in {slot.path} cannot be read")
+            self._take(slot, read)
         if slot.committed:
             self.peers.committed()
             self.digester.look()
