@@ -116,7 +116,7 @@ class Case:
 
     def _names(self) -> list[str]:
         number = getattr(errno, self.fault.error, 0) if self.fault else 0
-        return [str(self.directory), str(self.shm), *([os.strerror(number)] if number else [])]
+        return [str(self.directory), str(self.shm), "shared memory", *([os.strerror(number)] if number else [])]
 
     def promise_durable(self, step: int | None) -> None:
         if step is not None and step > self.durable:
@@ -321,12 +321,13 @@ class Job:
             self._demand("breakpoint", each.ask("breakpoint"))
 
     def flushed(self) -> None:
-        """Wait until what is in memory is durable."""
+        """Wait until what is in memory is durable, or has failed to be, if that can be no other way."""
         end = time.monotonic() + DURABLE
         while time.monotonic() < end:
             seen = self.agents[0].ask("seen")["value"]
             self._case.promise_durable(seen["durable"])
-            if seen["durable"] is not None and seen["durable"] >= (seen["memory"] or 0):
+            lasts = self._case.fault is not None and self._case.fault.forever
+            if (seen["durable"] or -1) >= (seen["memory"] or 0) or (lasts and seen["failure"]):
                 return
             time.sleep(PAUSE)
         self._case.bad(f"NOT FLUSHED: {seen}")

@@ -155,11 +155,15 @@ SWEEP = {
 """What calls of each kind fail with in each place: the errors that these have there, and that are judged apart."""
 
 
+LASTING = ("write", "fsync", "rename", "mkdir", "unlink", "fallocate", "mmap")
+"""Calls that also all fail, for as long as a procedure takes: a disk, or memory, that is full or broken."""
+
+
 def sweep(place: str, made: Iterable[tuple[str, str, int]]) -> list[Fault]:
     """A fault for each call that was counted, and each of its errors."""
-    return [
-        Fault(role, place, call, number, error)
-        for role, call, count in made
-        for error in SWEEP[place].get(call, ())
-        for number in range(1, count + 1)
+    errors = [(role, call, count, error) for role, call, count in made for error in SWEEP[place].get(call, ()) if count]
+    once = [
+        Fault(role, place, call, number, error) for role, call, count, error in errors for number in range(1, count + 1)
     ]
+    lasting = [each for each in errors if each[1] in LASTING and each[3] != "short"]
+    return once + [Fault(role, place, call, 1, error, forever=True) for role, call, _, error in lasting]

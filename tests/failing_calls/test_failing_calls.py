@@ -21,11 +21,12 @@ TELLING = [
     ("save", "ENOMEM at mmap by rank 0 in memory", "model.pt"),
     ("save", "EMFILE at open by rank 1 in memory", "rank_1.pt"),
     # A record that could not be read is not a record that is not there.
-    ("save", "EMFILE at open by agent in memory", ".done-0"),
-    ("persist", "EMFILE at open by agent in memory", ".done-0"),
-    ("flush", "EMFILE at open by agent in memory", ".done-0"),
+    ("persist", "EMFILE at open by agent in memory", "slot-1/.done-1"),
+    ("persist", "EIO at read 2 by agent in memory", ".done-1"),
+    ("flush", "EMFILE at open by agent in memory", ".begin"),
     ("resume from memory", "EMFILE at open by rank 1 in memory", ".done-0"),
-    ("adoption", "EMFILE at open by agent in memory", ".done-1"),
+    ("adoption", "EMFILE at open by rank 1 in memory", ".done-1"),
+    ("adoption", "EIO at read 3 by agent in memory", "owner"),
     # Storage that refuses once: it is tried again.
     ("persist", "ENOSPC at write by agent in storage", "model.pt"),
     ("persist", "short at write by agent in storage", "model.pt"),
@@ -35,15 +36,14 @@ TELLING = [
     ("flush", "ENOMEM at mmap by agent in memory", "model.pt"),
     # No answer says nothing of a checkpoint; damage does.
     ("resume from storage", "EMFILE at open by rank 0 in storage", "checkpoint-2/model.pt"),
-    ("resume from storage", "ESTALE at open by rank 1 in storage", "checkpoint-2/rank_1.pt"),
+    ("resume from storage", "ESTALE at read 3 by rank 1 in storage", "checkpoint-2/rank_1.pt"),
     ("resume from storage", "ENOMEM at mmap by rank 0 in storage", "checkpoint-2/model.pt"),
     ("resume from storage", "EIO at read by rank 1 in storage", "checkpoint-2/model.pt"),
     ("resume from storage", "ESTALE at read by rank 0 in storage", "checkpoint-2/manifest.json"),
     ("resume from memory", "ENOMEM at mmap by rank 1 in memory", "rank_1.pt"),
-    ("adoption", "ENOSPC at write by agent in memory", "owner"),
     # Memory of another node.
     ("copy to a peer", "ENOSPC at write by agent 1 in memory", "kept"),
-    ("resume from a peer", "EMFILE at open by agent in memory", "model.pt"),
+    ("resume from a peer", "EMFILE at open by agent in memory", "rank_1.pt"),
 ]
 """Procedure, what fails there, the first such call or the one of a number, and what the path of it has in it."""
 
