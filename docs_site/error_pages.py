@@ -482,7 +482,7 @@ PAGES: Sequence[ErrorPage] = (
             "If memory was damaged and nobody wrote to it: test the host (`fastckpt check`, a memory test).",
         ),
         "The steps between the checkpoint that was passed over and the one that is resumed; they are trained again.",
-        ("fastckpt._core.resume.resume",),
+        ("fastckpt._core.resume.resume", "fastckpt.dcp.reader"),
     ),
     ErrorPage(
         "FC-018",

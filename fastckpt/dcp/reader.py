@@ -19,9 +19,9 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
+from fastckpt._core.io.read_errors import Phase
 from fastckpt._core.native.view import hold
 from fastckpt._core.policy.peer_sources import holders
-from fastckpt._core.policy.read_errors import Phase
 from fastckpt._core.policy.resume import MEMORY, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.companions import Wanted

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastckpt._core.policy.read_errors import Phase, Verdict, remedy, verdict
+from fastckpt._core.io.read_errors import Phase, ReadVerdict, remedy, verdict
 from fastckpt._core.policy.resume import MEMORY
 
 Read = TypeVar("Read")
@@ -119,7 +119,7 @@ def if_there(read: Callable[[], Read], otherwise: Read) -> Read:
         try:
             return read()
         except OSError as error:
-            if verdict(error, Phase.READING, MEMORY) is not Verdict.NO_ANSWER:
+            if verdict(error, Phase.READING, MEMORY) is not ReadVerdict.NO_ANSWER:
                 break
             if attempt == ATTEMPTS:
                 raise OSError(error.errno, f"{error.strerror}. {remedy(error)}", error.filename) from error

@@ -15,8 +15,8 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.read_errors import Phase
 from fastckpt._core.policy.peer_sources import NodeHolding, unheld_ranks
-from fastckpt._core.policy.read_errors import Phase
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing, Selection, Wanted

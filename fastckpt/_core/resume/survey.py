@@ -13,9 +13,9 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.read_errors import ReadVerdict, worst
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.peer_sources import NodeHolding, reachable, sources, with_rebuilt
-from fastckpt._core.policy.read_errors import Verdict, worst
 from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Selection, search_companions
@@ -199,7 +199,7 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
 
 def is_unreadable(faults: Collection[Fault]) -> bool:
     """Return whether faults say nothing of a checkpoint: want of memory, of descriptors, of an answer."""
-    return bool(faults) and worst(Verdict(each.verdict) for each in faults) is Verdict.NO_ANSWER
+    return bool(faults) and worst(ReadVerdict(each.verdict) for each in faults) is ReadVerdict.NO_ANSWER
 
 
 class Chooser:

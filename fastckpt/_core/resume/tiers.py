@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.read_errors import Phase, ReadVerdict, in_words, verdict
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.held_saves import HeldSave, held_saves
-from fastckpt._core.policy.read_errors import Phase, Verdict, in_words, verdict
 from fastckpt._core.policy.resume import MEMORY, MIXED, PEER, CheckpointLocation
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError
@@ -26,7 +26,7 @@ Files = dict[str, Path]
 
 
 class Fault(NamedTuple):
-    """The reason why a rank did not get a file: the value of a `Verdict`, and the error in words."""
+    """The reason why a rank did not get a file: the value of a `ReadVerdict`, and the error in words."""
 
     verdict: str
     why: str
@@ -39,7 +39,7 @@ class Fault(NamedTuple):
     @property
     def is_damage(self) -> bool:
         """Return whether it is a reason to reject a checkpoint."""
-        return self.verdict == Verdict.DAMAGE.value
+        return self.verdict == ReadVerdict.DAMAGE.value
 
 
 Faults = dict[str, Fault]

@@ -14,7 +14,7 @@ from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
 from fastckpt._core.io.direct import Counted, digest_file
-from fastckpt._core.policy.read_errors import Phase, Verdict, remedy, verdict
+from fastckpt._core.io.read_errors import Phase, ReadVerdict, remedy, verdict
 from fastckpt.errors import BadCheckpoint, PersistError
 
 Read = TypeVar("Read")
@@ -137,7 +137,7 @@ def answered(path: Path, read: Callable[[], Read]) -> Read:
                 raise
         return read()  # another machine has replaced or removed what was open here: what is there now is another file
     except (OSError, MemoryError) as error:
-        if verdict(error, Phase.READING) is not Verdict.NO_ANSWER:
+        if verdict(error, Phase.READING) is not ReadVerdict.NO_ANSWER:
             raise
         text = error.strerror if isinstance(error, OSError) else "no memory"
         raise PersistError(f"{path} cannot be read now: {text}. {remedy(error)}") from error

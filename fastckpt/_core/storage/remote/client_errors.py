@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from fastckpt._core.error_codes import coded
-from fastckpt._core.policy.read_errors import remedy
+from fastckpt._core.io.read_errors import remedy
 from fastckpt.errors import FastckptError, PersistError
 
 logger = logging.getLogger("fastckpt")

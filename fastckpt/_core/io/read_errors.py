@@ -9,14 +9,13 @@ import resource
 from collections.abc import Iterable
 from enum import Enum
 
-from fastckpt._core.policy.resume import MEMORY, PEER, STORAGE
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 
 LONGEST = 700
 """Characters of an error in words."""
 
 
-class Verdict(Enum):
+class ReadVerdict(Enum):
     """What an error says of a checkpoint.
 
     DAMAGE: The bytes are not there, or not those that were saved. An older checkpoint is taken.
@@ -56,8 +55,8 @@ class ErrorKind(Enum):
     UNLOADABLE = ("what a loader raises",)
 
 
-_D, _N, _U = Verdict.DAMAGE, Verdict.NO_ANSWER, Verdict.USERS_MISTAKE
-TABLE: dict[ErrorKind, tuple[Verdict, Verdict, Verdict, Verdict, Verdict]] = {
+_D, _N, _U = ReadVerdict.DAMAGE, ReadVerdict.NO_ANSWER, ReadVerdict.USERS_MISTAKE
+TABLE: dict[ErrorKind, tuple[ReadVerdict, ReadVerdict, ReadVerdict, ReadVerdict, ReadVerdict]] = {
     # listing, opening, reading, unpickling, applying
     ErrorKind.NOT_THERE: (_D, _D, _D, _D, _D),
     ErrorKind.NO_ROOM: (_N, _N, _N, _N, _N),
@@ -68,10 +67,10 @@ TABLE: dict[ErrorKind, tuple[Verdict, Verdict, Verdict, Verdict, Verdict]] = {
     ErrorKind.UNLOADABLE: (_D, _D, _D, _U, _U),
 }
 IN_TIER = {
-    (MEMORY, ErrorKind.DENIED): Verdict.DAMAGE,  # nothing that we have written there is closed to us
-    (PEER, ErrorKind.SILENT): Verdict.DAMAGE,  # a node that is lost has taken with it what it alone had
+    ("memory", ErrorKind.DENIED): ReadVerdict.DAMAGE,  # nothing that we have written there is closed to us
+    ("peer", ErrorKind.SILENT): ReadVerdict.DAMAGE,  # a node that is lost has taken with it what it alone had
 }
-"""Verdicts in one tier, in place of those of the table."""
+"""Verdicts in one tier, of `policy.resume.TIERS`, in place of those of the table."""
 
 _TYPES = (
     (ErrorKind.DIFFERENT, BadCheckpoint),
@@ -96,7 +95,7 @@ _REMEDIES = {
 }
 
 
-def verdict(error: BaseException, phase: Phase, tier: str = STORAGE) -> Verdict:
+def verdict(error: BaseException, phase: Phase, tier: str = "storage") -> ReadVerdict:
     """What an error in a phase of a load says of a checkpoint in a tier, of `TIERS`."""
     parts = _parts(error)
     if parts:  # of several ranks, as torch.distributed.checkpoint raises
@@ -105,9 +104,9 @@ def verdict(error: BaseException, phase: Phase, tier: str = STORAGE) -> Verdict:
     return IN_TIER.get((tier, kind)) or TABLE[kind][list(Phase).index(phase)]
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
+def worst(verdicts: Iterable[ReadVerdict]) -> ReadVerdict:
     """The verdict of several: what is damaged for one cannot come to be whole; what does not answer may."""
-    return min(verdicts, key=list(Verdict).index)
+    return min(verdicts, key=list(ReadVerdict).index)
 
 
 def kind_of(error: BaseException) -> ErrorKind:

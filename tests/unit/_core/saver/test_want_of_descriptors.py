@@ -1,0 +1,87 @@
+"""Memory that an agent cannot look at for want of descriptors: that is no reason to give it up."""
+
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import held_saves, records, slots
+from fastckpt._core.memory.directory_claim import DirectoryClaim
+from fastckpt._core.saver.persistence.opening import Opening
+from fastckpt._core.saver.persistence.persist_job import hand_over
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+
+SAVE = SaveId(1, 7)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "PAUSE", 0.0)
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Path:
+    """A slot with a whole save, in an arena that says of which directory it is."""
+    place = tmp_path / "slot-0"
+    place.mkdir()
+    (place / "model.pt").write_bytes(b"x")
+    slots.begin(place, slots.SlotBegin(SAVE, frozenset([0])))
+    slots.commit(place, 0, slots.SlotDone(SAVE, {"model.pt": 1}, {"rank": 0}))
+    DirectoryClaim("a mark", "a mark", 5).write(tmp_path)
+    return place
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[Callable[[], None]]:
+    """Without a descriptor to spare; gives what ends that."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+
+    def end() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        while held:
+            os.close(held.pop())
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limit[1]))
+        with contextlib.suppress(OSError):
+            while True:  # numbers below that may be free
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        yield end
+    finally:
+        end()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        slots.read,
+        lambda slot: Slot(slot).recover(),
+        lambda slot: Slot(slot).read_part(0),
+        lambda slot: held_saves.held_saves(slot.parent, [slot]),
+        Opening.of_slot,
+        lambda slot: hand_over(CheckpointDirectory(slot.parent / "c"), slot, SAVE, ""),
+        lambda slot: DirectoryClaim.read(slot.parent),
+    ],
+    ids=["records", "recovery", "report", "listing", "opening", "persist", "claim"],
+)
+def test_want_of_descriptors_is_an_error_with_its_remedy_and_the_save_stays(slot: Path, look: Callable[[Path], object]):
+    with no_descriptors(), pytest.raises(OSError, match="raise ulimit -n") as caught:
+        look(slot)
+    assert caught.value.errno == errno.EMFILE
+    assert slots.read(slot).committed == SAVE
+    assert DirectoryClaim.read(slot.parent).seen == "a mark"
+
+
+def test_want_of_descriptors_for_a_moment_is_not_noticed(slot: Path, monkeypatch: pytest.MonkeyPatch):
+    with no_descriptors() as end:
+        monkeypatch.setattr("time.sleep", lambda _: end())
+        found = Slot(slot)
+        found.recover()
+    assert (found.id, found.committed) == (SAVE, True)
