@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conftest import PATH
+
 SOURCE = Path(__file__).with_name("preloaded.c")
 VARIABLE = "FAILING_CALLS_PAGE"
 CALLS = ("open", "list", "stat", "read", "write", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "fallocate",
@@ -112,7 +114,8 @@ def environment(folder: Path) -> dict[str, str]:
     command = [compiler() or "cc", "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"]
     subprocess.run(command, check=True)
     page.write_bytes(bytes(-(-ctypes.sizeof(_Page) // mmap.PAGESIZE) * mmap.PAGESIZE))
-    return os.environ | {"LD_PRELOAD": str(library), VARIABLE: str(page)}
+    own = {"LD_PRELOAD": str(library), VARIABLE: str(page), "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+    return os.environ | own
 
 
 SWEEP = {

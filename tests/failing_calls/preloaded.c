@@ -38,10 +38,10 @@ __attribute__((constructor)) static void map_page(void) {
   if (mapped != MAP_FAILED) page = mapped;
 }
 
-/* Which process of a case this one is, from now on; its calls pass uncounted before. */
+/* Makes this process one of the case; before, its calls pass uncounted. */
 void failing_calls_role(int role) { own_role = role; }
 
-/* Returns whether this call fails, with errno set; it may leave less to do. */
+/* 1 if this call fails, with errno set; 0 if it goes on, perhaps with less to do. */
 static int fails(int call, const char *name, const char *path, size_t *size) {
   if (!page || !page->armed || own_role < 0 || !path || !strstr(path, page->within) || !strstr(path, page->named)) return 0;
   long number = __sync_add_and_fetch(&page->made[own_role * CALLS + call], 1);
