@@ -433,17 +433,22 @@ class Coordinator:
             # Before the record is read: with the last part the slot is whole, and is submitted with what was wanted.
             slot.want(message.path, urgency_of(message))
         # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
-        read = partial(slot.read_part, writer)
-        self._take(slot, read)
-        if isinstance(message, Committed) and slot.id == save and writer not in slot.done:
-            # Its record was there when it said so: if it cannot be read again either, nobody waits for it.
-            self.writers.fail(writer, save, f"its record in {slot.path} cannot be read")
-            self._take(slot, read)
+        self._take(slot, partial(slot.read_part, writer))
+        if isinstance(message, Committed) and not slot.has(save, writer):
+            self._read_again(slot, save, writer)
         if slot.committed:
             self.peers.committed()
             self.digester.look()
             self.persister.stats.save(save, slot.size)
             self.persister.owed.look()
+
+    def _read_again(self, slot: Slot, save: SaveId, writer: int) -> None:
+        """Read records that were there when a writer said so; if they cannot be read, nobody waits for its save."""
+        self._take(slot, slot.read)
+        if not slot.has(save, writer) and self.arena.is_there():
+            slot.wanted.clear()
+            self.writers.fail(writer, save, f"its record in {slot.path} cannot be read")
+            self._lose(save, self.writers.obstacle(save, [writer]))
 
     async def fetch(self, message: Fetch, pid: int) -> Fetched:
         """Bring files of a save from other nodes' memory; raises as `MemoryPeers.fetch`."""
