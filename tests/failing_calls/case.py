@@ -7,7 +7,7 @@ import select
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,6 @@ class Outcome:
     said: list[str] = field(default_factory=list)
     made: list[tuple[str, str, int]] = field(default_factory=list)
     seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Case:
@@ -97,6 +94,10 @@ class Case:
     @property
     def may_be_damage(self) -> bool:
         return self.fault is not None and self.fault.error == "EIO" and self.fault.call in DAMAGE
+
+    @property
+    def may_stay_uncopied(self) -> bool:
+        return self.may_be_damage or (self.fault is not None and self.fault.forever)
 
     @property
     def may_lack_room(self) -> bool:
@@ -336,7 +337,8 @@ class Job:
         """Wait until all nodes hold a save."""
         end = time.monotonic() + DURABLE
         while any((each.ask("seen")["value"].get("common") or -1) < step for each in self.agents):
-            if self._case.may_be_damage and time.monotonic() > end - DURABLE / 2:
+            if self._case.may_stay_uncopied and time.monotonic() > end - DURABLE / 2:
+                self._case.memory = self._case.durable  # what a node has alone is lost with it
                 return
             if time.monotonic() > end:
                 self._case.bad(f"NOT COPIED: {[each.ask('seen') for each in self.agents]}")

@@ -55,7 +55,7 @@ def run(request: dict[str, Any], page: Page) -> dict[str, Any]:
     torch.set_num_threads(1)
     fault = Fault(**request["fault"]) if request["fault"] else None
     case = Case(Path(request["folder"]), Path(request["shm"]), page, fault, request["place"])
-    return case.run(PROCEDURES[request["procedure"]]).to_json()
+    return asdict(case.run(PROCEDURES[request["procedure"]]))
 
 
 def forked(request: dict[str, Any], page: Page) -> dict[str, Any]:
