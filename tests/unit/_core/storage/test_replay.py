@@ -214,7 +214,6 @@ NEEDED = {
     "checkpoint-N: manifest.json -> manifest.json.dropped": "lower_another_history",
     "checkpoint-N: - rank_N.pt": "lower_another_history",
     "checkpoint-N: manifest.json -> manifest.json.deleted": "delete_lower_with_target",
-    "dir: - checkpoint-N": "delete_lower",
 }
 """Each sync, by its file or by its directory and the change that it makes durable: a deed that fails without it."""
 
