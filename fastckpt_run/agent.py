@@ -37,7 +37,7 @@ from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.proof import persist_kills
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.script import require_script
-from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
+from fastckpt_run.shutdown import close_with_timeout, given_up, signals_counted, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
 from fastckpt_run.watch.watcher import Watcher
 from fastckpt_run.workers import kill_orphans, run_script_path
@@ -137,10 +137,12 @@ class FastckptAgent(HookedAgent):
 
     def _finish(self, signals: int, outcome: str) -> None:
         self._status.is_stored = False  # not known to be: a further signal may come at any line
-        self._peers.close()
-        self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
-            close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
+            # From here on: a further signal that raised in what comes before the flush would leave that out.
+            with signals_counted(signals) as received:
+                self._peers.close()
+                self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
+                close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, received)
         finally:
             self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,10 +21,10 @@ given_up = threading.Event()
 _TICK = 0.1
 
 
-def close_with_timeout(saver: Saver, timeout: float, signals: int) -> None:
+def close_with_timeout(saver: Saver, timeout: float, signals: Sequence[signal.Signals | None]) -> None:
     """Close ``saver``, for at most ``timeout`` seconds; a job's third signal gives up.
 
-    ``signals`` is how many have come before. Raises SignalException when it gives up.
+    ``signals`` grows as they come; see `signals_counted`. Raises SignalException when it gives up.
     """
     closed = threading.Event()
 
@@ -34,33 +34,35 @@ def close_with_timeout(saver: Saver, timeout: float, signals: int) -> None:
         finally:
             closed.set()
 
-    with _counted(signals) as received:
-        # In a thread that the process does not wait for, if we give up.
-        threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
-        end = time.monotonic() + timeout
-        # Short waits: a signal's handler runs within one, and only this loop acts on what it has counted.
-        while not closed.wait(_TICK):
-            if signals + len(received) >= SIGNALS_TO_GIVE_UP:
-                given_up.set()
-                # All of them may have come before, while the workers were ended.
-                raise SignalException("gave up the last flush", received[-1] if received else signal.SIGTERM)
-            if time.monotonic() > end:
-                given_up.set()
-                logger.error("the saver does not end in %.0f s; leaving it, and the memory that it owns", timeout)
-                return
-        if saver.unfinished:
+    # In a thread that the process does not wait for, if we give up.
+    threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
+    end = time.monotonic() + timeout
+    # Short waits: a signal's handler runs within one, and only this loop acts on what it has counted.
+    while not closed.wait(_TICK):
+        if len(signals) >= SIGNALS_TO_GIVE_UP:
             given_up.set()
+            # All of them may have come before, while the workers were ended.
+            raise SignalException("gave up the last flush", signals[-1] or signal.SIGTERM)
+        if time.monotonic() > end:
+            given_up.set()
+            logger.error("the saver does not end in %.0f s; leaving it, and the memory that it owns", timeout)
+            return
+    if saver.unfinished:
+        given_up.set()
 
 
 @contextmanager
-def _counted(before: int) -> Iterator[list[signal.Signals]]:
-    """Collect the signals that torch would turn into exceptions, which could hit anything, and be swallowed."""
-    received: list[signal.Signals] = []
+def signals_counted(before: int) -> Iterator[Sequence[signal.Signals | None]]:
+    """Collect the signals that torch would turn into exceptions, which could hit anything, and be swallowed.
+
+    The first are those that came ``before``, of which it is not known which they were.
+    """
+    received: list[signal.Signals | None] = [None] * before
 
     def announce() -> None:
-        left = SIGNALS_TO_GIVE_UP - before - len(received)
+        left = SIGNALS_TO_GIVE_UP - len(received)
         if left > 0:
-            name = received[-1].name if received else "signals"
+            name = received[-1].name if received[-1] else "signals"
             logger.warning("%s: the last flush goes on; %d more to give it up", name, left)
 
     def count(number: int, frame: FrameType | None) -> None:

@@ -1,5 +1,6 @@
 """Exchange of stacks among the agents of a job that hangs: that of the first node asks all, once, and groups them."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastckpt._core.ipc.sealed import reading
 from fastckpt._core.policy.hangs import Witness
 from fastckpt._core.policy.stack_groups import FRAMES, SHOWN, CaughtRank, StackGroups, grouped
 from fastckpt.errors import FastckptError, ProtocolError
@@ -174,11 +176,9 @@ class StackExchange:
         body = {"host": host, "silent": silent, "lately": lately}
         # Not `ask_first`: what others send to the first node would wait for this answer.
         answer = self._channel.ask(0, HANG, body, TIMEOUT, reach=REACH)
-        try:
+        with reading("the first node's answer"):
             occupied = tuple(map(str, answer["occupied"]))
             groups = None if occupied else StackGroups.of_json(answer["groups"])
-        except (LookupError, TypeError, ValueError) as error:
-            raise ProtocolError(f"the first node's answer cannot be read: {error}") from error
         logger.debug("collected the stacks of %d nodes in %.3f s", self.nodes, time.monotonic() - began)
         return Collected(groups, occupied, answer.get("idle") is True)
 
@@ -233,13 +233,11 @@ class StackExchange:
     def _reports(self, lately: float) -> dict[int, NodeReport]:
         found = {}
         for node, answer in self._channel.ask_all(STACKS, {}, NODE_TIMEOUT, at_once=AT_ONCE, reach=REACH).items():
-            try:
+            with contextlib.suppress(FastckptError), reading("the report of a node"):
                 report = NodeReport.of_json(answer)
-            except (LookupError, TypeError, ValueError):
-                continue
-            # Workers that were started while the others were silent are in another round: nobody waits for them.
-            if report.age >= lately:
-                found[node] = report
+                # Workers that were started while the others were silent are in another round: nobody waits for them.
+                if report.age >= lately:
+                    found[node] = report
         return found
 
     def _answer_idle(self, sender: int, body: Body) -> Body:

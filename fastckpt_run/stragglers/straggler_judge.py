@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fastckpt._core import metrics
+from fastckpt._core.ipc.sealed import reading
 from fastckpt._core.memory.step_clock import STEPS
 from fastckpt._core.memory.telemetry import PARTS, PLACES
 from fastckpt._core.policy.stragglers import RankTimes, SlowRank, Stragglers
-from fastckpt.errors import ProtocolError
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -50,11 +50,9 @@ class StragglerJudge:
 
     def receive(self, node: int, body: dict[str, Any]) -> dict[str, Any]:
         """Take the windows of a node; raises ProtocolError if these are none."""
-        try:
+        with reading("the windows of steps"):
             since, host = int(body["since"]), str(body["host"])
             rows = {int(rank): [_parsed(row) for row in each] for rank, each in body["ranks"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"these are no windows of steps: {error!r}") from error
         with self._lock:
             if (node, since) not in self._old:
                 self._take(node, since, host, rows)

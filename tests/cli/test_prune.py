@@ -94,10 +94,13 @@ def test_prune_orders_checkpoints_by_history_before_step(fastckpt: Fastckpt, thr
     assert steps(three) == [15]
 
 
-def test_prune_deletes_files_at_paths_of_the_user(fastckpt: Fastckpt, three: Path, tmp_path: Path):
-    publish(three, 5, target=str(tmp_path / "best.pt"))
+def test_prune_deletes_files_at_paths_of_the_user_in_the_directory_alone(
+    fastckpt: Fastckpt, three: Path, tmp_path: Path
+):
+    publish(three, 4, target=str(tmp_path / "best.pt"))
+    publish(three, 5, target=str(three / "best.pt"))
     fastckpt("prune", three, "--keep-last", "2", "--yes")
-    assert not (tmp_path / "best.pt").exists() and steps(three) == [30, 20]
+    assert (tmp_path / "best.pt").exists() and not (three / "best.pt").exists() and steps(three) == [30, 20]
 
 
 def test_prune_works_beside_a_running_job(fastckpt: Fastckpt, three: Path):

@@ -141,6 +141,55 @@ class Harm(Fault):
 
 
 @dataclass(frozen=True)
+class Cut(Fault):
+    """All images that this host holds are cut to a part of their length, while processes have them mapped."""
+
+    part: float
+    rank: int = 0
+
+    def inject(self, out: Path) -> None:
+        for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"):
+            for path in slot.glob("*.pt"):
+                os.truncate(path, int(self.part * path.stat().st_size))
+
+
+@dataclass(frozen=True)
+class Fill(Fault):
+    """Somebody takes all that is left of shared memory, for so many seconds."""
+
+    seconds: float
+    rank: int = 0
+
+    def inject(self, out: Path) -> None:
+        ballast = Path(os.environ["FASTCKPT_SHM_DIR"], f"ballast-{time.monotonic_ns()}")
+        file = ballast.open("wb", buffering=0)
+        ballast.unlink()  # it is gone with this process at the latest, as with one that was killed
+        for size in (1 << 16, 1 << 12):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+        threading.Timer(self.seconds, file.close).start()
+
+
+@dataclass(frozen=True)
+class Starve(Fault):
+    """This process takes all that the job's cgroup may have: the kernel kills it, or its agent, or the template."""
+
+    victim: str
+    rank: int = 0
+
+    def inject(self, out: Path) -> None:
+        agent = os.getpid() if self.by_agent else os.getppid()
+        workers = {int(path.read_text()) for path in out.glob("pid.*")}
+        others = {child.pid for child in psutil.Process(agent).children()} - workers
+        (pid,) = {"itself": {os.getpid()}, "agent": {agent}, "template": others}[self.victim]
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+        taken = []
+        while _lives(pid):
+            taken.append(bytearray(os.urandom(1 << 12) * (1 << 10)))
+
+
+@dataclass(frozen=True)
 class Delay(Fault):
     """The phase begins so many seconds late."""
 
@@ -205,6 +254,19 @@ def flip(name: str, rank: int, at: str, saved: int = 0) -> Fault:
     return Harm(at, 0, rank, name, saved, False)
 
 
+def cut(part: float, at: str, step: int = 0, rank: int = 0) -> Fault:
+    return Cut(at, step, part, rank)
+
+
+def fill(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
+    return Fill(at, step, seconds, rank)
+
+
+def starve(victim: str, at: str, step: int = 0, rank: int = 0) -> Fault:
+    """``victim`` is "itself", "agent" or "template"."""
+    return Starve(at, step, victim, rank)
+
+
 def delay(seconds: float, at: str, step: int = 0) -> Fault:
     return Delay(at, step, seconds)
 
@@ -219,7 +281,17 @@ def to_text(faults: list[Fault]) -> str:
 
 
 def from_text(text: str) -> list[Fault]:
-    names = {"Kill": Kill, "Stop": Stop, "Hang": Hang, "Harm": Harm, "Delay": Delay, "Refusal": Refusal}
+    names = {
+        "Kill": Kill,
+        "Stop": Stop,
+        "Hang": Hang,
+        "Harm": Harm,
+        "Starve": Starve,
+        "Cut": Cut,
+        "Fill": Fill,
+        "Delay": Delay,
+        "Refusal": Refusal,
+    }
     return [eval(line, names) for line in text.splitlines()]  # the test wrote it
 
 
@@ -263,6 +335,13 @@ def _is_its_turn(turn: int, fault: Fault, out: Path) -> bool:
 def _is_child(pid: int, parent: int) -> bool:
     try:
         return bool(psutil.Process(pid).ppid() == parent)
+    except psutil.Error:
+        return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

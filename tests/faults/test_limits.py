@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import assert_as_if_nothing_had_happened
+from tests.faults.faults import kill, kill_agent, starve
+from tests.faults.jobs import assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.test_phases import LAUNCH, PERSIST, RESUME, SNAPSHOT
 
 MIB = 1 << 20
 LIMIT = 1150
@@ -50,3 +52,31 @@ def test_a_memory_limit_below_the_size_of_the_arena_is_an_error_and_no_kill(grou
     losses = uninterrupted().losses(0)
     assert without.losses(0) == {step: losses[step] for step in range(1, 9)}
     assert "oom_kill 0" in (group / "memory.oom_control").read_text().splitlines()
+
+
+SUITE = [("agent", "persist.write"), ("template", "snapshot.commit")]
+ALL = [
+    *(("itself", phase) for phase in (*SNAPSHOT, *RESUME, *LAUNCH, "train.step")),
+    *(("agent", phase) for phase in (*SNAPSHOT, *RESUME, *PERSIST)),
+    *(("template", phase) for phase in (*SNAPSHOT, *RESUME)),
+]
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase"), [*SUITE, *(pytest.param(*each, marks=pytest.mark.campaign) for each in ALL)]
+)
+def test_whoever_is_killed_for_want_of_memory_in_a_phase_the_job_resumes(
+    group, new_job, uninterrupted, victim: str, phase: str
+):
+    before = [] if phase in (*SNAPSHOT, *PERSIST, "train.step") else [kill(rank=1, at="train.step", step=17)]
+    if phase == "arena.adopt":
+        before = [kill_agent(at="train.step", step=17)]
+    starving = starve(victim, at=phase, step=0 if before else 20)
+    job = new_job().with_faults(*before, starving)
+    job.run_to_the_end("--named", "--disk", "4", TEST_CGROUP=str(group))
+    reasons = {line["reason"] for line in job.log(0) if "reason" in line}
+    print(victim, phase, job.launches, job.resumes(), sorted(job.skips()), reasons)
+    assert_all_injected(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(), 4)
+    assert job.stored()[0] == job.newest_saved()
+    assert "oom_kill 0" not in (group / "memory.oom_control").read_text().splitlines()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.faults import kill
+from tests.faults.faults import fill, kill, kill_agent
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.faults.test_phases import LAUNCH, PERSIST, RESUME, SNAPSHOT
 from tests.live_folders import remove_live
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
@@ -100,3 +101,30 @@ def test_an_arena_removed_under_a_running_job_is_created_again(new_job, uninterr
     assert job.resumes()[1:] == [(14, "memory"), (30, "storage")]
     assert "was removed: what was in memory is lost" in job.text()
     assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds"),
+    [
+        ("arena.reserve", 0.5),
+        *(
+            pytest.param(phase, 2.0, marks=pytest.mark.campaign)
+            for phase in ("arena.reserve", *SNAPSHOT, *PERSIST, *RESUME, *LAUNCH)
+        ),
+    ],
+)
+def test_memory_that_is_filled_in_a_phase_costs_saves_and_no_step(tmpfs, new_job, uninterrupted, phase, seconds):
+    """For a moment, or for long; a worker that dies then resumes all the same."""
+    dies = kill(rank=1, at="train.step", step=25)
+    faults = {
+        SNAPSHOT: [fill(seconds, at=phase, step=24), dies],
+        PERSIST: [fill(seconds, at=phase, step=20), dies],
+        RESUME: [dies, fill(seconds, at=phase)],
+        LAUNCH: [kill_agent(at="train.step", step=25), fill(seconds, at=phase)],
+    }
+    mine = next((found for phases, found in faults.items() if phase in phases), [fill(seconds, at=phase), dies])
+    job = new_job().with_faults(*mine)
+    job.run_to_the_end("--ballast", "8", "--named", "--disk", "4")
+    print(phase, seconds, job.injected(), job.resumes(), reasons_of_memory(job))
+    assert_as_if_nothing_had_happened(job, uninterrupted(), 10)
+    assert job.stored()[0] == job.newest_saved()

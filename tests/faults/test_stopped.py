@@ -1,5 +1,6 @@
 """A worker that is suspended in the middle of a save (SIGSTOP): the others, and the agent, continue."""
 
+import contextlib
 import os
 import signal
 import time
@@ -59,3 +60,35 @@ def test_a_job_continued_after_sigstop_trains_as_if_uninterrupted(new_job, unint
     assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted())
     assert job.resumes()[1:] == [(34, "memory")]
+
+
+@pytest.mark.campaign
+def test_a_worker_that_stands_still_for_90_s_is_a_hang_and_the_job_is_sound(new_job, uninterrupted):
+    """With the default settings: after a minute in which no rank does anything."""
+    job = new_job().with_faults(stop(rank=1, at="train.step", step=25)).start("--wait")
+    job.until(lambda: job.injected() > 0 and job.is_stopped(1), "rank 1 stopped")
+    pid, since = job.pid(1), time.monotonic()
+    while time.monotonic() - since < 90:
+        time.sleep(0.5)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+    assert job.wait() == 0, job.text()
+    print(job.resumes(), [line for line in job.text().splitlines() if "hang" in line])
+    assert job.resumes()[1:] == [(24, "memory")]
+    assert "rank 1" in job.text() and "the job hangs" in job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.campaign)])
+def test_an_agent_that_stands_still_costs_its_job_nothing_but_time(new_job, uninterrupted, seconds):
+    job = new_job().start("--wait-at", "21", "--wait")
+    job.wait_for_all(21)
+    os.kill(job.process.pid, signal.SIGSTOP)
+    job.go_on(21)
+    time.sleep(seconds)
+    os.kill(job.process.pid, signal.SIGCONT)
+    assert job.wait() == 0, job.text()
+    print(job.resumes(), sorted(job.skips()), job.troubles())
+    assert len(job.resumes()) == 1 and not job.skips(), job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+    assert job.stored()[0] == 60

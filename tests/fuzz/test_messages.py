@@ -22,6 +22,7 @@ GOOD = [
     m.Hello("/checkpoints", 0, 2, 2, 0, 1, {"keep": "any", "of": [{"keep": "last", "n": 3}]}),
     m.BeginSave(1, 7, {"model.pt": 1 << 40, "rank_0.pt": 5000}),
     m.Committed(1, 7, True, "/somewhere/model.pt"),
+    m.Uncommitted(1, 7, "slot-0 cannot be written to"),
     m.Granted("/dev/shm/slot-1", [[1, 5], [1, 6]], "no space"),
     m.Status(2, [1, 7], [], ""),
     m.Resumed("memory", ["step 3"]),

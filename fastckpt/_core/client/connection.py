@@ -131,6 +131,11 @@ class SaverClient:
         overtakable = request.overtakable, request.agreed
         self._channel.send(m.Committed(save.history, save.step, request.persist, path, *overtakable))
 
+    def uncommitted(self, save: SaveId, reason: str) -> None:
+        """Report that this writer's part of a save does not come, so that nobody waits for it."""
+        with contextlib.suppress(FastckptError):  # nobody is there who would
+            self._channel.send(m.Uncommitted(save.history, save.step, reason))
+
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""
         self.pins = True

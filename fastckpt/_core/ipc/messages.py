@@ -103,6 +103,15 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Uncommitted:
+    """The writer could not write its part of this save, and why; it may begin it again. There is no answer."""
+
+    history: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Pin:
     """Pin the checkpoints in memory until Release. Answer: Pinned."""
 
@@ -308,6 +317,7 @@ Message = Union[  # noqa: UP007
     Granted,
     Skipped,
     Committed,
+    Uncommitted,
     Pin,
     Pinned,
     Release,
@@ -328,4 +338,4 @@ Message = Union[  # noqa: UP007
     Done,
     Failed,
 ]
-UNANSWERED = Committed | Loaded | Decided | OffloadMessage | Logged
+UNANSWERED = Committed | Uncommitted | Loaded | Decided | OffloadMessage | Logged

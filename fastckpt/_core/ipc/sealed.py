@@ -16,10 +16,11 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
-from fastckpt.errors import ProtocolError
+from fastckpt.errors import FastckptError, ProtocolError
 
 MAX_SIZE = 4 << 20
 """The longest message in bytes; that of a stranger may have `MAX_GREETING`."""
@@ -40,6 +41,17 @@ class Rate(Protocol):
     portion: int
 
     def reserve(self, count: int) -> float: ...
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise ProtocolError for all that a message raises whose parts are missing, or of other kinds than expected."""
+    try:
+        yield
+    except FastckptError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
 
 class SealedConnection:
@@ -141,16 +153,20 @@ class SealedConnection:
 
         Raises OSError if it has fewer, and in a wait for the rate if the connection was aborted.
         """
-        portion = rate.portion if rate else size
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < start + size:
-                raise OSError(f"{path} has fewer than {start + size} bytes")
-            for offset in range(start, start + size, max(1, portion)):
-                count = min(portion, start + size - offset)
-                if rate and self._aborted.wait(rate.reserve(count)):
-                    raise OSError("the connection was given up in the middle of a file")
-                if self._socket.sendfile(file, offset, count) != count:
-                    raise OSError(f"{path} has fewer than {start + size} bytes")
+            self.send_open_file(file, size, rate, start=start)
+
+    def send_open_file(self, file: BinaryIO, size: int, rate: Rate | None = None, *, start: int = 0) -> None:
+        """Send bytes of a file that is open, as `send_file`."""
+        portion = rate.portion if rate else size
+        if os.fstat(file.fileno()).st_size < start + size:
+            raise OSError(f"{file.name} has fewer than {start + size} bytes")
+        for offset in range(start, start + size, max(1, portion)):
+            count = min(portion, start + size - offset)
+            if rate and self._aborted.wait(rate.reserve(count)):
+                raise OSError("the connection was given up in the middle of a file")
+            if self._socket.sendfile(file, offset, count) != count:
+                raise OSError(f"{file.name} has fewer than {start + size} bytes")
 
     def receive_bytes(self, size: int) -> bytes:
         """Receive so many bytes that are not sealed."""

@@ -26,7 +26,7 @@ from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exc
 from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
 from fastckpt._core.memory.pages import NEVER, allocate, begin, enlarge
 from fastckpt._core.memory.processes import boot_id
-from fastckpt._core.memory.records import make_folders, names_in, remove_any
+from fastckpt._core.memory.records import make_folders, names_in, naming, remove_any
 from fastckpt._core.memory.slots import discard, image_size
 from fastckpt._core.policy.memory_reserve import RESERVE
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
@@ -109,26 +109,29 @@ class Arena:
             ArenaTooSmall: There is not even room for its owner's name.
         """
         lock = own(path, wait)
-        former = Owner.read(lock)
-        owner = Owner.current(checkpoint_dir, launch, former.and_its_predecessors())
-        try:
-            owner.sign(lock)
-        except OSError as error:
-            if not slots_of(path):
-                shutil.rmtree(path, ignore_errors=True)
-            close_lock(lock)
-            found = headroom(path.parent)
-            raise ArenaTooSmall(
-                coded(
-                    f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}.",
-                    "FC-001",
-                )
-            ) from error
-        _remove_strays(path)
-        arena = cls(path, owner, lock)
-        if former.process is not None and former.process.boot != boot_id():
-            logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
-            arena.renew()  # its bytes were never meant to outlive the kernel's end
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(close_lock, lock)  # else this process would keep it from its own next try
+            with naming(path / OWNER):
+                former = Owner.read(lock)
+            owner = Owner.current(checkpoint_dir, launch, former.and_its_predecessors())
+            try:
+                owner.sign(lock)
+            except OSError as error:
+                if not slots_of(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                found = headroom(path.parent)
+                raise ArenaTooSmall(
+                    coded(
+                        f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}.",
+                        "FC-001",
+                    )
+                ) from error
+            _remove_strays(path)
+            arena = cls(path, owner, lock)
+            if former.process is not None and former.process.boot != boot_id():
+                logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
+                arena.renew()  # its bytes were never meant to outlive the kernel's end
+            on_failure.pop_all()
         return arena
 
     @property
@@ -306,16 +309,20 @@ class Arena:
 
     def remove(self) -> None:
         """Give the memory back."""
-        if self.is_there():
-            erase(self.path)
-        close_lock(self._lock)
+        try:
+            if self.is_there():
+                erase(self.path)
+        finally:
+            close_lock(self._lock)
 
     def release(self) -> None:
         """Leave the memory to whoever adopts it."""
-        if self.is_there():
-            # Who leaves it may yet do something, and the dead do not: no successor shall take the one for the other.
-            replace(Owner.read(self._lock), launch="").sign(self._lock)
-        close_lock(self._lock)
+        try:
+            if self.is_there():
+                # Who leaves it may yet do something, and the dead do not: no successor shall take one for the other.
+                replace(Owner.read(self._lock), launch="").sign(self._lock)
+        finally:
+            close_lock(self._lock)
 
 
 def _new(path: Path) -> Path:

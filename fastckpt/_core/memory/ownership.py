@@ -14,7 +14,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.io.regular_file import LARGEST
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.records import parse_record
+from fastckpt._core.memory.records import naming, parse_record
 from fastckpt.errors import ArenaInUse
 
 FORKS_DEADLINE = 3.0
@@ -109,7 +109,12 @@ def own(path: Path, wait: Callable[[Owner], None]) -> int:
             if not path.parent.is_dir():
                 raise
             continue  # the former owner removed it
-        owner, owned = Owner.read(lock), not try_exclusive(lock)
+        try:
+            with naming(path / OWNER):
+                owner, owned = Owner.read(lock), not try_exclusive(lock)
+        except OSError:
+            close_lock(lock)
+            raise
         named = is_named(lock, path / OWNER)
         if named and not owned:
             return lock

@@ -9,7 +9,7 @@ from fastckpt._core import metrics
 from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive, try_shared
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.records import names_in, read_record, write_record
+from fastckpt._core.memory.records import names_in, naming, read_record, write_record
 from fastckpt.errors import ArenaInUse
 
 logger = logging.getLogger("fastckpt")
@@ -52,12 +52,16 @@ class Presence:
 
     def _share(self) -> None:
         end = time.monotonic() + DEADLINE
-        while not try_shared(self._lock):
+        while not self._is_shared():
             if time.monotonic() > end:
                 raise ArenaInUse(
                     f"a process keeps {self._arena / LOCK} locked for itself; end it, or remove {self._arena}"
                 )
             time.sleep(0.01)
+
+    def _is_shared(self) -> bool:
+        with naming(self._arena / LOCK):
+            return try_shared(self._lock)
 
     def renew(self) -> None:
         """Be present in an arena that its owner has made again since; raises OSError or ArenaInUse."""

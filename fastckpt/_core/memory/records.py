@@ -1,10 +1,11 @@
 """Small JSON files in shared memory: written whole or not at all, and read without trust."""
 
+import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,3 +106,13 @@ def if_there(read: Callable[[], Read], otherwise: Read) -> Read:
                 raise OSError(error.errno, f"{error.strerror}. {remedy(error)}", error.filename) from error
         time.sleep(PAUSE)
     return otherwise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in errors of calls on its descriptor, which know no path."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -23,6 +23,7 @@ from fastckpt._core.ipc.messages import (
     Hello,
     Skipped,
     Status,
+    Uncommitted,
 )
 from fastckpt._core.memory import loans, slots
 from fastckpt._core.memory.presence import forget_the_dead
@@ -235,7 +236,7 @@ class Coordinator:
             logger.warning(text, save.step, self.writers.name(rank))
 
     def _lose(self, save: SaveId, why: str) -> None:
-        """A save can never be whole, since a rank is gone."""
+        """A save can never be whole, since a rank is gone, or has failed."""
         newest = self.newest()
         if newest is None or newest.id is None or save > newest.id:  # else it is of a rank that is late
             self._skipped.lose(save, why)
@@ -416,22 +417,37 @@ class Coordinator:
         """Why the save in a slot can never be whole; empty if it is, or may be."""
         return self.writers.obstacle(slot.id, slot.writers - slot.done) if slot.id and not slot.committed else ""
 
-    def committed(self, writer: int, message: Committed) -> None:
-        """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
+    def committed(self, writer: int, message: Committed | Uncommitted) -> None:
+        """A writer has finished its part: read whether the save is whole now, and persist it if that was asked.
+
+        One that could not write it is not waited for.
+        """
         save = SaveId(message.history, message.step)
         slot = next((slot for slot in self.slots if slot.id == save), None)
         if slot is None:
             return
-        if message.persist:
+        if isinstance(message, Uncommitted):
+            self.writers.fail(writer, save, message.reason)
+        elif message.persist:
             # Before the record is read: with the last part the slot is whole, and is submitted with what was wanted.
             slot.want(message.path, urgency_of(message))
         # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
         self._take(slot, partial(slot.read_part, writer))
+        if isinstance(message, Committed) and not slot.has(save, writer):
+            self._read_again(slot, save, writer)
         if slot.committed:
             self.peers.committed()
             self.digester.look()
             self.persister.stats.save(save, slot.size)
             self.persister.owed.look()
+
+    def _read_again(self, slot: Slot, save: SaveId, writer: int) -> None:
+        """Read records that were there when a writer said so; if they cannot be read, nobody waits for its save."""
+        self._take(slot, slot.read)
+        if not slot.has(save, writer) and self.arena.is_there():
+            slot.wanted.clear()
+            self.writers.fail(writer, save, f"its record in {slot.path} cannot be read")
+            self._lose(save, self.writers.obstacle(save, [writer]))
 
     async def fetch(self, message: Fetch, pid: int) -> Fetched:
         """Bring files of a save from other nodes' memory; raises as `MemoryPeers.fetch`."""

@@ -15,7 +15,7 @@ class SkippedSaves:
     """Each reason is logged once, when it begins; the end of the job counts what no later checkpoint made up for.
 
     Attributes:
-        reasons: How many saves were lost since a rank is gone, by reason.
+        reasons: How many saves were lost since a rank is gone, or has failed, by reason.
         last_was_skipped: Whether the save before was skipped: no warning is needed then.
     """
 
@@ -26,7 +26,7 @@ class SkippedSaves:
         self._warned = False
 
     def lose(self, save: SaveId, why: str) -> None:
-        """A save can never be whole, since a rank is gone; it is counted once."""
+        """A save can never be whole, since a rank is gone, or has failed; it is counted once."""
         # Each rank that is missing reports the same save.
         if save <= self._newest:
             return

@@ -83,6 +83,10 @@ class Slot:
             self.read(self._parts)
             self._parts.clear()
 
+    def has(self, save: SaveId, writer: int) -> bool:
+        """Whether it has a writer's part of a save."""
+        return self.id == save and writer in self.done
+
     def recover(self) -> None:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
         self.read()

@@ -125,7 +125,7 @@ class WorkerConnection:
 
     def _note(self, coordinator: Coordinator, message: m.Message) -> None:
         match message:
-            case m.Committed():
+            case m.Committed() | m.Uncommitted():
                 coordinator.committed(self._rank, message)
             case m.Release():
                 coordinator.readers.release(self._pid)

@@ -14,6 +14,8 @@ REMEMBERED = 16
 """Saves of which it is known who began them."""
 CLOSED = "has closed"
 """How a writer has left that deregistered."""
+FAILED = "could not write its part"
+"""What a writer has done that is here, and without whose part a save is."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Writers:
         self._present: dict[int, int] = {}
         self._gone: dict[int, Departure] = {}
         self._former: dict[int, Departure] = {}
+        self._failed: dict[int, tuple[SaveId, str]] = {}
         self._histories: list[int] = []
         self._rounds: dict[int, int] = {}
 
@@ -161,12 +164,17 @@ class Writers:
     def begin(self, rank: int, save: SaveId) -> bool:
         """A rank begins a save; whether it has begun that one before."""
         self._gone.pop(rank, None)  # another process of that rank was lost, not this one
+        self._failed.pop(rank, None)
         again = self._latest.get(rank) == save
         self._latest[rank] = max(save, self._latest.get(rank, save))
         if not again:
             self._pace.begin(rank, save)
         self.newest_history = max(self.newest_history, save.history)  # the ranks of all nodes take the newest of all
         return again
+
+    def fail(self, rank: int, save: SaveId, why: str) -> None:
+        """A rank could not write its part of a save, unless it begins that again."""
+        self._failed[rank] = save, why
 
     def out_of_step(self, rank: int, save: SaveId) -> str:
         """Why a save of a rank is not the one that another rank began under this id; empty if it may be."""
@@ -217,13 +225,17 @@ class Writers:
                 yield rank, departure.loan
 
     def obstacle(self, save: SaveId, lacking: Collection[int] | None = None) -> str:
-        """Why a save can never be whole, since a rank is gone that lends it nothing; empty if it may be.
+        """Why a save can never be whole, since a rank is gone that lends it nothing, or has failed; empty if it may be.
 
         ``lacking`` are those of whom it lacks the parts; None for a save that is yet to begin.
         """
         for rank, departure in self._gone_from(save):
             if (lacking is None or rank in lacking) and not departure.lends_to(save):
                 return f"{self.name(rank)} {departure.how}"
+        for rank in lacking or ():
+            failed, why = self._failed.get(rank, (None, ""))
+            if failed == save:
+                return f"{self.name(rank)} {FAILED}: {why}"
         if self.elsewhere is not None and save.history == self.elsewhere[1].history and save > self.elsewhere[1]:
             return f"rank {self.elsewhere[0]} {CLOSED}"
         return ""
@@ -248,6 +260,7 @@ class Writers:
         self._present.clear()
         self._gone.clear()
         self._former.clear()
+        self._failed.clear()
         self._histories.clear()
         self._rounds.clear()
         self.elsewhere = None

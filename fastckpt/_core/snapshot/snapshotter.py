@@ -108,14 +108,14 @@ class Snapshotter:
                 plans, sizes, answer = self._plan_and_begin(save, states)
         except TROUBLE as error:
             logger.warning("step %d was not saved: %s", step, error)
-            return SaveOutcome(str(error), str(error))
+            return self._skip(save, str(error), trouble=str(error))
         except ArenaTooSmall as error:
             if self._last is None:  # the first save: the job cannot be saved at all, which the user must learn
                 raise
             if not self._outgrown:
                 logger.warning("saves are skipped from step %d on: %s", step, error)
             self._outgrown = True
-            return SaveOutcome(str(error), "")
+            return self._skip(save, str(error))
         if isinstance(answer, Skipped):
             return SaveOutcome(answer.reason, answer.trouble)
         self._plans.keep(sizes)
@@ -137,7 +137,7 @@ class Snapshotter:
                 mutations, now, later = self._overlap.part(plans.values(), copies)
                 self._filler.fill(self._streams.copy(now) if self._images.device else now)
         except (OSError, ArenaInUse) as error:
-            return SaveOutcome(f"{slot} cannot be written to: {error}", "")
+            return self._skip(done.id, f"{slot} cannot be written to: {error}")
         if self._begun is not None and self._begun[0] == done.id:
             images = self._begun[1] | images  # the commit names the files of all calls of this save
         if request is None:
@@ -163,9 +163,14 @@ class Snapshotter:
                     raise FileNotFoundError(f"{lost[0]} was removed")
                 self._commit(slot, done)
         except OSError as error:
-            return SaveOutcome(f"{slot} cannot be written to: {error}", "")
+            return self._skip(done.id, f"{slot} cannot be written to: {error}")
         metrics.event("saved", step=done.id.step, rank=self._link.place.rank)
         return SaveOutcome("", self.notify(done.id, request, stage=stage))
+
+    def _skip(self, save: SaveId, reason: str, trouble: str = "") -> SaveOutcome:
+        """Leave out this rank's part of a save that other ranks may have made theirs of."""
+        self._link.uncommitted(save, reason)
+        return SaveOutcome(reason, trouble)
 
     def _commit(self, slot: Path, done: slots.SlotDone) -> None:
         slots.commit(slot, self._link.place.local_rank, done)

@@ -15,6 +15,7 @@ from threading import Condition
 from typing import Any, TypeVar
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.sealed import reading
 from fastckpt._core.policy.replicas.margins import NodeMargin, smallest
 from fastckpt.errors import ProtocolError
 
@@ -71,14 +72,12 @@ class HeldReport:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "HeldReport":
         """The report in a message; raises ProtocolError."""
-        try:
+        with reading("the report of what an agent holds"):
             saves = frozenset(SaveId(int(history), int(step)) for history, step in record["saves"])
             keeping, compared = (_id(record[name]) for name in ("keeping", "compared"))
             digests = {str(name): str(digest) for name, digest in record["digests"].items()}
             counts = int(record["copies"]), int(record["large"])
             return cls(str(record["member"]), saves, keeping, bool(record["copied"]), compared, digests, *counts)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(f"this is no report of what an agent holds: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,10 @@ class CommonSave:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CommonSave":
         """The answer in a message; raises ProtocolError."""
-        try:
+        with reading("the answer to a report"):
             alike = record["alike"]
             id, next, compare = (_id(record[name]) for name in ("common", "next", "compare"))
             return cls(id, next, compare, alike if alike is None else bool(alike), bool(record["replicated"]))
-        except (LookupError, TypeError, ValueError) as error:
-            raise ProtocolError(f"this is no answer to a report: {error}") from error
 
 
 class CommonSaves:

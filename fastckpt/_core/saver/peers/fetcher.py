@@ -10,7 +10,7 @@ from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.format.manifest import COMMON, OF_EACH_NODE
-from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.ipc.sealed import SealedConnection, reading
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.parity_records import files_in
 from fastckpt._core.memory.records import make_folders
@@ -71,12 +71,12 @@ def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) 
 
     def ask(address: str) -> Offer | None:
         try:
-            with contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)) as link:
+            with contextlib.closing(SealedConnection.connect(address, secret, TIMEOUT)) as link, reading("its answer"):
                 answer = link.ask(save.request(LIST))
                 parts = parts_of({**answer, "id": list(save.id)})
                 sizes = {str(name): int(size) for name, size in answer["files"].items()}
                 return Offer(address, sizes, parts, [_offered(*each) for each in answer.get("parity") or ()])
-        except (FastckptError, OSError, LookupError, TypeError, ValueError) as error:
+        except (FastckptError, OSError) as error:
             logger.warning("%s cannot be fetched from %s: %s", save.id, address, error)
         return None
 

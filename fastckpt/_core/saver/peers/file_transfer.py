@@ -7,7 +7,7 @@ size of a file, its bytes, and then its digest, as it was computed from the byte
 import contextlib
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,28 @@ def serve(connection: SealedConnection, held: HeldSave, name: object, rate: Rate
     path, size = held.files[name], held.sizes[name]
     if damage := slots.damage(held.roots[name], {name: size}):
         raise BadCheckpoint(damage)
-    connection.send({"size": size})
-    connection.send_file(path, size, rate)
-    now, known = digest_file(path), held.digests.get(name, "")
+    # Opened before its size is sent: from then on there is no other answer than its bytes.
+    with _refusing(f"{name} of {held.id}"):
+        file = path.open("rb")
+    with file:
+        connection.send({"size": size})
+        connection.send_open_file(file, size, rate)
+    with _refusing(f"{name} of {held.id}"):
+        now, known = digest_file(path), held.digests.get(name, "")
     if known not in ("", now):
         raise OSError(f"{path} is damaged: its xxh3-128 is {now}, not {known}")  # hang up: its bytes are on their way
     # A save may have begun in its slot meanwhile: then what was sent is of no save.
     still = held.slot is None or held.roots[name] != held.slot or slots.read(held.slot).committed == held.id
     return {"digest": now, "held": still}
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Say why something cannot be read: a node that hangs up counts as lost, with all that it has."""
+    try:
+        yield
+    except OSError as error:
+        raise FastckptError(f"{what} cannot be read there: {error}") from error
 
 
 def contents_of(connection: SealedConnection, request: Mapping[str, Any]) -> dict[str, bytes]:
@@ -192,11 +206,11 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
         os.posix_fallocate(fd, 0, max(1, size))
         os.ftruncate(fd, size)
         digest = received(connection, fd, size)
-        tail = connection.receive() or {}
+        tail = connection.answer()
         if not tail.get("held"):
             raise BadCheckpoint(f"{save.id} is not in the memory of the other node any more")
         if tail.get("digest") != digest:
-            raise BadCheckpoint(f"{name} of {save.id} came damaged: its xxh3-128 is {digest}, not {tail['digest']}")
+            raise BadCheckpoint(f"{name} of {save.id} came damaged: its xxh3-128 is {digest}, not {tail.get('digest')}")
         temporary.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
@@ -34,6 +35,8 @@ from fastckpt.errors import ArenaTooSmall, FastckptError
 
 logger = logging.getLogger("fastckpt")
 
+FetchKey = tuple[SaveId, str, frozenset[str]]
+"""Save, attempt, and names of files that are fetched."""
 NOTED = 10.0
 """Seconds for the event loop to take note of an answer."""
 
@@ -72,7 +75,7 @@ class MemoryPeers:
         self._directory, self._arena, self._slots = directory, arena, of
         self._answer, self.alike = CommonSave(), False
         self._round: PeerRound | None = None
-        self._fetches: dict[tuple[SaveId, str, frozenset[str]], asyncio.Task[tuple[Slot | None, Fetched]]] = {}
+        self._fetches: dict[FetchKey, asyncio.Task[tuple[Slot | None, Fetched]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = self._has_committed = False
         self._readers = readers
@@ -197,12 +200,18 @@ class MemoryPeers:
         save = SaveName(self._directory, SaveId(*message.save), message.attempt)
         key = save.id, save.attempt, frozenset(message.sources)
         if key not in self._fetches:
-            self._fetches[key] = asyncio.create_task(self._fetch(save, message, choose, ranks))
+            task = self._fetches[key] = asyncio.create_task(self._fetch(save, message, choose, ranks))
+            task.add_done_callback(partial(self._forget_failure, key))
         slot, fetched = await asyncio.shield(self._fetches[key])
         self._readers.add(pid)
         if slot is not None:
             slot.pins[f"{READER}{pid}"] = f"step {save.id.step} is being loaded by process {pid}"
         return fetched
+
+    def _forget_failure(self, key: FetchKey, task: asyncio.Task[Any]) -> None:
+        """Let a fetch that failed be tried again: another agent may have had no memory, or no descriptor, for once."""
+        if (task.cancelled() or task.exception() is not None) and self._fetches.get(key) is task:
+            del self._fetches[key]
 
     async def _fetch(
         self,

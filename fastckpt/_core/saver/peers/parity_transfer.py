@@ -15,7 +15,7 @@ import xxhash
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.rate import RateLimit
-from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.ipc.sealed import SealedConnection, reading
 from fastckpt._core.memory.parity_records import files_in
 from fastckpt._core.memory.slots import is_image
 from fastckpt._core.policy.replicas.grouping import Group
@@ -40,6 +40,8 @@ from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
 PARITY = "parity"
 NEXT = "next"
+SMALLEST_PIECE = 1 << 16
+"""Bytes of a piece, at least: all pieces of a chunk are listed before the first is sent."""
 LARGEST_GROUP = 64
 """Members of a group, at most."""
 BLOCK = 256 << 10
@@ -79,7 +81,13 @@ def send_chunk(
     sent, paths = 0, {file.name: file.path for file in files}
     if answer.get(STATE) == READY:
         ranges = ranges_for(group, member, holder, [(file.name, file.size) for file in files])
-        for piece in pieces(ranges, int(answer["piece"]))[int(answer["first"]) :]:
+        with reading("the answer"):
+            piece_size, first = int(answer["piece"]), int(answer["first"])
+        if piece_size < SMALLEST_PIECE:
+            raise ProtocolError(
+                f"the other agent asks for pieces of {piece_size} bytes: {SMALLEST_PIECE} are the fewest"
+            )
+        for piece in pieces(ranges, piece_size)[max(0, first) :]:
             for name, offset, length in piece:
                 connection.send_file(paths[name], length, rate, start=offset)
             with metrics.phase("parity.digest", step=save.id.step):

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.ipc.listener import listen, without_prefix
-from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.ipc.sealed import SealedConnection, reading
 from fastckpt.errors import FastckptError, ProtocolError
 
 logger = logging.getLogger("fastckpt")
@@ -18,6 +18,8 @@ STRANGERS = 64
 """Connections at once of processes that have yet to prove that they know the secret; further ones wait."""
 LAST = 5.0
 """Seconds that the end of the agent waits for a thread that serves another."""
+PAUSE = 0.1
+"""Seconds after which a connection is accepted again that was not."""
 TIMEOUT = 120.0
 """Seconds of silence after which a connection is given up."""
 
@@ -45,6 +47,7 @@ class PeerServer:
         self._lock = threading.Lock()
         self._refused: set[str] = set()
         self._threads: set[threading.Thread] = set()
+        self._ended = threading.Event()
         self._start(self._serve)
 
     def set_secret(self, secret: bytes) -> None:
@@ -53,6 +56,7 @@ class PeerServer:
 
     def close(self) -> None:
         """Serve nobody any more."""
+        self._ended.set()
         # Without a shutdown, a thread that waits in accept would keep the socket open.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -73,16 +77,30 @@ class PeerServer:
 
         thread = threading.Thread(target=run, name="fastckpt-peers", daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.discard(thread)
+            raise
 
     def _serve(self) -> None:
-        while True:
+        while not self._ended.is_set():
             self._turns.acquire()
             try:
-                connected, (host, *_) = self._listener.accept()
-            except OSError:
-                return
+                self._accept()
+            # Such as no descriptor, or no thread: whoever comes later is served.
+            except (OSError, RuntimeError) as error:
+                self._turns.release()
+                if not self._ended.wait(PAUSE):
+                    logger.debug("an agent was not served: %s", error)
+
+    def _accept(self) -> None:
+        connected, (host, *_) = self._listener.accept()
+        try:
             self._start(self._talk, connected, without_prefix(host))
+        except RuntimeError:
+            connected.close()
+            raise
 
     def _talk(self, connected: socket.socket, host: str) -> None:
         with self._lock:
@@ -120,6 +138,7 @@ class PeerServer:
         if handler is None:
             return {"refused": f"nobody here answers {request.get('ask')!r}"}
         try:
-            return handler(connection, request)
-        except (FastckptError, LookupError, TypeError, ValueError) as error:
+            with reading(f"the request {request['ask']!r}"):
+                return handler(connection, request)
+        except FastckptError as error:
             return {"refused": f"{type(error).__name__}: {error}"}

@@ -18,7 +18,7 @@ from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.ipc.sealed import SealedConnection, reading
 from fastckpt._core.memory.census import sweep
 from fastckpt._core.memory.headroom import headroom
 from fastckpt._core.memory.held_saves import keep
@@ -182,8 +182,9 @@ class SparePrefetch:
         while not ended.is_set():
             try:
                 if address := first():
-                    self._follow(address, secret, ended)
-            except (FastckptError, OSError, LookupError, TypeError, ValueError) as error:
+                    with reading("what another agent says of its saves"):
+                        self._follow(address, secret, ended)
+            except (FastckptError, OSError) as error:
                 logger.debug("nothing is prefetched: %s", error)
             ended.wait(RETRY)
 

@@ -68,7 +68,6 @@ def remove_apart(layout: Layout, place: Path) -> bool:
         place
     )  # its manifest goes last: without it the rest would look like a checkpoint that lost its own
     layout.files.remove(place)
-    layout.files.sync(place.parent)
     return not layout.files.exists(place)
 
 

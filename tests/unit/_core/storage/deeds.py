@@ -26,6 +26,7 @@ class Deed:
         start: The files that were there before.
         before, after: What a reader found, newest first.
         begun: How many operations had been made before by others, who are dead.
+        puts: Whether it makes the file at the path that a user named; a sweep does not.
     """
 
     root: Path
@@ -34,6 +35,7 @@ class Deed:
     before: list[SaveId]
     after: list[SaveId]
     begun: int = 0
+    puts: bool = True
 
     @property
     def directory(self) -> CheckpointDirectory:
@@ -59,7 +61,7 @@ class Deed:
         """A fresh reader finds the old or the new, whole; so it does after a sweep, which leaves nothing behind."""
         restore(tree, self.root)
         found = assert_sound(self.directory)
-        if over:
+        if over and self.puts:
             assert_named(self.directory)
         # A checkpoint retired for a newer one of its step need not remain.
         lasting = {id for id in {*self.before} & {*self.after} if id.step != self.after[0].step}
@@ -72,7 +74,7 @@ class Deed:
         assert left[0] in [found[0], *gathered] if found else set(left) <= set(gathered)
         assert lasting <= set(left) <= {*found, *gathered}
         assert self.directory.sweep() == []
-        assert_named(self.directory, is_over=over)
+        assert_named(self.directory, is_over=over and self.puts)
         self._check_files()
 
     def _check_tracker(self, over: bool) -> None:
@@ -114,7 +116,8 @@ def record(
     earlier = after.operations if after else []
     opened = max((op.handle for op in earlier), default=0)
     operations = earlier + [replace(op, handle=op.handle + opened) for op in recorder.operations]
-    deed = Deed(root, after.start if after else disk, operations, before, find(directory), len(earlier))
+    start, puts = after.start if after else disk, act is not CheckpointDirectory.sweep
+    deed = Deed(root, start, operations, before, find(directory), len(earlier), puts)
     assert_nothing_escaped(deed)
     return deed
 

@@ -252,7 +252,7 @@ def judge() -> StragglerJudge:
     ids=repr,
 )
 def test_a_message_that_is_no_windows_is_refused(judge: StragglerJudge, body: dict[str, Any]):
-    with pytest.raises(ProtocolError, match="no windows of steps"):
+    with pytest.raises(ProtocolError, match="the windows of steps cannot be read"):
         judge.receive(1, body)
     send(judge, 0, {"0": [row(2)], "1": [row(2)]})
     assert judge.times.keys() == {0, 1}

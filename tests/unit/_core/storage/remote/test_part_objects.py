@@ -103,6 +103,7 @@ def test_complete_uploaded_parts_are_published_by_the_next_reader(store, tmp_pat
     contribute(store, tmp_path, NEW, Share(1, 2, target="copies/model.pt"))
     [manifest] = store.settle()
     assert (manifest.id, manifest.target) == (NEW, "copies/model.pt") and ids(store) == [NEW]
+    assert store._objects.sizes("copies") == {}, "who only finds the parts was not asked for a copy"
     assert store.settle() == [] and store.scan().gathered == []
 
 

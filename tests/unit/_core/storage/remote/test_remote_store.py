@@ -195,6 +195,16 @@ def test_a_path_of_the_user_at_a_url_is_a_copy_of_the_model(store, tmp_path):
     assert assert_sound(store, tmp_path) == [(0, 20)]
 
 
+def test_a_copy_elsewhere_is_its_users_and_stays(near, tmp_path):
+    """A manifest may name any object of the bucket."""
+    elsewhere = f"{near.path.rsplit('/', 1)[0]}/elsewhere/model.pt"
+    for step in (10, 20):
+        publish(near, tmp_path, SaveId(0, step), target=elsewhere if step == 10 else "")
+    near.delete(SaveId(0, 10))
+    assert assert_sound(near, tmp_path) == [(0, 20)]
+    assert near._objects.read(near._objects.name(elsewhere), 10) == b"0.10 model"
+
+
 def test_a_step_saved_to_two_paths_is_at_both(near, tmp_path):
     for path in ("a.pt", "b.pt", "b.pt"):
         publish(near, tmp_path, SaveId(0, 10), target=path)

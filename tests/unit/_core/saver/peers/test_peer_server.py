@@ -1,0 +1,87 @@
+"""The server for other agents, which has to be there after times in which nobody could be served."""
+
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from fastckpt._core.ipc import sealed
+from fastckpt._core.ipc.sealed import SealedConnection
+from fastckpt._core.saver.peers import peer_server
+from fastckpt._core.saver.peers.peer_server import PeerServer
+
+SECRET = b"secret"
+
+
+@pytest.fixture
+def server() -> Iterator[PeerServer]:
+    with closing(PeerServer({"echo": lambda connection, request: {"back": request["say"]}})) as made:
+        made.set_secret(SECRET)
+        yield made
+
+
+def echo(server: PeerServer, say: str, timeout: float = 10.0) -> object:
+    with closing(SealedConnection.connect(f"127.0.0.1:{server.port}", SECRET, timeout)) as link:
+        return link.ask({"ask": "echo", "say": say})["back"]
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Nothing can be opened in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(numbers) + 8, hard))
+    held = []
+    try:
+        with pytest.raises(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def no_thread_left() -> Iterator[None]:
+    """No thread can be started."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(threading.Thread, "start", refuse)
+        yield
+
+
+@pytest.mark.parametrize("shortage", [no_descriptor_left, no_thread_left])
+def test_an_agent_without_descriptors_or_threads_serves_others_once_it_has_some(
+    server: PeerServer, shortage: Any
+) -> None:
+    assert echo(server, "before") == "before"
+    with socket.socket() as waiting, shortage():
+        waiting.settimeout(10.0)
+        waiting.connect(("127.0.0.1", server.port))
+        waiting.recv(1)  # the kernel had a descriptor for the first one already
+        time.sleep(3 * peer_server.PAUSE)
+    for number in range(peer_server.STRANGERS + 1):  # no place is kept
+        assert echo(server, str(number)) == str(number)
+
+
+def test_strangers_that_say_nothing_keep_places_for_a_bounded_time(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "GREETING_TIMEOUT", 0.5)
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * peer_server.STRANGERS)]
+    try:
+        assert echo(server, "amid them") == "amid them"
+    finally:
+        for each in idle:
+            each.close()
