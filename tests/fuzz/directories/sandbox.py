@@ -120,7 +120,9 @@ class Sandbox:
             yield f"step {outcome.step} was loaded, with the state of {outcome.state_step}"
         newest = self._newest[action]
         is_gone = lie.name.endswith("is nothing") or (
-            (self._saved / NAME / lie.entry).is_dir() and " is a" in lie.name and "link" not in lie.name
+            (self._saved / NAME / lie.entry).is_dir()
+            and " is a" in lie.name
+            and ("link" not in lie.name or "hard link" in lie.name)
         )
         if outcome.step == newest or lie.forges or is_gone:
             return
