@@ -114,6 +114,7 @@ PAGES: Sequence[ErrorPage] = (
             "The job ran before as another user, for instance as root in a container.",
             "A script has changed the modes of what is in /dev/shm.",
             "Worker and agent run as different users, for instance because the script is started by sudo.",
+            "Another user has taken all eight names that this job's memory may have; one alone is passed over.",
         ),
         (
             "Look at it: `ls -ld PATH`, `fastckpt shm ls` as its owner.",
@@ -533,11 +534,14 @@ PAGES: Sequence[ErrorPage] = (
             "for good, remove it.",
             "<directory> cannot be searched for checkpoints: <reasons>",
         ),
-        "Storage does not answer, or a download finds no room. The checkpoint is probably good: nothing older is "
+        "Storage does not answer, or this process finds no memory, descriptors or room for it. The checkpoint is "
+        "probably good: nothing older is "
         "taken in its place without being asked, as that would throw away training.",
         (
             "The network file system or the store is down, or credentials have expired.",
             "TMPDIR has no room for the download of a remote checkpoint.",
+            "A limit is too low (ulimit -n, ulimit -v, the cgroup's memory), or this user may not read the files; the "
+            "message says which.",
         ),
         (
             "`ls DIR`, or `fastckpt ls URL`, on the node that is named.",
