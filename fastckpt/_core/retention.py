@@ -169,6 +169,11 @@ def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
     return sorted(SaveId(*id) for id in known.keys() - kept(policy, known.values()))
 
 
+def passed_over_in(found: Iterable[StoredCheckpoint]) -> frozenset[SaveId]:
+    """The checkpoints that a resume passed over without proof of damage: no other rule deletes them either."""
+    return frozenset(SaveId(*id) for id in spared(_entries(found)))
+
+
 def _entries(found: Iterable[StoredCheckpoint]) -> list[RetentionEntry]:
     manifests = {stored.id: stored.manifest for stored in found}
     return [

@@ -34,6 +34,7 @@ from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, SessionOptions, StorageType
 from fastckpt.accelerate import _private as private
+from fastckpt.dcp.python_values import check_shards
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -173,6 +174,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         with folder:
             if not (folder.path / self._own).is_file():
                 logger.warning("%s is not in %s: this rank's random state is not restored", self._own, folder.path)
+            check_shards(folder.path)  # accelerate loads those of FSDP by torch's reader, which unpickles anything
             self._accelerator.load_state(str(folder.path), **load_state_kwargs)
             self._set_epochs(folder.path / EPOCHS)
         self.loaded_step, self.loaded_from = folder.step, folder.tier

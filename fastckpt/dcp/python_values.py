@@ -1,16 +1,22 @@
 """Python values of a checkpoint, loaded so that none of them runs code, whichever planner they are for."""
 
 import io
+import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
+from fastckpt._core.format.manifest import METADATA
+from fastckpt._core.io.regular_file import open_regular
 from fastckpt._core.resume.load import refusal
 from fastckpt._core.torch_private.sharding import set_element
+from fastckpt.dcp.stored_metadata import read_metadata
 
 
 class PlannerOfValues:
@@ -31,10 +37,7 @@ class PlannerOfValues:
 
     def load_bytes(self, item: ReadItem, archive: io.BytesIO) -> None:
         """Load a value; raises UnpicklingError for one that names a class which is not allowed."""
-        try:
-            value = torch.load(archive, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise refusal(self._name(item), error) from error
+        value = _loaded(archive, self._name(item))
         planner: Any = self._planner
         name = item.dest_index.fqn
         if getattr(planner.load_bytes, "__func__", None) is not DefaultLoadPlanner.load_bytes:
@@ -44,6 +47,30 @@ class PlannerOfValues:
             set_element(planner.original_state_dict, planner.mappings[name], value)
         else:
             planner.state_dict[name] = value
+
+
+def check_shards(folder: Path) -> None:
+    """Look whether what a framework is about to load by torch's own reader, which unpickles anything, runs no code.
+
+    Raises UnpicklingError for ``.metadata`` or a value, in a folder or in those of it, that names a class which is not
+    allowed; BadCheckpoint for ``.metadata`` that is not as torch writes it.
+    """
+    for path in (folder / METADATA, *sorted(folder.glob(f"*/{METADATA}"))):
+        metadata = read_metadata(path, weights_only=True) if path.exists() else None
+        for index, place in metadata.storage_data.items() if metadata else ():
+            if isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
+                with os.fdopen(open_regular(path.parent / place.relative_path, follow=True), "rb") as file:
+                    file.seek(place.offset)
+                    _loaded(
+                        io.BytesIO(file.read(place.length)), f"{index.fqn!r} in {path.parent / place.relative_path}"
+                    )
+
+
+def _loaded(archive: io.BytesIO, name: str) -> Any:
+    try:
+        return torch.load(archive, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise refusal(name, error) from error
 
 
 def _archive(value: object) -> io.BytesIO:

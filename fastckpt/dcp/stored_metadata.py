@@ -37,6 +37,8 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 }
 """The types of what is read of each part."""
 _ENTRIES = TensorStorageMetadata, BytesStorageMetadata
+LONGEST_LIST = 1 << 20
+"""Items of a list in a state, at most: torch makes all that come before the one that has an entry."""
 
 
 def read_metadata(path: Path, *, weights_only: bool) -> Metadata:
@@ -114,8 +116,7 @@ def _misled(paths: Any, names: Mapping[str, Any]) -> Iterator[str]:
         return
     for name in names:
         path = paths.get(name)
-        # No list is longer than there are entries.
-        if type(path) is not tuple or not _is_path(path, len(names)):
+        if type(path) is not tuple or not _is_path(path):
             yield f"it does not say where in the state {_named(name)} is"
 
 
@@ -123,8 +124,8 @@ def _named(name: object) -> str:
     return repr(name[:200]) if isinstance(name, str) else f"of type {type(name).__name__}"
 
 
-def _is_path(path: tuple[object, ...], count: int) -> bool:
-    steps = (type(step) is str or (type(step) is int and 0 <= step < count) for step in path)
+def _is_path(path: tuple[object, ...]) -> bool:
+    steps = (type(step) is str or (type(step) is int and 0 <= step < LONGEST_LIST) for step in path)
     return bool(path) and type(path[0]) is str and all(steps)
 
 

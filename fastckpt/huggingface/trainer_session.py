@@ -18,6 +18,7 @@ from fastckpt._core.policy.retention import KeepLast, KeepNamed
 from fastckpt._core.retention import CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.session import SessionOptions
 from fastckpt._core.snapshot.overlap import optimizers_in
+from fastckpt.dcp.python_values import check_shards
 from fastckpt.dcp.shard_plans import PlannerDeparted, Unplanned
 from fastckpt.errors import ConfigError, PersistError
 from fastckpt.huggingface.checkpoint_folder import TrainerFolder
@@ -103,6 +104,7 @@ class TrainerSession:
             if stock is None and self._trainer.args.process_index == 0:
                 logger.warning("%s holds no checkpoint yet: training starts afresh", self._directory)
             return stock
+        check_shards(self._found.path)  # accelerate loads those of FSDP by torch's reader, which unpickles anything
         self.loaded_step, self.loaded_from = self._found.step, self._found.tier
         if has_only_model(self._found.path) and self._trainer.args.process_index == 0:
             logger.warning(

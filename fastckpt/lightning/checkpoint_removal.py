@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 
+from fastckpt._core.retention import passed_over_in
 from fastckpt._core.storage.store import Store, StoredCheckpoint, normalised, open_store
 from fastckpt.errors import FastckptError
 from fastckpt.lightning.saves import IN_MEMORY, KEPT_FOR
@@ -12,17 +13,23 @@ logger = logging.getLogger("fastckpt")
 
 
 class Removal:
-    """Paths to be removed, on the first rank: the newest durable checkpoint never is, so some removals must wait."""
+    """Paths to be removed, on the first rank: the newest durable checkpoint never is, so some removals must wait.
+
+    ModelCheckpoint has paths from the checkpoint that was loaded, too, which may name anything: removed is only what is
+    in the checkpoint directory, or what this process has saved elsewhere.
+    """
 
     def __init__(self) -> None:
         self._unwanted: set[str] = set()
+        self._own: set[str] = set()
 
     def remove(self, path: str) -> None:
         """Have a file removed by `carry_out`, as soon as it can be."""
         self._unwanted.add(normalised(path))
 
     def keep(self, path: str) -> None:
-        """A file of this name is wanted again."""
+        """A file of this name is saved, so it is wanted again."""
+        self._own.add(normalised(path))
         self._unwanted.discard(normalised(path))
 
     def carry_out(self, directory: str, unlink: Callable[[str], None], *, is_busy: bool) -> None:
@@ -35,13 +42,17 @@ class Removal:
         try:
             with closing(open_store(directory)) as store:
                 scan = store.scan()
+                passed = passed_over_in(scan.places)
                 # Not the first, which is the newest: until there is a newer one it may be all that a resume has.
                 for kept in scan.whole[1:]:
-                    if self._is_unwanted(kept):
-                        self._delete(store, kept)
+                    if self._is_unwanted(kept) and kept.id not in passed:
+                        self._delete(store, kept, unlink)
                 ours = {str(kept.path) for kept in scan.places}
             for path in sorted(self._unwanted - ours) if not is_busy else ():
-                unlink(path)
+                if path in self._own or path.startswith(f"{normalised(directory)}/"):
+                    unlink(path)
+                else:
+                    logger.warning("%s is not removed: it is outside of %s, and not of this process", path, directory)
                 self._unwanted.discard(path)
         # Retried at the next removal: what is not removed yet stays in the set.
         except (FastckptError, OSError) as error:
@@ -51,6 +62,9 @@ class Removal:
         is_flush = kept.manifest.details.get(KEPT_FOR) == IN_MEMORY
         return is_flush or str(kept.path) in self._unwanted
 
-    def _delete(self, store: Store, kept: StoredCheckpoint) -> None:
+    def _delete(self, store: Store, kept: StoredCheckpoint, unlink: Callable[[str], None]) -> None:
+        path = str(kept.path)
         store.delete(kept.id)
-        self._unwanted.discard(str(kept.path))
+        if path in self._own & self._unwanted and not path.startswith(f"{store.path}/"):
+            unlink(path)  # the store leaves what is outside of it to its user
+        self._unwanted.discard(path)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -86,7 +87,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.files]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         _demand(not twice, "files", twice, "named once each")
         _demand(_is_number(self.world_size) and self.world_size > 0, "world size", self.world_size, "1 or more")
         good_time = type(self.time) in (int, float) and 0 <= self.time <= LARGEST  # which neither NaN nor infinity is

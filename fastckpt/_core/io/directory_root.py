@@ -123,7 +123,8 @@ class DirectoryRoot:
 
     def remove(self, path: Path) -> None:
         """Remove a file, a link or a tree, as far as that is possible."""
-        with contextlib.suppress(OSError), self._at(path) as (directory, name):
+        # A tree may be deeper than Python's stack; it stays.
+        with contextlib.suppress(OSError, RecursionError), self._at(path) as (directory, name):
             if stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
                 # What cannot be removed has a name that does not count: the next sweep tries again.
                 shutil.rmtree(name, ignore_errors=True, dir_fd=directory)

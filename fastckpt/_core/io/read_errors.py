@@ -11,6 +11,8 @@ from enum import Enum
 
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 
+EJUKEBOX = 528
+"""Of NFS, without a name in Python: the server says to try again later."""
 LONGEST = 700
 """Characters of an error in words."""
 
@@ -43,11 +45,12 @@ class ErrorKind(Enum):
     """The kinds of errors of reading, each with the errors of the system that are of it."""
 
     NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-    NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOLCK)
+    NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOLCK, errno.EBADF)
     SILENT = (
         errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
         errno.ENETUNREACH, errno.ENETRESET, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN,
-        errno.EPIPE, errno.ENODEV, errno.EINTR, errno.EBUSY, errno.EREMOTEIO, errno.ECOMM,
+        errno.EPIPE, errno.ENODEV, errno.EINTR, errno.EBUSY, errno.EREMOTEIO, errno.ECOMM, errno.ENOLINK, errno.ENONET,
+        errno.EPROTO, errno.ECANCELED, EJUKEBOX,
     )  # fmt: skip
     DENIED = (errno.EACCES, errno.EPERM, errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.EKEYREJECTED)
     UNREADABLE = (errno.EIO, errno.EUCLEAN)
@@ -87,6 +90,8 @@ _NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate",
     "can't start new thread",
+    "memoryerror",
+    "too many open files",
 )
 _REMEDIES = {
     ErrorKind.NO_ROOM: "This process finds no memory for it: {memory}. Free some, or raise the limit",
@@ -118,14 +123,14 @@ def kind_of(error: BaseException) -> ErrorKind:
     for kind, types in _TYPES:
         if isinstance(error, types):
             return kind
+    if any(phrase in str(error).lower() for phrase in _NO_MEMORY):
+        return ErrorKind.NO_ROOM  # also of a loader that could not open a library, say
     of_text = _kind_of_text(str(error)) if isinstance(error, RuntimeError | FastckptError) else None
     # Other errors of ours: memory of other nodes that is not there any more, say.
     return of_text or (ErrorKind.NOT_THERE if isinstance(error, FastckptError) else ErrorKind.UNLOADABLE)
 
 
 def _kind_of_text(text: str) -> ErrorKind | None:
-    if any(phrase in text.lower() for phrase in _NO_MEMORY):
-        return ErrorKind.NO_ROOM
     return next((_KINDS[number] for each, number in _TEXTS if each in text), None)
 
 

@@ -1,9 +1,12 @@
 """With weights_only=True, no file of a sharded checkpoint runs code, and what would not load is not saved."""
 
+import errno
+import io
 import json
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from fastckpt._core.format import manifest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, StorageType
+from fastckpt.dcp.known_classes import unpickled
+from fastckpt.dcp.python_values import check_shards
+from fastckpt.dcp.stored_metadata import check_paths, read_metadata
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint, NotLoadable
 from fastckpt.fsdp import FsdpShardCheckpointer
 
@@ -164,3 +170,37 @@ def test_a_value_of_any_class_comes_back_if_files_are_trusted(tmp_path: Path):
         dcp.save({"note": Unknown()}, storage_writer=writer, checkpoint_id="1")
         dcp.load(state := {"note": None}, storage_reader=SharedMemoryReader(writer))
         assert state == {"note": Unknown()}
+
+
+def test_shards_that_a_framework_loads_by_itself_are_looked_at_first(tmp_path: Path):
+    """As accelerate does, by a reader that unpickles anything."""
+    of_stock(tmp_path / "a/model", {"w": torch.arange(3), "note": (1, "a")})
+    check_shards(tmp_path / "a")
+    place = of_stock(tmp_path / "a/optimizer", {"w": torch.arange(3), "note": Evil(mark := tmp_path / "mark")})
+    with pytest.raises(pickle.UnpicklingError, match=f"'note' in {place}/__0_0.distcp has posix.system"):
+        check_shards(tmp_path / "a")
+    (place / ".metadata").write_bytes(pickle.dumps(Evil(mark)))
+    with pytest.raises(pickle.UnpicklingError, match=f"{place}/.metadata has posix.system"):
+        check_shards(tmp_path / "a")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "no memory"), TimeoutError("no answer")])
+def test_metadata_that_cannot_be_read_now_are_not_called_damaged(error: Exception):
+    class Silent(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise error
+
+        readline = readinto = read
+
+    with pytest.raises(type(error)):
+        unpickled(Silent(), "it")
+
+
+def test_a_list_may_be_longer_than_there_are_entries_and_not_without_end(tmp_path: Path):
+    """Of what is no shard, and of empty containers, there is none."""
+    place = of_stock(tmp_path / "stock", {"w": torch.arange(3)})
+    metadata = read_metadata(place / ".metadata", weights_only=True)
+    check_paths(replace(metadata, planner_data={"w": ("ema", 40)}), place)
+    with pytest.raises(BadCheckpoint, match="it does not say where in the state 'w' is"):
+        check_paths(replace(metadata, planner_data={"w": ("ema", 10**12)}), place)

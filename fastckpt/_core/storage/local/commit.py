@@ -41,6 +41,7 @@ class Commit:
         self._reader = reader
         self._named = named
         self._retired: Path | None = None
+        self._aside: Path | None = None
 
     def run(self) -> None:
         """Do the renames; the checkpoint counts, durably, when this returns. On OSError the old one is back."""
@@ -49,7 +50,9 @@ class Commit:
             if self._named:
                 self._named.prepare(self._place / MODEL)
             with metrics.phase("persist.retire", step=step):
-                self._retired = _make_way(self._layout, self.home)
+                self._aside = _make_way(self._layout, self.home)
+                if self._aside and self._aside.parent == self._layout.private:
+                    self._retired = self._aside
                 self._give_way()
             with metrics.phase("persist.rename", step=step):
                 self._layout.files.move(self._place, self.home)
@@ -63,8 +66,8 @@ class Commit:
     def _take_back(self) -> None:
         """Have what made way where it was, unless the new one took its place."""
         try:
-            if self._retired and not self._layout.files.exists(self.home):
-                self._layout.files.move(self._retired, self.home)
+            if self._aside and not self._layout.files.exists(self.home):
+                self._layout.files.move(self._aside, self.home)
             if self._named:
                 self._named.withdraw()
         except OSError as error:
@@ -124,7 +127,7 @@ def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
 
 
 def _make_way(layout: Layout, home: Path) -> Path | None:
-    """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
+    """Move aside what lies where a checkpoint belongs; returns where it is now, in private if it is ours to remove."""
     if layout.files.is_directory(home) and layout.apart(home):
         remove_apart(layout, home)  # left by one who died
     layout.files.remove_empty(home)  # users make the directory of a file before they name it
@@ -139,5 +142,6 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
         return retired
     aside = home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
     relocate(layout, home, aside)
-    logger.warning("%s is no checkpoint of ours; it is now %s, to make way for one", home, aside)
-    return None
+    what = "a link" if (layout.files.path / aside).is_symlink() else "no checkpoint of ours"
+    logger.warning("%s is %s; it is now %s, to make way for one", home, what, aside)
+    return aside

@@ -151,14 +151,14 @@ class Layout:
     def own(self, target: str, id: SaveId) -> str:
         """A user's path as a manifest's ``target``: empty if it is the default one.
 
-        Links are followed, as torch.save would follow them. Raises ConfigError for a path that would tear
-        another checkpoint.
+        Links are followed, as torch.save would follow them, but not those in this directory: others may have put them
+        there. Raises ConfigError for a path that would tear another checkpoint.
         """
         if not target:
             return ""
         if target.endswith("/"):
             return self._own_directory(target, id)
-        path, root = Path(os.path.realpath(target)), Path(os.path.realpath(self.root))
+        path, root = self._without_links(Path(target)), Path(os.path.realpath(self.root))
         home = root / f"checkpoint-{id.step}"
         if path == home / MODEL:
             return ""
@@ -168,6 +168,13 @@ class Layout:
         if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or others:
             raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+    def _without_links(self, target: Path) -> Path:
+        """A path with all links above this directory followed, and none within it."""
+        for directory in target.parents:
+            if os.path.realpath(directory) == os.path.realpath(self.root):
+                return Path(os.path.realpath(self.root)) / target.relative_to(directory)
+        return Path(os.path.realpath(target))
 
     def _own_directory(self, target: str, id: SaveId) -> str:
         root = Path(os.path.realpath(self.root))

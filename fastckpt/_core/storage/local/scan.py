@@ -1,10 +1,12 @@
 """The reader's rule: finds the checkpoints of a directory that count."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
@@ -63,13 +65,14 @@ class CheckpointReader:
         has lost files since.
         """
         contents, found, is_new = self._layout.contents(), list[Stored](), set[Path]()
-        for place in contents.places:
-            stored = self._known.whole(place, contents.inodes[place])
-            if stored is None:
-                is_new.add(place)
-                with suppress(BadCheckpoint):
-                    stored = self._known.read(place, contents.inodes[place])
-            found += [stored] if stored else []
+        with _Denied(found) as denied:
+            for place in contents.places:
+                stored = self._known.whole(place, contents.inodes[place])
+                if stored is None:
+                    is_new.add(place)
+                    with suppress(BadCheckpoint), denied.at(place):
+                        stored = self._known.read(place, contents.inodes[place])
+                found += [stored] if stored else []
         found.sort(key=lambda stored: stored.id, reverse=True)
         # Until so many were seen to be whole: what is deleted rests on these, not on what was whole once.
         whole, seen, is_replaced = list[Stored](), 0, False
@@ -129,28 +132,40 @@ class CheckpointReader:
         found: list[Stored] = []
         contents = self._layout.contents()
         damaged = [(place, f"{place} is of an early version, which is not read") for place in contents.records]
-        for place in contents.places:
-            stamp = stamp_of(place)  # before it is read: what comes later has another
-            if place in whole and whole[place][0] == stamp:
-                found.append(whole[place][1])
-                continue
-            try:
-                stored = self._known.read(place, contents.inodes[place])
-                if stored:
-                    self._known.judge(place, is_whole=False)
-                    stored.check_sizes()
-                    self._known.judge(place, is_whole=True)
-                    found.append(stored)
-                    whole[place] = stamp, stored
-                elif self._layout.looks_like_ours(place):
-                    damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
-            except BadCheckpoint as error:
-                if os.path.lexists(place):  # else another process removed it just now
-                    damaged.append((place, str(error)))
+        with _Denied(found) as denied:
+            for place in contents.places:
+                with denied.at(place):
+                    self._scan_place(place, contents, whole, found, damaged)
         # Stable: of two places of an id, the one that did not make way comes first.
         found.sort(key=lambda stored: stored.manifest.id, reverse=True)
         self._known.forget_others({*contents.places})
         return _scan_of(found, damaged, contents)
+
+    def _scan_place(
+        self,
+        place: Path,
+        contents: Contents,
+        whole: dict[Path, tuple[object, Stored]],
+        found: list[Stored],
+        damaged: list[tuple[Path, str]],
+    ) -> None:
+        stamp = stamp_of(place)  # before it is read: what comes later has another
+        if place in whole and whole[place][0] == stamp:
+            found.append(whole[place][1])
+            return
+        try:
+            stored = self._known.read(place, contents.inodes[place])
+            if stored:
+                self._known.judge(place, is_whole=False)
+                stored.check_sizes()
+                self._known.judge(place, is_whole=True)
+                found.append(stored)
+                whole[place] = stamp, stored
+            elif self._layout.looks_like_ours(place):
+                damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
+        except BadCheckpoint as error:
+            if os.path.lexists(place):  # else another process removed it just now
+                damaged.append((place, str(error)))
 
     def place_of(self, bad: Stored | Path) -> Path | None:
         """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""
@@ -173,6 +188,37 @@ class CheckpointReader:
         if place.name != home.name and not place.name.startswith(("retired-", "deleted-")):
             raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
         return Stored(manifest, place, self._layout.file_of(manifest))
+
+
+class _Denied:
+    """Places that this user may not read: where a newer checkpoint is found, they are another's, and passed over.
+
+    Else they may be all that there is: then the error is raised, which is no verdict on them.
+    """
+
+    def __init__(self, found: list[Stored]) -> None:
+        self._found = found
+        self._errors: dict[Path, PersistError] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    @contextmanager
+    def at(self, place: Path) -> Iterator[None]:
+        """Bear that this one may not be read."""
+        try:
+            yield
+        except PersistError as error:
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            self._errors[place] = error
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        newest = max((stored.id.step for stored in self._found), default=-1)
+        for place, error in self._errors.items() if kind is None else ():
+            step = place.name.rpartition("-")[2]
+            if not step.isdecimal() or int(step) >= newest:
+                raise error
 
 
 def _scan_of(found: list[Stored], damaged: list[tuple[Path, str]], contents: Contents) -> Scan:

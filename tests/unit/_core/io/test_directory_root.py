@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,17 @@ def test_a_small_file_of_the_limit_is_read_and_one_more_byte_is_refused_with_the
         read_small(tmp_path / "file", 9)
     (tmp_path / "link").symlink_to("file")
     assert read_small(tmp_path / "link", follow=True) == b"x" * 10
+
+
+def test_a_tree_that_is_deeper_than_the_stack_stays_and_raises_nothing(root):
+    inner = os.open(root.path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("x", dir_fd=inner)
+        outer, inner = inner, os.open("x", os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
+    root.remove(root.path / "x")
+    subprocess.run(["rm", "-rf", root.path], check=True)  # else the test's folder could not be removed either
 
 
 def test_modes_are_those_that_the_user_chose(root, monkeypatch):

@@ -168,6 +168,12 @@ def test_a_manifest_with_invalid_values_is_refused_with_value_and_reason(changes
         Manifest.from_json(forged(**changes))
 
 
+def test_names_that_occur_twice_among_many_are_found_at_once():
+    files = [{"name": f"{n}", "size": 1, "digest": DIGEST} for n in (*range(100_000), 7)]
+    with pytest.raises(BadCheckpoint, match=r"files is .*'7'.* named once each"):
+        Manifest.from_json(forged(files=files))
+
+
 def test_an_edited_manifest_is_found():
     with pytest.raises(BadCheckpoint, match="digest of the manifest"):
         Manifest.from_json(PLAIN.to_json().replace('"size": 10', '"size": 11'))

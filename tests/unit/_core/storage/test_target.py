@@ -242,11 +242,20 @@ def test_a_file_of_the_user_at_the_target_is_replaced(directory, target):
     assert assert_sound(directory) == [(0, 5)]
 
 
-def test_symbolic_links_at_a_target_are_followed_as_by_torch_save(directory, target, fast_path):
+def test_links_outside_are_followed_as_by_torch_save_and_those_in_the_directory_are_not(directory, target, fast_path):
+    """Whoever can write to the directory could have put them there."""
     target.parent.mkdir(parents=True)
     target.symlink_to(fast_path / "real.pt")
     publish(directory, SaveId(0, 5), str(target))
-    assert target.is_symlink() and directory.checkpoints()[0].path == fast_path / "real.pt"
+    is_outside = target.parent != directory.path
+    assert target.is_symlink() == (fast_path / "real.pt").exists() == is_outside
+    assert directory.checkpoints()[0].path == (fast_path / "real.pt" if is_outside else target)
+    (directory.path / "away").symlink_to(fast_path)
+    with pytest.raises(PersistError, match=r"dir/away.*is a link, which is not followed"):
+        publish(directory, SaveId(0, 6), str(directory.path / "away/real.pt"))
+    (fast_path / "way").symlink_to(directory.path)
+    publish(directory, SaveId(0, 7), str(fast_path / "way/mine.pt"))
+    assert directory.checkpoints()[0].manifest.target == "mine.pt"
     assert_sound(directory)
 
 

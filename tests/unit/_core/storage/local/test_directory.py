@@ -1,5 +1,6 @@
 """Published checkpoints are found, newest first, and nothing else is."""
 
+import errno
 import json
 import os
 import traceback
@@ -9,6 +10,7 @@ import pytest
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
@@ -192,16 +194,38 @@ def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
     assert Path(tmp_path / "dir/checkpoint-1/model.pt").exists()
 
 
-def test_a_directory_of_another_user_beside_checkpoints_is_passed_over(fast_path):
+def test_a_failed_publication_leaves_a_checkpoint_that_was_moved_away_behind_its_link(directory, tmp_path, monkeypatch):
+    publish(directory, SaveId(0, 5))
+    (directory.path / "checkpoint-5").rename(tmp_path / "elsewhere")
+    (directory.path / "checkpoint-5").symlink_to(tmp_path / "elsewhere")
+    move = DirectoryRoot.move
+
+    def full(self, source, target):
+        if target.name == "checkpoint-5" and source.name.startswith("tmp-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        move(self, source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(PersistError, match="No space"):
+        patch.setattr(DirectoryRoot, "move", full)
+        publish(directory, SaveId(1, 5))
+    assert ids(directory) == [(0, 5)] and (directory.path / "checkpoint-5").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["lost+found", "checkpoint-1", "checkpoint-9"])
+def test_what_another_user_alone_may_read_is_passed_over_unless_it_may_be_the_newest(fast_path, name):
     """Such as lost+found, where the checkpoint directory is a whole file system."""
     directory = CheckpointDirectory(fast_path / "dir")
     publish(directory, SaveId(0, 5))
-    (directory.path / "lost+found").mkdir(mode=0o700)
+    (directory.path / name).mkdir(mode=0o700)
     if (child := os.fork()) == 0:
         try:
             os.chmod(fast_path, 0o755)
             os.seteuid(65534)
-            os._exit(0 if ids(directory) == [(0, 5)] else 1)
+            if name == "checkpoint-9":
+                with pytest.raises(PersistError, match=r"checkpoint-9/manifest\.json cannot be read now: Permission"):
+                    directory.scan()
+                os._exit(0)
+            os._exit(0 if ids(directory) == [stored.id for stored in directory.known()] == [(0, 5)] else 1)
         except BaseException:
             traceback.print_exc()
         os._exit(2)
