@@ -56,14 +56,15 @@ def check_shards(folder: Path) -> None:
     allowed; BadCheckpoint for ``.metadata`` that is not as torch writes it.
     """
     for path in (folder / METADATA, *sorted(folder.glob(f"*/{METADATA}"))):
-        metadata = read_metadata(path, weights_only=True) if path.exists() else None
-        for index, place in metadata.storage_data.items() if metadata else ():
+        if not path.exists():
+            continue
+        metadata = read_metadata(path, weights_only=True)
+        for index, place in metadata.storage_data.items():
             if isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
-                with os.fdopen(open_regular(path.parent / place.relative_path, follow=True), "rb") as file:
+                shard = path.parent / place.relative_path
+                with os.fdopen(open_regular(shard, follow=True), "rb") as file:
                     file.seek(place.offset)
-                    _loaded(
-                        io.BytesIO(file.read(place.length)), f"{index.fqn!r} in {path.parent / place.relative_path}"
-                    )
+                    _loaded(io.BytesIO(file.read(place.length)), f"{index.fqn!r} in {shard}")
 
 
 def _loaded(archive: io.BytesIO, name: str) -> Any:
