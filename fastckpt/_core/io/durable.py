@@ -9,6 +9,8 @@ from pathlib import Path
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.error_codes import coded
 from fastckpt._core.io.modes import make_directory
+from fastckpt._core.io.read_errors import remedy as read_remedy
+from fastckpt._core.io.regular_file import IrregularFile
 from fastckpt.errors import PersistError
 
 REMEDIES = {
@@ -66,7 +68,9 @@ def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[
         room = (
             f" It needs {_needed(sources)}; {_free(Path(os.fsdecode(where)))} is free." if number in OUT_OF_ROOM else ""
         )
-        remedy = REMEDIES.get(number, "See the system's log for the cause, then try again")
+        remedy = REMEDIES.get(number) or read_remedy(error) or "See the system's log for the cause, then try again"
+        if isinstance(error, IrregularFile):
+            remedy = "Remove it: fastckpt makes its own"
         text = f"cannot {deed} in {place}: {where}: {error.strerror or error}.{room} {remedy}."
         raise PersistError(coded(text, "FC-022")) from error
 

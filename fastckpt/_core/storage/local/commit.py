@@ -1,7 +1,6 @@
 """Makes a directory that is complete count as the checkpoint that it holds; the last of its renames commits."""
 
 import logging
-import secrets
 from pathlib import Path
 
 from fastckpt._core import metrics
@@ -9,7 +8,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import LATEST, MODEL, Manifest, file_named, is_plain
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.named_file import NamedFile
-from fastckpt._core.storage.local.places import drop, relocate, remove_apart
+from fastckpt._core.storage.local.places import drop, make_room, relocate, remove_apart
 from fastckpt._core.storage.local.quarantine import fault, quarantine
 from fastckpt._core.storage.local.scan import CheckpointReader
 from fastckpt._core.storage.local.stored import ours
@@ -89,8 +88,13 @@ class Commit:
             replaced += [place for id, place in self._layout.parts() if id < self._id]
             for place in replaced:
                 try:
-                    why = fault(self._layout, place)
-                    quarantine(self._layout, place, why) if why else drop(self._layout, place)
+                    old, why = ours(place), fault(self._layout, place)
+                    if why:
+                        quarantine(self._layout, place, why)
+                    elif old:
+                        make_room(self._layout, place, old, manifest)
+                    else:
+                        drop(self._layout, place)
                 except OSError as error:
                     logger.warning("cannot remove %s, which was replaced: %s", place, error)
 
@@ -140,7 +144,7 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
         retired = layout.draft("retired")
         relocate(layout, home, retired)
         return retired
-    aside = home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
+    aside = layout.aside(home)
     relocate(layout, home, aside)
     what = "a link" if (layout.files.path / aside).is_symlink() else "no checkpoint of ours"
     logger.warning("%s is %s; it is now %s, to make way for one", home, what, aside)

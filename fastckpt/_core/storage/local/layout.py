@@ -79,6 +79,10 @@ class Layout:
         """
         return self.private / f"{kind}-{secrets.token_hex(6)}"
 
+    def aside(self, home: Path) -> Path:
+        """A new path beside that of a checkpoint, for what has to make way for one and is not ours to remove."""
+        return home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
+
     def drafts(self, kind: str) -> list[Path]:
         """All private paths of that kind."""
         return [self.private / name for name in self.names() if name.startswith(f"{kind}-")]
@@ -162,6 +166,8 @@ class Layout:
         home = root / f"checkpoint-{id.step}"
         if path == home / MODEL:
             return ""
+        if path.is_dir() and path != home:
+            raise ConfigError(f"cannot save to {path}: it is a directory. Give the path of a file, or remove it.")
         if path == home:
             raise ConfigError(f"cannot save to {path}: the checkpoint's own directory has that name. Try {path}.pt.")
         others = [place for place in path.parents if place != home and self._is_checkpoint(place)]

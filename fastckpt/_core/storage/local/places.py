@@ -1,11 +1,15 @@
 """Moves and removes the directory of one checkpoint, also where it cannot be renamed, so that no crash tears it."""
 
 import errno
+import logging
 from pathlib import Path
 
-from fastckpt._core.format.manifest import NAME
+from fastckpt._core.format.manifest import NAME, Manifest
 from fastckpt._core.io.direct import copy_file
+from fastckpt._core.policy.lineage import passed_over
 from fastckpt._core.storage.local.layout import APART, Layout
+
+logger = logging.getLogger("fastckpt")
 
 
 def relocate(layout: Layout, source: Path, target: Path) -> None:
@@ -28,6 +32,18 @@ def relocate(layout: Layout, source: Path, target: Path) -> None:
             layout.files.remove(copy)
             raise
         drop(layout, source)
+
+
+def make_room(layout: Layout, place: Path, old: Manifest, new: Manifest) -> None:
+    """Remove a checkpoint that another took the place of; one that its history passed over is kept beside it."""
+    if old.id not in passed_over(new.details):
+        drop(layout, place)
+        return
+    aside = layout.aside(layout.home(old.id, old.target))
+    relocate(layout, place, aside)
+    logger.warning(
+        "%s was passed over at a resume, and is kept: it is now %s, as %s has its place", old.id, aside, new.id
+    )
 
 
 def drop(layout: Layout, place: Path) -> None:

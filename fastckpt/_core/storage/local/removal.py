@@ -8,7 +8,15 @@ from pathlib import Path
 from fastckpt._core.format.manifest import NAME
 from fastckpt._core.storage.local.layout import ABANDONED, APART, Layout
 from fastckpt._core.storage.local.named_file import remove_named
-from fastckpt._core.storage.local.places import drop, is_unmovable, put_back, relocate, remove_apart, take_apart
+from fastckpt._core.storage.local.places import (
+    drop,
+    is_unmovable,
+    make_room,
+    put_back,
+    relocate,
+    remove_apart,
+    take_apart,
+)
 from fastckpt._core.storage.local.scan import CheckpointReader
 from fastckpt._core.storage.local.stored import Stored, read_manifest
 from fastckpt.errors import BadCheckpoint
@@ -22,12 +30,22 @@ def delete(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> N
     What another process publishes to its place meanwhile stays. ``is_replaced`` is asked, when the checkpoint is out of
     its place, but counts still, whether a newer one counts: else it goes back.
     """
+    if not layout.files.is_directory(stored.place):
+        _unlink(layout, stored, is_replaced)
+        return
     try:
         deleted = _take_away(layout, stored, is_replaced)
     except FileNotFoundError:
         return  # another process has deleted it
     if deleted is not None:
         _finish(layout, Stored(stored.manifest, deleted, stored.target))
+
+
+def _unlink(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
+    """Remove the link by which a checkpoint counts that was moved elsewhere; it stays there."""
+    if read_manifest(stored.place) == stored.manifest and is_replaced():
+        layout.files.unlink(stored.place)
+        layout.files.sync(stored.place.parent)
 
 
 def _finish(layout: Layout, deleted: Stored) -> bool:
@@ -118,12 +136,12 @@ def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path
 
 def _settle_retired(layout: Layout, reader: CheckpointReader, *, restores: bool = True) -> Iterator[Path]:
     """Drop what made way for a newer one, and put the others back, unless they may be on their way."""
-    whole = {stored.place: stored.id for stored in reader.scan().places}
+    whole = {stored.place: stored for stored in reader.scan().places}
     retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
     for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):
         home = layout.home(stored.id, stored.manifest.target)
-        if home in whole and whole[home] >= stored.id:
-            drop(layout, stored.place)
+        if home in whole and whole[home].id >= stored.id:
+            make_room(layout, stored.place, stored.manifest, whole[home].manifest)
             yield stored.place
             continue
         if not restores:
@@ -133,7 +151,7 @@ def _settle_retired(layout: Layout, reader: CheckpointReader, *, restores: bool 
         layout.files.remove_empty(home)  # of one that was taken apart
         if not layout.files.exists(home):
             relocate(layout, stored.place, home)
-            whole[home] = stored.id
+            whole[home] = stored
             yield home
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, NAME, Manifest
+from fastckpt._core.policy.lineage import passed_over
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.objects import Objects
 from fastckpt.errors import BadCheckpoint
@@ -96,6 +97,7 @@ class RemoteScan:
             old.name
             for old in self.places
             if old.name != name
+            and old.id not in passed_over(manifest.details)
             and (old.id < manifest.id or (old.id, old.manifest.target) == (manifest.id, manifest.target))
         ]
 

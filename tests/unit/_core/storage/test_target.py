@@ -287,7 +287,7 @@ def test_a_directory_at_the_target_is_an_error_that_leaves_nothing(directory, ta
     publish(directory, SaveId(0, 5))
     target.mkdir(parents=True)
     (target / "theirs").touch()
-    with pytest.raises(PersistError, match=r"ckpt\.pt: Is a directory"):
+    with pytest.raises(ConfigError, match=r"ckpt\.pt: it is a directory"):
         publish(directory, SaveId(0, 6), str(target))
     assert assert_sound(directory) == [(0, 5)]
     assert not (directory.path / "checkpoint-6").exists()

@@ -11,7 +11,9 @@ import pytest
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.policy.lineage import PASSED_OVER
 from fastckpt._core.storage.image_source import PublishRequest
+from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
@@ -230,3 +232,27 @@ def test_what_another_user_alone_may_read_is_passed_over_unless_it_may_be_the_ne
             traceback.print_exc()
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_link_to_a_checkpoint_that_was_moved_away_is_deleted_and_what_it_leads_to_stays(directory):
+    for step in (5, 6):
+        publish(directory, SaveId(0, step))
+    (directory.path / "checkpoint-5").rename(directory.path / "archive")
+    (directory.path / "checkpoint-5").symlink_to("archive")  # which leads nowhere from another directory
+    directory.delete(SaveId(0, 5))
+    assert ids(directory) == [(0, 6)] and not (directory.path / "checkpoint-5").is_symlink()
+    assert (directory.path / "archive/manifest.json").exists()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_a_resume_passed_over_makes_way_for_its_step_and_is_kept(directory, monkeypatch, is_killed):
+    publish(directory, SaveId(1, 5))
+    publish(directory, SaveId(1, 6))
+    if is_killed:  # before what made way is dropped: the sweep has to know
+        monkeypatch.setattr(Commit, "finish", lambda *_: None)
+    publish(directory, SaveId(2, 6), parent=SaveId(1, 5), **{PASSED_OVER: [[1, 6]]})
+    directory.sweep()
+    assert assert_sound(directory) == [(2, 6), (1, 5)]
+    [aside] = directory.path.glob("checkpoint-6.aside-*")
+    assert (aside / "model.pt").read_bytes().startswith(b"1.6 model")
+    assert_clean(directory)

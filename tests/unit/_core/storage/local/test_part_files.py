@@ -222,10 +222,10 @@ def test_a_publication_whose_rename_is_refused_can_be_repeated(directory, fast_p
     """What all have written is kept: the others' memory may hold something else by now."""
     publish(directory, OLD)
     target = fast_path / "user/ckpt.pt"
-    target.mkdir(parents=True)
-    (target / "theirs").touch()
     for node in (0, 1):
         last = contribute(directory, NEW, Share(node, 2, target=str(target)))
+    target.mkdir(parents=True)
+    (target / "theirs").touch()
     with pytest.raises(PersistError, match="Is a directory"):
         last.complete()
     assert assert_sound(directory) == [OLD]
