@@ -213,7 +213,9 @@ class Refusal(Fault):
 
         def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal left
-            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+            within = target if isinstance(target, int) else kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
+            path = "" if within is None else os.readlink(f"/proc/self/fd/{within}")
+            path = path if isinstance(target, int) else os.path.join(path, os.fspath(target))
             if left and "/checkpoints" in path:
                 left -= 1
                 raise OSError(number, os.strerror(number), path)

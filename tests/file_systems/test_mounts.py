@@ -11,7 +11,7 @@ import pytest
 
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.io.durable import write_text
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.io.file_system import FileSystem, fault_in_renames, file_system_of
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.storage.image_source import PublishRequest
@@ -126,7 +126,7 @@ def test_a_text_whose_close_fails_is_not_there(fuse: Mounted) -> None:
     """Else a record that no writer knows of would say that another job has the directory."""
     fuse.order('{"fail": {"FLUSH": "ENOSPC"}}')
     with pytest.raises(OSError, match="No space left"):
-        write_text(fuse.path / "text", "text")
+        DirectoryRoot(fuse.path).write_text(fuse.path / "text", "text")
     fuse.order()
     assert os.listdir(fuse.path) == []
 

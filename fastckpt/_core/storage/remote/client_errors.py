@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from fastckpt._core.error_codes import coded
-from fastckpt._core.io.read_errors import remedy
+from fastckpt._core.io.read_errors import ErrorKind, kind_of, remedy
 from fastckpt.errors import FastckptError, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -46,4 +46,6 @@ def _remedy(error: Exception) -> str:
         return "Give this user the right to list, read, write and delete there, and see that its credentials are found"
     if isinstance(error, FileNotFoundError) and error.filename is None:  # else it is one of ours on this host
         return "Make the bucket, or correct the URL"
-    return remedy(error) or "See whether the store can be reached; a persist is tried again"
+    if kind_of(error) is ErrorKind.NO_ROOM:
+        return remedy(error)
+    return "See whether the store can be reached; a persist is tried again"

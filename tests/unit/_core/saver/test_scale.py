@@ -163,7 +163,7 @@ def test_a_message_without_a_record_is_no_part_of_a_save(tmp_path: Path):
         ranks.commit(1, slot, 0)
         ranks.links[1].committed(SaveId(1, 1), TO_DISK)
         ranks.links[1].status()  # answered after that
-        assert ranks.links[0].status().waiting == 1 and ranks.coordinator.newest() is None
+        assert ranks.links[0].status().waiting == 0 and ranks.coordinator.newest() is None
 
 
 @pytest.mark.parametrize("again", [0, 1], ids=["the first", "the last"])

@@ -12,6 +12,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import ROUND
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence import predecessor
@@ -21,7 +22,6 @@ from fastckpt._core.saver.persistence.predecessor import Job
 from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.local import commit as commit_module
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import FastckptError, PlaceInUse, Superseded
 from tests.unit._core.storage.checkpoints import images
@@ -130,7 +130,7 @@ def old(fast_path: Path) -> Iterator[Callable[..., Other]]:  # noqa: F811
             saver = Saver(fast_path, "old")
             saver.begin()
             saver.save(1)
-            stopping_before(commit_module, "move", lambda source, target: target.name.startswith("checkpoint-"))
+            stopping_before(DirectoryRoot, "move", lambda _, source, target: target.name.startswith("checkpoint-"))
             return [*saver.save(step)]
 
         made.append(Other(act))
