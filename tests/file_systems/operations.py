@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.io.durable import sync_directory
 from fastckpt._core.io.unbuffered import SECTOR, UnbufferedWriter, create
 
@@ -25,7 +26,7 @@ def tried(act: Callable[[], str]) -> str:
 def o_direct(folder: Path) -> str:
     """Whether a file of one sector and a tail is written past the page cache, and holds what was written."""
     path, data = folder / "direct", os.urandom(4 * SECTOR + 100)
-    descriptor = create(path)
+    descriptor = create(path, DirectoryRoot(path.parent))
     try:
         opened = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
         writer = UnbufferedWriter(descriptor)
