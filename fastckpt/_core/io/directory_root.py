@@ -47,12 +47,7 @@ class DirectoryRoot:
         """A descriptor of a regular file, which ``flags`` may have made."""
         with self._at(path) as (directory, name):
             descriptor = open_file(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, directory)
-            try:
-                demand_regular(descriptor, path)
-            except OSError:
-                os.close(descriptor)
-                raise
-            return descriptor
+            return demand_regular(descriptor, path)
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""

@@ -26,18 +26,18 @@ def open_regular(path: Path | str, *, follow: bool = False) -> int:
         if error.errno == errno.ELOOP and not follow:
             raise IrregularFile(errno.ELOOP, "it is a link, which is not followed here", str(path)) from error
         raise
+    return demand_regular(descriptor, path)
+
+
+def demand_regular(descriptor: int, path: Path | str) -> int:
+    """The descriptor, if it is that of a regular file; else it is closed, and IrregularFile raised, with the path."""
     try:
-        demand_regular(descriptor, path)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise IrregularFile(errno.EINVAL, "it is no regular file", str(path))
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def demand_regular(descriptor: int, path: Path | str) -> None:
-    """Raise IrregularFile, with the path, unless a descriptor is that of a regular file."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise IrregularFile(errno.EINVAL, "it is no regular file", str(path))
 
 
 def read_small(path: Path | str, limit: int = LARGEST, *, follow: bool = False) -> bytes:

@@ -146,6 +146,6 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
         return retired
     aside = layout.aside(home)
     relocate(layout, home, aside)
-    what = "a link" if (layout.files.path / aside).is_symlink() else "no checkpoint of ours"
+    what = "a link" if aside.is_symlink() else "no checkpoint of ours"
     logger.warning("%s is %s; it is now %s, to make way for one", home, what, aside)
     return aside

@@ -144,7 +144,7 @@ class Layout:
         return is_ours and not (self.files.is_directory(place) and self.apart(place))
 
     def file_of(self, manifest: Manifest) -> Path | None:
-        """The file that the user named for `MODEL`, if they did: to be shown, or removed if it `is_within`."""
+        """The file that the user named for `MODEL`, if they did: to be shown, or removed if it is in this directory."""
         return self.root / manifest.target if file_named(manifest.target) else None
 
     def name_within(self, id: SaveId, target: str) -> str:
