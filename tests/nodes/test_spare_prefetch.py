@@ -54,7 +54,7 @@ class SpareJob(NodesJob):
         before = len(self.events(number, "prefetched")) or 1
         self.until(lambda: len(self.events(number, "prefetched")) > before, f"spare {number} has prefetched anew")
         found = self.events(number, "prefetched")[-1]
-        self.until(lambda: digests(self, "saved", found["step"]), "its digest is known")
+        self.until(lambda: digests(self, "saving", found["step"]), "its digest is known")
         return found
 
     def taken_over(self, lost: int, at: float, number: int) -> Recovery:

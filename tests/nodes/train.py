@@ -243,9 +243,10 @@ def train(args: argparse.Namespace) -> None:
         step += 1
         log("step", step=step, losses=training.step(step))
         if args.saver == "auto" or step % args.memory == 0 or step % args.disk == 0:
+            if args.digests:
+                log("saving", step=step, digest=training.digest())
             reason = saver.save(step, step % args.disk == 0)
-            digest = training.digest() if args.digests else ""
-            log("skipped", step=step, reason=reason) if reason else log("saved", step=step, digest=digest)
+            log("skipped", step=step, reason=reason) if reason else log("saved", step=step)
         is_over = sees_stop(args.out)
         time.sleep(args.pace)
     dist.barrier()

@@ -38,6 +38,8 @@ _WINDOW = _CACHE_LINE
 LINE = _HEAD + PLACES * _WINDOW
 """Bytes of a rank's block: whole cache lines, so that ranks do not slow each other down."""
 _TRIES = 20
+_SWEEP = 1.0
+"""Seconds after which who has the lock of an object is none that sweeps."""
 _READS = 100
 """How often a phase is read again if it changed during the read."""
 
@@ -277,7 +279,11 @@ def _made(name: str, size: int) -> tuple[posix_ipc.SharedMemory, int]:
     """Make the object again; returns its lock, too. Raises OSError, or posix_ipc.Error."""
     path = BLOCKS / name.strip("/")
     for _ in range(_TRIES):
-        if not remove_dead(path):
+        # A launch that sweeps has the lock for a moment, in which it removes the name: a new one, if that were there.
+        end = time.monotonic() + _SWEEP
+        while not (gone := remove_dead(path)) and time.monotonic() < end:
+            time.sleep(1e-3)
+        if not gone:
             unlink(name)  # whoever has it locked still: this process owns the arena that it belongs to
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size)
         with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +12,7 @@ from fastckpt._core.huge_pages import HUGE, Mapping, collapse, is_in_memory, own
 from fastckpt._core.memory.pages import allocate
 
 SIZE = 3 * HUGE + 5
+TIMES = 200
 
 
 @pytest.fixture
@@ -22,9 +24,20 @@ def descriptor(tmp_path):
     os.close(descriptor)
 
 
-def mappings():
+def assert_unmaps(use: Callable[[], object], *descriptors: int) -> None:
+    """That a use leaves neither a file mapped nor addresses taken; other threads of this process take and give some."""
+    before = addresses()
+    for _ in range(TIMES):
+        use()
+    assert addresses() - before < TIMES * HUGE // 2
+    inodes = {str(os.fstat(descriptor).st_ino) for descriptor in descriptors}
     with open("/proc/self/maps") as file:
-        return len(file.readlines())
+        assert not [line for line in file if line.split()[4] in inodes]
+
+
+def addresses() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE
 
 
 @pytest.mark.parametrize(
@@ -32,12 +45,15 @@ def mappings():
     [(0, SIZE), (0, 1), (4096, HUGE), (HUGE, HUGE), (HUGE - 4096, 4096), (2 * HUGE + 4096, HUGE - 4091), (3 * HUGE, 5)],
 )
 def test_a_window_maps_its_part_of_a_file(descriptor, offset, length):
-    before = mappings()
-    with window(descriptor, offset, length) as part, part.view() as view:
-        assert bytes(view) == os.pread(descriptor, length, offset)
-        assert part.address % HUGE == offset % HUGE
-        assert view.readonly
-    assert mappings() == before
+    data = os.pread(descriptor, length, offset)
+
+    def use() -> None:
+        with window(descriptor, offset, length) as part, part.view() as view:
+            assert view == data
+            assert part.address % HUGE == offset % HUGE
+            assert view.readonly
+
+    assert_unmaps(use, descriptor)
 
 
 def test_files_in_memory_are_distinguished_from_files_on_a_disk(descriptor):
@@ -48,26 +64,29 @@ def test_files_in_memory_are_distinguished_from_files_on_a_disk(descriptor):
 
 
 def test_a_window_that_cannot_be_mapped_raises(descriptor):
-    before = mappings()
-    for bad in (-1, os.open("/", os.O_RDONLY)):
-        with pytest.raises(OSError), window(bad, 0, HUGE):
+    directory = os.open("/", os.O_RDONLY)
+
+    def use() -> None:
+        for bad in (-1, directory):
+            with pytest.raises(OSError), window(bad, 0, HUGE):
+                pass
+        with pytest.raises(OSError, match="Invalid argument"), window(descriptor, 1, 10):
             pass
-    with pytest.raises(OSError, match="Invalid argument"), window(descriptor, 1, 10):
-        pass
-    os.close(bad)
-    assert mappings() == before
+
+    assert_unmaps(use, descriptor)
+    os.close(directory)
 
 
 def test_a_window_is_unmapped_when_its_user_fails(descriptor):
-    before = mappings()
-    with pytest.raises(KeyError), window(descriptor, 0, mmap.PAGESIZE):
-        raise KeyError
-    assert mappings() == before
+    def use() -> None:
+        with pytest.raises(KeyError), window(descriptor, 0, mmap.PAGESIZE):
+            raise KeyError
+
+    assert_unmaps(use, descriptor)
 
 
 @pytest.mark.parametrize("length", [1, 4096, HUGE - 1, HUGE, HUGE + 4097, SIZE])
 def test_a_mapping_begins_where_large_pages_can_serve_it_and_takes_no_more_addresses_than_its_file(length):
-    before = mappings()
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         file.truncate(length)
         mapping = Mapping(file.fileno(), length)
@@ -78,15 +97,16 @@ def test_a_mapping_begins_where_large_pages_can_serve_it_and_takes_no_more_addre
         mapping.view[length - 1] = 7
         assert os.pread(file.fileno(), 1, length - 1) == b"\x07"
         mapping.close()
-    assert mappings() == before
+        assert_unmaps(lambda: Mapping(file.fileno(), length).close(), file.fileno())
 
 
 def test_a_mapping_that_fails_leaves_no_addresses_taken(descriptor):
-    before = mappings()
-    for bad in (-1, descriptor):  # that one is open for reading alone
-        with pytest.raises(OSError):
-            Mapping(bad, SIZE)
-    assert mappings() == before
+    def use() -> None:
+        for bad in (-1, descriptor):  # that one is open for reading alone
+            with pytest.raises(OSError):
+                Mapping(bad, SIZE)
+
+    assert_unmaps(use, descriptor)
 
 
 def test_an_image_that_was_reserved_in_large_pages_is_mapped_by_them():

@@ -84,7 +84,7 @@ def speaks_otherwise(link):
     ("partner", "error", "text"),
     [
         (damaged, ExchangeFailed, "changed"),
-        (hangs_up, FastckptError, "hung up"),
+        (hangs_up, (FastckptError, OSError), "hung up|reset|Broken pipe"),  # by whether it had read all
         (falls_silent, OSError, "timed out"),
         (trickles, ExchangeFailed, "too slow"),
         (speaks_otherwise, FastckptError, "no"),
