@@ -53,13 +53,19 @@ def _record(kind: type) -> type:
     return _stand_in(kind.__name__, lambda _: object.__new__(kind))
 
 
+def _member(kind: type[Enum]) -> type:
+    # Not a call: an enum that does not know a value looks at all it has, and shows the value in its error.
+    by_value = {member.value: member for member in kind}
+    return _stand_in(kind.__name__, lambda _, value: by_value[value])
+
+
 def _call(function: Callable[..., Any]) -> type:
     return _stand_in(function.__name__, lambda _, *arguments: function(*arguments))
 
 
 _STAND_INS = {
     **{(kind.__module__, kind.__name__): _record(kind) for kind in _RECORDS},
-    **{(kind.__module__, kind.__name__): _call(kind) for kind in _ENUMS},
+    **{(kind.__module__, kind.__name__): _member(kind) for kind in _ENUMS},
     (layout_of.__module__, layout_of.__name__): _call(layout_of),
     ("torch", "Size"): _call(torch.Size),
 }

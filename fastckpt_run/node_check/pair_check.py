@@ -37,6 +37,8 @@ _MARGIN = 10.0
 """Seconds that a node may be late with what it writes."""
 _FAREWELL = 5.0
 """Seconds that the first node waits for the others to have read the verdict."""
+_PAUSE = 0.1
+"""Seconds after which one who could not be served is followed by the next."""
 _NAMED = 8
 """Nodes that a message names at most."""
 _PENDING = 64
@@ -254,15 +256,25 @@ class _Listener:
             return self._links.pop(who)
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
-                connected, _ = self._socket.accept()
-            except OSError:
-                return
-            if self._free.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(connected,), daemon=True).start()
-            else:
-                connected.close()
+                self._accept()
+            # Such as no descriptor, or no thread: whoever comes later is served.
+            except (OSError, RuntimeError):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed, _PAUSE)
+
+    def _accept(self) -> None:
+        connected, _ = self._socket.accept()
+        if not self._free.acquire(blocking=False):
+            connected.close()
+            return
+        try:
+            threading.Thread(target=self._greet, args=(connected,), daemon=True).start()
+        except RuntimeError:
+            self._free.release()
+            connected.close()
+            raise
 
     def _greet(self, connected: socket.socket) -> None:
         try:

@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         elif page is None:
             response = Response(b"there is no such page\n", status=HTTPStatus.NOT_FOUND)
-        elif not length.isdigit() or int(length) > LARGEST_BODY:
+        elif not (length.isascii() and length.isdigit() and len(length) < 10) or int(length) > LARGEST_BODY:
             response = Response(b"the body is too large\n", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:
             query = {name: values[-1] for name, values in parse_qs(address.query).items()}

@@ -76,7 +76,7 @@ def _writers(details: Mapping[str, object]) -> dict[str, int]:
     return {
         name: int(rank)
         for rank, names in pairs
-        if str(rank).isdigit() and isinstance(names, list)
+        if rank.isascii() and rank.isdigit() and len(rank) < 10 and isinstance(names, list)
         for name in names
         if isinstance(name, str)
     }

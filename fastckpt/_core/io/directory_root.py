@@ -13,6 +13,8 @@ from fastckpt._core.io.durable import sync_names
 from fastckpt._core.io.modes import new_directory, open_file
 from fastckpt._core.io.regular_file import demand_regular
 
+WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""Errors of file systems that have no hard links, or none between two places."""
 _NO_LINKS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -5,12 +5,12 @@ import errno
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt._core.io.modes import make_directory
+from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.io.regular_file import read_small
 
 _TABLE = "/proc/self/mountinfo"
 _OF_STORES = re.compile(
@@ -88,42 +88,39 @@ def fault_in_renames(directory: Path) -> str:
 
     It tries both, in a directory of its own that is gone afterwards.
     """
-    private, name = directory / ".fastckpt", secrets.token_hex(6)  # a sweep removes what one who was killed left there
-    place = (
-        private / f"tmp-{name}"
-        if private.is_dir() and not private.is_symlink()
-        else directory / f".fastckpt-probe-{name}"
-    )
+    files, private, name = DirectoryRoot(directory), directory / ".fastckpt", secrets.token_hex(6)
+    # Where a sweep removes what one who was killed left.
+    place = private / f"tmp-{name}" if files.is_directory(private) else directory / f".fastckpt-probe-{name}"
     try:
-        make_directory(place)
+        files.make_directory(place)
     except OSError:
         return ""  # the directory cannot be written to now, which others report
     try:
-        return next(_faults(place), "")
+        return next(_faults(files, place), "")
     except OSError as error:
         return "" if error.errno in _PASSING else f"a new file cannot be written and read: {error.strerror}"
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        files.remove(place)
 
 
-def _faults(place: Path) -> Iterator[str]:
+def _faults(files: DirectoryRoot, place: Path) -> Iterator[str]:
     before, after, text = place / "before", place / "after", secrets.token_hex(16)
-    make_directory(before)
-    (before / "file").write_text(text)
+    files.make_directory(before)
+    files.write_text(before / "file", text)
     try:
-        before.rename(after)
+        files.rename(before, after)
     except OSError as error:
         if error.errno in _PASSING:
             raise
         yield f"a directory with files cannot be renamed: {error.strerror}"
         return
     with contextlib.suppress(OSError):
-        if (after / "file").read_text() == text and not before.exists():
+        if read_small(after / "file") == text.encode() and not files.exists(before):
             text = ""
     if text:
         yield "a directory that was renamed does not have its files at once"
     try:
-        os.close(os.open(after / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        os.close(files.open(after / "file", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         yield "a file that is there can be created a second time (O_EXCL)"
     except FileExistsError:
         pass

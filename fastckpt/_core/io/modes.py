@@ -30,7 +30,8 @@ def open_file(path: Path | str, flags: int, directory: int | None = None) -> int
     descriptor = os.open(path, flags, _chosen, dir_fd=directory)
     try:
         found = os.fstat(descriptor)
-        if stat.S_IMODE(found.st_mode) != _chosen and found.st_uid == os.geteuid():
+        is_own = found.st_uid == os.geteuid() and found.st_nlink <= 1  # another name may be one of a user's file
+        if stat.S_IMODE(found.st_mode) != _chosen and is_own:
             # The mode in open(2) is reduced by the umask, which is the process's, not ours to change.
             os.fchmod(descriptor, _chosen)
     except OSError as error:

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Iterable
 from enum import Enum
 
-from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, PersistError
 
 EJUKEBOX = 528
 """Of NFS, without a name in Python: the server says to try again later."""
@@ -45,7 +45,10 @@ class ErrorKind(Enum):
     """The kinds of errors of reading, each with the errors of the system that are of it."""
 
     NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-    NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOLCK, errno.EBADF)
+    NO_ROOM = (
+        errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOLCK, errno.EBADF,
+        errno.ENOSPC, errno.EDQUOT,
+    )  # fmt: skip
     SILENT = (
         errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
         errno.ENETUNREACH, errno.ENETRESET, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN,
@@ -77,7 +80,7 @@ IN_TIER = {
 
 _TYPES = (
     (ErrorKind.DIFFERENT, BadCheckpoint),
-    (ErrorKind.NO_ROOM, MemoryError),
+    (ErrorKind.NO_ROOM, (MemoryError, ArenaTooSmall)),
     (ErrorKind.SILENT, (PersistError, TimeoutError, ConnectionError)),
     (ErrorKind.UNREADABLE, OSError),
 )
@@ -152,7 +155,7 @@ def remedy(error: BaseException) -> str:
     if number == errno.EMFILE or files in str(error):
         return f"This process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files open: raise ulimit -n"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    free = "see the host's free memory and the limit of its cgroup"
+    free = "see the host's free memory, that of its /dev/shm, and the limit of its cgroup"
     memory = free if limit == resource.RLIM_INFINITY else f"ulimit -v allows it {limit} bytes of addresses"
     return _REMEDIES.get(kind_of(error), "").format(memory=memory)
 

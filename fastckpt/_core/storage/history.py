@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt._core.io.directory_root import WITHOUT_LINKS
 from fastckpt._core.io.durable import explained
 from fastckpt._core.io.regular_file import IrregularFile, read_small
 from fastckpt._core.storage.local.layout import Layout
@@ -30,8 +31,6 @@ NEWEST = 16
 """How many records are never removed: jobs and memory that stood still for some launches still ask for theirs."""
 AT_ONCE = 64
 """How many one sweep removes at most."""
-_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""What file systems answer that have no hard links."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class DirectoryHistories:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _WITHOUT_LINKS:
+            if error.errno not in WITHOUT_LINKS:
                 raise
             try:
                 files.write_text(path, text)
@@ -194,8 +193,12 @@ class DirectoryHistories:
     def write(self, record: Record) -> None:
         """See `Histories`. In place: a rename would look to readers as if checkpoints came and went."""
         with explained("renew a history", self._layout.root):
-            descriptor = self._layout.files.open(self._path(record.history), os.O_WRONLY)
+            path = self._path(record.history)
+            descriptor = self._layout.files.open(path, os.O_RDWR)
             try:
+                # Others may have given its name to a file of the user (a hard link), of which nothing may be lost.
+                if Record.from_bytes(record.history, os.pread(descriptor, LARGEST_TEXT, 0)).token != record.token:
+                    raise OSError(errno.ESTALE, "it is not the record that this launch made", str(path))
                 os.pwrite(descriptor, record.to_bytes(), 0)
             finally:
                 os.close(descriptor)

@@ -94,6 +94,9 @@ HOSTILE = {
     "attributes of a member": text(f"{ENUM}(I0\ntR(dS'_value_'\nI2\nsb"),
     "slots of a member": text(f"{ENUM}(I0\ntR(N(dS'_name_'\nS'a'\nstb"),
     "a new attribute of a member, and damage": text(f"{ENUM}(I0\ntR(dS'own'\nI2\nsbR"),
+    "a member of a value that takes forever to show": text(
+        "(lp1\n0" + "".join(f"(g{n}\ng{n}\nlp{n + 1}\n0" for n in range(1, 60)) + f"{ENUM}(g60\ntR"
+    ),
     "nothing": b"",
     "its beginning": pickle.dumps(whole())[:300],
 }  # fmt: skip

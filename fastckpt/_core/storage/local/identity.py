@@ -9,13 +9,11 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.io.directory_root import WITHOUT_LINKS, DirectoryRoot
 from fastckpt._core.io.regular_file import read_small
 
 _NAME = ".fastckpt/identity"
 _MARK = re.compile("[0-9a-f]{32}")
-_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""What file systems answer that have no hard links."""
 
 
 class DirectoryIdentity(NamedTuple):
@@ -76,7 +74,7 @@ def _put(files: DirectoryRoot, path: Path, claim: str) -> None:
     except FileExistsError:
         _fill(files, path, claim)  # with a crash between its creation and its writing, earlier versions left it empty
     except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
+        if error.errno not in WITHOUT_LINKS:
             raise
         _fill(files, path, claim)
     finally:

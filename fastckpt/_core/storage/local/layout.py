@@ -170,9 +170,11 @@ class Layout:
             raise ConfigError(f"cannot save to {path}: it is a directory. Give the path of a file, or remove it.")
         if path == home:
             raise ConfigError(f"cannot save to {path}: the checkpoint's own directory has that name. Try {path}.pt.")
-        others = [place for place in path.parents if place != home and self._is_checkpoint(place)]
-        if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or others:
-            raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
+        others = [place for place in path.parents if place != home and self._is_checkpoint(place, root)]
+        if path.is_relative_to(root / PRIVATE) or path in (root / TRACKER, home / NAME) or others:
+            raise ConfigError(
+                f"cannot save to {path}: it is part of a checkpoint, and not its model. Choose another path."
+            )
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
     def _without_links(self, target: Path) -> Path:
@@ -194,7 +196,9 @@ class Layout:
             )
         return f"{path.name}/"
 
-    def _is_checkpoint(self, place: Path) -> bool:
+    def _is_checkpoint(self, place: Path, root: Path) -> bool:
+        if place.parent == root and _PLACE.fullmatch(place.name):
+            return True  # or will be: of a step that is still to be published
         try:
             return read_manifest(place) is not None
         except BadCheckpoint:

@@ -9,14 +9,12 @@ from pathlib import Path
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MODEL, NAME, file_named
 from fastckpt._core.io.direct import copy_file
-from fastckpt._core.io.directory_root import DirectoryRoot
+from fastckpt._core.io.directory_root import WITHOUT_LINKS, DirectoryRoot
 from fastckpt._core.io.durable import make_directories
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.stored import Stored, is_copy, ours
 from fastckpt.errors import ConfigError
 
-WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""Errors of file systems that have no hard links, or none between these two places."""
 PREFIX = ".fastckpt-"
 
 

@@ -80,6 +80,16 @@ def test_a_directory_whose_group_is_inherited_stays_so(tmp_path: Path):
     assert stat.S_IMODE((shared / "checkpoint-1/model.pt").stat().st_mode) == 0o660
 
 
+def test_a_file_of_the_user_that_was_given_a_name_there_keeps_its_mode(tmp_path: Path):
+    directory = everything(tmp_path / "run")
+    (tmp_path / "key").touch(0o600)
+    (lock := directory.path / ".fastckpt/writers").unlink()
+    lock.hardlink_to(tmp_path / "key")
+    modes.choose(0o644)
+    publish(directory, SaveId(0, 5))
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
 def test_directories_made_by_users_keep_their_mode(tmp_path: Path):
     (tmp_path / "run").mkdir(mode=0o700)
     modes.choose(0o644)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from fastckpt._core.io.read_errors import IN_TIER, ErrorKind, Phase, ReadVerdict, in_words, remedy, verdict, worst
 from fastckpt._core.policy.resume import MEMORY, PEER, REMOTE, STORAGE, TIERS
-from fastckpt.errors import AgentLost, BadCheckpoint, FastckptError, PersistError, SaverError
+from fastckpt.errors import AgentLost, ArenaTooSmall, BadCheckpoint, FastckptError, PersistError, SaverError
 
 DAMAGE, NO_ANSWER, MISTAKE = ReadVerdict.DAMAGE, ReadVerdict.NO_ANSWER, ReadVerdict.USERS_MISTAKE
 
@@ -49,7 +49,9 @@ IN_ALL_PHASES = {
         SaverError("OSError: [Errno 24] Too many open files: '/dev/shm/x'"),
         SaverError("MemoryError: "),
         ImportError("/lib/x.so: cannot open shared object file: Too many open files"),
-        *of(errno.EBADF, errno.ENOLINK, 528),
+        *of(errno.EBADF, errno.ENOLINK, 528, errno.ENOSPC, errno.EDQUOT),
+        ArenaTooSmall("5 GiB of other nodes do not fit beside the slots"),
+        SaverError("OSError: [Errno 28] No space left on device: '/dev/shm/x'"),
         TimeoutError("it took longer than 5 s"),
         PersistError("s3://bucket does not answer"),
     ],

@@ -140,6 +140,17 @@ def test_a_removed_history_record_is_not_written_by_a_renewal(tmp_path: Path) ->
     assert histories.read(1) is None
 
 
+def test_a_renewal_writes_to_no_file_of_the_user_that_was_given_the_records_name(tmp_path: Path) -> None:
+    thesis, histories = tmp_path / "thesis.tex", open_store(tmp_path / "run").histories
+    assert histories.create(record())
+    thesis.write_text("years")
+    (path := tmp_path / "run/.fastckpt/history-1").unlink()
+    path.hardlink_to(thesis)
+    with pytest.raises(PersistError, match="not the record that this launch made"):
+        histories.write(record().renewed())
+    assert thesis.read_text() == "years"
+
+
 def test_a_lost_answer_to_a_record_is_recognized_by_its_token(s3: S3) -> None:  # noqa: F811
     """The client asks again, and is told that there is one: by its token it sees that this is its own."""
     fault = s3.inject(Fault("lose", "PUT", "history-1"))

@@ -277,8 +277,14 @@ def test_one_save_id_at_two_paths_is_at_both(directory, target):
 
 def test_targets_inside_another_checkpoint_are_refused(directory):
     publish(directory, SaveId(0, 5))
-    for name in ("checkpoint-5/model.pt", ".fastckpt/x.pt", "latest_checkpointed_iteration.txt"):
-        with pytest.raises(ConfigError, match="part of another checkpoint"):
+    theirs = (
+        "checkpoint-5/model.pt",
+        "checkpoint-7/deep/model.pt",
+        ".fastckpt/x.pt",
+        "latest_checkpointed_iteration.txt",
+    )
+    for name in (*theirs, "checkpoint-6/manifest.json"):
+        with pytest.raises(ConfigError, match="part of a checkpoint"):
             publish(directory, SaveId(0, 6), str(directory.path / name))
     assert assert_sound(directory) == [(0, 5)]
 

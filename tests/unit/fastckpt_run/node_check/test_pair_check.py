@@ -1,5 +1,6 @@
 """Several nodes that check each other, as threads over a real store: absent, late, unreachable; their messages."""
 
+import resource
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from fastckpt._core.config import Settings
+from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.policy.node_check import CheckResult, Verdict
 from fastckpt_run.members import Member
 from fastckpt_run.node_check import pair_check
@@ -156,6 +158,34 @@ def test_strangers_at_the_port_keep_nobody_out():
             stranger.close()
         with pytest.raises(TimeoutError):
             listener.accept((1, 0), b"s" * 32, time.monotonic() + 0.2)
+
+
+def test_a_want_of_threads_and_of_descriptors_keeps_nobody_out_once_there_are_some(monkeypatch):
+    secret, wants = b"s" * 32, iter([RuntimeError("can't start new thread")] * (pair_check._PENDING + 1))
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread._target.__name__ == "_greet" and (error := next(wants, None)):
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(pair_check, "_PAUSE", 0.01)
+    with pair_check._Listener() as listener, monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", refuse)
+        address = f"127.0.0.1:{listener.port}"
+        for _ in range(pair_check._PENDING + 1):
+            socket.create_connection(("127.0.0.1", listener.port), timeout=10).close()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as refused:  # there is no lower number left, so that an accept gets none
+            resource.setrlimit(resource.RLIMIT_NOFILE, (refused.fileno() + 1, before[1]))
+            refused.connect(("127.0.0.1", listener.port))
+            time.sleep(0.1)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        with ThreadPoolExecutor(1) as pool:
+            accepted = pool.submit(listener.accept, (1, 0), secret, time.monotonic() + 10)
+            with closing(SealedConnection.connect(address, secret, 10.0)) as link:
+                link.send({"turn": 1, "from": 0})
+                accepted.result().close()
 
 
 def test_a_board_over_a_connection_gives_what_is_there_at_the_end():

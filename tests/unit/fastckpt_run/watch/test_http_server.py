@@ -107,6 +107,13 @@ def test_an_address_that_makes_no_sense_is_refused(server):
         assert b" 400 " in connection.recv(64)
 
 
+@pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "-1", "x"])
+def test_a_length_that_is_none_is_refused(server, length):
+    with socket.create_connection((server.host, server.port), timeout=10) as connection:
+        connection.sendall(f"GET /echo HTTP/1.0\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
+        assert b" 413 " in connection.recv(64)
+
+
 def connected(server: HttpServer, count: int, *, sends: bytes = b"") -> list[socket.socket]:
     connections = [socket.create_connection((server.host, server.port), timeout=10) for _ in range(count)]
     for connection in connections:

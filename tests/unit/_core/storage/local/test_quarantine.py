@@ -79,7 +79,7 @@ def test_a_quarantined_checkpoint_is_not_deleted_by_sweep_or_retention(directory
     directory.delete(NEW)
     directory.sweep()
     assert content(aside) == before and [path for path, _ in directory.scan().quarantined] == [aside]
-    with pytest.raises(ConfigError, match="part of another checkpoint"):
+    with pytest.raises(ConfigError, match="part of a checkpoint"):
         publish(directory, SaveId(4, 8), str(aside / "model.pt"))
 
 
