@@ -26,6 +26,7 @@ from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
 from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
+from fastckpt.checkpointer.rank_differences import RankDifferences, broadcast_buffers
 from fastckpt.checkpointer.save_frequency import SaveFrequency
 from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
@@ -61,7 +62,8 @@ class Checkpointer:
         keep_epochs: Whether the last step of each epoch of ``data`` is persisted and kept.
         deletion_strategy: Which older checkpoints to delete; by default the newest 2 are kept on storage, and those at
             the ends of epochs.
-        others: More that has a state, equal on all ranks, by name, such as ``{"scaler": scaler}``.
+        others: More that has a state, by name, such as ``{"scaler": scaler}``. What ranks have unlike in it, or in
+            other parts, is saved of each, and loaded in a job of as many ranks; see docs/guides/saving.md.
         gradients: Whether ``.grad`` is saved, of each rank, for steps in the middle of gradient accumulation.
         overlap: Whether weights and states of the optimizers are copied in the background: then nothing but an
             optimizer's step may write to them between ``step()`` and that. Swap weights for averaged ones, and back,
@@ -126,6 +128,7 @@ class Checkpointer:
             **staged,
         )
         self._writer = self._checkpointer._writer
+        self._differences = RankDifferences(self._writer.place, broadcast_buffers(model))
         if not self._overlaps:
             self._writer.overlap_with(())
         self._frequency = SaveFrequency(
@@ -154,6 +157,7 @@ class Checkpointer:
         self._frequency.end()
         try:
             loaded = self._checkpointer.resume(self._parts, self._own_part(self._step), back_to)
+            self._differences.begin()
         except NoLoadableCheckpoint as error:
             if OTHER_KIND in str(error):
                 raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error
@@ -209,6 +213,7 @@ class Checkpointer:
         self._step = self._unclosed.step = step
         scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
         wanted = Due(True, True) if metrics and not self._measures_alone else scheduled
+        self._differences.turn(self._parts.common, saves=scheduled.snapshot)
         due, epoch = self._batches.due(wanted, self._ended_epoch())
         if not (due.snapshot or epoch):
             if metrics and self._writer.place.rank == 0:
@@ -279,6 +284,7 @@ class Checkpointer:
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
         step, position = self._batches.whole or (self._step, None)
         common, own = self._parts.state(position)
+        own |= self._differences.own(common)
         state = common | self._own_part(step)
         place = StorageType.DISK if persist else StorageType.MEMORY
         result = self._checkpointer.save_checkpoint(

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.replica_check import other_weights
+from fastckpt.checkpointer.rank_differences import with_own
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.ddp import DdpCheckpointer
 
@@ -47,6 +48,7 @@ class ReplicatedBackend(DdpCheckpointer):
         other = other_weights(parts.model, agreement(place.world_size, "models"))
         loaded = self.load_checkpoint("" if step is None else f"{self._writer.directory}/checkpoint-{step}")
         if loaded:
+            loaded = with_own(loaded, self.rank_state, place.world_size, place.rank)
             parts.load(loaded, self.rank_state)
         else:
             if other is not None and place.rank == 0:

@@ -1,6 +1,6 @@
 """Training runs of which each rank has shards, as under FSDP, HSDP and tensor parallelism."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.torch_private.sharding import ShardedTensor, tree_leaves
+from fastckpt.checkpointer.rank_differences import ALONE, UNLIKE, WORLD, with_own, without
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
@@ -71,9 +72,16 @@ class ShardedBackend(FsdpShardCheckpointer):
         paths = (metadata.planner_data or {}).values()
         there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
         sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
+        place, unlike = self._writer.place, self._reader.own_state.get(UNLIKE, {})
+        if (alone := unlike.get(ALONE)) and unlike[WORLD] != place.world_size:
+            raise ConfigError(
+                f"the checkpoint has {alone[0]}{' and others' if alone[1:] else ''} in another shape of each of "
+                f"{unlike[WORLD]} ranks, and this job has {place.world_size}: go on with {unlike[WORLD]} ranks"
+            )
         with as_before_on_error(sharded):
-            state = {part.name: part.target(metadata) for part in sharded}
+            state = _without({part.name: part.target(metadata) for part in sharded}, alone or ())
             loaded = self._load(state) | state
+            loaded = with_own(loaded, self.rank_state, place.world_size, place.rank)
             parts.load(loaded, self.rank_state)
         self._reader.restore()
         return loaded
@@ -88,11 +96,19 @@ class ShardedBackend(FsdpShardCheckpointer):
         metrics: Mapping[str, float],
     ) -> SaveResult:
         """Same as `ReplicatedBackend.save_checkpoint`."""
+        unlike = rank_state.get(UNLIKE, {})
         shards = {name: state for name, state in state_dict.items() if isinstance(state, ShardedState)}
+        shards = _without(shards, unlike.get(ALONE, ()))
         common = {name: state for name, state in state_dict.items() if name not in shards}
         if self.last is None:
             _check_whole(common)
         return self._save(step, FsdpState(shards, common, rank_state), storage_type, metrics)
+
+
+def _without(states: dict[str, ShardedState], names: Collection[str]) -> dict[str, ShardedState]:
+    """States of shards without what each rank has in a shape of its own."""
+    kept = without(states, names) if names else {}
+    return {name: ShardedState(kept.get(name, state)) for name, state in states.items()}
 
 
 def _optimizers(given: Part) -> tuple[Optimizer, ...]:

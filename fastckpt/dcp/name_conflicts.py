@@ -1,13 +1,11 @@
 """Conflicts of names between states of several pipeline stages: one would load the tensors of another."""
 
-import ctypes
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -15,6 +13,7 @@ from torch.nn import Module
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.replica_check import other_weights
+from fastckpt._core.client.state_digest import digest_of
 from fastckpt._core.torch_private.sharding import ShardedTensor, flat_parameters, group_of
 from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.dcp.flattening import flattened
@@ -49,9 +48,9 @@ class StageClaim(NamedTuple):
 
 def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> StageClaim:
     """The claim of a rank; reads all tensors but for shards of those on a mesh of all ranks."""
-    groups = {name: _digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
+    groups = {name: digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
     offsets = {item.index.fqn: tuple(item.index.offset or ()) for item in plan.items}
-    whole = {name: _digest_of(leaf) for name, leaf in leaves.items() if type(leaf) is torch.Tensor and _is_plain(leaf)}
+    whole = {name: digest_of(leaf) for name, leaf in leaves.items() if type(leaf) is torch.Tensor and _is_plain(leaf)}
     shards: list[tuple[str, Ranks, Ranks, torch.Tensor]] = []
     for name, leaf in leaves.items():
         ranks, local = _local(leaf)
@@ -67,7 +66,7 @@ def _claim(
     """With each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
     numbered = [
-        (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), _digest_of(local))
+        (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), digest_of(local))
         for name, place, ranks, local in shards
     ]
     return StageClaim(staged, groups, list(meshes), whole, numbered)
@@ -129,11 +128,3 @@ def _unlike_shards(claims: Iterable[StageClaim]) -> str:
                 others = f"{name} of rank {first} is not that of rank {rank}, on another device mesh or process group"
                 return f"{others}. {_REMEDY}"
     return ""
-
-
-def _digest_of(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().contiguous()
-        # not by way of numpy: a storage that it has seen cannot be resized any more
-        return xxhash.xxh3_128_hexdigest((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-    return xxhash.xxh3_128_hexdigest(repr(value).encode())

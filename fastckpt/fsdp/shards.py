@@ -369,6 +369,11 @@ class _Reader(SharedMemoryReader):
                 raise
         return step
 
+    @property
+    def own_state(self) -> dict[str, Any]:
+        """What this rank gave as ``rank_state`` of what was found; empty if it was not there."""
+        return self._own["state"] if self._own else {}
+
     def restore(self) -> None:
         """Put the random generators into the state in which they were saved, if this rank was there."""
         if self._own is not None:
@@ -388,7 +393,7 @@ class _Reader(SharedMemoryReader):
     def _took(self, found: ResumeResult) -> None:
         super()._took(found)
         rank, step = self._writer.place.rank, self.loaded_step
-        self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
+        self._checkpointer.rank_state = RankState(self.own_state, rank, step)
         if self._own is None:
             text = "rank %d has no state of its own in this checkpoint: its random state is not restored"
             logger.warning(coded(text, "FC-021"), rank)

@@ -16,6 +16,7 @@ from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.server import Saver
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import FastckptError
+from tests.faults.conftest import new_job  # noqa: F401 (a fixture)
 from tests.unit._core.memory.conftest import small_disk, small_tmpfs  # noqa: F401 (fixtures)
 
 

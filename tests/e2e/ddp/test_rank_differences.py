@@ -1,0 +1,131 @@
+"""What ranks have unlike in a state that one of them saves for all: each comes back with its own."""
+
+import copy
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt._core.client.state_digest import digest_of, sum_of_words
+from fastckpt._core.config import RankInfo
+from fastckpt.checkpointer import rank_differences
+from fastckpt.checkpointer.rank_differences import (
+    ABSENT,
+    ALONE,
+    THERE,
+    UNLIKE,
+    RankDifferences,
+    unlike_entries,
+    with_own,
+    without,
+)
+from tests.e2e.fsdp.test_loop import survived
+from tests.faults.conftest import Jobs
+from tests.faults.faults import kill
+
+PROGRAM = {"program": str(Path(__file__).with_name("unlike.py")), "FASTCKPT_PRELOAD": "auto"}
+
+
+@pytest.mark.parametrize("way", ["ddp", "broadcast", "fsdp2"])
+def test_each_rank_comes_back_with_its_own_after_kills(new_job: Jobs, way: str):
+    whole = new_job("whole").run("--way", way, **PROGRAM)
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=5), kill(0, at="snapshot.fill", step=9))
+    job.run("--way", way, restarts=2, **PROGRAM)
+    survived(job, whole, 12)
+    assert [step for step, _ in job.resumes()] == [0, 4, 8] and "ranks have unlike" in job.text()
+    assert ("model.1.running_mean" in job.log(0)[-1]["unlike"]) == (way != "broadcast")
+
+
+@pytest.mark.parametrize(("way", "code"), [("ddp", 0), ("fsdp2", 1)])
+def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs, way: str, code: int):
+    job = new_job().run("--way", way, **PROGRAM)
+    job.start("--way", way, "--steps", "14", ranks=1, **PROGRAM)
+    assert (job.wait() != 0) == bool(code)
+    said = "optimizer.state.0.momentum and 1 more, and this job has 1" if way == "ddp" else "and this job has 1"
+    assert said in job.text() or "2 ranks saved their own of" in job.text(), job.text()
+
+
+def test_what_begins_to_differ_later_is_found_and_kept_from_then_on(new_job: Jobs):
+    steps = rank_differences.EVERY * (rank_differences.PARTS + 1) + 2 * rank_differences.NOTICE
+    script = ("--way", "broadcast", "--drifts", "3", "--steps", str(steps), "--memory", "10", "--disk", "1000")
+    job = new_job().run(*script, **PROGRAM)
+    found = [line["due"] for line in job.log(0) if "drifting.value" in line.get("unlike", ())]
+    assert found and found[0] > rank_differences.EVERY and job.text().count("unlike drifting.value:") == 1
+
+
+# --- digests, and states put together
+
+
+EQUAL = [
+    torch.arange(7, dtype=torch.float32),
+    torch.zeros(0),
+    torch.tensor(3.0, dtype=torch.bfloat16),
+    torch.arange(12).view(3, 4).t(),
+    torch.randn(5, dtype=torch.complex64).conj(),
+    [1, {"a": torch.ones(2)}, (None, True)],
+    {},
+    b"bytes",
+    {"a", 1},
+    Counter("abc"),
+    torch.Size([1, 2]),
+    threading.Lock(),
+]
+
+
+@pytest.mark.parametrize("leaf", EQUAL, ids=range(len(EQUAL)))
+def test_equal_entries_have_equal_digests(leaf: Any):
+    assert digest_of(leaf) == digest_of(leaf if type(leaf) is type(threading.Lock()) else copy.deepcopy(leaf))
+
+
+def test_each_flipped_bit_of_a_tensor_changes_its_digest_on_the_processor_and_on_a_device():
+    for dtype, count in ((torch.float32, 5), (torch.uint8, 11), (torch.bfloat16, 3)):
+        whole = torch.arange(count).to(dtype)
+        for bit in range(whole.nbytes * 8):
+            other = whole.clone()
+            other.view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+            assert digest_of(other) != digest_of(whole) and sum_of_words(other) != sum_of_words(whole), (dtype, bit)
+    words = torch.arange(64)
+    assert sum_of_words(words) != sum_of_words(words.flip(0)) and sum_of_words(words[1:]) != sum_of_words(words[:-1])
+
+
+def test_unlike_entries_are_named_with_whether_their_shapes_are_alike():
+    ranks = [
+        {"a": "f(2,):1", "b": "f(2,):5", "c": "f(2,):1"},
+        {"a": "f(2,):2", "b": "f(2,):5", "c": "f(3,):1", "d": "x:"},
+    ]
+    assert unlike_entries(ranks) == {"a": True, "c": False, "d": False}
+
+
+def differing(unlike: dict[str, bool], world: int = 2) -> RankDifferences:
+    differences = RankDifferences(RankInfo(world_size=world))
+    differences.unlike = unlike
+    return differences
+
+
+@pytest.mark.parametrize("one", [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}])
+@pytest.mark.parametrize("other", [{}, {0: {"m": 1}}, {1: {"m": 4}, 2: {"m": 3, "k": 7}}])
+def test_a_rank_has_its_own_again_whatever_the_first_one_had(one: dict[Any, Any], other: dict[Any, Any]):
+    states = [{"optimizer": {"state": each, "groups": [1]}, "more": 5} for each in (one, other)]
+    digests = [RankDifferences(RankInfo(world_size=2))._digests(state) for state in states]
+    differences = differing(unlike_entries(digests))
+    for state in states:
+        own = differences.own(state)
+        assert with_own(copy.deepcopy(states[0]), own, 2, 0) == state
+        assert set(own) <= {UNLIKE}
+
+
+def test_another_number_of_ranks_loads_what_the_first_one_had_and_is_told_by_name(caplog: pytest.LogCaptureFixture):
+    own = differing({"more": True, "a.b": False}).own({"more": 5, "x": 1})
+    assert own[UNLIKE][THERE] == [[["more"], 5]]
+    assert (own[UNLIKE][ABSENT], own[UNLIKE][ALONE]) == (["a.b"], ["a.b"])
+    assert with_own({"more": 7, "x": 1}, own, 3, 0) == {"more": 7, "x": 1}
+    assert "2 ranks saved their own of more and 1 more, and this job has 3" in caplog.text
+
+
+def test_a_state_without_some_entries_shares_no_dictionary_with_it():
+    state = {"a": {"b": 1, "c": {"d": 2}}, "e": {}}
+    left = without(state, {"a.b"})
+    assert left == {"a": {"c": {"d": 2}}, "e": {}} and left["a"] is not state["a"]
