@@ -559,6 +559,7 @@ PAGES: Sequence[ErrorPage] = (
             "ranks needs, such as the position of a ResumableDataLoader, belongs into the common state: "
             "save_checkpoint(step, {..., <name>: loader.state_dict()}), and load_checkpoint()[<name>]",
             "rank <rank> has no state of its own in this checkpoint: its random state is not restored",
+            "<number> ranks saved their own of <entry><more>, and this job has <ranks>: all load what the first one had",
         ),
         "Each rank saves its random generators, and what it gives as `rank_state`. The checkpoint was saved by fewer "
         "ranks, or before that name was saved, so there is none for this rank. Model, optimizer and the rest of the "
@@ -567,6 +568,7 @@ PAGES: Sequence[ErrorPage] = (
             "The job has more ranks than when it was saved.",
             "A position in the data was saved as rank state, which has no meaning for another number of ranks.",
             "The script asks for a name that an earlier version of it did not save.",
+            "Ranks had parts of the state unlike, such as averages of BatchNorm, and there are more or fewer ranks now.",
         ),
         (
             "Put what all ranks need into the common state; ResumableDataLoader's position counts samples of all "
@@ -577,6 +579,7 @@ PAGES: Sequence[ErrorPage] = (
         "Nothing that was saved. The random numbers of such a rank are not those of the uninterrupted run.",
         (
             "fastckpt._core.resume.load",
+            "fastckpt.checkpointer.rank_differences",
             "fastckpt.ddp",
             "fastckpt.fsdp.shards",
         ),

@@ -15,6 +15,7 @@ from fastckpt._core.client.missing_close import MissingClose
 from fastckpt._core.client.optimizers import kinds
 from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.client.save_results import ABSENT
+from fastckpt._core.config import RankInfo
 from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
@@ -128,7 +129,8 @@ class Checkpointer:
             **staged,
         )
         self._writer = self._checkpointer._writer
-        self._differences = RankDifferences(self._writer.place, broadcast_buffers(model))
+        # Ranks of other stages have other models.
+        self._differences = RankDifferences(RankInfo() if staged else self._writer.place, broadcast_buffers(model))
         if not self._overlaps:
             self._writer.overlap_with(())
         self._frequency = SaveFrequency(

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement
-from fastckpt._core.client.state_digest import digest_of
+from fastckpt._core.client.state_digest import digest_of, is_shard
 from fastckpt._core.config import RankInfo
 from fastckpt._core.error_codes import coded
 from fastckpt._core.schedule.delayed_gather import DelayedGather
@@ -40,7 +40,7 @@ class RankDifferences:
     """Compares the state that ranks have in common, which is saved from one of them: all of it at first, then parts.
 
     All ranks call `begin` and `turn`, the same number of times. An entry is what dictionaries lead to, such as
-    ``optimizer.state.0.exp_avg``; a list is one entry. Shards, and objects without bytes, are compared by their type.
+    ``optimizer.state.0.exp_avg``; a list is one entry. Shards are not compared.
 
     Args:
         place: Of this rank in the job.
@@ -105,7 +105,9 @@ class RankDifferences:
         chosen = (
             (name, leaf)
             for name, _, leaf in _entries(state)
-            if name not in self._ignored and (part is None or zlib.crc32(name.encode()) % PARTS == part)
+            if name not in self._ignored
+            and not is_shard(leaf)
+            and (part is None or zlib.crc32(name.encode()) % PARTS == part)
         )
         return {name: digest_of(leaf) for name, leaf in chosen}
 

@@ -15,7 +15,7 @@ _WORDS = 1 << 22
 def digest_of(leaf: object) -> str:
     """The type and shape of an entry, and after a colon a digest of its bytes.
 
-    Shards have none, as ranks have others. Objects of other types are pickled: equal ones may have unlike digests.
+    Objects of other types are pickled: equal ones may have unlike digests.
     """
     if isinstance(leaf, torch.Tensor):
         return _digest_of_tensor(leaf)
@@ -38,11 +38,14 @@ def _bytes_of(leaf: Any) -> bytes:
         return b""
 
 
+def is_shard(leaf: object) -> bool:
+    """Return whether a tensor is one of which ranks have parts, or wraps others."""
+    return isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter)
+
+
 def _digest_of_tensor(tensor: torch.Tensor) -> str:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return f"{type(tensor).__name__}:"
     kind = f"{tensor.dtype}{tuple(tensor.shape)}"
-    if tensor.is_quantized or tensor.is_meta:
+    if is_shard(tensor) or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return f"{kind}:"
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return f"{kind}:{_digest_of_bytes(whole) if whole.is_cpu else sum_of_words(whole)}"
