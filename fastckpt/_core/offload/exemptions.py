@@ -3,7 +3,7 @@
 import torch
 from torch.nn import Parameter
 
-from fastckpt._core.torch_private.tensors import base_of
+from fastckpt._core.torch_private.tensors import base_of, has_no_memory
 
 SMALLEST = 1 << 20
 """Bytes below which a transfer costs more than the memory is worth."""
@@ -25,4 +25,5 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the tensor is its bytes and its strides."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type not in DEVICES:
         return False
-    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    # One of zeros, as forward-mode derivatives have them, has no memory.
+    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or has_no_memory(tensor))

@@ -137,6 +137,10 @@ class ForwardHooks:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() > span:  # elements share memory, as in an expanded one, and cannot be written one by one
+        whole = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+        return whole.clone().as_strided(tensor.shape, tensor.stride(), 0)
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor.detach())
 

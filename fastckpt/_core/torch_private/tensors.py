@@ -27,6 +27,8 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 """The tensor that a tensor is a view of, for autograd; None for others."""
 next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """The number that autograd gives to the next node that this thread makes: equal for all that one node saves."""
+has_no_memory: Callable[[torch.Tensor], bool] = torch._C.TensorBase._is_zerotensor
+"""Whether a tensor is one of zeros that no memory holds: its address is 0, whatever its size."""
 copy_each = torch._foreach_copy_
 """Copies many tensors on a device with few kernels."""
 

@@ -711,3 +711,34 @@ def test_a_disk_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatch):
         assert len(waits) == 1 and "no write was completed" in offload.report().failure
     settle(offload)
     assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf), leaf)[0])
+
+
+# --- tensors without memory of their own
+
+
+@pytest.mark.parametrize("options", [{"budget": "4MiB"}, {"budget": "4MiB", "consistency": "copy"}])
+def test_forward_derivatives_have_zeros_without_memory_and_are_as_without_offloading(tmp_path, options):
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh()) for _ in range(3)])
+    inputs = square(), square()
+
+    def loss() -> torch.Tensor:
+        primal, tangent = torch.func.jvp(model, inputs[:1], inputs[1:])
+        return (primal * tangent).mean()
+
+    expected = gradients(loss(), *model.parameters())
+    with ActivationOffload(tmp_path, **options):
+        found = loss()
+    assert all(map(torch.equal, gradients(found, *model.parameters()), expected))
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (1, 1)])
+def test_a_small_expanded_tensor_is_copied_with_its_strides(tmp_path, shape):
+    leaf, mask = torch.randn(64, 64, requires_grad=True), torch.rand(shape).expand(64, 64)
+    with ActivationOffload(tmp_path, budget="4MiB", consistency="copy"):
+        loss = (leaf * mask).sum()
+        node = loss.grad_fn.next_functions[0][0]
+        assert node._saved_other.stride() == mask.stride()
+    expected = mask.clone()
+    mask.as_strided((1,), (1,)).fill_(7)
+    assert torch.equal(gradients(loss, leaf)[0], expected)
