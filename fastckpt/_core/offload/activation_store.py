@@ -51,8 +51,8 @@ class ActivationStore:
         self.file = file
         self.memory = ResidentMemory(budget)
         self.transfers = Transfers(file)
-        self.in_flight = 0
-        """Bytes in memory that are on the way out."""
+        # An exception of a signal's handler may come between any two lines: a storage is here, or it is not.
+        self._leaving: dict[weakref.ref[SavedStorage], int] = {}
         self.failure = ""
         """Why nothing is written any more."""
         self._forms = StoredForms(self.transfers, half=half)
@@ -61,6 +61,11 @@ class ActivationStore:
         # Their threads end when this object does: executors hold none of their own methods.
         self._writers = ThreadPoolExecutor(THREADS, "fastckpt-offload-write", compute_alone)
         self._readers = ThreadPoolExecutor(THREADS, "fastckpt-offload-read", compute_alone)
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes in memory that are on the way out."""
+        return sum(self._leaving.copy().values())
 
     @property
     def resident(self) -> int:
@@ -90,27 +95,27 @@ class ActivationStore:
             compressed: Whether to encode it.
             sampled: Whether to measure what encoding it would gain.
         """
-        with self._moved:
-            self.memory.make_room(saved.size, ahead=True)
-            self._wait_for_room(saved.size, at.forward)
-            self.memory.count(saved)
-            if self.failure or not self._place(saved, compressed):
-                return
-            saved.place = Place.WAITING
-            self.in_flight += saved.size
         # The queue must not keep alive what a dropped graph has given up.
-        if not _submit(self._writers, self._write, weakref.ref(saved), saved.size, at, (compressed, sampled)):
-            self._arrive(saved, saved.size)
-
-    def on_death(self, saved: SavedStorage) -> None:
-        """Free what a storage had, in whichever thread it dies."""
-        self.memory.note_death(saved)
-        if saved.region is not None:
-            self.file.give_back(saved.region)
+        ref, how = weakref.ref(saved), (compressed, sampled)
+        try:
+            with self._moved:
+                self.memory.make_room(saved.size, ahead=True)
+                self._wait_for_room(saved.size, at.forward)
+                self.memory.count(saved)
+                if self.failure or not self._place(saved, compressed):
+                    return
+                saved.place = Place.WAITING
+                self._leaving[ref] = saved.size
+            if not _submit(self._writers, self._write, ref, saved.size, at, how):
+                self._arrive(ref)
+        except BaseException:  # of a signal's handler: this forward ends here, and others go on
+            self._leaving.pop(ref, None)
+            raise
 
     def _place(self, saved: SavedStorage, compressed: bool) -> bool:
         try:
             saved.region = self.file.take(self._forms.room(saved, compressed=compressed))
+            self.file.free_with(saved, saved.region)
         except OSError as error:
             self._end(error)
         return saved.region is not None
@@ -142,7 +147,7 @@ class ActivationStore:
                 if saved is None or saved.is_whole:
                     self._end(error)
         finally:
-            memory = self._arrive(saved, size, stored=stored, needed=at.forward.was_needed)
+            memory = self._arrive(ref, stored=stored, needed=at.forward.was_needed)
         del memory  # outside of the lock: unmapping it takes a while
 
     def _begin(self, saved: SavedStorage, forward: ForwardPass) -> bool:
@@ -158,11 +163,12 @@ class ActivationStore:
             return True
 
     def _arrive(
-        self, saved: SavedStorage | None, size: int, *, stored: bool = False, needed: bool = False
+        self, ref: "weakref.ref[SavedStorage]", *, stored: bool = False, needed: bool = False
     ) -> torch.Tensor | None:
         """Take a storage off the way out; returns memory that is not needed any more."""
+        saved = ref()
         with self._moved:
-            self.in_flight -= size
+            self._leaving.pop(ref, None)
             self._moved.notify_all()
             if saved is None:
                 return None
@@ -190,7 +196,7 @@ class ActivationStore:
         while True:
             with self._moved:
                 claimed = self._claim(saved, Place.STORED, Place.REQUESTED)
-                if claimed and not saved.counted:
+                if claimed and not (saved.resident and saved.resident.counted):
                     self._make_room(saved, forward)
                 self._fetch_ahead(forward)
                 if not claimed and self._waited_for(saved, forward):

@@ -2,11 +2,12 @@
 
 import logging
 import os
-import weakref
 from functools import cache
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from fastckpt._core.death_notes import LivingObjects
 from fastckpt._core.heap import return_freed_memory
 from fastckpt._core.offload.activation_store import ActivationStore
 from fastckpt._core.offload.exemptions import SMALLEST, is_plain, is_weight
@@ -20,7 +21,7 @@ from fastckpt.errors import OffloadError
 
 logger = logging.getLogger("fastckpt")
 
-Identities = weakref.WeakValueDictionary[Identity, SavedStorage]
+Identities = LivingObjects[Identity, SavedStorage]
 
 
 class ForwardHooks:
@@ -73,13 +74,14 @@ class ForwardHooks:
         if saved is None or (tensor.grad_fn is None and self.forward.index_of(saved) is None):
             # Also what no operation made and another forward has saved: who fills such memory again, by NumPy or from
             # another process, raises no version.
-            saved = SavedStorage(tensor, storage, span, self._store.on_death)
+            saved = SavedStorage(tensor, storage, span)
             if self._copies:
                 assert saved.memory is not None
                 saved.memory, saved.versions = saved.memory.clone(), torch.empty(0, device=tensor.device)
             if self._unmap and not on_gpu:
                 return_freed_memory()
-            self._identities[identity] = saved
+            # As long as a weak reference is held, the address of the storage's own record is not given to another one.
+            self._identities.put(identity, saved, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
             at = Occurrence(self.forward, self._add(saved))
             self._admit(saved, at)
         else:

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -51,7 +50,7 @@ class Offloader:
             )
         self._log = OffloadLog(str(directory))
         self._store = ActivationStore(file, budget or FIRST_BUDGET, half=half, on_end=self._log.ended)
-        self._identities: Identities = weakref.WeakValueDictionary()
+        self._identities = Identities()
         self._known = KnownSteps()
         self._passes: list[ForwardPass] = []
         # Reports are asked for in any thread, also while another one trains.

@@ -3,11 +3,10 @@
 import ctypes
 import mmap
 import threading
-import weakref
-from collections import deque
 
 import torch
 
+from fastckpt._core.death_notes import DeathNotes
 from fastckpt._core.huge_pages import HUGE, use_huge_pages
 
 SPARE = 8
@@ -24,16 +23,17 @@ class ReadMemory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[_Block] = []
-        # Tensors die in any thread, also within a call of ours that holds the lock: the dying only leave a note here.
-        self._dead: deque[_Block] = deque()
+        # Tensors die in any thread, also within a call of ours that holds the lock.
+        self._dead = DeathNotes[_Block]()
 
     def take(self, size: int) -> torch.Tensor:
         """At least that many bytes, which begin at a page."""
         with self._lock:
             block = self._fitting(size) or self._mapped(max(size, mmap.PAGESIZE))
         array = (ctypes.c_ubyte * block.size).from_address(block.address)
-        # torch keeps the array as long as a tensor is in it.
-        weakref.finalize(array, self._dead.append, block).atexit = False
+        # torch keeps the array as long as a tensor is in it, and that its memory: also when there is no owner any more.
+        array.block = block  # type: ignore[attr-defined]
+        self._dead.watch(array, block)
         return torch.frombuffer(array, dtype=torch.uint8)
 
     def give_back(self) -> None:
@@ -65,8 +65,7 @@ class ReadMemory:
         return _Block(size)
 
     def _bury(self) -> None:
-        while self._dead:
-            self._free.append(self._dead.popleft())
+        self._free.extend(self._dead.taken())
 
 
 class _Block:

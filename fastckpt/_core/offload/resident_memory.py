@@ -1,17 +1,17 @@
 """Memory that saved storages take of a budget, and which of them may be dropped for others."""
 
 import weakref
-from collections import deque
 
 import torch
 
-from fastckpt._core.offload.saved_storage import Place, SavedStorage
+from fastckpt._core.death_notes import DeathNotes
+from fastckpt._core.offload.saved_storage import Place, ResidentBytes, SavedStorage
 
 
 class ResidentMemory:
     """Bytes of saved storages that are in memory: kept, on the way out, or fetched.
 
-    Who calls holds one lock, but for `note_death`: storages die in any thread, also within that lock.
+    Who calls holds one lock. Storages die in any thread, also within that lock: they are discounted later.
 
     Args:
         budget: Bytes that may be in memory.
@@ -22,7 +22,7 @@ class ResidentMemory:
         self.peak = 0
         """The most that were resident since this was last set to 0."""
         self._resident = 0
-        self._dead: deque[int] = deque()
+        self._dead = DeathNotes[ResidentBytes]()
         # What may be dropped for something that is needed now: what was used already, and what was not yet.
         self._used: dict[int, weakref.ref[SavedStorage]] = {}
         self._ahead: dict[int, weakref.ref[SavedStorage]] = {}
@@ -30,8 +30,8 @@ class ResidentMemory:
     @property
     def resident(self) -> int:
         """Bytes that are in memory."""
-        while self._dead:
-            self._resident -= self._dead.popleft()
+        for left in self._dead.taken():
+            self._resident -= left.counted
         return self._resident
 
     def fits(self, size: int) -> bool:
@@ -40,18 +40,18 @@ class ResidentMemory:
 
     def count(self, saved: SavedStorage) -> None:
         """Count a storage as resident."""
-        saved.counted = saved.size
+        if saved.resident is None:
+            saved.resident = ResidentBytes()
+            self._dead.watch(saved, saved.resident)
+        saved.resident.counted = saved.size
         self._resident += saved.size
         self.peak = max(self.peak, self.resident)
 
     def discount(self, saved: SavedStorage) -> None:
         """Count a storage as resident no more."""
-        self._resident -= saved.counted
-        saved.counted = 0
-
-    def note_death(self, saved: SavedStorage) -> None:
-        """Discount a storage that dies; in any thread and at any time."""
-        self._dead.append(saved.counted)
+        if saved.resident is not None:
+            self._resident -= saved.resident.counted
+            saved.resident.counted = 0
 
     def read_ahead(self, saved: SavedStorage) -> None:
         """Note that a storage is in memory before it is needed: it may be dropped for what is needed now."""

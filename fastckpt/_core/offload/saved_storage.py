@@ -1,11 +1,9 @@
 """Bytes that a graph saved for its backward: in memory, on the way to a file, in it, or on the way back."""
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastckpt._core.offload.codecs import EncodedForm
 from fastckpt._core.offload.regions import Region
@@ -60,6 +58,15 @@ def identity_of(tensor: torch.Tensor, storage: torch.UntypedStorage, span: ByteS
     return storage_key(storage), version_of(tensor), span
 
 
+class ResidentBytes:
+    """Bytes of a storage that are counted as resident, for what outlives it."""
+
+    __slots__ = ("counted",)
+
+    def __init__(self) -> None:
+        self.counted = 0
+
+
 class SavedStorage:
     """The bytes of a storage, or of one view, for all the packed tensors that share them.
 
@@ -69,41 +76,29 @@ class SavedStorage:
     __slots__ = (
         "__weakref__",
         "as_dtype",
-        "counted",
         "device",
         "form",
         "handed",
         "memory",
-        "on_death",
-        "origin",
         "packs",
         "place",
         "ready",
         "region",
+        "resident",
         "span",
         "versions",
         "written",
     )
 
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        storage: torch.UntypedStorage,
-        span: ByteSpan,
-        on_death: Callable[["SavedStorage"], None],
-    ) -> None:
-        self.counted = 0
-        """Bytes of it that the store counts as resident."""
+    def __init__(self, tensor: torch.Tensor, storage: torch.UntypedStorage, span: ByteSpan) -> None:
+        self.resident: ResidentBytes | None = None
         self.region: Region | None = None
-        self.on_death = on_death
         self.span = span
         self.device = tensor.device
         self.as_dtype = tensor.dtype
         self.place = Place.RESIDENT
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         self.memory: torch.Tensor | None = flat.set_(storage, span.start, (span.size,), (1,))
-        # As long as a weak reference is held, the address of the storage's own record is not given to another one.
-        self.origin = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self.versions: torch.Tensor | None = None
         """What has the version counter of the memory, if that is a copy; else the saved tensors have it."""
         self.ready: torch.cuda.Event | None = None
@@ -134,9 +129,6 @@ class SavedStorage:
         assert start % dtype.itemsize == 0, "a tensor begins between two elements"
         tensor = torch.empty(0, dtype=dtype, device=self.device)
         return tensor.set_(self.memory.untyped_storage(), start // dtype.itemsize, layout.shape, layout.stride)
-
-    def __del__(self) -> None:
-        self.on_death(self)
 
 
 @dataclass(frozen=True)

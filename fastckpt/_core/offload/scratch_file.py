@@ -7,9 +7,9 @@ import fcntl
 import os
 import tempfile
 import weakref
-from collections import deque
 from pathlib import Path
 
+from fastckpt._core.death_notes import DeathNotes
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.io.unbuffered import SECTOR, direct_alignment
 from fastckpt._core.offload.regions import Region, Regions
@@ -43,8 +43,7 @@ class ScratchFile:
         self.in_memory = is_in_memory(self.descriptor)
         self._regions = Regions(self.unit)
         self._allocated = 0
-        # Objects die in any thread, also within a call of ours that holds a lock: the dying only leave a note here.
-        self._dead: deque[Region] = deque()
+        self._dead = DeathNotes[Region]()
 
     @property
     def direct(self) -> bool:
@@ -74,13 +73,13 @@ class ScratchFile:
                 raise
         return region
 
-    def give_back(self, region: Region) -> None:
-        """Free a region; in any thread and at any time."""
-        self._dead.append(region)
+    def free_with(self, owner: object, region: Region) -> None:
+        """Have a region be free when an object dies, in whichever thread."""
+        self._dead.watch(owner, region)
 
     def _bury(self) -> None:
-        while self._dead:
-            self._regions.give_back(self._dead.popleft())
+        for region in self._dead.taken():
+            self._regions.give_back(region)
 
     def _allocate(self, end: int) -> None:
         """Allocate blocks ahead, at least up to ``end``."""

@@ -1,0 +1,82 @@
+"""Ctrl-C while activations are offloaded: heard each time, and nothing stays counted."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fastckpt._core.death_notes import DeathNotes, LivingObjects
+from fastckpt.offload import ActivationOffload
+
+SIGNALS = 12
+
+
+def interrupted(scratch: str) -> None:
+    """Trains, and is interrupted at any moment, again and again."""
+    torch.set_num_threads(1)
+    random.seed(1)
+    lost: list[str] = []
+    sys.unraisablehook = lambda lost_error: lost.append(str(lost_error.object))
+    model, inputs = (
+        nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)]),
+        torch.randn(1024, 512),
+    )
+    offload, heard = ActivationOffload(scratch, budget="4MiB"), 0
+    for _ in range(SIGNALS):
+        timer = threading.Timer(random.uniform(0.02, 0.3), os.kill, (os.getpid(), signal.SIGINT))
+        end = time.monotonic() + 20
+        try:
+            timer.start()
+            while time.monotonic() < end:
+                with offload:
+                    loss = model(inputs).square().mean()
+                loss.backward()
+        except KeyboardInterrupt:
+            heard += 1
+        timer.join()
+    del loss
+    gc.collect()
+    store = offload._offloader._store
+    end = time.monotonic() + 20
+    while (left := (store.resident, store.in_flight, store.file.used)) != (0, 0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (heard, lost, left) == (SIGNALS, [], (0, 0, 0))
+
+
+def test_each_interrupt_of_an_offloaded_step_is_heard_and_leaves_the_budget_whole(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Thing:
+    """Can die."""
+
+
+def test_deaths_are_noted_once_and_objects_found_while_they_live():
+    notes, found = DeathNotes[str](), LivingObjects[int, Thing]()
+    first, second = Thing(), Thing()
+    notes.watch(first, "one")
+    notes.watch(second, "two")
+    found.put(1, first)
+    assert found.get(1) is first and list(notes.taken()) == []
+    del first
+    assert list(notes.taken()) == ["one"] and list(notes.taken()) == []
+    assert found.get(1) is None
+    found.put(1, second)
+    assert found.get(1) is second and found.get(2) is None
+    found.put(2, third := Thing())
+    assert found.get(1) is second and found.get(2) is third
+
+
+if __name__ == "__main__":
+    interrupted(sys.argv[1])
