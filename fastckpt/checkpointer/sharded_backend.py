@@ -67,14 +67,16 @@ class ShardedBackend(FsdpShardCheckpointer):
         """Same as `ReplicatedBackend.resume`; without a checkpoint the first save allocates memory."""
         if not self._find("" if step is None else str(step)):
             return {}
-        metadata = self._reader.metadata
-        paths = (metadata.planner_data or {}).values()
+        ranks = self._writer.ranks
+        paths = (self._reader.metadata.planner_data or {}).values()
         there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
-        sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
+        with ranks.sharing_errors():
+            sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
         with as_before_on_error(sharded):
-            state = {part.name: part.target(metadata) for part in sharded}
-            loaded = self._load(state) | state
-            parts.load(loaded, self.rank_state)
+            state, extra = self._load(sharded)
+            loaded = extra | state
+            with ranks.sharing_errors():
+                parts.load(loaded, self.rank_state)
         self._reader.restore()
         return loaded
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastckpt._core.client.collective import agreement
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import PersistError
@@ -36,7 +35,7 @@ class Saves(DdpCheckpointer):
         # which progress is remembered
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
         if not writer.history.loads:
-            writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes
+            writer.open_history(writer.ranks, "")  # the same on all nodes
         if step == self.saved_step:
             writer.begin_history()  # all ranks save it again
         states = self._states(state, {})
