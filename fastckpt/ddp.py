@@ -220,7 +220,7 @@ class DdpCheckpointer(BaseCheckpointer):
                 there are only those of other libraries.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
-            PeerFailed: Another rank has failed; names it.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
         # 3. refuse a fresh start where other libraries have checkpoints   4. restore what this rank has of its own

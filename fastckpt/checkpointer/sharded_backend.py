@@ -68,9 +68,9 @@ class ShardedBackend(FsdpShardCheckpointer):
         if not self._find("" if step is None else str(step)):
             return {}
         ranks = self._writer.ranks
-        paths = (self._reader.metadata.planner_data or {}).values()
-        there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
         with ranks.sharing_errors():
+            paths = (self._reader.metadata.planner_data or {}).values()
+            there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
             sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
         with as_before_on_error(sharded):
             state, extra = self._load(sharded)

@@ -116,7 +116,7 @@ class SharedMemoryReader(MappedReader):
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one that was asked for cannot be loaded.
             ConfigError: Nodes do not share the checkpoint directory.
-            PeerFailed: Another rank has failed; names it.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         ranks = self._writer.ranks
         with ranks.sharing_errors():
@@ -272,7 +272,7 @@ class SharedMemoryReader(MappedReader):
         Raises:
             NoLoadableCheckpoint: A rank finds no memory for it, say, which is no reason to pass it over.
             BadCheckpoint: What else there is, is a state of another structure.
-            PeerFailed: Another rank has failed; names it.
+            FastckptError: Another rank has failed: names it, and the reason.
             FastckptError: A rank did not come to read.
         """
         # 1. bring what ranks lack   2. read, and vote, until all have read the same   3. release what was read

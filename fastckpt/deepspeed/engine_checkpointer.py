@@ -211,7 +211,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         asked = self._asked(load_dir, "" if tag is None else str(tag))
         self.loaded_step, self.loaded_from, self._last = -1, "", None
         with self._writer.work("resume"):
-            folder = self._find(asked)
+            with self._writer.ranks.sharing_errors():
+                folder = self._find(asked)
             if folder is None:
                 return None, None
             with folder:

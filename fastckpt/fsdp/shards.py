@@ -295,7 +295,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
-            PeerFailed: Another rank has failed; names it.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         if not self._find(resume_path):
             return {}

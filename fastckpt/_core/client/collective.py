@@ -46,11 +46,13 @@ class _Rounds:
     Attributes:
         sent: Those in which values are sent without waiting.
         decided: Those that one rank decides.
+        sharing: Blocks of `Agreement.sharing_errors` in which this rank is.
         pieces: Of the last answer, on the rank that gave it.
     """
 
     sent: int = 0
     decided: int = 0
+    sharing: int = 0
     pieces: int = 1
 
 
@@ -178,14 +180,17 @@ class Agreement:
         It ends with an agreement. No other rank waits for one that raised, and that one for no other: they may be in a
         collective of a framework, to which it does not come.
         """
+        self._rounds.sharing += 1
         try:
             yield
             self.gather(None)
-        except PeerFailed:
-            raise  # the others know
         except BaseException as error:
-            self.fail(error)
+            # Once, by the outermost block, or the ranks would not be in step; of PeerFailed the others know.
+            if self._rounds.sharing == 1 and not isinstance(error, PeerFailed):
+                self.fail(error)
             raise
+        finally:
+            self._rounds.sharing -= 1
 
     def _decided(self, value: Any, decide: Decide, number: int, within: float) -> Any:
         """Give all ranks the answer, on the first one."""
@@ -285,6 +290,7 @@ class SingleRank(Agreement):
 
     def __init__(self) -> None:
         """Make an agreement that needs no store."""
+        self._rounds = _Rounds()
 
     def send(self, value: Any) -> Answers:
         """The value of the one rank, as the others would receive it."""

@@ -199,7 +199,7 @@ class FolderCheckpointer(BaseCheckpointer):
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or in quarantine for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
-            PeerFailed: Another rank has failed; names it.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         # 1. agree on a new history   2. choose and verify, until all ranks have the same checkpoint
         # 3. make a directory of links to its files

@@ -194,13 +194,13 @@ def test_a_defect_of_the_deciding_rank_ends_the_wait_of_the_others(ranks: Ranks,
 def test_what_ranks_raise_between_two_rounds_is_raised_by_all_which_are_in_step_then(
     ranks: Ranks, failing: set[int], rounds: int
 ) -> None:
-    """Also if the others have rounds to come before the end."""
+    """Also if the others have rounds to come before the end, and in a block within a block."""
 
     def job(agreement: Agreement) -> list[Any]:
         rank, heard = rank_of(agreement), list[Any]()
         for number in range(3):
             try:
-                with agreement.sharing_errors():
+                with agreement.sharing_errors(), agreement.sharing_errors():
                     heard.append(agreement.gather(number))
                     if number == 1 and rank in failing:
                         raise BadCheckpoint(f"bad for {rank}")
