@@ -24,6 +24,8 @@ class Saves(DdpCheckpointer):
     """A `DdpCheckpointer` that saves a step as often as Lightning does."""
 
     saved_step = -1
+    _begun = -1
+    """The step of the last save, also if this rank skipped it: all ranks must open a history, or none."""
     _progress: dict[str, Any] | None = None
 
     def save(self, step: int, state: dict[str, Any], path: str, storage_type: StorageType) -> SaveResult:
@@ -36,8 +38,9 @@ class Saves(DdpCheckpointer):
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
         if not writer.history.loads:
             writer.open_history(writer.ranks, "")  # the same on all nodes
-        if step == self.saved_step:
+        if step == self._begun:
             writer.begin_history()  # all ranks save it again
+        self._begun = step
         states = self._states(state, {})
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
@@ -66,7 +69,7 @@ class Saves(DdpCheckpointer):
     def load(self, path: str) -> dict[str, Any]:
         """The newest state, or the one at ``path``; empty if nothing was ever saved. All ranks call it."""
         state = self.load_checkpoint(path)
-        self.saved_step = -1
+        self.saved_step = self._begun = -1
         if "generators" in self.rank_state:  # of an earlier version
             _restore(self.rank_state["generators"])
         return state

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from fastckpt import Checkpointer
 from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Raw, RequiredFiles
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, reader
-from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt.ddp import DdpCheckpointer, SaveResult, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
 
 SOON = 10.0
@@ -176,9 +176,14 @@ def of_files(folder: Path, victim: int) -> dict[str, Case]:
     def opened(*, fails: bool) -> None:
         found = native.find()
         assert found is not None
-        with found:
+        try:
+            with found:
+                if fails:
+                    fail()
+                dist.barrier()  # as of a framework
+        finally:
             if fails:
-                fail()
+                dist.barrier()  # which was not waited for
 
     return {
         "unpickling: odd": trapped,
@@ -186,6 +191,24 @@ def of_files(folder: Path, victim: int) -> dict[str, Case]:
         "opened: odd": lambda is_victim: opened(fails=is_victim),
         "loaded": lambda _: opened(fails=False),
     }
+
+
+def of_saves(folder: Path) -> dict[str, Case]:
+    from fastckpt.lightning.saves import Saves
+
+    saves = Saves(folder / "lightning")
+
+    def saved_again(is_victim: bool) -> None:
+        session = saves._writer
+        kept = session.save
+        if is_victim:
+            session.save = lambda *_: SaveResult(False, 1, "no room here", 1)
+        for _ in range(2):
+            saves.save(1, {"global_step": 1, "loops": {"fit_loop": {}}}, "", StorageType.MEMORY)
+            session.save = kept
+        assert session.link.history == max(session.ranks.gather(session.link.history))
+
+    return {"saved again": saved_again}
 
 
 def outcome(case: Case, *, is_victim: bool) -> str:
@@ -216,6 +239,7 @@ def main() -> None:
         "sharded parts": lambda: of_parts(folder / "parts", lambda: fully_shard(nn.Linear(4, 4))),
         "replicated parts": lambda: of_parts(folder / "parts", lambda: nn.Linear(4, 4)),
         "files": lambda: of_files(folder, victim),
+        "saves": lambda: of_saves(folder),
     }[arguments.kind]()
     is_victim = dist.get_rank() == victim
     said = {name: outcome(case, is_victim=is_victim) for name, case in cases.items()}

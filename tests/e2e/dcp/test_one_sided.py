@@ -11,8 +11,8 @@ PROGRAM = Path(__file__).with_name("one_sided.py")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("kind", ["dcp", "shards", "sharded parts", "replicated parts", "files"])
-def test_what_one_rank_raises_in_a_load_is_raised_by_both(
+@pytest.mark.parametrize("kind", ["dcp", "shards", "sharded parts", "replicated parts", "files", "saves"])
+def test_both_ranks_raise_soon_what_one_of_them_raises(
     tmp_path: Path, forked_launchers: None, kind: str, victim: int
 ) -> None:
     options = ("--out", tmp_path, "--victim", victim, "--kind", kind)
