@@ -220,11 +220,15 @@ class DdpCheckpointer(BaseCheckpointer):
                 there are only those of other libraries.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
-        start = time.perf_counter()
         # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
         # 3. refuse a fresh start where other libraries have checkpoints   4. restore what this rank has of its own
-        session, asked = self._writer, arguments.path("resume_path", resume_path)
+        with self._writer.ranks.sharing_errors():
+            return self._resume(arguments.path("resume_path", resume_path))
+
+    def _resume(self, asked: str) -> dict[str, Any]:
+        start, session = time.perf_counter(), self._writer
         ours = {MODEL, self._own} if self._writes_model else {self._own}
         ranks, finder, resume, since = session.open_resume(
             RequiredFiles(MODEL, self._own, from_peers=True, allow_lost=session.settings.allow_lost_rank_state),

@@ -139,6 +139,11 @@ class Session:
         self._pid = os.getpid()
         self._closed = False
 
+    @property
+    def ranks(self) -> Agreement:
+        """The agreement of all ranks of the job; raises FastckptError if there is no process group yet."""
+        return agreement(self.place.world_size)
+
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Reserve memory for states like these, in the background; raises ArenaTooSmall."""
         self.be_ready()
@@ -290,7 +295,7 @@ class Session:
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
         self.be_ready()
-        ranks = agreement(self.place.world_size)
+        ranks = self.ranks
         since = self.open_history(ranks, asked)
         finder = CandidateFinder(self.link, self.directory, needs, digests=self.verify != "never")
         return OpenResume(ranks, finder, Resume(self.link, finder, share, self.threads, self.history.pairing), since)
@@ -330,7 +335,7 @@ class Session:
         self.be_ready()
         self.history.go_on(self.link.history)
         self.link.next_history()
-        self.link.history = max(agreement(self.place.world_size).gather(self.link.history))
+        self.link.history = max(self.ranks.gather(self.link.history))
 
     def overlap_with(
         self, optimizers: Sequence[Optimizer], derived: Callable[[], Iterable[torch.Tensor]] = tuple
@@ -367,7 +372,7 @@ class Session:
         try:
             self._snapshots.close()
         finally:
-            failed = _is_failing()
+            failed = is_failing()
             goodbye = self._goodbye({} if failed else lends)
             self.beats.close()
             if self._cleaner:
@@ -421,7 +426,7 @@ class Session:
         self.overlap.wait()
 
 
-def _is_failing() -> bool:
+def is_failing() -> bool:
     """Return whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
     error = sys.exception()
     return error is not None and not (isinstance(error, SystemExit) and not error.code)

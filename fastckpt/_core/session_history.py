@@ -33,6 +33,7 @@ class SessionHistory:
     Attributes:
         directory: The checkpoint directory.
         loads: The number of histories opened: one for each load.
+        attempt: The token of all ranks since the last load, never the same twice; empty before that.
         resumed_from: The checkpoint that was loaded last; None for none.
         recent: The last two steps that were saved, or loaded; None for nothing.
         loaded: The checkpoint that was loaded; None for nothing, or if there was a save since.
@@ -49,7 +50,7 @@ class SessionHistory:
         self._past: Ranges = ()
         self._passed_over = frozenset[tuple[int, int]]()
         self._rollback: dict[str, Any] = {}
-        self._attempt = ""
+        self.attempt = ""
         self._launches: list[str] = []
         self._in_step: dict[str, int] = {}
         self.loads = 0
@@ -76,7 +77,7 @@ class SessionHistory:
         several = self._place.group_world_size > 1
         seen = mark_seen(self.directory, self._place) if several else None
         gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
-        histories, launches, (self._attempt, *_), options, marks = zip(*gathered, strict=True)
+        histories, launches, (self.attempt, *_), options, marks = zip(*gathered, strict=True)
         launch, self._launches = launches[0], sorted(set(launches))
         check_alike(options)
         if several:
@@ -114,11 +115,11 @@ class SessionHistory:
         return {
             "parent": list(self.resumed_from) if self.resumed_from else None,
             HISTORIES: [list(run) for run in self._past],
-            ROUND: self._attempt or f"{self._launch} {self._link.history}",
+            ROUND: self.attempt or f"{self._launch} {self._link.history}",
             **({PASSED_OVER: sorted(self._passed_over)[-MOST:]} if self._passed_over else {}),
             **self._rollback,
             **({BESIDE: self._in_step} if self._in_step else {}),
-            **({"attempt": self._attempt} if self._attempt or nodes > 1 else {}),
+            **({"attempt": self.attempt} if self.attempt or nodes > 1 else {}),
             **({"node": self._place.group_rank, "nodes": nodes} if nodes > 1 else {}),
             **({MEMBERS: self._launches} if nodes > 1 else {}),
         }

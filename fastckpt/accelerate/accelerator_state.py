@@ -169,7 +169,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         """
         folder = self._folders.find(path, foreign=is_foreign(path))
         if folder is None:
-            refuse_foreign(self._writer.directory, agreement(self._writer.place.world_size))
+            refuse_foreign(self._writer.directory, self._writer.ranks)
             return 0
         with folder:
             if not (folder.path / self._own).is_file():

@@ -42,20 +42,22 @@ class ReplicatedBackend(DdpCheckpointer):
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
             BadCheckpoint: That of ``step`` cannot be loaded.
             ConfigError: Parts are missing in it, or do not fit; or ranks have models of other parameters.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         place = self._writer.place
-        self._writer.be_ready()
-        other = other_weights(parts.model, agreement(place.world_size, "models"))
-        loaded = self.load_checkpoint("" if step is None else f"{self._writer.directory}/checkpoint-{step}")
-        if loaded:
-            loaded = with_own(loaded, self.rank_state, place.world_size, place.rank)
-            parts.load(loaded, self.rank_state)
-        else:
-            if other is not None and place.rank == 0:
+        with self._writer.ranks.sharing_errors():
+            self._writer.be_ready()
+            other = other_weights(parts.model, agreement(place.world_size, "models"))
+            loaded = self.load_checkpoint("" if step is None else f"{self._writer.directory}/checkpoint-{step}")
+            if not loaded and other is not None and place.rank == 0:
                 logger.warning(
                     "rank %d has other weights than rank 0, whose are saved for all: let DistributedDataParallel make "
                     "them equal before resume(), or, where ranks have stages of a pipeline, give stage=",
                     other,
                 )
-            self.prepare(parts.common() | own, parts.sole_optimizer)
+            if loaded:
+                loaded = with_own(loaded, self.rank_state, place.world_size, place.rank)
+                parts.load(loaded, self.rank_state)
+            else:
+                self.prepare(parts.common() | own, parts.sole_optimizer)
         return loaded

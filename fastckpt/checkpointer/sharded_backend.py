@@ -68,23 +68,29 @@ class ShardedBackend(FsdpShardCheckpointer):
         """Same as `ReplicatedBackend.resume`; without a checkpoint the first save allocates memory."""
         if not self._find("" if step is None else str(step)):
             return {}
-        metadata = self._reader.metadata
-        paths = (metadata.planner_data or {}).values()
-        there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
-        sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
-        place, unlike = self._writer.place, self._reader.own_state.get(UNLIKE, {})
-        if (alone := unlike.get(ALONE)) and unlike[WORLD] != place.world_size:
-            raise ConfigError(
-                f"the checkpoint has {alone[0]}{' and others' if alone[1:] else ''} in another shape of each of "
-                f"{unlike[WORLD]} ranks, and this job has {place.world_size}: go on with {unlike[WORLD]} ranks"
-            )
+        ranks = self._writer.ranks
+        with ranks.sharing_errors():
+            paths = (self._reader.metadata.planner_data or {}).values()
+            there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
+            sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
         with as_before_on_error(sharded):
-            state = _without({part.name: part.target(metadata) for part in sharded}, alone or ())
-            loaded = self._load(state) | state
-            loaded = with_own(loaded, self.rank_state, place.world_size, place.rank)
-            parts.load(loaded, self.rank_state)
+            state, extra = self._load(sharded)
+            place = self._writer.place
+            loaded = with_own(extra | state, self.rank_state, place.world_size, place.rank)
+            with ranks.sharing_errors():
+                parts.load(loaded, self.rank_state)
         self._reader.restore()
         return loaded
+
+    def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
+        """Same, without what each rank has in a shape of its own; raises ConfigError in another number of ranks."""
+        unlike, world = self._reader.own_state.get(UNLIKE, {}), self._writer.place.world_size
+        if (alone := unlike.get(ALONE)) and unlike[WORLD] != world:
+            raise ConfigError(
+                f"the checkpoint has {alone[0]}{' and others' if alone[1:] else ''} in another shape of each of "
+                f"{unlike[WORLD]} ranks, and this job has {world}: go on with {unlike[WORLD]} ranks"
+            )
+        return {**_without(super()._targets(parts), alone or ())}
 
     def save_checkpoint(  # type: ignore[override]  # the form of DdpCheckpointer
         self,

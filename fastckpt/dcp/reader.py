@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from fastckpt._core import metrics
-from fastckpt._core.client.collective import Agreement, agreement
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
@@ -38,6 +39,10 @@ from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
+
+
+TOGETHER = 30.0
+"""Seconds in which all ranks come to read what they have planned: a planner's ``finish_plan`` alone is in between."""
 
 
 class FoundCheckpoint(NamedTuple):
@@ -111,13 +116,19 @@ class SharedMemoryReader(MappedReader):
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one that was asked for cannot be loaded.
             ConfigError: Nodes do not share the checkpoint directory.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
+        ranks = self._writer.ranks
+        with ranks.sharing_errors():
+            return self._find(ranks)
+
+    def _find(self, ranks: Agreement) -> int | None:
         self._let_go()
         # 1. release the last load   2. agree on a new history   3. list what this rank could load   4. choose and
         # verify, until all ranks have the same   5. nothing of ours: refuse a directory of another library
         writer, self._since = self._writer, time.perf_counter()
         writer.be_ready()
-        ranks, asked, self._asked = agreement(writer.place.world_size), self._asked, ""
+        asked, self._asked = self._asked, ""
         step = step_of(asked, writer.directory) if asked else None
         path = asked if step is None else f"{writer.directory}/checkpoint-{step}"
         self._is_path = bool(asked) and step is None
@@ -145,8 +156,9 @@ class SharedMemoryReader(MappedReader):
     @saying_why
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The metadata of the checkpoint that is loaded; raises what `find` raises, or that there is none."""
-        # A save since `find` may have reused the slot that was chosen.
-        if self._found is None or self._found[1] != self._saves.last:
+        # A save since `find` may have reused the slot that was chosen. All ranks ask, because one may have skipped it.
+        is_old = self._found is None or self._found[1] != self._saves.last
+        if any(self._writer.ranks.gather(is_old)):
             self.find()
         assert self._found is not None
         found, self._found = self._found[0], None
@@ -161,34 +173,41 @@ class SharedMemoryReader(MappedReader):
         return metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """See that the checkpoint has each item of the plan; raises BadCheckpoint.
+
+        No rank waits for another here: DCP has not exchanged yet what planners have raised on some of them.
+        """
+        self._locate(plan)
+        return plan
+
+    def _complete(self, plan: LoadPlan, ranks: Agreement) -> None:
         """See that each rank finds what its plan needs, be it in the memory of other nodes; else all choose storage.
 
         The memory of one of several nodes has what its ranks had when they saved. In another sharding they may need
         what others had.
-
-        Raises:
-            NoLoadableCheckpoint: There is nothing else.
-            BadCheckpoint: What else there is, is a state of another structure.
         """
-        ranks = agreement(self._writer.place.world_size)
-        lacking = ranks.gather((self._writer.place.group_rank, self._locate(plan)))
-        if any(names for _, names in lacking):
+        try:
+            lacking = ranks.gather((self._writer.place.group_rank, self._locate(plan)), within=TOGETHER)
+        except dist.DistStoreError as error:
+            # DCP exchanges what a planner's finish_plan has raised after the reads only.
+            raise FastckptError(
+                f"the load that was planned cannot be read: {error}. Its planner's finish_plan has raised an error "
+                "there, which follows, or takes longer: do such work in create_local_plan"
+            ) from error
+        if any(names for _, names in lacking) and any(ranks.gather(self._bring(lacking))):
             # All ranks must choose again if one lacks something: they have to load the same save.
-            if any(ranks.gather(self._bring(lacking))):
-                assert self._reading is not None
-                found = self._reading
-                text = "%s in memory lacks what ranks need that are sharded otherwise: storage has it"
-                logger.warning(text, found.id)
-                self._choose_again(
-                    ranks,
-                    lambda each: each.tier != MEMORY,
-                    NoLoadableCheckpoint(
-                        f"{found.id} is in the memory of the nodes that saved it, each with its own shards; another "
-                        f"sharding needs them on storage, where nothing is. Start it as it was, and save to storage."
-                    ),
-                )
-            self._locate(plan)
-        return plan
+            assert self._reading is not None
+            found = self._reading
+            text = "%s in memory lacks what ranks need that are sharded otherwise: storage has it"
+            logger.warning(text, found.id)
+            self._choose_again(
+                ranks,
+                lambda each: each.tier != MEMORY,
+                NoLoadableCheckpoint(
+                    f"{found.id} is in the memory of the nodes that saved it, each with its own shards; another "
+                    f"sharding needs them on storage, where nothing is. Start it as it was, and save to storage."
+                ),
+            )
 
     def _bring(self, lacking: Sequence[tuple[int, Sequence[str]]]) -> str:
         """Have files that ranks of this node lack brought from other nodes' memory; why that failed, empty if not."""
@@ -253,32 +272,43 @@ class SharedMemoryReader(MappedReader):
         Raises:
             NoLoadableCheckpoint: A rank finds no memory for it, say, which is no reason to pass it over.
             BadCheckpoint: What else there is, is a state of another structure.
+            FastckptError: Another rank has failed: names it, and the reason.
+            FastckptError: A rank did not come to read.
         """
+        # 1. bring what ranks lack   2. read, and vote, until all have read the same   3. release what was read
         if self._writer.weights_only:
             planner = cast(LoadPlanner, PlannerOfValues(planner, self._place_of))
-        ranks, failed = agreement(self._writer.place.world_size), set[tuple[SaveId | None, str]]()
+        # Of this load alone: a rank whose planner fails now does not come, and would be a round behind ever after.
+        ranks = self._writer.ranks.sibling(f"read {self._writer.history.attempt}")
         try:
-            while True:
-                assert self._reading is not None
-                found, error = self._reading, None
-                try:
-                    with self._writer.beats.work("resume"):
-                        done = super().read_data(plan, planner)
-                except LOAD_ERRORS as caught:
-                    error = caught
-                # Also so that no rank removes what others, for which it has downloaded it, still read.
-                faults = ranks.gather(error and Fault.of(error, Phase.APPLYING, found.tier))
-                if not any(faults):
-                    break
-                nothing = _refused(found, faults, error, is_final=self._is_path)
-                if error is not None:
-                    failed.add((found.id, found.tier))
-                self._choose_again(ranks, lambda each: (each.id, each.tier) not in failed, nothing)
-                self._locate(plan)
+            with ranks.sharing_errors():
+                self._complete(plan, ranks)
+                found, done = self._read_all(plan, planner, ranks)
         finally:
             self._let_go()
         self._took(found)
         return done
+
+    def _read_all(self, plan: LoadPlan, planner: LoadPlanner, ranks: Agreement) -> tuple[ResumeResult, Future[None]]:
+        """Read the checkpoint, or the newest older one that all ranks can read; which one it was."""
+        failed = set[tuple[SaveId | None, str]]()
+        while True:
+            assert self._reading is not None
+            found, error = self._reading, None
+            try:
+                self._locate(plan)
+                with self._writer.beats.work("resume"):
+                    done = super().read_data(plan, planner)
+            except LOAD_ERRORS as caught:
+                error = caught
+            # Also so that no rank removes what others, for which it has downloaded it, still read.
+            faults = ranks.gather(error and Fault.of(error, Phase.APPLYING, found.tier))
+            if not any(faults):
+                return found, done
+            nothing = _refused(found, faults, error, is_final=self._is_path)
+            if error is not None:
+                failed.add((found.id, found.tier))
+            self._choose_again(ranks, lambda each: (each.id, each.tier) not in failed, nothing)
 
     def _place_of(self, item: ReadItem) -> str:
         """The file of an item, and its name there, for errors."""

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from fastckpt._core.base_checkpointer import BaseCheckpointer
-from fastckpt._core.client.collective import agreement
 from fastckpt._core.format.distcp import ShardPlanner, whole
 from fastckpt._core.format.file_names import shards_of
 from fastckpt._core.format.ids import SaveId
@@ -108,7 +107,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
                 f"{self._writer.directory}/checkpoint-<step>, or the step alone."
             )
         if self._place.group_world_size > 1 and not self._writer.history.loads:
-            self._writer.open_history(agreement(self._place.world_size), "")  # the same on all nodes
+            self._writer.open_history(self._writer.ranks, "")  # the same on all nodes
         if self._named == SaveId(self._writer.link.history, self._step):
             # Some ranks may have their parts of the save that failed in memory, others not, and none may be mixed with
             # those of this one. All ranks name the step again, and so all turn to the same next history.

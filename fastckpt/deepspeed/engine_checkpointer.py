@@ -12,7 +12,6 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from fastckpt._core.arguments import public
 from fastckpt._core.base_checkpointer import BaseCheckpointer
-from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
@@ -212,7 +211,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         asked = self._asked(load_dir, "" if tag is None else str(tag))
         self.loaded_step, self.loaded_from, self._last = -1, "", None
         with self._writer.work("resume"):
-            folder = self._find(asked)
+            with self._writer.ranks.sharing_errors():
+                folder = self._find(asked)
             if folder is None:
                 return None, None
             with folder:
@@ -229,7 +229,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         directory = self._writer.directory
         folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
         theirs = "" if asked else _latest(directory, LATEST)
-        theirs = agreement(self._writer.place.world_size).gather(theirs if theirs and _is_foreign(theirs) else "")[0]
+        theirs = self._writer.ranks.gather(theirs if theirs and _is_foreign(theirs) else "")[0]
         if asked or not theirs:
             return folder
         if folder is None:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from torch.nn import Module
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
 from fastckpt._core.base_checkpointer import BaseCheckpointer
-from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.config import RankInfo
@@ -36,7 +35,7 @@ from fastckpt.dcp.call_forms import by_name
 from fastckpt.dcp.plan_messages import plan_mailbox
 from fastckpt.dcp.reader import FoundCheckpoint, SharedMemoryReader
 from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
-from fastckpt.dcp.sharded_state import as_before_on_error
+from fastckpt.dcp.sharded_state import ShardedPart, as_before_on_error
 from fastckpt.dcp.stage_names import StageNames, stages_in
 from fastckpt.dcp.state_dicts import (
     MODEL,
@@ -296,17 +295,18 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         if not self._find(resume_path):
             return {}
-        # 1. places to load into, sharded as the model is now   2. DCP reads into these   3. the model and its
-        # optimizers take them over   4. the generators last: all that comes before may have drawn from them
+        # 1. load into places of their own   2. the model and its optimizers take these over   3. the generators last:
+        # all that comes before may have drawn from them
         parts = sharded_parts(model, optimizers_of(optimizer))
         with as_before_on_error(parts):
-            state: dict[str, Any] = {part.name: part.target(self._reader.metadata) for part in parts}
-            extra = self._load(state)
-            for part in parts:
-                part.load_state_dict(state[part.name])
+            state, extra = self._load(parts)
+            with self._writer.ranks.sharing_errors():
+                for part in parts:
+                    part.load_state_dict(state[part.name])
         self._reader.restore()
         return extra
 
@@ -321,8 +321,11 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         self._writer.loaded_nothing()
         return False
 
-    def _load(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Load what was found into a state of shards; what the checkpoint has beside a model and its optimizers."""
+    def _load(self, parts: Sequence[ShardedPart]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Load what was found; the states of these parts, by name, and what the checkpoint has beside them."""
+        # 1. places to load into, sharded as the model is now   2. DCP reads into these
+        with self._writer.ranks.sharing_errors():
+            state = self._targets(parts)
         extra = Extra(self._reader.metadata, {MODEL, OPTIMIZER, *state})
         leaves = state | extra.leaves
         try:
@@ -333,7 +336,11 @@ class FsdpShardCheckpointer(BaseCheckpointer):
                 raise ours[0] from error
             raise
         state.update((name, leaves[name]) for name in state)
-        return self._reader.common | extra.of(leaves)
+        return state, self._reader.common | extra.of(leaves)
+
+    def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
+        """Places to load the states of parts into."""
+        return {part.name: part.target(self._reader.metadata) for part in parts}
 
     def close(self) -> None:
         """End saving, for all ranks: as `BaseCheckpointer.close`."""
@@ -361,7 +368,7 @@ class _Reader(SharedMemoryReader):
         """Same as `SharedMemoryReader.find`; raises ConfigError unless the ranks have the stages that were saved."""
         step = super().find()
         if step is not None:
-            given = agreement(self._writer.place.world_size).gather(self._stage.name)
+            given = self._writer.ranks.gather(self._stage.name)
             try:
                 self._stage.check(self._stages, given)
             except ConfigError:

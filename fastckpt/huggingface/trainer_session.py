@@ -84,6 +84,7 @@ class TrainerSession:
         self._lasting: set[int] = set()
         self.loaded_step, self.loaded_from = -1, ""
         self.saved_step = -1
+        self._begun = -1
 
     def find(self, resume: str | os.PathLike[str] | bool | None) -> str | None:
         """The path for Trainer to load from; None to start afresh.
@@ -147,8 +148,9 @@ class TrainerSession:
         if lasting and step >= trainer.state.max_steps:
             self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
         # A step is saved once in a history: another one lets its contents differ.
-        if step == self.saved_step:
+        if step == self._begun:
             folder.session.begin_history()  # since then it was measured, or its epoch has ended
+        self._begun = step  # also if this rank skips it: all ranks must open a history, or none
         if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):
             folder.session.be_ready()
             folder.session.overlap_with(optimizers_in(optimizer))

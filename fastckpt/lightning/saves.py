@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastckpt._core.client.collective import agreement
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import PersistError
@@ -25,6 +24,8 @@ class Saves(DdpCheckpointer):
     """A `DdpCheckpointer` that saves a step as often as Lightning does."""
 
     saved_step = -1
+    _begun = -1
+    """The step of the last save, also if this rank skipped it: all ranks must open a history, or none."""
     _progress: dict[str, Any] | None = None
 
     def save(self, step: int, state: dict[str, Any], path: str, storage_type: StorageType) -> SaveResult:
@@ -36,9 +37,10 @@ class Saves(DdpCheckpointer):
         # which progress is remembered
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
         if not writer.history.loads:
-            writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes
-        if step == self.saved_step:
+            writer.open_history(writer.ranks, "")  # the same on all nodes
+        if step == self._begun:
             writer.begin_history()  # all ranks save it again
+        self._begun = step
         states = self._states(state, {})
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
@@ -67,7 +69,7 @@ class Saves(DdpCheckpointer):
     def load(self, path: str) -> dict[str, Any]:
         """The newest state, or the one at ``path``; empty if nothing was ever saved. All ranks call it."""
         state = self.load_checkpoint(path)
-        self.saved_step = -1
+        self.saved_step = self._begun = -1
         if "generators" in self.rank_state:  # of an earlier version
             _restore(self.rank_state["generators"])
         return state

@@ -5,14 +5,15 @@ import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from fastckpt._core.client.job_store import TIMEOUT, JobRanks, forgetting_addresses
+from fastckpt._core.client.job_store import TIMEOUT, JobRanks, forgetting_addresses, named
 from fastckpt._core.client.mailbox import StoreMailbox
+from fastckpt._core.io.read_errors import in_words
 from fastckpt.errors import ConfigError, FastckptError
 
 _COUNT = "count"
@@ -34,6 +35,10 @@ class PeerDeparted(FastckptError):
     """A rank has left an agreement and sends no more values."""
 
 
+class PeerFailed(FastckptError):
+    """Another rank has raised an error where this one agrees with it: names the rank and the error."""
+
+
 @dataclass
 class _Rounds:
     """Rounds of one agreement that this rank has begun.
@@ -41,11 +46,13 @@ class _Rounds:
     Attributes:
         sent: Those in which values are sent without waiting.
         decided: Those that one rank decides.
+        sharing: Blocks of `Agreement.sharing_errors` in which this rank is.
         pieces: Of the last answer, on the rank that gave it.
     """
 
     sent: int = 0
     decided: int = 0
+    sharing: int = 0
     pieces: int = 1
 
 
@@ -87,7 +94,7 @@ class Agreement:
         def answers() -> list[Any]:
             values = own or self._listed(number)
             if values is None:
-                self._wait([f"{_BELL}/{number}"], lambda: self._check_list(number))
+                self._wait(f"{_BELL}/{number}", lambda: self._check_list(number))
                 values = self._listed(number)
             assert values is not None
             forget()
@@ -128,37 +135,74 @@ class Agreement:
         if self._mailbox.add(_SENT, 0) >= self._all_sent(number):
             self._list(number)  # the last to send was interrupted, and has left
 
-    def decide(self, value: Any, decide: Decide) -> Any:
+    def decide(self, value: Any, decide: Decide, within: float = TIMEOUT.total_seconds()) -> Any:
         """What the first rank decides of the values of all ranks, in their order.
 
         Args:
             value: Of this rank (JSON).
             decide: Called on the first rank alone; returns JSON, or raises.
+            within: Seconds that the other ranks may take to come.
 
         Raises:
-            FastckptError: What ``decide`` raised, on all ranks, by class and text; PeerDeparted if a rank has left.
+            FastckptError: What ``decide`` raised, on all ranks, by class and text; PeerDeparted if a rank has left;
+                PeerFailed if one has failed, see `fail`.
             DistStoreError: A rank does not come.
         """
         forget, rank, number = self._forgetting_addresses(), self._rank, self._rounds.decided
         self._rounds.decided += 1
-        answer = self._decided(value, decide, number) if rank == 0 else self._ask(value, number)
+        answer = self._decided(value, decide, number, within) if rank == 0 else self._ask(value, number, within)
         forget()
         return answer
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, within: float = TIMEOUT.total_seconds()) -> list[Any]:
         """The values that all ranks send (JSON), in the order of ranks; raises as `decide`."""
         # Most ranks send the same, so that the answer, which all of them receive, does not grow with the ranks.
-        runs = self.decide(value, _runs)
+        runs = self.decide(value, _runs, within)
         return [value for count, value in runs for _ in range(count)]
 
-    def _decided(self, value: Any, decide: Decide, number: int) -> Any:
+    def fail(self, error: BaseException) -> None:
+        """Have the other ranks raise `PeerFailed` where they agree next; this one waits for none of them.
+
+        The error takes the place of this rank's next value, so that all ranks are in step afterwards.
+        """
+        number, why = self._rounds.decided, f"rank {self._rank}: {in_words(error)}"
+        self._rounds.decided += 1
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be gone, as the others are then
+            if self._rank == 0:
+                self._rounds.pieces = self._mailbox.put(f"answer/{number}", {_RAISED: [_name(PeerFailed), why]})
+            else:
+                self._mailbox.put(f"value/{number}/{self._rank}", [None, why])
+
+    @contextlib.contextmanager
+    def sharing_errors(self) -> Iterator[None]:
+        """Have all ranks raise if one of them raises within: the others `PeerFailed`, where they agree next.
+
+        It ends with an agreement. No other rank waits for one that raised, and that one for no other: they may be in a
+        collective of a framework, to which it does not come.
+        """
+        self._rounds.sharing += 1
+        try:
+            yield
+            self.gather(None)
+        except BaseException as error:
+            # Once, by the outermost block, or the ranks would not be in step; of PeerFailed the others know.
+            if self._rounds.sharing == 1 and not isinstance(error, PeerFailed):
+                self.fail(error)
+            raise
+        finally:
+            self._rounds.sharing -= 1
+
+    def _decided(self, value: Any, decide: Decide, number: int, within: float) -> Any:
         """Give all ranks the answer, on the first one."""
         keys = {rank: f"value/{number}/{rank}" for rank in range(1, self._world)}
         answer: dict[str, Any] = {_RAISED: ["", "rank 0 has failed to decide; its log has the traceback"]}
         key, mailbox = f"answer/{number}", self._mailbox
         try:
-            self._wait([*keys.values()], lambda: self._check_values(keys, ""))
-            values = [_as_sent(value), *mailbox.read_all([*keys.values()])]
+            self._wait_for_values([*keys.values()], keys, within)
+            sent = mailbox.read_all([*keys.values()])
+            if failed := [why for _, *more in sent for why in more]:
+                raise PeerFailed("; ".join(failed))
+            values = [_as_sent(value), *(each for each, *_ in sent)]
             answer = {_ANSWER: _as_sent(decide(values))}
         except FastckptError as error:
             answer = {_RAISED: [_name(type(error)), str(error)]}
@@ -169,17 +213,26 @@ class Agreement:
             mailbox.remove(f"answer/{number - 1}", before)
         return answer[_ANSWER]
 
-    def _ask(self, value: Any, number: int) -> Any:
+    def _ask(self, value: Any, number: int, within: float) -> Any:
         """Receive the answer, on all other ranks."""
         keys = {rank: f"value/{number}/{rank}" for rank in range(self._world)}
         own, key = keys[self._rank], f"answer/{number}"
-        pieces = self._mailbox.put(own, value)
-        self._wait([key], lambda: self._check_values(keys, key))
+        pieces = self._mailbox.put(own, [value])
+        self._wait_for_values([key], keys, within)
         answer = self._mailbox.read(key).message
         self._mailbox.remove(own, pieces)  # the first rank has read it
         if _RAISED in answer:
             raise _error(*answer[_RAISED])
         return answer[_ANSWER]
+
+    def _wait_for_values(self, awaited: Sequence[str], keys: Mapping[int, str], within: float) -> None:
+        """Return when what is awaited is there: the values, under these keys of ranks, or the answer to them."""
+        answer = "" if self._rank == 0 else awaited[0]
+        try:
+            self._mailbox.wait(awaited, time.monotonic() + within, lambda: self._check_values(keys, answer))
+        except TimeoutError as error:
+            late = [rank for rank, key in keys.items() if not self._mailbox.has(key)] or [0]
+            raise dist.DistStoreError(f"{named(late)} did not come within {within:g} s") from error
 
     def _check_values(self, keys: Mapping[int, str], answer: str) -> None:
         """Raise PeerDeparted if a rank has left before it sent its value, unless there is an answer."""
@@ -191,9 +244,9 @@ class Agreement:
         if lacking is not None and not (answer and self._mailbox.has(answer)):
             raise PeerDeparted(f"rank {lacking} has closed")
 
-    def _wait(self, keys: Sequence[str], check: Callable[[], None]) -> None:
+    def _wait(self, key: str, check: Callable[[], None]) -> None:
         try:
-            self._mailbox.wait(keys, time.monotonic() + TIMEOUT.total_seconds(), check)
+            self._mailbox.wait([key], time.monotonic() + TIMEOUT.total_seconds(), check)
         except TimeoutError as error:
             raise dist.DistStoreError(f"{error} was not sent in {TIMEOUT.total_seconds():g} s") from error
 
@@ -237,15 +290,19 @@ class SingleRank(Agreement):
 
     def __init__(self) -> None:
         """Make an agreement that needs no store."""
+        self._rounds = _Rounds()
 
     def send(self, value: Any) -> Answers:
         """The value of the one rank, as the others would receive it."""
         sent = json.dumps(value)
         return lambda: [json.loads(sent)]
 
-    def decide(self, value: Any, decide: Decide) -> Any:
+    def decide(self, value: Any, decide: Decide, within: float = 0) -> Any:
         """The decision, as the others would receive it."""
         return _as_sent(decide([_as_sent(value)]))
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing: there is no other rank."""
 
     def sibling(self, name: str) -> Agreement:
         """Return the same agreement, which has no state."""

@@ -162,14 +162,14 @@ def _wait_for(mailbox: StoreMailbox, keys: Mapping[int, str]) -> None:
         logger.warning(
             "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
             "others construct",
-            _ranks(rank for rank, key in keys.items() if not mailbox.has(key)),
+            named(rank for rank, key in keys.items() if not mailbox.has(key)),
             PATIENCE,
             TIMEOUT.total_seconds(),
         )
         try:
             mailbox.wait([*keys.values()], begin + TIMEOUT.total_seconds())
         except TimeoutError as error:
-            late = _ranks(rank for rank, key in keys.items() if not mailbox.has(key))
+            late = named(rank for rank, key in keys.items() if not mailbox.has(key))
             raise dist.DistStoreError(f"{late} did not come in {TIMEOUT.total_seconds():g} s") from error
 
 
@@ -194,7 +194,8 @@ def _confirmed(name: str) -> str:
     return f"{name}/confirmed"
 
 
-def _ranks(numbers: Iterable[int]) -> str:
+def named(numbers: Iterable[int]) -> str:
+    """Ranks by their numbers, in words; of many the first ones."""
     first = [*itertools.islice(numbers, MOST_NAMED + 1)]
     more = ", ..." if len(first) > MOST_NAMED else ""
     return f"rank{'s' * (len(first) > 1)} {', '.join(map(str, first[:MOST_NAMED]))}{more}"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any, Self
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
 from fastckpt._core.base_checkpointer import BaseCheckpointer
-from fastckpt._core.client.collective import agreement
 from fastckpt._core.format.manifest import LATEST, OF_EACH_NODE
 from fastckpt._core.format.manifest import NAME as MANIFEST
 from fastckpt._core.format.raw import Raw
@@ -23,10 +23,10 @@ from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.resume.tiers import Candidate, Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, is_failing
 from fastckpt._core.snapshot.file_plans import check_names
 from fastckpt._core.storage.store import normalised
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, FastckptError
 
 __all__ = [
     "CheckpointNames",
@@ -68,16 +68,24 @@ class NativeFolder:
         self.path = make_view(writer.link, name, files) if resumed.id else Path(asked)
 
     def close(self, *, loaded: bool = True) -> None:
-        """Release the files. All ranks do, when they have ``loaded`` them or have failed; again does nothing."""
+        """Release the files. All ranks do, when they have ``loaded`` them or have failed; again does nothing.
+
+        A rank that has failed waits for no other; those that have loaded raise PeerFailed then, once all is released.
+        """
         if not self._is_open:
             return
         self._is_open = False
         writer = self._writer
-        if self._offers.has_far:
-            agreement(writer.place.world_size).gather("read")  # what others read is not to be removed
-        remove_view(writer.link)
-        writer.release()
-        self._offers.close()
+        ranks = writer.ranks
+        try:
+            if loaded:
+                ranks.gather(None)  # what others read is not to be removed
+            else:
+                ranks.fail(sys.exception() or FastckptError("the checkpoint was closed before it was loaded"))
+        finally:
+            remove_view(writer.link)
+            writer.release()
+            self._offers.close()
         if loaded:
             writer.resumed(self._resumed, time.perf_counter() - self._since)
 
@@ -191,12 +199,18 @@ class FolderCheckpointer(BaseCheckpointer):
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or in quarantine for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
+            FastckptError: Another rank has failed: names it, and the reason.
         """
         # 1. agree on a new history   2. choose and verify, until all ranks have the same checkpoint
         # 3. make a directory of links to its files
         self.let_go()
-        writer, asked = self._writer, arguments.path("resume_path", resume_path)
-        asked = asked.rstrip("/") or asked
+        asked = arguments.path("resume_path", resume_path)
+        with self._writer.ranks.sharing_errors():
+            self._folder = self._find(asked.rstrip("/") or asked, foreign=foreign)
+        return self._folder
+
+    def _find(self, asked: str, *, foreign: bool) -> NativeFolder | None:
+        writer = self._writer
         ranks, offers, resume, since = writer.open_resume(self._needs, self._answers_for, asked)
         parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
         name = name if parent == writer.directory else ""
@@ -219,18 +233,17 @@ class FolderCheckpointer(BaseCheckpointer):
             offers.close()
             writer.resumed(found, 0.0)
             return None
-        self._folder = NativeFolder(writer, offers, found, asked, name)
-        return self._folder
+        return NativeFolder(writer, offers, found, asked, name)
 
-    def let_go(self) -> None:
-        """Close what was found last, if it is still open."""
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+    def let_go(self, *, loaded: bool = True) -> None:
+        """Close what was found last, if it is still open, as `NativeFolder.close`."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close(loaded=loaded)
 
     def close(self) -> None:
         """As `BaseCheckpointer.close`."""
-        self.let_go()
+        self.let_go(loaded=not is_failing())
         super().close()
 
     def _kept(self, files: Files) -> Files:

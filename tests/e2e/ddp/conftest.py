@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ class Rounds:
         if answer[1] is not None:
             raise type(answer[1])(str(answer[1]))
         return json.loads(json.dumps(answer[0]))
+
+    @contextmanager
+    def sharing_errors(self) -> Iterator[None]:
+        """As if what one rank raises, all did by themselves."""
+        yield
+        self.gather(None)
 
 
 class Ranks:

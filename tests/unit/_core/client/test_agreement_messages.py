@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from fastckpt._core.client import collective, mailbox
-from fastckpt._core.client.collective import Agreement, PeerDeparted, SingleRank
+from fastckpt._core.client.collective import Agreement, PeerDeparted, PeerFailed, SingleRank
 from fastckpt._core.client.job_store import JobRanks
 from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NoRankState
 from tests.counting_store import CountingStore
@@ -187,6 +187,56 @@ def test_a_defect_of_the_deciding_rank_ends_the_wait_of_the_others(ranks: Ranks,
     first, *others = ranks.start(3, lambda agreement: agreement.decide(0, decide))
     assert isinstance(first, (LookupError, TypeError)) and not isinstance(first, FastckptError)
     assert [(type(each), "rank 0 has failed to decide" in str(each)) for each in others] == [(FastckptError, True)] * 2
+
+
+@pytest.mark.parametrize("failing", [{0}, {2}, {0, 2}, {1, 2}, {0, 1, 2}])
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_what_ranks_raise_between_two_rounds_is_raised_by_all_which_are_in_step_then(
+    ranks: Ranks, failing: set[int], rounds: int
+) -> None:
+    """Also if the others have rounds to come before the end, and in a block within a block."""
+
+    def job(agreement: Agreement) -> list[Any]:
+        rank, heard = rank_of(agreement), list[Any]()
+        for number in range(3):
+            try:
+                with agreement.sharing_errors(), agreement.sharing_errors():
+                    heard.append(agreement.gather(number))
+                    if number == 1 and rank in failing:
+                        raise BadCheckpoint(f"bad for {rank}")
+                    heard += [agreement.gather([number, each]) for each in range(rounds)]
+            except (BadCheckpoint, PeerFailed) as error:
+                heard.append(f"{type(error).__name__}: {error}")
+        return heard
+
+    for rank, heard in enumerate(ranks.start(3, job)):
+        [error] = [each for each in heard if isinstance(each, str)]
+        first = (
+            "rank 0" if 0 in failing else "; ".join(f"rank {each}: BadCheckpoint: bad for {each}" for each in failing)
+        )
+        assert error.startswith(f"BadCheckpoint: bad for {rank}" if rank in failing else f"PeerFailed: {first}")
+        heard.remove(error)
+        assert heard == [
+            each
+            for number in range(3)
+            for each in ([number] * 3, *[[[number, of]] * 3 for of in range(rounds) if number != 1])
+        ]
+
+
+def test_a_rank_that_does_not_come_in_time_is_named(ranks: Ranks) -> None:
+    has_given_up = threading.Event()
+
+    def job(agreement: Agreement) -> Any:
+        if rank_of(agreement) == 1:
+            has_given_up.wait(DEADLINE)
+            return None
+        try:
+            return agreement.gather(0, within=0.2)
+        finally:
+            has_given_up.set()
+
+    first, _ = ranks.start(2, job)
+    assert isinstance(first, dist.DistStoreError) and "rank 1 did not come within 0.2 s" in str(first)
 
 
 @pytest.mark.parametrize("ranks", ["tcp", "file"], indirect=True)

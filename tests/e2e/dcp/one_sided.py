@@ -1,0 +1,252 @@
+"""Loads in which one of two ranks fails, one after the other; what each rank was told goes to ``<out>/log.<rank>``."""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.fsdp import fully_shard
+
+from fastckpt import Checkpointer
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Raw, RequiredFiles
+from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, reader
+from fastckpt.ddp import DdpCheckpointer, SaveResult, StorageType
+from fastckpt.fsdp import FsdpShardCheckpointer
+
+SOON = 10.0
+"""Seconds in which all ranks must have raised."""
+Case = Callable[[bool], object]
+
+
+class OddError(Exception):
+    """No error that a damaged file raises."""
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise OddError("odd")
+
+
+class Trap:
+    """Raises when it is unpickled, on the rank that is the victim."""
+
+    victim = -1
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if dist.get_rank() == self.victim:
+            fail()
+
+
+class Part:
+    """A part of a training run that cannot be loaded if it ``fails``."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._fails:
+            fail()
+
+
+def failing_at(method: str) -> DefaultLoadPlanner:
+    planner = DefaultLoadPlanner()
+    setattr(planner, method, fail)
+    return planner
+
+
+def of_dcp(folder: Path) -> dict[str, Case]:
+    writer = SharedMemoryWriter(folder / "dcp")
+    ours, rank = SharedMemoryReader(writer), dist.get_rank()
+
+    def state(value: float = 0.0) -> dict[str, Any]:
+        return {"whole": torch.full((4,), value), "text": str(value), f"of_rank_{rank}": torch.full((3,), value)}
+
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="1")
+
+    def load(more: dict[str, Any], planner: DefaultLoadPlanner | None = None) -> None:
+        loaded = state() | more
+        dcp.load(loaded, storage_reader=ours, planner=planner)
+        assert loaded["text"] == "1.0" and all((loaded[name] == 1).all() for name in ("whole", f"of_rank_{rank}"))
+
+    def case(at_victim: dict[str, Any]) -> Case:
+        return lambda is_victim: load(at_victim if is_victim else {})
+
+    def planned(method: str) -> Case:
+        return lambda is_victim: load({}, failing_at(method) if is_victim else None)
+
+    def loaded_twice(is_victim: bool) -> None:
+        ours.find()
+        writer.last = writer.last if is_victim else None  # as if one rank had skipped a save
+        load({})
+
+    def closed(is_victim: bool) -> None:
+        if is_victim:
+            writer.close()
+        ours.find()
+
+    methods = ("set_up_planner", "create_local_plan", "finish_plan", "load_bytes", "resolve_tensor", "commit_tensor")
+    return {
+        "key: Missing key": case({"more": torch.zeros(2)}),
+        "shape: Size mismatch": case({"whole": torch.zeros(5)}),
+        "kind: Invalid checkpoint metadata": case({"whole": "text"}),
+        "kind, loaded": case({"text": torch.zeros(2)}),
+        "dtype, loaded": case({"whole": torch.zeros(4, dtype=torch.float64)}),
+        **{f"{method}: odd": planned(method) for method in methods},
+        "found again, loaded": loaded_twice,
+        "loaded": case({}),
+        "closed: is closed": closed,
+    }
+
+
+def of_shards(folder: Path) -> dict[str, Case]:
+    def model(layers: int = 1) -> nn.Sequential:
+        return fully_shard(nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)]))
+
+    def optimizer(of: nn.Module, groups: int = 1) -> torch.optim.Optimizer:
+        parameters = [*of.parameters()]
+        return torch.optim.SGD([{"params": parameters[each::groups]} for each in range(groups)], lr=0.1)
+
+    checkpointer, made = FsdpShardCheckpointer(folder / "fsdp"), model()
+    checkpointer.save_checkpoint(1, made, optimizer(made), storage_type=StorageType.MEMORY)
+
+    def load(of: nn.Module, groups: int = 1) -> None:
+        checkpointer.load_checkpoint(of, optimizer(of, groups))
+
+    def hooked(method: str) -> Case:
+        def case(is_victim: bool) -> None:
+            of = model()
+            if is_victim:
+                getattr(of, method)(fail)
+            load(of)
+
+        return case
+
+    return {
+        "layers: Missing key": lambda is_victim: load(model(2 if is_victim else 1)),
+        "groups: parameter groups": lambda is_victim: load(model(), 2 if is_victim else 1),
+        "load_state_dict: odd": hooked("register_load_state_dict_pre_hook"),
+        "state_dict: odd": hooked("register_state_dict_pre_hook"),
+        "loaded": lambda _: load(model()),
+    }
+
+
+def of_parts(folder: Path, make: Callable[[], nn.Module]) -> dict[str, Case]:
+    def run(*, fails: bool, saves: bool = False) -> None:
+        model = make()
+        sgd, part = torch.optim.SGD(model.parameters(), lr=0.1), Part(fails=fails)
+        with Checkpointer(folder, model=model, optimizer=sgd, every=1, others={"part": part}, overlap=False) as one:
+            step = one.resume()
+            assert step == (0 if saves else 1)
+            if saves:
+                one.step(1)
+
+    run(fails=False, saves=True)
+    return {"part: odd": lambda is_victim: run(fails=is_victim), "loaded": lambda _: run(fails=False)}
+
+
+def of_files(folder: Path, victim: int) -> dict[str, Case]:
+    checkpointer = DdpCheckpointer(folder / "ddp", weights_only=False)
+    checkpointer.save_checkpoint(1, {"w": torch.ones(3)}, rank_state={"trap": Trap()}, storage_type=StorageType.MEMORY)
+    rank = dist.get_rank()
+    native = FolderCheckpointer(folder / "native", RequiredFiles("main.bin", f"own_{rank}.bin"))
+    native.save_checkpoint(1, ({"main.bin": Raw(b"1")} if rank == 0 else {}) | {f"own_{rank}.bin": Raw(b"2")})
+
+    def trapped(is_victim: bool) -> None:
+        Trap.victim = victim
+        try:
+            checkpointer.load_checkpoint()
+        finally:
+            Trap.victim = -1
+
+    def opened(*, fails: bool) -> None:
+        found = native.find()
+        assert found is not None
+        try:
+            with found:
+                if fails:
+                    fail()
+                dist.barrier()  # as of a framework
+        finally:
+            if fails:
+                dist.barrier()  # which was not waited for
+
+    return {
+        "unpickling: odd": trapped,
+        "unpickled, loaded": lambda _: checkpointer.load_checkpoint(),
+        "opened: odd": lambda is_victim: opened(fails=is_victim),
+        "loaded": lambda _: opened(fails=False),
+    }
+
+
+def of_saves(folder: Path) -> dict[str, Case]:
+    from fastckpt.lightning.saves import Saves
+
+    saves = Saves(folder / "lightning")
+
+    def saved_again(is_victim: bool) -> None:
+        session = saves._writer
+        kept = session.save
+        if is_victim:
+            session.save = lambda *_: SaveResult(False, 1, "no room here", 1)
+        for _ in range(2):
+            saves.save(1, {"global_step": 1, "loops": {"fit_loop": {}}}, "", StorageType.MEMORY)
+            session.save = kept
+        assert session.link.history == max(session.ranks.gather(session.link.history))
+
+    return {"saved again": saved_again}
+
+
+def outcome(case: Case, *, is_victim: bool) -> str:
+    begin = time.monotonic()
+    try:
+        case(is_victim)
+        text = ""
+    except (Exception, CheckpointException) as error:
+        text = f"{type(error).__name__}: {error}"
+    if time.monotonic() - begin > SOON:
+        os.write(2, f"it took longer than {SOON:g} s: {text}\n".encode())
+        os._exit(1)  # the launcher ends the other rank, which may wait for an hour
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--victim", type=int)
+    parser.add_argument("--kind")
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=SOON))
+    folder, victim = arguments.out / "checkpoints", arguments.victim
+    reader.TOGETHER = 1.0
+    cases = {
+        "dcp": lambda: of_dcp(folder),
+        "shards": lambda: of_shards(folder),
+        "sharded parts": lambda: of_parts(folder / "parts", lambda: fully_shard(nn.Linear(4, 4))),
+        "replicated parts": lambda: of_parts(folder / "parts", lambda: nn.Linear(4, 4)),
+        "files": lambda: of_files(folder, victim),
+        "saves": lambda: of_saves(folder),
+    }[arguments.kind]()
+    is_victim = dist.get_rank() == victim
+    said = {name: outcome(case, is_victim=is_victim) for name, case in cases.items()}
+    (arguments.out / f"log.{dist.get_rank()}").write_text(json.dumps(said))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
