@@ -27,7 +27,7 @@ from fastckpt._core.stateful import Stateful
 from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.save_frequency import SaveFrequency
-from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
+from fastckpt.checkpointer.state import OPTIMIZERS, OWN, PARAMETERS, Part, TrainingState, further, unwrapped
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 
 logger = logging.getLogger("fastckpt")
@@ -294,7 +294,7 @@ class Checkpointer:
 
     def _own_part(self, step: int) -> dict[str, Any]:
         known = {"step": self._step, "whole": step, **self._frequency.state()}
-        return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
+        return {OWN: {**known, OPTIMIZERS: self._parts.optimizers, PARAMETERS: self._parts.parameters.groups()}}
 
     def _ended_epoch(self) -> dict[str, float]:
         """The epoch that ends with this step, as a metric; empty if none does."""

@@ -1,13 +1,14 @@
 """The state of a training run: objects with a state, by name."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
-from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept
+from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept, options_kept
 from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
@@ -15,6 +16,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.stateful import Stateful
 from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
+from fastckpt.checkpointer.parameter_names import ParameterNames
 from fastckpt.errors import ConfigError, FastckptError
 
 Part = Stateful | Sequence[Stateful]
@@ -22,6 +24,8 @@ OWN = "fastckpt"
 """Key, in a checkpoint, of the state of the training run itself."""
 OPTIMIZERS = "optimizers"
 """Key, in that, of the classes of its optimizers; earlier versions did not save them."""
+PARAMETERS = "parameters"
+"""Key, in that, of the names of their parameters; earlier versions did not save them either."""
 
 LOADERS, POSITIONS, WORLD = "loaders", "positions", "world"
 """Keys, in a rank's own state, of its positions in further loaders."""
@@ -35,6 +39,9 @@ class TrainingState:
         data: The object that has the position in the data; None for none.
         gradients: Those of this rank.
         optimizers: Of which classes the optimizers are.
+
+    Attributes:
+        parameters: Names those of optimizers whose states have none.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class TrainingState:
         # Further loaders: ranks may be at different positions in them.
         self._loaders = {name: part for name, part in self._parts.items() if _hands_out(part)}
         self._data, self._gradients, self.optimizers = data, gradients, optimizers or {}
+        self.parameters = ParameterNames(self._parts)
         for name, part in self._parts.items():
             for each in part if isinstance(part, Sequence) else (part,):
                 if isinstance(each, type) or not isinstance(each, Stateful):
@@ -129,6 +137,7 @@ class TrainingState:
         pairs = [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]
         own = common[OWN] if isinstance(common.get(OWN), Mapping) else {}
         check_kinds(own.get(OPTIMIZERS), self.optimizers)
+        self.parameters.check(own.get(PARAMETERS))
         return pairs
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -139,8 +148,8 @@ class TrainingState:
                 is_alike = positions.get(WORLD) == rank_and_world(None, None)[1]
                 position = positions.get(name, state) if is_alike else state
                 load_data_state(part, position, own.get(LOADERS, {}).get(name))
-            elif isinstance(part, torch.optim.Optimizer) and self._has_dtypes_of(common):
-                with dtypes_kept(part):
+            elif isinstance(part, torch.optim.Optimizer):
+                with options_kept(part), dtypes_kept(part) if self._has_dtypes_of(common) else nullcontext():
                     _load(name, part, state)
             else:
                 _load(name, part, state)

@@ -295,7 +295,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
+            ConfigError: The model has what the checkpoint lacks, or of another shape.
         """
         if not self._find(resume_path):
             return {}

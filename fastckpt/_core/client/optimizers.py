@@ -1,4 +1,4 @@
-"""Optimizers: those inside wrappers, their classes in a checkpoint, and the dtypes of their states."""
+"""Optimizers: those inside wrappers, their classes in a checkpoint, and what a load leaves as it is."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,6 +101,16 @@ def _classes(optimizer: Optimizer) -> list[str]:
         if kind.__module__.startswith("torch.optim."):
             break
     return found
+
+
+@contextmanager
+def options_kept(optimizer: Optimizer) -> Iterator[None]:
+    """Have ``load_state_dict`` leave options of groups that the state lacks, such as those of a newer torch."""
+    before = [dict(group) for group in optimizer.param_groups]
+    yield
+    for group, old in zip(optimizer.param_groups, before, strict=False):
+        for name in old.keys() - group.keys():
+            group[name] = old[name]
 
 
 @contextmanager
