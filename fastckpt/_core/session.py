@@ -4,8 +4,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -135,6 +135,7 @@ class Session:
         self._last: SaveId | None = None
         self._held: SaveId | None = None
         self.history = SessionHistory(self.link, self.place, self.settings)
+        self._unreported: list[tuple[ResumeResult, float]] | None = None
         self._is_first = True
         self._pid = os.getpid()
         self._closed = False
@@ -298,6 +299,23 @@ class Session:
     def resumed(self, resumed: ResumeResult, seconds: float) -> None:
         """Make the loaded checkpoint, if any, the parent of later saves, and report the load to the saver."""
         self.history.go_on_from(resumed)
+        if self._unreported is None:
+            self._report(resumed, seconds)
+        else:
+            self._unreported.append((resumed, seconds))
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """Report loads made in this context at its end, and none if that is an error: objects may refuse a state."""
+        self._unreported = []
+        try:
+            yield
+            for each in self._unreported:
+                self._report(*each)
+        finally:
+            self._unreported = None
+
+    def _report(self, resumed: ResumeResult, seconds: float) -> None:
         self.link.report_loaded(resumed.id, resumed.tier, seconds)
         if resumed.state is None:
             run_record.note("fresh")

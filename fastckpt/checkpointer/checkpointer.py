@@ -153,7 +153,8 @@ class Checkpointer:
         back_to = None if step is None else whole_step(step, STEP_OF_RESUME)
         self._frequency.end()
         try:
-            loaded = self._checkpointer.resume(self._parts, self._own_part(self._step), back_to)
+            with self._writer.applying():
+                loaded = self._checkpointer.resume(self._parts, self._own_part(self._step), back_to)
         except NoLoadableCheckpoint as error:
             if OTHER_KIND in str(error):
                 raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error

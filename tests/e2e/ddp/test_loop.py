@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastckpt import Checkpointer
+from fastckpt._core import metrics
 from fastckpt._core.snapshot import mutation_check
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.checkpointer.gradients import Gradients
@@ -322,16 +323,21 @@ def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: 
     other.checkpointer.close()
     sgd = torch.optim.SGD(other.model.parameters(), 0.5)
     before = [each.clone() for each in other.model.parameters()]
+    events: list[str] = []
+    metrics.listen(listener := lambda event: events.append(event["event"]))
     with (
         Checkpointer(directory, model=other.model, optimizer=sgd, scheduler=other.scheduler) as checkpointer,
         pytest.raises(ConfigError, match="optimizer was saved as AdamW, and is SGD now"),
     ):
         checkpointer.resume()
+    assert "worker_joined" in events and "resumed" not in events, "the launcher reports no resume that failed"
+    metrics.unlisten(listener)
     assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
     assert sgd.param_groups[0]["lr"] == 0.5
     again = Training(directory)
     with again.checkpointer as checkpointer:
         assert checkpointer.resume() == 2
+    assert first.weights()[0].equal(again.weights()[0])
 
 
 def test_a_checkpoint_that_names_no_optimizers_loads(directory: Path, monkeypatch: pytest.MonkeyPatch):
