@@ -1,5 +1,6 @@
 """The state of a training run: objects with a state, by name."""
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -19,6 +20,10 @@ from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.parameter_names import ParameterNames
 from fastckpt.errors import ConfigError, FastckptError
 
+logger = logging.getLogger("fastckpt")
+
+PARTS = ("optimizer", "scheduler", "data")
+"""Arguments of `Checkpointer` that are parts, beside the model."""
 Part = Stateful | Sequence[Stateful]
 OWN = "fastckpt"
 """Key, in a checkpoint, of the state of the training run itself."""
@@ -118,9 +123,14 @@ class TrainingState:
         said = self._data.state_dict() | {"batch_size": getattr(self._data, "batch_size", None)}
         return {f"{name} of the data": str(value) for name, value in said.items()}
 
-    def left_out(self, common: Mapping[str, Any]) -> set[str]:
-        """Names that a checkpoint has and `load` does not take."""
-        return common.keys() - self._parts.keys() - ({"data"} if self._data is not None else set())
+    def warn_of_left_out(self, common: Mapping[str, Any]) -> None:
+        """Log the names that a checkpoint has and `load` does not take."""
+        if names := sorted(common.keys() - self._parts.keys() - {OWN, *(["data"] if self._data is not None else [])}):
+            logger.warning(
+                "the checkpoint has %s, which no part takes: it is not loaded. To load it, give %s",
+                ", ".join(names),
+                ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
+            )
 
     def check(self, common: Mapping[str, Any]) -> list[tuple[Stateful, Any]]:
         """Each object with its state in a checkpoint; raises ConfigError if parts do not fit."""
@@ -143,6 +153,7 @@ class TrainingState:
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
         for (part, state), name in zip(self.check(common), self._names, strict=True):
+            _take_seed(part, state)
             if name in self._loaders and ("foreign" in state or _is_ours(part)):
                 positions = own.get(POSITIONS, {})
                 is_alike = positions.get(WORLD) == rank_and_world(None, None)[1]
@@ -155,6 +166,7 @@ class TrainingState:
                 _load(name, part, state)
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
+            _take_seed(self._data, common["data"])
             load_data_state(self._data, common["data"], own.get("data"))
 
     def _has_dtypes_of(self, common: Mapping[str, Any]) -> bool:
@@ -162,6 +174,12 @@ class TrainingState:
         states = common.get("model"), _state(self._parts.get("model", ()))
         saved, now = ([each.dtype for each in _tensors(state)] for state in states)
         return saved == now
+
+
+def _take_seed(part: Any, state: Any) -> None:
+    """Have a loader's seed be the saved one, whose load then warns of no other: the report of the resume does."""
+    if hasattr(part, "set_seed") and isinstance(state, Mapping) and isinstance(state.get("seed"), int):
+        part.set_seed(state["seed"])
 
 
 def _is_ours(loader: Any) -> bool:

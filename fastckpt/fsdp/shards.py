@@ -318,7 +318,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         if asked:
             directory = self._writer.directory
             raise BadCheckpoint(f"{directory} holds no checkpoint {asked}: fastckpt ls {directory} shows what there is")
-        self._writer.loaded_nothing()
+        self._writer.loads.nothing()
         return False
 
     def _load(self, state: dict[str, Any]) -> dict[str, Any]:

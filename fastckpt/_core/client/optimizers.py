@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fastckpt._core.error_codes import coded
 from fastckpt._core.torch_private.tensors import has_hooks
@@ -83,10 +84,10 @@ def check_kinds(saved: Any, now: Kinds) -> None:
 
 
 def state_owner(part: Any) -> Any:
-    """The optimizer whose state a wrapper gives as its own; anything else as it is."""
+    """The optimizer whose state a wrapper gives as its own; anything else as it is, such as a scheduler."""
     for name in _WITHIN:
         inner = getattr(part, name, None)
-        if isinstance(inner, Optimizer):
+        if isinstance(inner, Optimizer) and not isinstance(part, LRScheduler):
             return state_owner(inner)
     return part
 

@@ -34,8 +34,8 @@ def saved(model: nn.Module | None = None) -> Any:
 def test_each_group_has_the_names_of_its_parameters_and_follows_a_group_that_is_added():
     model = Net()
     optimizer = torch.optim.SGD(model.first.parameters())
-    own = nn.Parameter(torch.zeros(1))
-    known = ParameterNames({"model": model, "optimizer": [optimizer], "scheduler": ()})
+    own, scheduler = nn.Parameter(torch.zeros(1)), torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    known = ParameterNames({"model": model, "optimizer": [optimizer], "scheduler": scheduler})
     assert known.groups() == {"optimizer": [["first.weight\nfirst.bias\n"]]}
     assert known.groups() is known.groups(), "cached"
     optimizer.add_param_group({"params": [own, model.second.bias]})
