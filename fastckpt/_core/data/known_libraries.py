@@ -34,6 +34,11 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
             stage.epoch = epoch - 1
 
 
+def has_begun(loader: Any) -> bool | None:
+    """Return whether torchdata's StatefulDataLoader has an iterator; None for another loader."""
+    return loader._iterator is not None if hasattr(loader, "next_iter_state") else None
+
+
 def leaves_out(dataset: Any) -> str | None:
     """The part that the state of a data set is known to leave out; None if nothing is known."""
     kinds = {type(each).__name__ for each in _inner(getattr(dataset, "_ex_iterable", None))}
