@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Generator
 
-from fastckpt._core.data.generators import generators_kept
-from fastckpt._core.data.known_libraries import has_begun, leaves_out
+from fastckpt._core.data.known_libraries import begin_quietly, has_begun, leaves_out
 from fastckpt._core.data.position import VERSION, read
 from fastckpt._core.data.split import rank_and_world
 from fastckpt._core.error_codes import coded
@@ -110,11 +109,7 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
             type(data).__name__,
         )
     data.load_state_dict(own["state"])
-    if has_begun(data) is not None:
-        with generators_kept():
-            data.state_dict()  # begins the iteration now: it draws a seed, which an uninterrupted run did not draw here
-    if GENERATOR in own and isinstance(getattr(data, "generator", None), Generator):
-        data.generator.set_state(own[GENERATOR])  # decides the orders of later epochs
+    begin_quietly(data, own.get(GENERATOR))
 
 
 def _circumstances(data: Any) -> dict[str, int]:
