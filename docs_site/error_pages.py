@@ -1119,9 +1119,9 @@ PAGES: Sequence[ErrorPage] = (
             "<name> was saved with other parameters at these places: the state of <name> in group <number> would go to "
             "<name>, and <number> of <number> in all. Give its parameters in the order in which they were saved "
             "(<names>), or, to start afresh, another checkpoint directory",
-            "<name> was saved with groups of <numbers> parameters, and has groups of <numbers> now<names>. Give the "
-            "model and the groups that were saved, before resume(): parameters that training unfreezes later may be in "
-            "a group from the start (docs/guides/changed_script.md); or give another checkpoint directory",
+            "<name> was saved with parameter groups of <numbers> parameters, and has groups of <numbers> now<names>. "
+            "Before resume(), give the optimizer that was saved, and its model: parameters that training unfreezes later "
+            "may be in a group from the start (docs/guides/changed_script.md); or give another checkpoint directory",
             "the checkpoint does not fit: <what it lacks, or has in another shape>. Give the model and optimizers that "
             "were saved, or, to start afresh, another checkpoint directory",
         ),

@@ -127,13 +127,14 @@ def _refuse_sizes(which: str, old: list[list[str]], new: list[list[str]]) -> NoR
     change = "".join([f", without {lacks}" if lacks else "", f", with {more}" if more else ""])
     raise ConfigError(
         coded(
-            f"{which} was saved with groups of {_sizes(old)} parameters, and has groups of {_sizes(new)} now{change}. "
-            "Give the model and the groups that were saved, before resume(): parameters that training unfreezes later "
-            "may be in a group from the start (docs/guides/changed_script.md); or give another checkpoint directory",
+            f"{which} was saved with parameter groups of {_sizes(old)} parameters, and has groups of {_sizes(new)} "
+            f"now{change}. Before resume(), give the optimizer that was saved, and its model: parameters that training "
+            "unfreezes later may be in a group from the start (docs/guides/changed_script.md); or give another "
+            "checkpoint directory",
             "FC-043",
         )
     )
 
 
 def _sizes(groups: list[list[str]]) -> str:
-    return " and ".join(str(len(group)) for group in groups) or "no"
+    return " + ".join(str(len(group)) for group in groups) or "no"
