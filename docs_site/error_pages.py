@@ -1119,6 +1119,14 @@ PAGES: Sequence[ErrorPage] = (
             "<name> was saved as <type>, and is <type> now: the state of one means nothing to the other. Give <type>; "
             "or, to go on with <type>, load the model alone out of the checkpoint's files, and give another "
             "checkpoint directory",
+            "<name> was saved with other parameters at these places: the state of <name> in group <number> would go to "
+            "<name>, and <number> of <number> in all. Give its parameters in the order in which they were saved "
+            "(<names>), or, to start afresh, another checkpoint directory",
+            "<name> was saved with parameter groups of <numbers> parameters, and has groups of <numbers> now<names>. "
+            "Before resume(), give the optimizer that was saved, and its model: parameters that training unfreezes later "
+            "may be in a group from the start (docs/guides/changed_script.md); or give another checkpoint directory",
+            "the checkpoint does not fit: <what it lacks, or has in another shape>. Give the model and optimizers that "
+            "were saved, or, to start afresh, another checkpoint directory",
         ),
         "The directory has a checkpoint of a model, an optimizer or a scheduler that is not the one of this script.",
         (
@@ -1135,7 +1143,9 @@ PAGES: Sequence[ErrorPage] = (
         "Nothing: the checkpoint stays as it is.",
         (
             "fastckpt._core.client.optimizers",
+            "fastckpt.checkpointer.parameter_names",
             "fastckpt.checkpointer.state",
+            "fastckpt.dcp.state_dicts",
         ),
     ),
     ErrorPage(

@@ -8,7 +8,7 @@ import operator
 import os
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -19,6 +19,8 @@ NOTE = "fastckpt: "
 """The beginning of notes that fastckpt adds to exceptions of users' own code."""
 LONGEST = 80
 """Characters of a value that a message shows."""
+MOST = 10
+"""Names that a message lists."""
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"
 _DEFECTS = (AgentLost, ProtocolError, SaverError)
 """Errors that are no mistake of the caller: their tracebacks show where fastckpt raised them."""
@@ -51,6 +53,11 @@ def listed(names: Iterable[object]) -> str:
     """Alternatives, joined for a sentence."""
     *others, last = (repr(name) for name in names)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def abbreviated(names: Sequence[str]) -> str:
+    """The first names, for a message, and how many more there are."""
+    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
 
 
 def choice(name: str, value: object, names: Collection[str]) -> str:

@@ -9,6 +9,8 @@ from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.io.file_system import fault_in_renames, file_system_of
 from fastckpt._core.io.modes import make_directory
+from fastckpt._core.storage.local.layout import PRIVATE
+from fastckpt._core.storage.local.stored import ours
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -20,9 +22,16 @@ def make_ready(directory: str, place: RankInfo) -> None:
     A failure of storage does not keep restarted workers from going on from memory.
 
     Raises:
-        ConfigError: It is a file, cannot be made, or is on a file system that tears checkpoints, when the job starts.
+        ConfigError: It is a checkpoint, a file, cannot be made, or is on a file system that tears checkpoints, when the
+            job starts.
     """
     path = Path(directory)
+    if not (path / PRIVATE).exists() and (inner := ours(path)) is not None:
+        raise ConfigError(
+            f"checkpoint_dir is {directory}, which is the checkpoint of step {inner.id.step} itself; give the "
+            f"directory that it is in, such as {path.parent}, of which the newest is resumed; to go back to this one, "
+            f"resume(step={inner.id.step})"
+        )
     try:
         make_directory(path, parents=True)
     except OSError as error:

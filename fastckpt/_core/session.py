@@ -37,6 +37,7 @@ from fastckpt._core.policy.verify import verify_mode
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.directory_checks import warn_of_unloaded
+from fastckpt._core.resume.load_reports import LoadReports
 from fastckpt._core.resume.resume import Resume, ResumeResult, Share
 from fastckpt._core.retention import CheckpointDeletionStrategy, policy_of, warn_of_another_directory
 from fastckpt._core.schedule.persist_turns import PersistTurns
@@ -134,6 +135,7 @@ class Session:
             self._cleaner = DeletionRunner(deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
+        self.loads = LoadReports(self.link, self.beats, self.place.rank)
         self.history = SessionHistory(self.link, self.place, self.settings)
         self._is_first = True
         self._pid = os.getpid()
@@ -301,22 +303,9 @@ class Session:
         return OpenResume(ranks, finder, Resume(self.link, finder, share, self.threads, self.history.pairing), since)
 
     def resumed(self, resumed: ResumeResult, seconds: float) -> None:
-        """Make the loaded checkpoint, if any, the parent of later saves, and report the load to the saver."""
+        """Make the loaded checkpoint, if any, the parent of later saves, and report the load."""
         self.history.go_on_from(resumed)
-        self.link.report_loaded(resumed.id, resumed.tier, seconds)
-        if resumed.state is None:
-            run_record.note("fresh")
-        if resumed.state is not None:
-            step = resumed.id.step if resumed.id else -1
-            run_record.note("loaded", step, tier=resumed.tier)
-            self.beats.resume(step)
-            if self.place.rank == 0:
-                logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
-
-    def loaded_nothing(self) -> None:
-        """Report to the saver that there was nothing to load."""
-        self.link.report_loaded(None, "", 0.0)
-        run_record.note("fresh")
+        self.loads.loaded(resumed, seconds)
 
     def release(self) -> None:
         """Let the saver reuse the memory that a load holds, if one does."""

@@ -108,6 +108,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         )
         self._writer = self._folders.session
         self._all_have_hooks: bool | None = None
+        self._has_warned = False
         self.loaded_step = -1
         self.loaded_from = ""
 
@@ -139,6 +140,14 @@ class AccelerateCheckpointer(BaseCheckpointer):
             raise ConfigError(
                 "there is no optimizer to save: prepare it with accelerator.prepare(...), then construct the "
                 "AccelerateCheckpointer; to hand on weights alone, use accelerator.save_model"
+            )
+        if not self._accelerator.sync_gradients and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "step %d is in the middle of an accumulation of %d batches, whose gradients are not saved: a resume of "
+                "it would lose them. Call save_state where accelerator.sync_gradients is True",
+                step,
+                self._accelerator.gradient_accumulation_steps,
             )
         shared, own = self._files(safe_serialization)
         files = shared | own if self._folders.writes_common else own

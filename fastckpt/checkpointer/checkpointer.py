@@ -3,7 +3,8 @@
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -29,7 +30,8 @@ from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.rank_differences import RankDifferences, broadcast_buffers
 from fastckpt.checkpointer.save_frequency import SaveFrequency
-from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
+from fastckpt.checkpointer.script_settings import SCRIPT, ScriptSettings
+from fastckpt.checkpointer.state import OPTIMIZERS, OWN, PARAMETERS, Part, TrainingState, further, unwrapped
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 
 logger = logging.getLogger("fastckpt")
@@ -41,7 +43,6 @@ RANKS_PATIENCE = 60.0
 _NEWEST_AND_EPOCHS = KeepAny((KeepLast(2), KeepMeasured(EPOCH)))
 """The default retention rule on storage."""
 STEP_OF_RESUME = "resume(step=...) goes back to one that `fastckpt ls` shows on storage"
-PARTS = ("optimizer", "scheduler", "data")
 Often = str | int | timedelta
 NOTHING: Mapping[str, Stateful] = MappingProxyType({})
 
@@ -117,6 +118,7 @@ class Checkpointer:
             Gradients(bare, optimizers, data, saved=gradients),
             kinds(named),
         )
+        self._script = ScriptSettings(named, data)
         self._data, self._batches = data, MicroBatches(optimizers, data, saved=gradients)
         self._checkpointer = backend(
             checkpoint_dir,
@@ -141,38 +143,36 @@ class Checkpointer:
         self._unclosed = MissingClose(self, self._writer.place.rank)
 
     @public
-    def resume(self, step: int | None = None) -> int:
+    def resume(self, step: int | None = None, *, from_script: Collection[str] = (), skip: int = 0) -> int:
         """Load the newest checkpoint that all ranks can load into all parts; the step to go on after, 0 for a new job.
 
         Args:
             step: The step of a checkpoint on storage to go back to, equal on all ranks. What is saved from then on is
                 newer than all before. Workers that are restarted in the same launch go on from the newest of that; a
                 later launch that gives the step goes back to it again. See docs/guides/going_back.md.
+            from_script: Settings of the script that hold, not the saved ones: options of optimizers, such as "lr",
+                arguments of schedulers, such as "T_max", and "seed" of the data. See docs/guides/changed_script.md.
+            skip: Batches of each rank after ``step`` to read and not to use; none after a later save, as in a restart.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
             BadCheckpoint: There is none of ``step``, or it cannot be loaded.
-            ConfigError: Parts are missing in it, or do not fit.
+            ConfigError: Parts are missing in it, or do not fit; no such settings, or no skipping.
         """
-        # 1. load, or make memory ready   2. name what no part takes   3. choose how often to save
+        # 1. note the script's settings   2. load, or make memory ready   3. set what the script keeps   4. name what no
+        # part takes   5. choose how often to save
         back_to = None if step is None else whole_step(step, STEP_OF_RESUME)
+        self._script.note(from_script, skip, back_to)
         self._frequency.end()
-        try:
+        with _explained(self._checkpointer.FROM_OTHERS), self._writer.loads.applying(self._script.describe):
             loaded = self._checkpointer.resume(self._parts, self._own_part(self._step), back_to)
-            self._differences.begin()
-        except NoLoadableCheckpoint as error:
-            if OTHER_KIND in str(error):
-                raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error
-            raise
-        if self._writer.place.rank == 0 and (left := self._parts.left_out(loaded) - {OWN}):
-            names = sorted(left)
-            logger.warning(
-                "the checkpoint has %s, which no part takes: it is not loaded. To load it, give %s",
-                ", ".join(names),
-                ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
-            )
-        known: Mapping[str, Any] = loaded.get(OWN, {})
-        loaded_step = self._checkpointer.loaded_step if loaded else 0
+            known: Mapping[str, Any] = loaded.get(OWN, {})
+            loaded_step = self._checkpointer.loaded_step if loaded else 0
+            if loaded:
+                self._script.apply(loaded_step, known.get(SCRIPT))
+        self._differences.begin()
+        if self._writer.place.rank == 0:
+            self._parts.warn_of_left_out(loaded)
         # Not if these words were taken from another checkpoint, by hand.
         self._step = known.get("whole", loaded_step) if known.get("step") == loaded_step else loaded_step
         self._durable = self._step
@@ -302,7 +302,8 @@ class Checkpointer:
 
     def _own_part(self, step: int) -> dict[str, Any]:
         known = {"step": self._step, "whole": step, **self._frequency.state()}
-        return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
+        names = {OPTIMIZERS: self._parts.optimizers, PARAMETERS: self._parts.parameters.groups()}
+        return {OWN: {**known, **names, SCRIPT: self._script.left}}
 
     def _ended_epoch(self) -> dict[str, float]:
         """The epoch that ends with this step, as a metric; empty if none does."""
@@ -314,3 +315,14 @@ def _checked_overlap(overlap: object) -> bool:
     if not isinstance(overlap, bool):
         raise ConfigError(f"overlap is {shown(overlap)}; give True or False: the optimizers are known")
     return overlap
+
+
+@contextmanager
+def _explained(remedy: str) -> Iterator[None]:
+    """Add what to do where there are only checkpoints of the other kind of model."""
+    try:
+        yield
+    except NoLoadableCheckpoint as error:
+        if OTHER_KIND in str(error):
+            raise NoLoadableCheckpoint(f"{error} {remedy}") from error
+        raise

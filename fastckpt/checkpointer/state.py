@@ -1,13 +1,15 @@
 """The state of a training run: objects with a state, by name."""
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
-from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept
+from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept, options_kept
 from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
@@ -15,13 +17,20 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.stateful import Stateful
 from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
+from fastckpt.checkpointer.parameter_names import ParameterNames
 from fastckpt.errors import ConfigError, FastckptError
 
+logger = logging.getLogger("fastckpt")
+
+PARTS = ("optimizer", "scheduler", "data")
+"""Arguments of `Checkpointer` that are parts, beside the model."""
 Part = Stateful | Sequence[Stateful]
 OWN = "fastckpt"
 """Key, in a checkpoint, of the state of the training run itself."""
 OPTIMIZERS = "optimizers"
 """Key, in that, of the classes of its optimizers; earlier versions did not save them."""
+PARAMETERS = "parameters"
+"""Key, in that, of the names of their parameters; earlier versions did not save them either."""
 
 LOADERS, POSITIONS, WORLD = "loaders", "positions", "world"
 """Keys, in a rank's own state, of its positions in further loaders."""
@@ -35,6 +44,9 @@ class TrainingState:
         data: The object that has the position in the data; None for none.
         gradients: Those of this rank.
         optimizers: Of which classes the optimizers are.
+
+    Attributes:
+        parameters: Names those of optimizers whose states have none.
     """
 
     def __init__(
@@ -44,6 +56,7 @@ class TrainingState:
         # Further loaders: ranks may be at different positions in them.
         self._loaders = {name: part for name, part in self._parts.items() if _hands_out(part)}
         self._data, self._gradients, self.optimizers = data, gradients, optimizers or {}
+        self.parameters = ParameterNames(self._parts)
         for name, part in self._parts.items():
             for each in part if isinstance(part, Sequence) else (part,):
                 if isinstance(each, type) or not isinstance(each, Stateful):
@@ -110,9 +123,14 @@ class TrainingState:
         said = self._data.state_dict() | {"batch_size": getattr(self._data, "batch_size", None)}
         return {f"{name} of the data": str(value) for name, value in said.items()}
 
-    def left_out(self, common: Mapping[str, Any]) -> set[str]:
-        """Names that a checkpoint has and `load` does not take."""
-        return common.keys() - self._parts.keys() - ({"data"} if self._data is not None else set())
+    def warn_of_left_out(self, common: Mapping[str, Any]) -> None:
+        """Log the names that a checkpoint has and `load` does not take."""
+        if names := sorted(common.keys() - self._parts.keys() - {OWN, *(["data"] if self._data is not None else [])}):
+            logger.warning(
+                "the checkpoint has %s, which no part takes: it is not loaded. To load it, give %s",
+                ", ".join(names),
+                ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
+            )
 
     def check(self, common: Mapping[str, Any]) -> list[tuple[Stateful, Any]]:
         """Each object with its state in a checkpoint; raises ConfigError if parts do not fit."""
@@ -129,23 +147,26 @@ class TrainingState:
         pairs = [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]
         own = common[OWN] if isinstance(common.get(OWN), Mapping) else {}
         check_kinds(own.get(OPTIMIZERS), self.optimizers)
+        self.parameters.check(own.get(PARAMETERS))
         return pairs
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
         for (part, state), name in zip(self.check(common), self._names, strict=True):
+            _take_seed(part, state)
             if name in self._loaders and ("foreign" in state or _is_ours(part)):
                 positions = own.get(POSITIONS, {})
                 is_alike = positions.get(WORLD) == rank_and_world(None, None)[1]
                 position = positions.get(name, state) if is_alike else state
                 load_data_state(part, position, own.get(LOADERS, {}).get(name))
-            elif isinstance(part, torch.optim.Optimizer) and self._has_dtypes_of(common):
-                with dtypes_kept(part):
+            elif isinstance(part, torch.optim.Optimizer):
+                with options_kept(part), dtypes_kept(part) if self._has_dtypes_of(common) else nullcontext():
                     _load(name, part, state)
             else:
                 _load(name, part, state)
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
+            _take_seed(self._data, common["data"])
             load_data_state(self._data, common["data"], own.get("data"))
 
     def _has_dtypes_of(self, common: Mapping[str, Any]) -> bool:
@@ -153,6 +174,12 @@ class TrainingState:
         states = common.get("model"), _state(self._parts.get("model", ()))
         saved, now = ([each.dtype for each in _tensors(state)] for state in states)
         return saved == now
+
+
+def _take_seed(part: Any, state: Any) -> None:
+    """Have a loader's seed be the saved one, whose load then warns of no other: the report of the resume does."""
+    if hasattr(part, "set_seed") and isinstance(state, Mapping) and isinstance(state.get("seed"), int):
+        part.set_seed(state["seed"])
 
 
 def _is_ours(loader: Any) -> bool:

@@ -1,12 +1,14 @@
 """A data loader that continues: DataLoader's arguments, and a position that a checkpoint saves."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from fastckpt._core.arguments import public
+from fastckpt._core.data.position import whole
 from fastckpt._core.data.split import check_joined, rank_and_world
 from fastckpt.data.batch_stream import BY_ONE, BatchStream
 from fastckpt.data.factory import source_of
@@ -180,6 +182,42 @@ class ResumableDataLoader(BatchStream):
         """Go to the beginning of an epoch; does nothing if that is the present one. Epochs advance by themselves."""
         if epoch != self.epoch:
             self._source.set_epoch(epoch)
+
+    @property
+    def seed(self) -> int:
+        """The seed from which all random numbers follow."""
+        return self._source.seed
+
+    @public
+    def set_seed(self, seed: int) -> None:
+        """Go on at the same place of the epoch, in the order of another seed; raises ConfigError unless it is whole.
+
+        In the middle of an epoch some of its samples come twice, and others not at all.
+        """
+        self._source.set_seed(seed)
+
+    @public
+    def skip(self, batches: int) -> None:
+        """Read batches of this rank from the position on, and do not hand them out: also those of the next epochs.
+
+        Args:
+            batches: How many; equal on all ranks. An iteration that was begun before has ended.
+
+        Raises:
+            ConfigError: It is no whole number, or an epoch has no batch.
+        """
+        left = whole("batches", batches)
+        while left:
+            before = left
+            for _ in islice(self, left):
+                left -= 1
+            if left == before:
+                raise ConfigError(f"{left} of {batches} batches to skip are left, and epoch {self.epoch} has none")
+        common, own = self._states_now()
+        # As after a resume: an accumulation begins again, and the loop has taken nothing yet.
+        self.load_state_dict(common)
+        if own:
+            self.load_rank_state_dict(own)
 
     def state_dict(self) -> dict[str, Any]:
         """State common to all ranks: a few numbers, which load with ``weights_only=True``."""

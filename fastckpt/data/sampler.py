@@ -122,6 +122,16 @@ class ResumableSampler(Sampler[int]):
             self.position.set_epoch(epoch)
             self._begun = False
 
+    @property
+    def seed(self) -> int:
+        """The seed of all orders."""
+        return self.position.seed
+
+    @public
+    def set_seed(self, seed: int) -> None:
+        """Go on at the same place of the epoch, in the order of another seed; raises ConfigError unless it is whole."""
+        self.position.set_seed(seed)
+
     def state_dict(self) -> dict[str, int]:
         """The position: a few numbers, equal on all ranks.
 

@@ -52,6 +52,10 @@ class Source(ABC):
         """From which all random numbers follow."""
         return self._position.seed
 
+    def set_seed(self, seed: int) -> None:
+        """Go on at the same place, in the order of another seed."""
+        self._position.set_seed(seed)
+
     @property
     def jumps(self) -> int:
         """Counts the times that somebody set the position."""

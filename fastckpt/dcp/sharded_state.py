@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from fastckpt._core.client.optimizers import dtypes_kept
+from fastckpt._core.client.optimizers import dtypes_kept, options_kept
 from fastckpt._core.torch_private.sharding import (
     EXTRA_STATE,
     ShardedTensor,
@@ -155,7 +155,13 @@ class ShardedOptimizers:
         with_state = {path[2] for path in saved.values()}
         kept = {name: each for name, each in state[STATE].items() if name in with_state}
         self._make_room(kept, saved, metadata)
-        return ShardedState({STATE: kept, GROUPS: state[GROUPS]})
+        # Options that the checkpoint lacks, such as those of a newer torch, stay as they are here.
+        there = {path[2:4] for path in places.values() if path[1] == GROUPS and len(path) > 3}
+        options = [
+            {key: value for key, value in group.items() if not there or (i, key) in there or key == PARAMS}
+            for i, group in enumerate(state[GROUPS])
+        ]
+        return ShardedState({STATE: kept, GROUPS: options})
 
     def _make_room(self, states: dict[str, Any], saved: Mapping[str, Any], metadata: Metadata) -> None:
         """Add to states what optimizers make after their first step only."""
@@ -184,7 +190,13 @@ class ShardedOptimizers:
             has_any = any(isinstance(each, torch.Tensor) for each in tree_leaves(part[STATE]))  # else torch fails
             options = StateDictOptions(strict=False, full_state_dict=full and has_any)
             room = _given_no_more(optimizer, part[STATE].keys())
-            with _all_learning([optimizer]), room, _taking_closures([optimizer]), dtypes_kept(optimizer):
+            with (
+                _all_learning([optimizer]),
+                room,
+                options_kept(optimizer),
+                _taking_closures([optimizer]),
+                dtypes_kept(optimizer),
+            ):
                 set_optimizer_state_dict(self._model, optimizer, part, options=options)
 
     def _parted(self, groups: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
@@ -200,7 +212,8 @@ class ShardedOptimizers:
     def _refuse(self, saved: str) -> NoReturn:
         raise ConfigError(
             f"{self.name} was saved with {saved}. Before it is loaded, make the optimizers as they were when it was "
-            "saved: of the same parameters, in as many groups, in the same order"
+            "saved: of the same parameters, in as many groups, in the same order. Parameters that training unfreezes "
+            "later may be in a group from the start (docs/guides/changed_script.md)"
         )
 
 

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from fastckpt._core.arguments import instance, mapping
+from fastckpt._core.arguments import abbreviated, instance, mapping
 from fastckpt._core.client.optimizers import unwrapped
+from fastckpt._core.error_codes import coded
 from fastckpt._core.torch_private.sharding import set_element
 from fastckpt.dcp.cached_names import named_state
 from fastckpt.dcp.sharded_state import (
@@ -98,11 +99,25 @@ class WholeLoadPlanner(DefaultLoadPlanner):
     """
 
     def create_local_plan(self) -> LoadPlan:
-        """Plan the reads of this rank."""
+        """Plan the reads of this rank; raises ConfigError for what the checkpoint lacks, or has in another shape."""
         assert self.metadata is not None
-        if self.state_dict.keys() <= self.metadata.state_dict_metadata.keys():
+        there = self.metadata.state_dict_metadata
+        missing = sorted(self.state_dict.keys() - there.keys())
+        try:
+            if missing:
+                return super().create_local_plan()
             return create_default_local_load_plan(self.state_dict, self.metadata)
-        return super().create_local_plan()
+        except (RuntimeError, ValueError) as error:
+            more = sorted(name for name in there if name.partition(".")[0] == MODEL and name not in self.state_dict)
+            why = f"it has no {abbreviated(missing)}" if missing else str(error)
+            why += f"; it has {abbreviated(more)}, which the model has not" if more else ""
+            raise ConfigError(
+                coded(
+                    f"the checkpoint does not fit: {why}. Give the model and optimizers that were saved, or, to "
+                    "start afresh, another checkpoint directory",
+                    "FC-043",
+                )
+            ) from error
 
 
 class Extra:

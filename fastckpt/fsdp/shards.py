@@ -294,7 +294,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
+            ConfigError: The model has what the checkpoint lacks, or of another shape.
             FastckptError: Another rank has failed: names it, and the reason.
         """
         if not self._find(resume_path):
@@ -318,7 +318,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         if asked:
             directory = self._writer.directory
             raise BadCheckpoint(f"{directory} holds no checkpoint {asked}: fastckpt ls {directory} shows what there is")
-        self._writer.loaded_nothing()
+        self._writer.loads.nothing()
         return False
 
     def _load(self, parts: Sequence[ShardedPart]) -> tuple[dict[str, Any], dict[str, Any]]:

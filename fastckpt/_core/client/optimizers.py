@@ -1,4 +1,4 @@
-"""Optimizers: those inside wrappers, their classes in a checkpoint, and the dtypes of their states."""
+"""Optimizers: those inside wrappers, their classes in a checkpoint, and what a load leaves as it is."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fastckpt._core.error_codes import coded
 from fastckpt._core.torch_private.tensors import has_hooks
@@ -83,10 +84,10 @@ def check_kinds(saved: Any, now: Kinds) -> None:
 
 
 def state_owner(part: Any) -> Any:
-    """The optimizer whose state a wrapper gives as its own; anything else as it is."""
+    """The optimizer whose state a wrapper gives as its own; anything else as it is, such as a scheduler."""
     for name in _WITHIN:
         inner = getattr(part, name, None)
-        if isinstance(inner, Optimizer):
+        if isinstance(inner, Optimizer) and not isinstance(part, LRScheduler):
             return state_owner(inner)
     return part
 
@@ -101,6 +102,16 @@ def _classes(optimizer: Optimizer) -> list[str]:
         if kind.__module__.startswith("torch.optim."):
             break
     return found
+
+
+@contextmanager
+def options_kept(optimizer: Optimizer) -> Iterator[None]:
+    """Have ``load_state_dict`` leave options of groups that the state lacks, such as those of a newer torch."""
+    before = [dict(group) for group in optimizer.param_groups]
+    yield
+    for group, old in zip(optimizer.param_groups, before, strict=False):
+        for name in old.keys() - group.keys():
+            group[name] = old[name]
 
 
 @contextmanager

@@ -1,7 +1,12 @@
 """Knowledge of others' streams: how to set their epoch, what their states leave out, how they are seeded."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+from torch import Generator
+
+from fastckpt._core.data.generators import generators_kept
 
 REMEDIES = {
     "webdataset": "Pass WebDataset(..., seed=0, detshuffle=True), and .compose(webdataset.detshuffle(1000, seed=0)) or "
@@ -32,6 +37,47 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
         if isinstance(getattr(stage, "epoch", None), int):
             # One less: the stage counts up before it uses the number.
             stage.epoch = epoch - 1
+
+
+def visit_next_epoch(dataset: Any, epoch: int) -> None:
+    """Set the epoch after this one, and this one again: a trial then sees an order that is made of earlier epochs.
+
+    Of several loader workers none is to: they may have the epoch in memory that they share. There may be no next one.
+    """
+    if hasattr(dataset, "set_epoch"):
+        with suppress(Exception):
+            dataset.set_epoch(epoch + 1)
+        dataset.set_epoch(epoch)
+
+
+def has_begun(loader: Any) -> bool | None:
+    """Return whether torchdata's StatefulDataLoader has an iterator; None for another loader."""
+    return loader._iterator is not None if hasattr(loader, "next_iter_state") else None
+
+
+def begin_quietly(loader: Any, state: Any) -> None:
+    """Have the next iterator of torchdata's StatefulDataLoader, which was loaded, draw nothing as it begins.
+
+    It draws a seed for its workers, which an uninterrupted run has not drawn in the middle of an epoch.
+
+    Args:
+        loader: Any loader; others are left alone.
+        state: That of the loader's own generator, which decides the orders of later epochs; None if it was not saved.
+    """
+    if has_begun(loader) is None:
+        return
+    begin = loader._get_iterator
+
+    def begin_once() -> Any:
+        vars(loader).pop("_get_iterator", None)
+        with generators_kept():
+            iterator = begin()
+        if state is not None and isinstance(loader.generator, Generator):
+            loader.generator.set_state(state)
+        return iterator
+
+    # Not at once: a script may first set the epoch of its sampler.
+    vars(loader)["_get_iterator"] = begin_once
 
 
 def leaves_out(dataset: Any) -> str | None:

@@ -49,6 +49,11 @@ class DataPosition:
             )
         self.jump(epoch)
 
+    def set_seed(self, seed: int) -> None:
+        """Have all random numbers follow from another seed, from this place on."""
+        self.seed = whole("seed", seed, -(2**63), 2**63)
+        self.jump(self.epoch, self.cursor)
+
     def end_epoch(self) -> None:
         """Go on to the next one."""
         self.epoch, self.cursor = self.epoch + 1, 0

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from operator import length_hint
 from typing import Any, NamedTuple
 
-from fastckpt._core.data.known_libraries import leaves_out
+from torch import Generator
+
+from fastckpt._core.data.known_libraries import begin_quietly, has_begun, leaves_out
 from fastckpt._core.data.position import VERSION, read
 from fastckpt._core.data.split import rank_and_world
 from fastckpt._core.error_codes import coded
@@ -13,6 +15,8 @@ from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
 
+GENERATOR = "generator"
+"""Key of the state of a foreign loader's own generator, which its state leaves out; earlier versions had none."""
 UNKNOWN = -1
 """The default of a property that an object lacks."""
 
@@ -44,9 +48,11 @@ def data_state(data: Any) -> DataState:
     if hasattr(data, "rank_state_dict"):
         return DataState(data.state_dict(), data.rank_state_dict())
     rank, _ = rank_and_world(None, None)
+    own = {"version": VERSION, "rank": rank, "state": data.state_dict()}
+    generator = getattr(data, "generator", None)
     return DataState(
         _circumstances(data) | {"version": VERSION, "foreign": 1},
-        {"version": VERSION, "rank": rank, "state": data.state_dict()},
+        own | ({GENERATOR: generator.get_state()} if isinstance(generator, Generator) else {}),
     )
 
 
@@ -96,7 +102,14 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
             "torch's DistributedSampler (docs/guides/data.md)",
             type(data.sampler).__name__,
         )
+    if has_begun(data):
+        logger.warning(
+            "%s was iterated before resume(): an iterator made before goes on from its own place, not from the saved "
+            "one. Call iter() after resume()",
+            type(data).__name__,
+        )
     data.load_state_dict(own["state"])
+    begin_quietly(data, own.get(GENERATOR))
 
 
 def _circumstances(data: Any) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fastckpt._core.arguments import abbreviated
 from fastckpt._core.format.safetensors import Tensors
 from fastckpt._core.inspect.exported_file import ExportedFile, write_safetensors, write_torch
 from fastckpt._core.inspect.inventory import InventoryFile
@@ -191,8 +192,8 @@ def _leaves(state: Any) -> dict[str, Any]:
     visit("", state)
     if twice:
         raise ConfigError(
-            f"several parts of the state have the same name when joined by dots: {_listed(twice)}. Export a part of "
-            f"it with --only, or all with --format torch."
+            f"several parts of the state have the same name when joined by dots: {abbreviated(twice)}. Export a part "
+            f"of it with --only, or all with --format torch."
         )
     return found
 
@@ -202,8 +203,8 @@ def _refuse(tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> N
     odd += [f"{name} ({type(value).__name__})" for name, value in values.items() if value and type(value) not in _PLAIN]
     if odd:
         raise ConfigError(
-            f"safetensors holds plain tensors, numbers and texts only; these are none: {_listed(odd)}. Export a part "
-            f"of the state with --only, such as --only model, or all with --format torch."
+            f"safetensors holds plain tensors, numbers and texts only; these are none: {abbreviated(odd)}. Export a "
+            f"part of the state with --only, such as --only model, or all with --format torch."
         )
     if not tensors:
         raise ConfigError("there are no tensors to export; --format torch takes any state")
@@ -232,7 +233,3 @@ def _without_twins(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch
         kept[name] = plain.clone() if key in storages and plain.data_ptr() == tensor.data_ptr() else plain
         storages.add(key)
     return kept, same
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -179,9 +179,14 @@ def is_url(location: str | os.PathLike[str]) -> bool:
 
 
 def as_path(location: str | os.PathLike[str]) -> str:
-    """The path that a location of the file system is, also if it is written as ``file://``; a URL as it is."""
+    """The path that a location of the file system is, also if it is written as ``file://``; a URL as it is.
+
+    "~" is the home directory, but where there is a folder of that name: earlier versions have made one.
+    """
     text = os.fspath(location)
     match = _SCHEME.fullmatch(text)
+    if text.startswith("~") and not os.path.lexists(text.split("/")[0]):
+        return os.path.expanduser(text)  # noqa: PTH111 (leaves ~nobody as it is)
     return text if match is None or is_url(text) else "/" + match[2].lstrip("/")
 
 

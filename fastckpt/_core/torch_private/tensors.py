@@ -80,6 +80,12 @@ def has_hooks(optimizer: "Optimizer") -> bool:
     return "_optimizer_step_post_hooks" in vars(optimizer)
 
 
+def loads_by_place(optimizer: "Optimizer") -> bool:
+    """Return whether ``load_state_dict`` is torch's alone, which gives the n-th state to the n-th parameter."""
+    own = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    return not own and not vars(optimizer).get("_optimizer_load_state_dict_pre_hooks")
+
+
 def default_store() -> "dist.distributed_c10d.Store":
     """The store in which the process group was formed."""
     return dist.distributed_c10d._get_default_store()

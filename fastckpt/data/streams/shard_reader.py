@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fastckpt._core.data.generators import generators_kept, seed_generators
-from fastckpt._core.data.known_libraries import begin_epoch
+from fastckpt._core.data.known_libraries import begin_epoch, visit_next_epoch
 from fastckpt._core.data.split import Remainder, Split
 from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
 from fastckpt.data.source import SourceAnswer
@@ -132,7 +132,7 @@ class ShardReader:
 
         def opened(start: ShardStart) -> Callable[[int], Any]:
             self._over = False  # a trial leaves the data set in its middle, or at an end that is not the epoch's
-            self._begin(ShardRequest(-1, *trial, None), start)
+            self._begin(ShardRequest(-1, trial.seed, trial.epoch, None), start)
             return partial(self._draw, trial)
 
         def opened_for_states() -> Callable[[int], Any]:
@@ -148,6 +148,8 @@ class ShardReader:
         seen = look(lambda: opened(ShardStart()))
         middle = min(MIDDLE, len(seen.samples) // 2)
         wanted = (middle, middle + 1)
+        if trial.alone:
+            visit_next_epoch(self.dataset, trial.epoch)
         again = look_again(opened_for_states)
         for number, state in states.items():
             if state is not None:

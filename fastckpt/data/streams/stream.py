@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from fastckpt._core.data.generators import generators_kept, seed_generators
-from fastckpt._core.data.known_libraries import begin_epoch, share_epoch
+from fastckpt._core.data.known_libraries import begin_epoch, share_epoch, visit_next_epoch
 from fastckpt._core.data.position import DataPosition, read
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
@@ -113,10 +113,13 @@ class StreamReader:
 
     def _try(self, trial: Trial) -> Tried:
         def opened() -> Callable[[int], Any]:
-            return self._begin(*trial).next
+            return self._begin(trial.seed, trial.epoch).next
 
         with generators_kept():
-            return Tried(look(opened), look_again(opened))
+            seen = look(opened)
+            if trial.alone:
+                visit_next_epoch(self.dataset, trial.epoch)
+            return Tried(seen, look_again(opened))
 
     def _answer(self, request: StepRequest) -> tuple[Any, Any]:
         seed, epoch, begun, cursor, _ = request

@@ -33,10 +33,15 @@ _made: Counter[tuple[str, int]] = Counter()
 
 
 class Trial(NamedTuple):
-    """Asks a worker to open its stream twice."""
+    """Asks a worker to open its stream twice.
+
+    Attributes:
+        alone: Whether no other worker of this rank does: then it visits the next epoch between.
+    """
 
     seed: int
     epoch: int
+    alone: bool
 
 
 class Seen(NamedTuple):
@@ -169,7 +174,7 @@ class Judge:
                     "FC-041",
                 )
             )
-        return [Trial(seed, epoch)] * workers if due else []
+        return [Trial(seed, epoch, workers == 1)] * workers if due else []
 
     def judge(self, tried: Tried) -> None:
         """Raise ConfigError unless a resume would find the samples again, and all ranks read the same."""

@@ -53,6 +53,20 @@ def test_states_load_from_memory_storage_and_directories_of_stock_accelerate(tmp
     assert ours == stock | {"manifest.json", "epochs.json"}
 
 
+def test_a_save_in_the_middle_of_an_accumulation_is_warned_of_once(tmp_path, caplog):
+    """accelerate saves no gradients either."""
+    training = Training()
+    training.accelerator.gradient_accumulation_steps = 3
+    with AccelerateCheckpointer(training.accelerator, tmp_path / "run") as checkpointer:
+        checkpointer.load_state()
+        for step, (inputs, targets) in zip((1, 2, 3, 4), training.loader, strict=False):
+            with training.accelerator.accumulate(training.model):
+                advance(training, inputs, targets)
+            checkpointer.save_state(step, StorageType.MEMORY)
+    warned = [text for text in caplog.messages if "in the middle of an accumulation of 3 batches" in text]
+    assert [text[:6] for text in warned] == ["step 1"]
+
+
 def test_several_models_are_saved_under_the_names_of_accelerate(tmp_path):
     """Each has its files, under the names that accelerate counts."""
     accelerator = Accelerator(cpu=True)

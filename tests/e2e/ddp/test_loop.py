@@ -1,5 +1,7 @@
 """`fastckpt.Checkpointer`, alone in this process."""
 
+import logging
+import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,6 +15,7 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastckpt import Checkpointer
+from fastckpt._core import metrics
 from fastckpt._core.snapshot import mutation_check
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.checkpointer.gradients import Gradients
@@ -322,16 +325,64 @@ def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: 
     other.checkpointer.close()
     sgd = torch.optim.SGD(other.model.parameters(), 0.5)
     before = [each.clone() for each in other.model.parameters()]
+    events: list[str] = []
+    metrics.listen(listener := lambda event: events.append(event["event"]))
     with (
         Checkpointer(directory, model=other.model, optimizer=sgd, scheduler=other.scheduler) as checkpointer,
         pytest.raises(ConfigError, match="optimizer was saved as AdamW, and is SGD now"),
     ):
         checkpointer.resume()
+    assert "worker_joined" in events and "resumed" not in events, "the launcher reports no resume that failed"
+    metrics.unlisten(listener)
     assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
     assert sgd.param_groups[0]["lr"] == 0.5
     again = Training(directory)
     with again.checkpointer as checkpointer:
         assert checkpointer.resume() == 2
+    assert first.weights()[0].equal(again.weights()[0])
+
+
+def test_a_way_past_a_spike_takes_effect_and_again_after_a_restart(directory: Path, caplog: pytest.LogCaptureFixture):
+    """The learning rate and the seed of the script, and batches that are skipped: within an epoch."""
+    caplog.set_level(logging.WARNING, "fastckpt")
+
+    def resumed(after: int, lr: float = 0.1, seed: int = 0, **options: Any) -> tuple[float, list[list[int]]]:
+        data = ResumableDataLoader(range(60), 4, True, seed=seed)
+        training = Training(directory, data=data, every=1, deletion_strategy=KeepLatestStepStrategy(9, str(directory)))
+        training.optimizer.param_groups[0] |= {"lr": lr, "initial_lr": lr}
+        training.scheduler.base_lrs = [lr]
+        with training.checkpointer as checkpointer:
+            assert checkpointer.resume(**options) == after
+            rate, found = training.optimizer.param_groups[0]["lr"], []
+            for batch in data:
+                found.append(batch.tolist())
+                training.steps(after + len(found), after + len(found))
+                if len(found) == 3:
+                    return rate, found
+        raise AssertionError
+
+    def order(seed: int) -> list[list[int]]:
+        return [batch.tolist() for batch in ResumableDataLoader(range(60), 4, True, seed=seed)]
+
+    assert resumed(0) == (0.1, order(0)[:3])
+    caplog.clear()
+    assert resumed(3, 0.4, 7) == (pytest.approx(0.01), order(0)[3:6]), "what was saved wins"
+    (line,) = [each for each in caplog.messages if each.startswith("resumed")]
+    assert re.fullmatch(
+        r"resumed step 3 \(epoch 0, sample 12 of 60\) from storage in \S+ s; of the checkpoint: "
+        r"lr 0.1 \(script: 0.4\), seed 0 \(script: 7\); "
+        r"resume\(from_script=\['lr', 'seed'\]\) goes on with the script's",
+        line,
+    )
+    back: Any = {"step": 3, "from_script": ["lr", "seed"], "skip": 2}
+    assert resumed(3, 0.4, 7, **back) == (pytest.approx(0.04), order(7)[5:8])
+    caplog.clear()
+    rate, batches = resumed(6, 0.4, 7, from_script=["lr", "seed"])
+    assert rate == pytest.approx(0.004) and batches == order(7)[8:11], "neither scaled nor skipped twice"
+    assert not [each for each in caplog.messages if each.startswith("resumed")], "it has what the script has"
+    for options in ({"skip": 2}, {"step": 3, "skip": -1}, {"from_script": ["T_max"]}):
+        with pytest.raises(ConfigError, match=r"give|this script sets"):
+            resumed(0, **options)
 
 
 def test_a_checkpoint_that_names_no_optimizers_loads(directory: Path, monkeypatch: pytest.MonkeyPatch):

@@ -421,6 +421,39 @@ def test_optimizers_of_other_parameters_are_refused(run: Run):
     run(other_optimizers)
 
 
+def changed(directory: Path, sharded: bool) -> None:
+    """A relaunch after an upgrade of torch, whose optimizer has one more option; and one with another model."""
+
+    def begun(step: int, *names: str, newer: bool = False, layers: int = 1, size: int = 3) -> torch.optim.Optimizer:
+        model = nn.Sequential(nn.Linear(5, size), *(nn.Linear(3, 3) for _ in range(layers)))
+        optimizer = torch.optim.AdamW((fully_shard(model) if sharded else model).parameters(), 0.1 * (1 + newer))
+        if newer:
+            optimizer.param_groups[0]["newer"] = 7
+        with Checkpointer(directory, model=model, optimizer=optimizer, every=1) as checkpointer:
+            assert checkpointer.resume(from_script=names) == step
+            if step == 0:
+                model(torch.ones(2, 5)).square().sum().backward()
+                optimizer.step()
+                checkpointer.step(1)
+        return optimizer
+
+    begun(0)
+    (group,) = begun(1, newer=True).param_groups
+    assert group["newer"] == 7 and group["lr"] == 0.1
+    (group,) = begun(1, "lr", newer=True).param_groups
+    assert group["lr"] == 0.2, "the script's"
+    lacks = "has no model.2.bias, model.2.weight" if sharded else "groups of 4 parameters, .* with 2.bias, 2.weight"
+    with pytest.raises(ConfigError, match=rf"{lacks}.*another checkpoint directory"):
+        begun(1, layers=2)
+    with pytest.raises(ConfigError, match=r"(?i)size mismatch.*another checkpoint directory" if sharded else "size"):
+        begun(1, size=4)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_new_option_of_an_optimizer_is_kept_and_another_model_is_refused_by_name(run: Run, sharded: bool):
+    run(changed, sharded)
+
+
 def refused(directory: Path) -> None:
     model = fully_shard(Net())
     optimizer = torch.optim.AdamW(model.parameters())

@@ -12,7 +12,7 @@ from fsspec.registry import _registry
 
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint
-from tests.e2e.mistakes.table import WARNING, Scene, answered, save, train
+from tests.e2e.mistakes.table import WARNING, WORKS, Scene, answered, save, train
 
 
 @answered(ConfigError, value="checkpoint_dir is ''", limit="a directory", remedy="such as 'checkpoints'")
@@ -30,6 +30,27 @@ def directory_none(scene: Scene) -> None:
 def directory_is_a_file(scene: Scene) -> None:
     Path(scene.directory).write_text("x")
     save(scene.directory)
+
+
+@answered(ConfigError, value="checkpoint of step 1 itself", limit="directory that it is in", remedy="resume(step=1)")
+def directory_is_a_checkpoint(scene: Scene) -> None:
+    train(scene.directory, steps=1)
+    try:
+        save(f"{scene.directory}/checkpoint-1")
+    finally:
+        assert not Path(scene.directory, "checkpoint-1/.fastckpt").exists(), "nothing is put into it"
+
+
+@answered(WORKS)
+def directory_in_the_home_directory(scene: Scene) -> None:
+    home = Path(scene.directory).parent
+    scene.environment.setenv("HOME", str(home))
+    scene.environment.chdir(home)
+    save("~/checkpoints")
+    assert Path(scene.directory).is_dir() and not Path("~").exists()
+    Path("~/checkpoints").mkdir(parents=True)
+    save("~/checkpoints")
+    assert any(Path("~/checkpoints").iterdir()), "what an earlier version has made"
 
 
 @answered(ConfigError, value="/proc/nope/checkpoints", limit="No such file or directory", remedy="give")

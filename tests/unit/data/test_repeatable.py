@@ -111,6 +111,39 @@ def test_a_stream_that_differs_between_openings_is_refused(make: Any, says: str,
         next(iter(loader))
 
 
+class Reshuffled(IterableDataset):
+    """Shuffles in each epoch what the last one left."""
+
+    def __init__(self) -> None:
+        self.samples, self.epoch = list(range(40)), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            random.Random(epoch).shuffle(self.samples)
+            self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.samples)
+
+
+class OneEpoch(Buffered):
+    """Has a seed for its first epoch alone."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch:
+            raise IndexError(epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_stream_whose_order_is_made_of_earlier_epochs_is_refused(sharded: bool, workers: int) -> None:
+    """A resume in its third epoch would have neither of the orders before."""
+    with pytest.raises(ConfigError, match="Reshuffled gives other samples when it is opened again"):
+        next(iter(ResumableDataLoader(Reshuffled(), 4, sharded=sharded, num_workers=workers)))
+    one = OneEpoch(40, 3)
+    assert len(list(ResumableDataLoader(one, 4, sharded=sharded, num_workers=workers))) == 10
+
+
 def test_a_stream_that_was_read_to_its_end_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sample 0 is missing there \(the stream has ended\)"):
         next(iter(ResumableDataLoader(Once(20), 4)))

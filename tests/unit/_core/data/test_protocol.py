@@ -70,6 +70,40 @@ def test_a_foreign_stateful_loader_resumes_its_position(monkeypatch: pytest.Monk
         load_data_state(Foreign(2), common, own)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("generated", [True, False])
+def test_a_loader_of_torchdata_resumes_as_an_uninterrupted_run(
+    workers: int, generated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its order in later epochs, and what training draws: an iterator that begins draws a seed for its workers."""
+
+    def loader() -> StatefulDataLoader[Any]:
+        generator = torch.Generator().manual_seed(3) if generated else None
+        return StatefulDataLoader(list(range(24)), 4, shuffle=True, generator=generator, num_workers=workers)
+
+    def rest(iterator: Any) -> list[Any]:
+        return [batch.tolist() for batch in iterator] + [torch.rand(1).item()]
+
+    torch.manual_seed(5)
+    whole = loader()
+    iterator = iter(whole)
+    for _ in range(2):
+        next(iterator)
+    state, rng = data_state(whole), torch.get_rng_state()
+    then = [rest(iterator), rest(whole)]
+    again = loader()
+    torch.set_rng_state(rng)
+    load_data_state(again, *state)
+    assert [rest(again), rest(again)] == then
+    assert not caplog.messages
+    early = loader()
+    iter(early)
+    load_data_state(early, *state)
+    assert "was iterated before resume()" in caplog.text
+    state.own.pop("generator", None)
+    load_data_state(loader(), *state)  # an earlier version's
+
+
 def test_objects_without_a_data_state_are_refused() -> None:
     common, own = data_state(Foreign())
     with pytest.raises(ConfigError, match="another kind of loader than ResumableDataLoader"):
