@@ -41,6 +41,7 @@ TELLING = [
     ("resume from storage", "EIO at read by rank 1 in storage", "checkpoint-2/model.pt"),
     ("resume from storage", "ESTALE at read by rank 0 in storage", "checkpoint-2/manifest.json"),
     ("resume from memory", "ENOMEM at mmap by rank 1 in memory", "rank_1.pt"),
+    ("resume from memory", "short at write by rank 0 in memory", ".tmpwriter"),
     # Memory of another node.
     ("copy to a peer", "ENOSPC at write by agent 1 in memory", "kept"),
     ("resume from a peer", "EMFILE at open by agent in memory", "rank_1.pt"),

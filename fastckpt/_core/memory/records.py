@@ -38,8 +38,9 @@ def write_text(path: Path, text: str) -> None:
     remove_any(temporary)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if os.write(fd, data) < len(data):
-            raise OSError(f"{temporary} was written in part only")
+        rest = data
+        while rest:  # write(2) may write less than it was given
+            rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
     temporary.rename(path)
