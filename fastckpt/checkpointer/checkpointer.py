@@ -16,7 +16,6 @@ from fastckpt._core.client.missing_close import MissingClose
 from fastckpt._core.client.optimizers import kinds
 from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.client.save_results import ABSENT
-from fastckpt._core.config import RankInfo
 from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
@@ -131,8 +130,7 @@ class Checkpointer:
             **staged,
         )
         self._writer = self._checkpointer._writer
-        # Ranks of other stages have other models.
-        self._differences = RankDifferences(RankInfo() if staged else self._writer.place, broadcast_buffers(model))
+        self._differences = RankDifferences(self._writer.place, broadcast_buffers(model), staged=bool(staged))
         if not self._overlaps:
             self._writer.overlap_with(())
         self._frequency = SaveFrequency(

@@ -45,12 +45,14 @@ class RankDifferences:
     Args:
         place: Of this rank in the job.
         ignored: Names of entries that ranks need not have alike.
+        staged: Whether this rank has a stage of a pipeline: then nothing is compared, on any rank.
 
     Attributes:
         unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
     """
 
-    def __init__(self, place: RankInfo, ignored: Collection[str] = ()) -> None:
+    def __init__(self, place: RankInfo, ignored: Collection[str] = (), *, staged: bool = False) -> None:
+        self._staged = staged
         self._rank, self._world, self._ignored = place.rank, place.world_size, frozenset(ignored)
         self._name = f"differences {next(_NUMBERS)}"
         self._ranks: Agreement | None = None
@@ -79,8 +81,12 @@ class RankDifferences:
         # and read some steps later   3. unlike digests: which entries they are of
         try:
             if self._turn == 1:
-                self._sent = self._digests(state())
-                self._settle(self._ranks, self._ranks.gather(_digest_of_all(self._sent)))
+                self._sent = {} if self._staged else self._digests(state())
+                digests = self._ranks.gather("" if self._staged else _digest_of_all(self._sent))
+                if "" in digests:
+                    self._ranks = None
+                else:
+                    self._settle(self._ranks, digests)
             elif self._gather.pending:
                 if (found := self._gather.poll(self._turn)) is not None:
                     self._settle(self._ranks, found)

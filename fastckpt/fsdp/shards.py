@@ -331,9 +331,12 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         try:
             load(leaves, storage_reader=self._reader, planner=WholeLoadPlanner())
         except CheckpointException as error:
-            # DCP wraps in it what the readers of all ranks raise.
-            if ours := [each for each, _ in error.failures.values() if isinstance(each, FastckptError)]:
-                raise ours[0] from error
+            # DCP wraps in it what the readers and planners of all ranks raise.
+            ours = {rank: each for rank, (each, _) in error.failures.items() if isinstance(each, FastckptError)}
+            if (own := ours.get(self._writer.place.rank)) is not None:
+                raise own from error
+            for rank, each in ours.items():
+                raise type(each)(f"rank {rank}: {each}") from error
             raise
         state.update((name, leaves[name]) for name in state)
         return state, self._reader.common | extra.of(leaves)

@@ -137,7 +137,7 @@ def of_shards(folder: Path) -> dict[str, Case]:
         return case
 
     return {
-        "layers: Missing key": lambda is_victim: load(model(2 if is_victim else 1)),
+        "layers: the checkpoint does not fit": lambda is_victim: load(model(2 if is_victim else 1)),
         "groups: parameter groups": lambda is_victim: load(model(), 2 if is_victim else 1),
         "load_state_dict: odd": hooked("register_load_state_dict_pre_hook"),
         "state_dict: odd": hooked("register_state_dict_pre_hook"),
