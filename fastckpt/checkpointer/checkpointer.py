@@ -168,7 +168,6 @@ class Checkpointer:
             loaded_step = self._checkpointer.loaded_step if loaded else 0
             if loaded:
                 self._script.apply(loaded_step, known.get(SCRIPT))
-        self._differences.begin()
         if self._writer.place.rank == 0:
             self._parts.warn_of_left_out(loaded)
         # Not if these words were taken from another checkpoint, by hand.
@@ -177,6 +176,7 @@ class Checkpointer:
         self._batches.begin(self._step)
         self._unclosed.begin(self._step)
         self._frequency.begin(self._step, known, {"keep_epochs": str(self._keeps_epochs)}, self._data)
+        self._differences.begin(self._frequency.agreement("differences"))
         return self._step
 
     @public

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement
+from fastckpt._core.client.collective import Agreement, PeerDeparted
 from fastckpt._core.client.state_digest import digest_of, is_shard
 from fastckpt._core.config import RankInfo
 from fastckpt._core.error_codes import coded
@@ -30,7 +30,6 @@ UNLIKE = "unlike"
 WORLD, THERE, ABSENT, ALONE = "world", "there", "absent", "alone"
 """Keys in that: the number of ranks, entries with their paths, and names of entries that this rank lacks, and of those
 that ranks have in unlike shapes, so that nobody else could load them."""
-_NUMBERS = itertools.count()
 
 Path = tuple[Any, ...]
 State = Mapping[str, Any]
@@ -54,7 +53,6 @@ class RankDifferences:
     def __init__(self, place: RankInfo, ignored: Collection[str] = (), *, staged: bool = False) -> None:
         self._staged = staged
         self._rank, self._world, self._ignored = place.rank, place.world_size, frozenset(ignored)
-        self._name = f"differences {next(_NUMBERS)}"
         self._ranks: Agreement | None = None
         self._turn = self._next = 0
         self._gather: DelayedGather | None = None
@@ -62,12 +60,11 @@ class RankDifferences:
         self._parts = itertools.cycle(range(PARTS))
         self.unlike: dict[str, bool] = {}
 
-    def begin(self) -> None:
-        """Compare all from now on: another state was loaded, or none."""
+    def begin(self, ranks: Agreement) -> None:
+        """Compare all from now on, by an agreement of all ranks: another state was loaded, or none."""
         self._turn, self._next, self.unlike, self._sent = 0, EVERY, {}, {}
-        if self._world > 1 and self._ranks is None:
-            self._ranks = agreement(self._world, self._name)
-            self._gather = DelayedGather(self._ranks)
+        self._ranks = ranks if self._world > 1 else None
+        self._gather = DelayedGather(ranks)
 
     def turn(self, state: Callable[[], State], *, saves: bool) -> None:
         """Compare what is due to be compared after this step; ``saves`` if the step is saved, on all ranks alike.

@@ -96,11 +96,11 @@ def train(args: argparse.Namespace) -> None:
     rank, log = dist.get_rank(), Log(args.out, dist.get_rank())
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 11), nn.BatchNorm1d(11), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 1))
-    if args.way == "fsdp2":
-        model: nn.Module = fully_shard(net)
+    if args.way in ("fsdp2", "alone"):
+        model: nn.Module = fully_shard(net) if args.way == "fsdp2" else net
     else:
         model = nn.parallel.DistributedDataParallel(net, broadcast_buffers=args.way == "broadcast")
-    optimizer = (OfShards if args.way == "fsdp2" else Divided)(net.parameters())
+    optimizer = (OfShards if args.way in ("fsdp2", "alone") else Divided)(net.parameters())
     torch.manual_seed(11 + rank)
     inject_requested_faults(rank, args.out)
     replay, drifting = Replay(), Drifting()
@@ -112,7 +112,7 @@ def train(args: argparse.Namespace) -> None:
         step = checkpointer.resume()
         start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
         log(loaded=step, tier=checkpointer._checkpointer.loaded_from, world=dist.get_world_size(), start=start)
-        while step < args.steps:
+        while step < args.steps and rank != args.leaves:
             step += 1
             replay.seen.append(torch.randn(4, 6) + rank)
             loss = model(torch.cat([*replay.seen])).square().mean() + drifting.value
@@ -132,11 +132,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", required=True)
-    parser.add_argument("--way", default="ddp", help="ddp, broadcast or fsdp2")
+    parser.add_argument("--way", default="ddp", help="ddp, broadcast, fsdp2, or alone")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--memory", type=int, default=1)
     parser.add_argument("--disk", type=int, default=4)
     parser.add_argument("--drifts", type=int, default=1000, help="the step after which a part begins to differ")
+    parser.add_argument("--leaves", type=int, default=-1, help="the rank that closes before its first step")
     dist.init_process_group("gloo")
     train(parser.parse_args())
     dist.barrier()
