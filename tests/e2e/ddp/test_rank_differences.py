@@ -58,7 +58,10 @@ def test_what_begins_to_differ_later_is_found_and_kept_from_then_on(new_job: Job
 
 def test_a_rank_that_closes_before_its_first_step_is_not_waited_for(new_job: Jobs):
     job = new_job().run("--way", "alone", "--leaves", "1", "--steps", "3", **PROGRAM)
-    assert [line["step"] for line in job.log(0) if "step" in line] == [1, 2, 3] and job.ends().keys() == {"end.0", "end.1"}
+    assert [line["step"] for line in job.log(0) if "step" in line] == [1, 2, 3] and job.ends().keys() == {
+        "end.0",
+        "end.1",
+    }
 
 
 # --- digests, and states put together
