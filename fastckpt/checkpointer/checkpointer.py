@@ -176,7 +176,7 @@ class Checkpointer:
         self._batches.begin(self._step)
         self._unclosed.begin(self._step)
         self._frequency.begin(self._step, known, {"keep_epochs": str(self._keeps_epochs)}, self._data)
-        self._differences.begin(self._frequency.agreement("differences"))
+        self._differences.begin()
         return self._step
 
     @public
@@ -255,6 +255,7 @@ class Checkpointer:
         self._durable = self._step
         self._frequency.end()
         try:
+            self._differences.leave()
             self._frequency.leave()
         finally:
             self._checkpointer.close()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fastckpt._core.client.collective import Agreement, PeerDeparted
+from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement
 from fastckpt._core.client.state_digest import digest_of, is_shard
 from fastckpt._core.config import RankInfo
 from fastckpt._core.error_codes import coded
-from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.state import unwrapped
 
@@ -23,13 +23,15 @@ EVERY = 100
 """Calls of `RankDifferences.turn` after the first one, after which a part of the state is compared again."""
 PARTS = 8
 """Parts in which the whole is compared again: each has every eighth entry."""
-NOTICE = 10
-"""Calls after which what was sent is read, so that nobody waits for the slowest rank."""
+PATIENCE = 30.0
+"""Seconds that a rank may be later than others at a comparison; one that makes no steps never comes."""
 UNLIKE = "unlike"
 """Key, in a rank's own state, of what it has unlike others."""
 WORLD, THERE, ABSENT, ALONE = "world", "there", "absent", "alone"
 """Keys in that: the number of ranks, entries with their paths, and names of entries that this rank lacks, and of those
 that ranks have in unlike shapes, so that nobody else could load them."""
+
+_NUMBERS = itertools.count()
 
 Path = tuple[Any, ...]
 State = Mapping[str, Any]
@@ -53,47 +55,45 @@ class RankDifferences:
     def __init__(self, place: RankInfo, ignored: Collection[str] = (), *, staged: bool = False) -> None:
         self._staged = staged
         self._rank, self._world, self._ignored = place.rank, place.world_size, frozenset(ignored)
+        self._name = f"differences {next(_NUMBERS)}"
         self._ranks: Agreement | None = None
         self._turn = self._next = 0
-        self._gather: DelayedGather | None = None
-        self._sent: dict[str, str] = {}
         self._parts = itertools.cycle(range(PARTS))
         self.unlike: dict[str, bool] = {}
 
-    def begin(self, ranks: Agreement) -> None:
-        """Compare all from now on, by an agreement of all ranks: another state was loaded, or none."""
-        self._turn, self._next, self.unlike, self._sent = 0, EVERY, {}, {}
-        self._ranks = ranks if self._world > 1 else None
-        self._gather = DelayedGather(ranks)
+    def begin(self) -> None:
+        """Compare all from now on: another state was loaded, or none."""
+        self._turn, self._next, self.unlike = 0, EVERY, {}
+        if self._world > 1:
+            self._ranks = agreement(self._world, self._name)
+
+    def leave(self) -> None:
+        """Compare nothing any more; no rank waits for this one."""
+        if self._ranks is not None:
+            self._ranks.leave()
+        self._ranks = None
 
     def turn(self, state: Callable[[], State], *, saves: bool) -> None:
         """Compare what is due to be compared after this step; ``saves`` if the step is saved, on all ranks alike.
 
-        Raises torch's DistStoreError if a rank does not come. Once a rank has closed, nothing is compared any more.
+        Once a rank has closed, or has not come in time, nothing is compared any more.
         """
-        if self._ranks is None or self._gather is None:
-            return
         self._turn += 1
-        # 1. all of the state, at once: the first save must have what differs   2. a part of it now and then, sent now
-        # and read some steps later   3. unlike digests: which entries they are of
+        is_first = self._turn == 1
+        if self._ranks is None or not (is_first or (saves and self._turn >= self._next)):
+            return
+        # 1. all of the state at first, then a part of it   2. where digests differ: which entries they are of
+        self._next = self._turn + EVERY
         try:
-            if self._turn == 1:
-                self._sent = {} if self._staged else self._digests(state())
-                digests = self._ranks.gather("" if self._staged else _digest_of_all(self._sent))
-                if "" in digests:
-                    self._ranks = None
-                else:
-                    self._settle(self._ranks, digests)
-            elif self._gather.pending:
-                if (found := self._gather.poll(self._turn)) is not None:
-                    self._settle(self._ranks, found)
-            elif saves and self._turn >= self._next:
-                self._next = self._turn + EVERY
-                self._sent = self._digests(state(), next(self._parts))
-                self._gather.send(_digest_of_all(self._sent), self._turn + NOTICE)
-        except PeerDeparted as error:
-            logger.debug("the states of ranks are not compared any more: %s", error)
-            self._ranks = None
+            sent = {} if self._staged else self._digests(state(), None if is_first else next(self._parts))
+            found = self._ranks.gather("" if self._staged else _digest_of_all(sent), PATIENCE)
+            if "" in found:
+                self.leave()
+            elif len(set(found)) > 1:
+                self._keep(unlike_entries(self._ranks.gather(sent, PATIENCE)))
+        except (PeerDeparted, dist.DistError) as error:
+            logger.info("the states of ranks are not compared any more: %s", error)
+            self.leave()
 
     def own(self, state: State) -> dict[str, Any]:
         """The part of this rank's own state that has its unlike entries; empty if there are none."""
@@ -114,12 +114,7 @@ class RankDifferences:
         )
         return {name: digest_of(leaf) for name, leaf in chosen}
 
-    def _settle(self, ranks: Agreement, digests: list[str]) -> None:
-        """Find the entries whose digests differ, if any do."""
-        sent, self._sent = self._sent, {}
-        if len(set(digests)) == 1:
-            return
-        unlike = unlike_entries(ranks.gather(sent))
+    def _keep(self, unlike: dict[str, bool]) -> None:
         fresh = sorted(unlike.keys() - self.unlike.keys())
         self.unlike |= unlike
         if fresh and self._rank == 0:

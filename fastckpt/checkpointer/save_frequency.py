@@ -140,11 +140,6 @@ class SaveFrequency:
             return None
         return known
 
-    def agreement(self, name: str) -> Agreement:
-        """Another agreement of the ranks, which one leaves together with this one; after `begin`."""
-        assert self._ranks is not None
-        return self._ranks.sibling(name)
-
     def due(self, step: int) -> Due:
         """The saves that are due after this step; a rank that closed leaves the others the intervals chosen by then."""
         assert self.schedule is not None

@@ -45,7 +45,7 @@ def test_a_memory_that_is_too_small_is_refused_with_size_limit_and_remedy(new_jo
     assert " MiB free of 64.0 MiB. Enlarge it (docker: --shm-size=128m; Kubernetes: emptyDir: " in job.text()
     assert "{medium: Memory, sizeLimit: 128Mi} mounted at /dev/shm)" in job.text()
     assert "with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)" in job.text()
-    assert "0.00" not in job.text() and "two slots only" not in job.text()
+    assert "0.00 " not in job.text() and "two slots only" not in job.text()
 
 
 def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(new_job, uninterrupted):

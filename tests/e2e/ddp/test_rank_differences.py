@@ -49,7 +49,7 @@ def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs,
 
 
 def test_what_begins_to_differ_later_is_found_and_kept_from_then_on(new_job: Jobs):
-    steps = rank_differences.EVERY * (rank_differences.PARTS + 1) + 2 * rank_differences.NOTICE
+    steps = rank_differences.EVERY * (rank_differences.PARTS + 1) + 20
     script = ("--way", "broadcast", "--drifts", "3", "--steps", str(steps), "--memory", "10", "--disk", "1000")
     job = new_job().run(*script, **PROGRAM)
     found = [line["due"] for line in job.log(0) if "drifting.value" in line.get("unlike", ())]
