@@ -466,9 +466,12 @@ def test_a_node_that_waits_holds_no_member_for_gone_whose_rounds_it_did_not_see(
         bad.fault = "signal 9"
         meet([good, bad])
         bad.fault = "signal 7"
-        bad.lost([good.id])  # which comes all the same
+        bad.lost([good.id])  # which comes all the same, and first: else the two others have their round without it
+        calls = job.calls["add"]
+        comes = in_thread(good.next_rendezvous)
+        until(lambda: job.calls["add"] > calls, "it comes")
         waits = in_thread(bad.next_rendezvous)
-        meet([good])
+        comes.result(PATIENCE)
         joined.result(PATIENCE)
         restarted = in_thread(nodes[2].next_rendezvous)
         time.sleep(1.0)
