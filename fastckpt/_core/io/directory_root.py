@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt._core.io.durable import sync_names
+from fastckpt._core.io.durable import sync_names, write_all
 from fastckpt._core.io.modes import new_directory, open_file
 from fastckpt._core.io.regular_file import demand_regular
 
@@ -57,10 +57,7 @@ class DirectoryRoot:
         descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
-                rest = text.encode("utf-8", "surrogateescape")
-                while rest:
-                    # write(2) may write less than it was given, on a file system that is nearly full.
-                    rest = rest[os.write(descriptor, rest) :]
+                write_all(descriptor, text.encode("utf-8", "surrogateescape"))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)  # where some network file systems and FUSE servers report that a write has failed

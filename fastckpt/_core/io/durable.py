@@ -38,6 +38,12 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes: write(2) may write less than it was given, on a file system that is nearly full."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def sync_names(directory: int) -> None:
     """Make the names in an open directory durable."""
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fastckpt._core.io.durable import write_all
 from fastckpt._core.io.read_errors import Phase, ReadVerdict, remedy, verdict
 from fastckpt._core.io.regular_file import LARGEST, read_small
 from fastckpt._core.policy.resume import MEMORY
@@ -38,9 +39,7 @@ def write_text(path: Path, text: str) -> None:
     remove_any(temporary)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        rest = data
-        while rest:  # write(2) may write less than it was given
-            rest = rest[os.write(fd, rest) :]
+        write_all(fd, data)
     finally:
         os.close(fd)
     temporary.rename(path)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from fastckpt import Checkpointer
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.faults.diary import Log, digest
+from tests.faults.diary import Log, digest, parser_of_all
 from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")  # broadcast_buffers has another name since torch 2.13
@@ -129,13 +129,9 @@ def train(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--checkpoint-dir", required=True)
+    parser = parser_of_all()
+    parser.set_defaults(steps=12, memory=1, disk=4)
     parser.add_argument("--way", default="ddp", help="ddp, broadcast, fsdp2, or alone")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--memory", type=int, default=1)
-    parser.add_argument("--disk", type=int, default=4)
     parser.add_argument("--drifts", type=int, default=1000, help="the step after which a part begins to differ")
     parser.add_argument("--leaves", type=int, default=-1, help="the rank that closes before its first step")
     dist.init_process_group("gloo")
