@@ -54,6 +54,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """Half a surrogate pair, as liars send it and logs repeat it, would end the process of tests that reports it."""
+    return _encodable((yield))
+
+
 @pytest.fixture(scope="session")
 def forked_launchers() -> Iterator[None]:
     """Launchers that tests start are forked: older than any test, for what forks them to be nobody's leak."""
@@ -107,6 +113,14 @@ def leaves_nothing_behind(
         for path in Path("/dev/shm").glob(f"*{name}*"):
             path.unlink()
     assert not leaks, f"{request.node.name} left behind: {leaks}"
+
+
+def _encodable(report: object) -> object:
+    if isinstance(report, str):
+        return report.encode(errors="backslashreplace").decode()
+    if isinstance(report, dict):
+        return {key: _encodable(value) for key, value in report.items()}
+    return type(report)(map(_encodable, report)) if type(report) in (list, tuple) else report
 
 
 def _more_sockets(before: set[str]) -> set[str]:
