@@ -20,7 +20,7 @@ EXTRA_NEEDS_s3 := moto[server]
 EXTRA_TESTS_watch := tests/e2e/watch tests/unit/fastckpt_run/watch
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench bench-quick peers format fuzz-data fuzz-meshes stores clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check docs docs-reference faults versions extras bench bench-quick peers format fuzz-data fuzz-meshes fuzz-state stores clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and
 
 fuzz-meshes: $(FRAMEWORKS)  ## 200 random sharded models beside stock DCP
 	$(BIN)/python -m pytest -q -s -m campaign --timeout 3600 tests/fuzz/test_meshes.py
+
+fuzz-state: $(FRAMEWORKS)  ## 300 random states of ranks, equal or unlike in one entry, in each checkpointer
+	$(BIN)/python -m pytest -q -m campaign --timeout 3600 tests/fuzz/states
 
 # The packages of .venv, and those that these tests alone need.
 stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV, GCS and Azure, and the file systems of Arrow

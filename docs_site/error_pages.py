@@ -559,7 +559,7 @@ PAGES: Sequence[ErrorPage] = (
             "ranks needs, such as the position of a ResumableDataLoader, belongs into the common state: "
             "save_checkpoint(step, {..., <name>: loader.state_dict()}), and load_checkpoint()[<name>]",
             "rank <rank> has no state of its own in this checkpoint: its random state is not restored",
-            "<number> ranks saved their own of <entry><more>, and this job has <ranks>: all load what the first one had",
+            "<number> ranks saved their own of <entries>, and this job has <ranks>: all load what the first one had",
         ),
         "Each rank saves its random generators, and what it gives as `rank_state`. The checkpoint was saved by fewer "
         "ranks, or before that name was saved, so there is none for this rank. Model, optimizer and the rest of the "
@@ -578,8 +578,8 @@ PAGES: Sequence[ErrorPage] = (
         ),
         "Nothing that was saved. The random numbers of such a rank are not those of the uninterrupted run.",
         (
+            "fastckpt._core.replicas.own_entries",
             "fastckpt._core.resume.load",
-            "fastckpt.checkpointer.rank_differences",
             "fastckpt.ddp",
             "fastckpt.fsdp.shards",
         ),
@@ -1204,6 +1204,32 @@ PAGES: Sequence[ErrorPage] = (
             "fastckpt._core.saver.peers.replica_sender",
             "fastckpt_run.peer_agents",
         ),
+    ),
+    ErrorPage(
+        "FC-046",
+        "Replicas differ that were equal",
+        (
+            "<this rank or another> has computed what its replicas have not, as a processor does that is broken: ranks had "
+            "<entries> alike at step <step>, and have it unlike at step <step>. <why>. What was saved after step <step> is "
+            "not loaded any more",
+        ),
+        "Ranks compare digests of the weights and of the states of optimizers that all of them have, at the first save "
+        "and then about each 100 steps. What has differed from the first time on is kept of each rank. A weight that "
+        "was equal before, on all ranks, and is not any more, is silent data corruption: a processor or a memory has "
+        "given a wrong result. All ranks end with this error, and the launcher restarts them.",
+        (
+            "The processor, the memory or the accelerator of that host is broken.",
+            "The script changes weights of some ranks alone, at some later step.",
+        ),
+        (
+            "Let the job go on: it resumes the newest save from before, and `--fast-exclude-after` leaves the host out "
+            "while a spare waits.",
+            "Test the host with `fastckpt check`, and the vendor's diagnostics.",
+            "If ranks shall train apart from some step on, as with local SGD, have them do so from the first save on.",
+        ),
+        "Steps since the last comparison at which ranks were equal. What was saved since then is in "
+        "`.fastckpt/quarantine-*`.",
+        ("fastckpt._core.replicas.rank_differences",),
     ),
 )
 

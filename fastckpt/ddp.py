@@ -19,6 +19,8 @@ from fastckpt._core.client.save_results import at_least
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
+from fastckpt._core.replicas.own_entries import UNLIKE, with_own
+from fastckpt._core.replicas.rank_differences import RankDifferences
 from fastckpt._core.resume.candidates import RequiredFiles
 from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.resume.load import RankState, load_copy
@@ -128,6 +130,7 @@ class DdpCheckpointer(BaseCheckpointer):
         self._own = own_of(place.rank)
         self._writes_model = place.local_rank == 0
         self._given: dict[str, Any] | None = None
+        self._differences = RankDifferences(self._writer)
         self._loaded_sizes: dict[str, int] = {}
         self._forecast = SizeForecast(MODEL, self._writer.expect_about)
         if not self._writes_model:
@@ -198,8 +201,10 @@ class DdpCheckpointer(BaseCheckpointer):
         """
         arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
         self._forecast.end()
-        file, states = arguments.path("path", path), self._states(state_dict, rank_state)
-        return self._writer.save(step, states, at_least(storage_type, file) if file else storage_type, file, metrics)
+        file = arguments.path("path", path)
+        place = at_least(storage_type, file) if file else storage_type
+        states = self._compared(step, state_dict, rank_state, at_least(place, metrics))
+        return self._writer.save(step, states, place, file, metrics)
 
     @public
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
@@ -243,8 +248,19 @@ class DdpCheckpointer(BaseCheckpointer):
             session.expect(self._loaded_sizes)  # what it goes on to save is like what it has loaded
         return self._apply(resumed, time.perf_counter() - start)
 
+    def _compared(
+        self, step: int, state_dict: dict[str, Any], rank_state: dict[str, Any] | None, place: StorageType | None
+    ) -> dict[str, Any]:
+        """The files of a save, with what this rank has unlike others."""
+        self._writer.be_ready()
+        self._differences.turn(step, lambda: state_dict, persists=place is not StorageType.MEMORY)
+        return self._states(state_dict, rank_state)
+
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
-        own = {self._own: {"rng": rng_state(), "state": dict(rank_state or {})}}
+        state: dict[str, Any] = {"rng": rng_state(), "state": dict(rank_state or {})}
+        if unlike := self._differences.own(state_dict):
+            state[UNLIKE] = unlike
+        own = {self._own: state}
         self._given = own
         return {MODEL: state_dict, **own} if self._writes_model else own
 
@@ -259,6 +275,7 @@ class DdpCheckpointer(BaseCheckpointer):
         Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits.
         """
         self._forecast.end()
+        self._differences.leave()
         if self._writes_model:
             self._writer.close()
             return
@@ -275,6 +292,7 @@ class DdpCheckpointer(BaseCheckpointer):
 
     def _apply(self, resumed: ResumeResult, seconds: float) -> dict[str, Any]:
         self._writer.resumed(resumed, seconds)
+        self._differences.begin(resumed.id.step if resumed.id else -1)
         if resumed.state is None:
             return {}
         state, own = resumed.state
@@ -296,7 +314,7 @@ class DdpCheckpointer(BaseCheckpointer):
                 torch.get_num_threads(),
                 threads,
             )
-        return state  # type: ignore[no-any-return]
+        return with_own(state, own.get(UNLIKE, {}) if own else {}, self._writer.place.world_size, rank)
 
 
 def settle(model: torch.nn.Module, step_fn: Callable[[], object]) -> None:

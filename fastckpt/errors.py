@@ -69,6 +69,10 @@ class NoLoadableCheckpoint(FastckptError):
     """Checkpoints exist, but none of them can be loaded by all ranks."""
 
 
+class ReplicasDiffer(FastckptError):
+    """Replicas of a weight, or of an optimizer's state, were equal and are not any more."""
+
+
 class OverlapError(FastckptError):
     """A tensor changed, unnoticed, while it was copied in the background."""
 

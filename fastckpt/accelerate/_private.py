@@ -31,6 +31,11 @@ def custom_objects(accelerator: Accelerator) -> list[Any]:
     return list(accelerator._custom_objects)
 
 
+def broadcasts_buffers(accelerator: Accelerator) -> bool:
+    """Whether DistributedDataParallel, which is not among the models, makes buffers equal before each forward."""
+    return accelerator.ddp_handler is None or bool(accelerator.ddp_handler.broadcast_buffers)
+
+
 def save_hooks(accelerator: Accelerator) -> list[Callable[..., Any]]:
     """The hooks of ``register_save_state_pre_hook``."""
     return list(accelerator._save_model_state_pre_hook.values())

@@ -149,12 +149,17 @@ class AccelerateCheckpointer(BaseCheckpointer):
                 step,
                 self._accelerator.gradient_accumulation_steps,
             )
+        accelerator, place = self._accelerator, at_least(storage_type, name)
+        optimizers = [each.optimizer for each in private.optimizers(accelerator)]
+        others = {f"custom_checkpoint_{i}": each for i, each in enumerate(private.custom_objects(accelerator))}
+        broadcast = private.broadcasts_buffers(accelerator)
+        self._folders.compare(step, private.models(accelerator), optimizers, place, others, broadcast=broadcast)
         shared, own = self._files(safe_serialization)
         files = shared | own if self._folders.writes_common else own
         return self._folders.save_checkpoint(
             step,
             files,
-            at_least(storage_type, name),
+            place,
             common=shared.keys(),
             named=CheckpointNames(name),
             metrics=metrics,

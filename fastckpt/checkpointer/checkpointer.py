@@ -18,7 +18,7 @@ from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.client.save_results import ABSENT
 from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.requested import parse
-from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
+from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured, KeepNamed
 from fastckpt._core.resume.tiers import OTHER_KIND
 from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.micro_batches import MicroBatches
@@ -27,7 +27,6 @@ from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
 from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
-from fastckpt.checkpointer.rank_differences import RankDifferences, broadcast_buffers
 from fastckpt.checkpointer.save_frequency import SaveFrequency
 from fastckpt.checkpointer.script_settings import SCRIPT, ScriptSettings
 from fastckpt.checkpointer.state import OPTIMIZERS, OWN, PARAMETERS, Part, TrainingState, further, unwrapped
@@ -39,7 +38,9 @@ RETRY = 0.2
 """Seconds until the last step tries again to find a place in memory that persists or other ranks hold."""
 RANKS_PATIENCE = 60.0
 """Seconds that the last step waits for other ranks to fill or free such a place."""
-_NEWEST_AND_EPOCHS = KeepAny((KeepLast(2), KeepMeasured(EPOCH)))
+AGREED = "agreed"
+"""The metric of a checkpoint that names the newest step at which replicas were seen to be equal."""
+_RETENTION = KeepAny((KeepLast(2), KeepMeasured(EPOCH), KeepNamed(1, AGREED)))
 """The default retention rule on storage."""
 STEP_OF_RESUME = "resume(step=...) goes back to one that `fastckpt ls` shows on storage"
 Often = str | int | timedelta
@@ -121,7 +122,7 @@ class Checkpointer:
         self._data, self._batches = data, MicroBatches(optimizers, data, saved=gradients)
         self._checkpointer = backend(
             checkpoint_dir,
-            deletion_strategy or PolicyStrategy(_NEWEST_AND_EPOCHS, os.fspath(checkpoint_dir)),
+            deletion_strategy or PolicyStrategy(_RETENTION, os.fspath(checkpoint_dir)),
             overlap=optimizers,
             weights_only=weights_only,
             verify=verify,
@@ -130,7 +131,9 @@ class Checkpointer:
             **staged,
         )
         self._writer = self._checkpointer._writer
-        self._differences = RankDifferences(self._writer.place, broadcast_buffers(model), staged=bool(staged))
+        self._differences = self._checkpointer._differences
+        self._differences.leave_buffers(model)
+        self._differences.leave_out(OWN)
         if not self._overlaps:
             self._writer.overlap_with(())
         self._frequency = SaveFrequency(
@@ -176,7 +179,6 @@ class Checkpointer:
         self._batches.begin(self._step)
         self._unclosed.begin(self._step)
         self._frequency.begin(self._step, known, {"keep_epochs": str(self._keeps_epochs)}, self._data)
-        self._differences.begin()
         return self._step
 
     @public
@@ -213,7 +215,6 @@ class Checkpointer:
         self._step = self._unclosed.step = step
         scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
         wanted = Due(True, True) if metrics and not self._measures_alone else scheduled
-        self._differences.turn(self._parts.common, saves=scheduled.snapshot)
         due, epoch = self._batches.due(wanted, self._ended_epoch())
         if not (due.snapshot or epoch):
             if metrics and self._writer.place.rank == 0:
@@ -255,7 +256,6 @@ class Checkpointer:
         self._durable = self._step
         self._frequency.end()
         try:
-            self._differences.leave()
             self._frequency.leave()
         finally:
             self._checkpointer.close()
@@ -285,9 +285,10 @@ class Checkpointer:
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
         step, position = self._batches.whole or (self._step, None)
         common, own = self._parts.state(position)
-        own |= self._differences.own(common)
         state = common | self._own_part(step)
         place = StorageType.DISK if persist else StorageType.MEMORY
+        if persist and self._differences.agreed is not None:
+            metrics = {**metrics, AGREED: float(self._differences.agreed)}
         result = self._checkpointer.save_checkpoint(
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
         )

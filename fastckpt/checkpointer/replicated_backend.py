@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.replica_check import other_weights
-from fastckpt.checkpointer.rank_differences import with_own
+from fastckpt._core.replicas.replica_check import other_weights
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.ddp import DdpCheckpointer
 
@@ -56,7 +55,6 @@ class ReplicatedBackend(DdpCheckpointer):
                     other,
                 )
             if loaded:
-                loaded = with_own(loaded, self.rank_state, place.world_size, place.rank)
                 parts.load(loaded, self.rank_state)
             else:
                 self.prepare(parts.common() | own, parts.sole_optimizer)

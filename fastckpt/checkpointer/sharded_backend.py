@@ -1,6 +1,6 @@
 """Training runs of which each rank has shards, as under FSDP, HSDP and tensor parallelism."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.torch_private.sharding import ShardedTensor, tree_leaves
-from fastckpt.checkpointer.rank_differences import ALONE, UNLIKE, WORLD, with_own, without
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
@@ -28,6 +27,8 @@ from fastckpt.fsdp.shards import FsdpShardCheckpointer, FsdpState
 
 class ShardedBackend(FsdpShardCheckpointer):
     """Saves runs of FSDP1, FSDP2 and DTensors."""
+
+    _partial = False
 
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a model that was not sharded with one that is: give what its model.pt has to set_state_dict of "
@@ -75,22 +76,11 @@ class ShardedBackend(FsdpShardCheckpointer):
             sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
         with as_before_on_error(sharded):
             state, extra = self._load(sharded)
-            place = self._writer.place
-            loaded = with_own(extra | state, self.rank_state, place.world_size, place.rank)
+            loaded = extra | state
             with ranks.sharing_errors():
                 parts.load(loaded, self.rank_state)
         self._reader.restore()
         return loaded
-
-    def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
-        """Same, without what each rank has in a shape of its own; raises ConfigError in another number of ranks."""
-        unlike, world = self._reader.own_state.get(UNLIKE, {}), self._writer.place.world_size
-        if (alone := unlike.get(ALONE)) and unlike[WORLD] != world:
-            raise ConfigError(
-                f"the checkpoint has {alone[0]}{' and others' if alone[1:] else ''} in another shape of each of "
-                f"{unlike[WORLD]} ranks, and this job has {world}: go on with {unlike[WORLD]} ranks"
-            )
-        return {**_without(super()._targets(parts), alone or ())}
 
     def save_checkpoint(  # type: ignore[override]  # the form of DdpCheckpointer
         self,
@@ -102,19 +92,11 @@ class ShardedBackend(FsdpShardCheckpointer):
         metrics: Mapping[str, float],
     ) -> SaveResult:
         """Same as `ReplicatedBackend.save_checkpoint`."""
-        unlike = rank_state.get(UNLIKE, {})
         shards = {name: state for name, state in state_dict.items() if isinstance(state, ShardedState)}
-        shards = _without(shards, unlike.get(ALONE, ()))
         common = {name: state for name, state in state_dict.items() if name not in shards}
         if self.last is None:
             _check_whole(common)
         return self._save(step, FsdpState(shards, common, rank_state), storage_type, metrics)
-
-
-def _without(states: dict[str, ShardedState], names: Collection[str]) -> dict[str, ShardedState]:
-    """States of shards without what each rank has in a shape of its own."""
-    kept = without(states, names) if names else {}
-    return {name: ShardedState(kept.get(name, state)) for name, state in states.items()}
 
 
 def _optimizers(given: Part) -> tuple[Optimizer, ...]:

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from fastckpt._core.client.collective import Agreement
-from fastckpt._core.client.replica_check import other_weights
-from fastckpt._core.client.state_digest import digest_of
+from fastckpt._core.replicas.replica_check import other_weights
+from fastckpt._core.replicas.state_digest import digest_of
 from fastckpt._core.torch_private.sharding import ShardedTensor, flat_parameters, group_of
 from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.dcp.flattening import flattened
@@ -35,41 +35,36 @@ class StageClaim(NamedTuple):
         staged: Whether stage= was given for it.
         groups: Of each group of parameters of an optimizer, by its name in DCP, a digest of their names.
         meshes: The ranks of each device mesh, and of each process group of FSDP1, that does not have them all.
-        whole: Of each tensor that is no shard, by its name, a digest.
         shards: Of each tensor on one of these: name, place in the whole, which mesh, shape and digest of the shard.
     """
 
     staged: bool
     groups: dict[str, str]
     meshes: list[Ranks]
-    whole: dict[str, str]
     shards: list[tuple[str, Ranks, int, Ranks, str]]
 
 
 def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> StageClaim:
-    """The claim of a rank; reads all tensors but for shards of those on a mesh of all ranks."""
+    """The claim of a rank; reads shards of tensors but for those on a mesh of all ranks."""
     groups = {name: digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
     offsets = {item.index.fqn: tuple(item.index.offset or ()) for item in plan.items}
-    whole = {name: digest_of(leaf) for name, leaf in leaves.items() if type(leaf) is torch.Tensor and _is_plain(leaf)}
     shards: list[tuple[str, Ranks, Ranks, torch.Tensor]] = []
     for name, leaf in leaves.items():
         ranks, local = _local(leaf)
         # A mesh of all ranks is one model by construction; only meshes of some of them can be of different stages.
         if local is not None and name in offsets and len(ranks) < world:
             shards.append((name, offsets[name], ranks, local))
-    return _claim(bool(stages_in(leaves)), groups, whole, shards)
+    return _claim(bool(stages_in(leaves)), groups, shards)
 
 
-def _claim(
-    staged: bool, groups: dict[str, str], whole: dict[str, str], shards: list[tuple[str, Ranks, Ranks, torch.Tensor]]
-) -> StageClaim:
+def _claim(staged: bool, groups: dict[str, str], shards: list[tuple[str, Ranks, Ranks, torch.Tensor]]) -> StageClaim:
     """With each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
     numbered = [
         (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), digest_of(local))
         for name, place, ranks, local in shards
     ]
-    return StageClaim(staged, groups, list(meshes), whole, numbered)
+    return StageClaim(staged, groups, list(meshes), numbered)
 
 
 def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
@@ -86,7 +81,7 @@ def check_one(model: Module, ranks: Agreement, world: int) -> None:
     flat = flat_parameters(model)
     other_weights(model, ranks, shapes=not flat)
     if flat:  # to gather what FSDP1 has is a collective, and needs room
-        mine = _claim(False, {}, {}, [each for each in flat if len(each[2]) < world])
+        mine = _claim(False, {}, [each for each in flat if len(each[2]) < world])
     else:
         leaves = flattened({"model": get_model_state_dict(model)})
         mine = claim(leaves.state_dict, leaves.create_local_plan(), world)
@@ -103,17 +98,6 @@ def objection(claims: Sequence[StageClaim]) -> str:
         if unlike := [name for name, digest in each.groups.items() if claims[0].groups.get(name, digest) != digest]:
             return f"{min(unlike)} of rank {rank} has other parameters than that of rank 0. {_REMEDY}"
     return _unlike_shards(claims)
-
-
-def unlike_tensors(claims: Sequence[StageClaim]) -> list[str]:
-    """The names of tensors that are no shards, and that ranks have unlike, such as averages of BatchNorm."""
-    found: dict[str, str] = {}
-    pairs = [pair for each in claims for pair in each.whole.items()]
-    return sorted({name for name, digest in pairs if found.setdefault(name, digest) != digest})
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
 def _unlike_shards(claims: Iterable[StageClaim]) -> str:

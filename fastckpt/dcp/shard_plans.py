@@ -25,7 +25,7 @@ from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.torch_private.sharding import StorageInfo
 from fastckpt.dcp.flattening import Archiver, FlatItem, Leaves, flattened, in_order, item_of, structure
-from fastckpt.dcp.name_conflicts import StageClaim, claim, unlike_tensors
+from fastckpt.dcp.name_conflicts import StageClaim, claim
 from fastckpt.dcp.name_conflicts import objection as why_not_one
 from fastckpt.dcp.node_copies import copies_for_nodes
 from fastckpt.dcp.plan_messages import Assigned, Overtaken, PlanMailbox, PlanRound, Stage
@@ -79,7 +79,6 @@ class ShardPlans:
         self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver(weights_only=weights_only)
         self._round = PlanRound(1)
         self._met = ""
-        self._has_warned = False
         self._assigned: Assigned | None = None
         self._last: SaveId | None = None
         self._pid = os.getpid()
@@ -255,7 +254,6 @@ class ShardPlans:
             claims = [StageClaim(*each) for each in sent]
             if why := why_not_one(claims):
                 raise ValueError(why)
-            self._warn(unlike_tensors(claims))
             plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
             copies = copies_for_nodes(offers, plans, nodes)
             self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
@@ -273,12 +271,6 @@ class ShardPlans:
         # The store keeps all keys in memory for the whole job: what everybody has read is removed.
         self._clear(f"{number}/offer/{rank}" for rank in ranks)
         self._mailbox.clear(number - 1, {*nodes})
-
-    def _warn(self, names: list[str]) -> None:
-        if names and not self._has_warned:
-            text = "ranks have unlike tensors by the name of %s%s, of which that of one rank is saved for all"
-            logger.warning(text, names[0], f" and {len(names) - 1} more" if names[1:] else "")
-            self._has_warned = True
 
     def _describe(self, end: float) -> None:
         """Make ``.metadata`` of what was planned, and where all ranks have it; and the index of each node's copies."""

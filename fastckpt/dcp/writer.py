@@ -21,6 +21,7 @@ from fastckpt._core.format.file_names import shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.loadable import LoadableArchives
 from fastckpt._core.format.manifest import METADATA
+from fastckpt._core.replicas.rank_differences import RankDifferences
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.storage.store import normalised
@@ -78,6 +79,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._place = self._writer.place
+        self._differences = RankDifferences(self._writer, keeps=False, partial=True)
         self._file = shards_of(self._place.rank)
         self._planner, self._loadable = ShardPlanner(), LoadableArchives()
         self._step: int | None = None
@@ -159,7 +161,8 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's part into memory; then the state may be changed.
 
-        Raises NotLoadable for what would not load with ``weights_only=True``.
+        Raises NotLoadable for what would not load with ``weights_only=True``, and ConfigError, on all ranks, if they
+        have unlike tensors by a name, of which one would be saved for all.
         """
         try:
             with self._turn:
@@ -174,6 +177,9 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             self.staging.settle()
         assert self._step is not None
         self.last = SaveId(self._writer.link.history, self._step)
+        # Here: what one rank raises, DCP raises in all; a planner of another kind has no state to compare.
+        persists = self.storage_type is not StorageType.MEMORY
+        self._differences.turn(self._step, lambda: getattr(planner, "state_dict", {}), persists=persists)
         items = sorted(plan.items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
         resolved = [planner.resolve_data(item) for item in items]
         data = [each.getvalue() if isinstance(each, io.BytesIO) else each for each in resolved]
@@ -245,6 +251,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     def close(self) -> None:
         """End saving, when no part is being copied; a save that has not ended by then fails."""
         with self._turn:
+            self._differences.leave()
             super().close()
 
     @classmethod

@@ -153,6 +153,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             self._has_warned = True
             logger.warning(_AMID, step, micro)
         folders.let_go()
+        folders.compare(step, [engine], [engine.optimizer], storage_type, {"client_state": dict(client_state)})
         with self._writer.stall("save"), phase("snapshot.engine", step=step):
             files = files_of(
                 engine,

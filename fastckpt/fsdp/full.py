@@ -71,6 +71,8 @@ class FsdpFullCheckpointer(DdpCheckpointer):
             check_one(model, agreement(world, "stages"), world)
             # Once: the check reads all shards, and a model does not become another one later.
             self._is_one = True
+            for name in (MODEL, OPTIMIZER):  # gathered: the first rank alone has them
+                self._differences.leave_out(name)
         whole = state_of(given, _gathered(model))
         return super().save_checkpoint(
             step, whole, given.get("path", ""), given.get("storage_type"), rank_state, metrics

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
+from fastckpt._core.replicas.own_entries import ALONE, UNLIKE, loaded_alone, with_own, without
+from fastckpt._core.replicas.rank_differences import RankDifferences
 from fastckpt._core.resume.load import RankState, load_copy
 from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.resume.tiers import Files
@@ -103,6 +105,9 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         last: What was begun to be saved last; None before that.
     """
 
+    _partial = True
+    """Whether ranks may have entries that others lack."""
+
     @public
     def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
@@ -136,6 +141,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._shards = ShardPlans(place, plans, self._writer.stall, weights_only=weights_only)
+        self._differences = RankDifferences(self._writer, partial=self._partial)
         self._own = own_of(place.rank)
         self._reader = _Reader(self, self._own, self._stage)
         self.rank_state: dict[str, Any] = {}
@@ -239,11 +245,19 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         folder: str = "",
     ) -> SaveResult:
         writer = self._writer
-        # 1. names of the stage   2. plan the shards, alone or with all ranks   3. this rank's own state   4. what is
-        # common, in the first rank of each node   5. save
+        # 1. compare what ranks have in common   2. names of the stage   3. plan the shards, alone or with all ranks
+        # 4. this rank's own state   5. what is common, in the first rank of each node   6. save
         writer.be_ready()
         writer.release()  # a load that failed
         save = writer.save_id(step)
+        own: dict[str, Any] = {"state": state.own}
+        # A stage's state is like no other's, but all ranks take part: one may have no stage by mistake.
+        whole = {} if self._stage.name else state.shards | state.common
+        persists = at_least(storage_type, metrics) is not StorageType.MEMORY
+        self._differences.turn(step, lambda: whole, persists=persists)
+        if unlike := self._differences.own(whole):
+            own[UNLIKE] = unlike
+            state = state._replace(shards=_without(state.shards, unlike[ALONE]))
         if self._stage.name:
             state = FsdpState(state.shards | self._stage.as_values(state.common), {}, state.own)
         try:
@@ -255,7 +269,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         except Unplanned as reason:
             return writer.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
         # After the plan: a save that is skipped need not read the generators.
-        files[self._own] = {"rng": rng_state(), "state": state.own}
+        files[self._own] = {"rng": rng_state(), **own}
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
         self.last = save
@@ -339,18 +353,36 @@ class FsdpShardCheckpointer(BaseCheckpointer):
                 raise type(each)(f"rank {rank}: {each}") from error
             raise
         state.update((name, leaves[name]) for name in state)
-        return state, self._reader.common | extra.of(leaves)
+        place = self._writer.place
+        loaded = with_own(
+            self._reader.common | extra.of(leaves) | state, self._reader.unlike, place.world_size, place.rank
+        )
+        return {name: loaded.pop(name) for name in state}, loaded
 
     def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
-        """Places to load the states of parts into."""
-        return {part.name: part.target(self._reader.metadata) for part in parts}
+        """Places to load the states of parts into, without what each rank has in a shape of its own."""
+        alone = loaded_alone(self._reader.unlike, self._writer.place.world_size)
+        return _without({part.name: part.target(self._reader.metadata) for part in parts}, alone)
 
     def close(self) -> None:
         """End saving, for all ranks: as `BaseCheckpointer.close`."""
+        self._differences.leave()
         try:
             super().close()  # first: the saver, when the other ranks ask it, knows who has closed
         finally:
             self._shards.close(self.last)
+
+
+def _without(states: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """States without entries of these names; each dictionary stays, and is of the type that it has."""
+    if not names:
+        return states
+    kept = without(states, names)
+    return {
+        name: type(state)(kept.get(name, {})) if isinstance(state, dict) else state
+        for name, state in states.items()
+        if name in kept or isinstance(state, dict)
+    }
 
 
 class _Reader(SharedMemoryReader):
@@ -370,6 +402,7 @@ class _Reader(SharedMemoryReader):
     def find(self) -> int | None:
         """Same as `SharedMemoryReader.find`; raises ConfigError unless the ranks have the stages that were saved."""
         step = super().find()
+        self._checkpointer._differences.begin(self.loaded_step)
         if step is not None:
             given = self._writer.ranks.gather(self._stage.name)
             try:
@@ -383,6 +416,11 @@ class _Reader(SharedMemoryReader):
     def own_state(self) -> dict[str, Any]:
         """What this rank gave as ``rank_state`` of what was found; empty if it was not there."""
         return self._own["state"] if self._own else {}
+
+    @property
+    def unlike(self) -> dict[str, Any]:
+        """What this rank had unlike others, of what was found."""
+        return self._own.get(UNLIKE, {}) if self._own else {}
 
     def restore(self) -> None:
         """Put the random generators into the state in which they were saved, if this rank was there."""

@@ -155,6 +155,7 @@ class TrainerSession:
             folder.session.be_ready()
             folder.session.overlap_with(optimizers_in(optimizer))
             self._overlap = False  # from now on it does
+        folder.compare(step, [trainer.model_wrapped], [_torch_optimizer(trainer)], storage_type)
         before = trainer.state.best_model_checkpoint
         self._name_best(step, lasting=lasting)
         try:

@@ -41,7 +41,7 @@ class Saves(DdpCheckpointer):
         if step == self._begun:
             writer.begin_history()  # all ranks save it again
         self._begun = step
-        states = self._states(state, {})
+        states = self._compared(step, state, {}, storage_type)
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
             self.saved_step, self._progress = step, progress(state)

@@ -4,9 +4,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
+
+import torch
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
@@ -18,6 +21,8 @@ from fastckpt._core.format.safetensors import Tensors
 from fastckpt._core.native.checkpoint_names import BY_STEP, FOLDER, CheckpointNames, called
 from fastckpt._core.native.view import hold, make_view, remove_view
 from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.replicas.rank_differences import RankDifferences
+from fastckpt._core.replicas.trained_state import trained_state
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.resume.survey import join_on_storage
@@ -25,6 +30,7 @@ from fastckpt._core.resume.tiers import Candidate, Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, is_failing
 from fastckpt._core.snapshot.file_plans import check_names
+from fastckpt._core.stateful import Stateful
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import BadCheckpoint, FastckptError
 
@@ -120,9 +126,11 @@ class FolderCheckpointer(BaseCheckpointer):
         options: SessionOptions = ANY_FILES,
     ) -> None:
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
+        self._differences = RankDifferences(self._writer, keeps=False)
         self._needs = needs
         self._folder: NativeFolder | None = None
         self._checked: frozenset[str] = frozenset()
+        self._has_compared = False
 
     @property
     def session(self) -> Session:
@@ -179,6 +187,43 @@ class FolderCheckpointer(BaseCheckpointer):
             path = f"{writer.directory}/{path}"
         return writer.save(step, files, storage_type, path, metrics, {k: v for k, v in details.items() if v})
 
+    def compare(
+        self,
+        step: int,
+        models: Sequence[torch.nn.Module],
+        optimizers: Iterable[object],
+        storage_type: StorageType | None,
+        others: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        broadcast: bool = False,
+    ) -> None:
+        """Compare the replicas of ranks before a save of this step, if that is due; all ranks call it.
+
+        Args:
+            step: Which is to be saved.
+            models: Modules, wrapped or not, of which one rank saves what all have in common.
+            optimizers: Those of the models.
+            storage_type: As for `save_checkpoint`.
+            others: Objects whose states one rank saves for all, by name, or such states; a warning names unlike ones.
+            broadcast: Whether buffers are made equal before each forward, though no wrapper among the models says so.
+
+        Raises:
+            ConfigError: On all ranks, if they have unlike weights, or states of an optimizer.
+            ReplicasDiffer: On all ranks, if these were equal before: see `RankDifferences.turn`.
+        """
+        self._writer.be_ready()
+        if not self._has_compared:
+            for number, model in enumerate(models):
+                key = f"model.{number}" if len(models) > 1 else "model"
+                self._differences.leave_buffers(model, key, broadcast=broadcast)
+        self._has_compared = True
+
+        def state() -> dict[str, Any]:
+            states = {name: each.state_dict() if isinstance(each, Stateful) else each for name, each in others.items()}
+            return {**states, **trained_state(models, optimizers)}
+
+        self._differences.turn(step, state, persists=storage_type is not StorageType.MEMORY)
+
     def scratch(self) -> Path:
         """A directory in memory for what a framework writes beside its files and nobody needs; of this rank alone."""
         return make_view(self._writer.link, "scratch", {})
@@ -207,6 +252,7 @@ class FolderCheckpointer(BaseCheckpointer):
         asked = arguments.path("resume_path", resume_path)
         with self._writer.ranks.sharing_errors():
             self._folder = self._find(asked.rstrip("/") or asked, foreign=foreign)
+        self._differences.begin(self._folder.step if self._folder else -1)
         return self._folder
 
     def _find(self, asked: str, *, foreign: bool) -> NativeFolder | None:
@@ -244,6 +290,7 @@ class FolderCheckpointer(BaseCheckpointer):
     def close(self) -> None:
         """As `BaseCheckpointer.close`."""
         self.let_go(loaded=not is_failing())
+        self._differences.leave()
         super().close()
 
     def _kept(self, files: Files) -> Files:

@@ -235,7 +235,8 @@ class TestSignals:
             until(lambda count=count: launch.text.count("closing signal") >= count, "a try to end the worker")
             job.send_signal(signal.SIGTERM)
         assert job.wait(120) == NOT_STORED, launch.text
-        assert launch.text.endswith(f"fastckpt-run: exit code 74: {ADVICE[74]}\n")
+        # a worker that is continued may still say that the agent is gone
+        assert f"fastckpt-run: exit code 74: {ADVICE[74]}\n" in launch.text
         assert_resumed_once_mended(launch, broken)
 
 

@@ -27,8 +27,10 @@ _OTHERS = (
     "distnetworkerror",
     "diststoreerror",
     "nccl",
+    "another rank has computed",
+    "another rank or this one has computed",
 )
-"""Words of exceptions that a worker raises when another one is gone, in small letters."""
+"""Words of exceptions that a worker raises when another one is gone, or at fault, in small letters."""
 _OWN_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals for which the host may be to blame: what lacks memory or hangs is killed."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")

@@ -9,19 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt._core.client.state_digest import digest_of, sum_of_words
-from fastckpt._core.config import RankInfo
-from fastckpt.checkpointer import rank_differences
-from fastckpt.checkpointer.rank_differences import (
-    ABSENT,
-    ALONE,
-    THERE,
-    UNLIKE,
-    RankDifferences,
-    unlike_entries,
-    with_own,
-    without,
-)
+from fastckpt._core.replicas.own_entries import ABSENT, ALONE, THERE, entries, own_entries, with_own, without
+from fastckpt._core.replicas.rank_differences import EVERY
+from fastckpt._core.replicas.replica_faults import ReplicaFault, replica_fault, unlike_entries
+from fastckpt._core.replicas.state_digest import digest_of, sum_of_words
 from tests.e2e.fsdp.test_loop import survived
 from tests.faults.conftest import Jobs
 from tests.faults.faults import kill
@@ -49,11 +40,11 @@ def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs,
 
 
 def test_what_begins_to_differ_later_is_found_and_kept_from_then_on(new_job: Jobs):
-    steps = rank_differences.EVERY * (rank_differences.PARTS + 1) + 20
-    script = ("--way", "broadcast", "--drifts", "3", "--steps", str(steps), "--memory", "10", "--disk", "1000")
+    steps = 3 * EVERY + 20
+    script = ("--way", "broadcast", "--drifts", "30", "--steps", str(steps), "--memory", "10", "--disk", "1000")
     job = new_job().run(*script, **PROGRAM)
     found = [line["due"] for line in job.log(0) if "drifting.value" in line.get("unlike", ())]
-    assert found and found[0] > rank_differences.EVERY and job.text().count("unlike drifting.value:") == 1
+    assert found and found[0] > EVERY and job.text().count("unlike drifting.value:") == 1
 
 
 def test_a_rank_that_closes_before_its_first_step_is_not_waited_for(new_job: Jobs):
@@ -107,33 +98,60 @@ def test_unlike_entries_are_named_with_whether_their_shapes_are_alike():
     assert unlike_entries(ranks) == {"a": True, "c": False, "d": False}
 
 
-def differing(unlike: dict[str, bool], world: int = 2) -> RankDifferences:
-    differences = RankDifferences(RankInfo(world_size=world))
-    differences.unlike = unlike
-    return differences
-
-
 @pytest.mark.parametrize("one", [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}])
 @pytest.mark.parametrize("other", [{}, {0: {"m": 1}}, {1: {"m": 4}, 2: {"m": 3, "k": 7}}])
 def test_a_rank_has_its_own_again_whatever_the_first_one_had(one: dict[Any, Any], other: dict[Any, Any]):
     states = [{"optimizer": {"state": each, "groups": [1]}, "more": 5} for each in (one, other)]
-    digests = [RankDifferences(RankInfo(world_size=2))._digests(state) for state in states]
-    differences = differing(unlike_entries(digests))
+    digests = [{name: digest_of(leaf) for name, _, leaf in entries(state)} for state in states]
+    unlike = unlike_entries(digests)
     for state in states:
-        own = differences.own(state)
-        assert with_own(copy.deepcopy(states[0]), own, 2, 0) == state
-        assert set(own) <= {UNLIKE}
+        assert with_own(copy.deepcopy(states[0]), own_entries(state, unlike, 2), 2, 0) == state
 
 
 def test_another_number_of_ranks_loads_what_the_first_one_had_and_is_told_by_name(caplog: pytest.LogCaptureFixture):
-    own = differing({"more": True, "a.b": False}).own({"more": 5, "x": 1})
-    assert own[UNLIKE][THERE] == [[["more"], 5]]
-    assert (own[UNLIKE][ABSENT], own[UNLIKE][ALONE]) == (["a.b"], ["a.b"])
+    own = own_entries({"more": 5, "x": 1}, {"more": True, "a.b": False}, 2)
+    assert (own[THERE], own[ABSENT], own[ALONE]) == ([[["more"], 5]], ["a.b"], ["a.b"])
     assert with_own({"more": 7, "x": 1}, own, 3, 0) == {"more": 7, "x": 1}
-    assert "2 ranks saved their own of more and 1 more, and this job has 3" in caplog.text
+    assert "2 ranks saved their own of more, a.b, and this job has 3" in caplog.text
 
 
 def test_a_state_without_some_entries_shares_no_dictionary_with_it():
     state = {"a": {"b": 1, "c": {"d": 2}}, "e": {}}
     left = without(state, {"a.b"})
     assert left == {"a": {"c": {"d": 2}}, "e": {}} and left["a"] is not state["a"]
+
+
+# --- faults of processors
+
+EQUAL_RANK = {"model.a": "torch.float32(2,):1", "model.b": "torch.float32(2,):2", "others.c": "int:3"}
+A, B, C = EQUAL_RANK
+
+
+def ranks_with(count: int, *wrong: tuple[int, str, str]) -> list[dict[str, str]]:
+    ranks = [dict(EQUAL_RANK) for _ in range(count)]
+    for rank, name, digest in wrong:
+        ranks[rank][name] = digest
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "known", "fault"),
+    [
+        pytest.param(ranks_with(3, (1, A, "x")), {A, B}, ReplicaFault([A], [1]), id="the one that most are not like"),
+        pytest.param(ranks_with(2, (1, A, "x")), {A, B}, ReplicaFault([A], []), id="of two nobody knows which"),
+        pytest.param(ranks_with(2, (1, A, "x"), (1, B, "y")), {A, B}, None, id="two that train apart"),
+        pytest.param(ranks_with(3, (1, A, "x"), (2, A, "y")), {A, B}, None, id="three that train apart"),
+        pytest.param(ranks_with(4, (1, A, "x"), (3, A, "x")), {A, B}, None, id="two halves"),
+        pytest.param(ranks_with(5, (1, A, "x"), (4, B, "y")), {A, B}, ReplicaFault([A, B], [1, 4]), id="two faults"),
+        pytest.param(ranks_with(3, (1, A, "x"), (1, B, "y")), {A, B}, ReplicaFault([A, B], [1]), id="all of one rank"),
+        pytest.param(ranks_with(3, (1, A, "x")), {B}, None, id="unlike before"),
+        pytest.param(ranks_with(3, (1, C, "x")), {A, B}, None, id="what may differ"),
+        pytest.param(ranks_with(3), {A, B}, None, id="all alike"),
+        pytest.param([*ranks_with(3, (1, A, "x")), {}], {A, B}, ReplicaFault([A], [1]), id="a rank without a state"),
+    ],
+)
+def test_a_rank_is_at_fault_where_most_have_what_it_has_not(
+    ranks: list[dict[str, str]], known: set[str], fault: ReplicaFault | None
+):
+    unlike = unlike_entries([each for each in ranks if each])
+    assert replica_fault(ranks, unlike, known) == fault

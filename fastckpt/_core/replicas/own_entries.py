@@ -1,0 +1,122 @@
+"""Entries of a state that ranks have unlike: each rank's own, saved beside what is saved for all, and put back."""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from fastckpt._core.arguments import abbreviated
+from fastckpt._core.error_codes import coded
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+UNLIKE = "unlike"
+"""Key, in a rank's own file, of what it has unlike others."""
+WORLD, THERE, ABSENT, ALONE = "world", "there", "absent", "alone"
+"""Keys in that: the number of ranks, entries with their paths, and names of entries that this rank lacks, and of those
+that ranks have in unlike shapes, so that nobody else could load them."""
+
+Path = tuple[Any, ...]
+State = Mapping[str, Any]
+
+
+def entries(state: State) -> Iterator[tuple[str, Path, Any]]:
+    """The name of each entry, its path, and what is there: what dictionaries lead to; a list is one entry."""
+    return ((named(path), path, leaf) for path, leaf in _leaves(state, ()))
+
+
+def named(path: Collection[Any]) -> str:
+    """The name of the entry at a path, such as ``optimizer.state.0.exp_avg``."""
+    # A text that looks like a number is another key than the number.
+    return ".".join(key if isinstance(key, str) and not key.isdecimal() else repr(key) for key in path)
+
+
+def own_entries(state: State, unlike: Mapping[str, bool], world: int) -> dict[str, Any]:
+    """What a rank saves of its own: its entries of these names; empty if there are no names.
+
+    Args:
+        state: This rank's.
+        unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
+        world: The number of ranks.
+    """
+    if not unlike:
+        return {}
+    there = {name: [list(path), leaf] for name, path, leaf in entries(state) if name in unlike}
+    absent = sorted(unlike.keys() - there.keys())
+    return {WORLD: world, THERE: list(there.values()), ABSENT: absent, ALONE: alone_in(unlike)}
+
+
+def alone_in(unlike: Mapping[str, bool]) -> list[str]:
+    """Names of entries that ranks have in unlike shapes."""
+    return sorted(name for name, has_shape in unlike.items() if not has_shape)
+
+
+def loaded_alone(own: Mapping[str, Any], world: int) -> list[str]:
+    """Names of entries that only the ranks that had them can load; raises ConfigError in another number of ranks."""
+    alone = own.get(ALONE, [])
+    if alone and own[WORLD] != world:
+        raise ConfigError(
+            f"the checkpoint has {abbreviated(alone)} in another shape of each of {own[WORLD]} ranks, and this job "
+            f"has {world}: go on with {own[WORLD]} ranks"
+        )
+    return list(alone)
+
+
+def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> dict[str, Any]:
+    """A state as this rank had it, of what was saved for all, and its own.
+
+    Args:
+        common: What was saved for all, as it was loaded; its dictionaries are changed.
+        own: What `own_entries` gave; empty for nothing.
+        world: The number of ranks now: in another number none has what it had.
+        rank: This rank.
+    """
+    if not own:
+        return dict(common)
+    there = {named(path): (tuple(path), leaf) for path, leaf in own[THERE]}
+    if own[WORLD] != world:
+        if rank == 0:
+            text = "%d ranks saved their own of %s, and this job has %d: all load what the first one had"
+            logger.warning(coded(text, "FC-021"), own[WORLD], abbreviated([*there, *own[ABSENT]]), world)
+        return dict(common)
+    kept = dict(common)
+    for path in [path for name, path, _ in entries(common) if name in own[ABSENT]]:
+        _drop(kept, path)
+    for path, leaf in there.values():
+        _put(kept, path, leaf)
+    return kept
+
+
+def without(state: State, names: Collection[str]) -> dict[str, Any]:
+    """A state without the entries of these names."""
+    kept: dict[str, Any] = {}
+    for name, path, leaf in entries(state):
+        if name not in names:
+            _put(kept, path, leaf)
+    return kept
+
+
+def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, child in node.items():
+            yield from _leaves(child, (*path, key))
+    else:
+        yield path, node
+
+
+def _put(state: dict[str, Any], path: Path, leaf: Any) -> None:
+    node: Any = state
+    for key in path[:-1]:
+        node = node.setdefault(key, {})
+    node[path[-1]] = leaf
+
+
+def _drop(state: dict[str, Any], path: Path) -> None:
+    """Remove an entry, and the dictionaries that have no others."""
+    nodes: list[Any] = [state]
+    for key in path[:-1]:
+        nodes.append(nodes[-1][key])
+    for node, key in zip(reversed(nodes), reversed(path), strict=True):
+        del node[key]
+        if node:
+            return

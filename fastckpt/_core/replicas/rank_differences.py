@@ -1,0 +1,270 @@
+"""Compares, by digests, what ranks have in common and one of them saves for all."""
+
+import itertools
+import logging
+import math
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fastckpt._core import metrics
+from fastckpt._core.arguments import abbreviated
+from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement
+from fastckpt._core.error_codes import coded
+from fastckpt._core.replicas.distrusted_saves import give_up_since
+from fastckpt._core.replicas.own_entries import State, entries, named, own_entries
+from fastckpt._core.replicas.replica_faults import (
+    SHARD,
+    ReplicaFault,
+    are_alike,
+    groups,
+    replica_fault,
+    unlike_entries,
+)
+from fastckpt._core.replicas.state_digest import digest_of, is_shard
+from fastckpt._core.session import Session
+from fastckpt._core.torch_private.tensors import compiled_module, local_part
+from fastckpt.errors import ConfigError, FastckptError, ReplicasDiffer
+
+logger = logging.getLogger("fastckpt")
+
+EVERY = 100
+"""Steps after a comparison in which there is no other."""
+SHARE = 0.001
+"""The part of training time that comparisons may cost."""
+PATIENCE = 60.0
+"""Seconds that a rank may be later than others at a comparison."""
+TRIES = 2
+"""Comparisons, one after the other, to which a rank does not come, before there are no more: it may never save."""
+LEARNED = ("model", "optimizer", "state_dict", "optimizer_states")
+"""Parts of a state, as checkpointers call them, of which replicas that were equal stay so."""
+
+_NUMBERS = itertools.count()
+
+
+class ComparedState(NamedTuple):
+    """What a rank has, as ranks compare it.
+
+    Attributes:
+        host: Its host; empty if it has no state to compare.
+        digests: Of each entry.
+        fresh: Names of entries that were not equal at the comparison before, or that may begin to differ.
+    """
+
+    host: str
+    digests: dict[str, str]
+    fresh: list[str]
+
+
+class RankDifferences:
+    """Compares the states of ranks before they are saved: at the first save, and at the next after 100 steps or more.
+
+    All ranks call `begin` and `turn`, with the same steps. An entry is what dictionaries lead to, such as
+    ``optimizer.state.0.exp_avg``; a list is one entry. Of a DTensor the replicas of a shard are compared.
+
+    Args:
+        session: What saves.
+        keeps: Whether entries that ranks have unlike are saved of each; else tensors that are learned are refused.
+        partial: Whether ranks may have entries that others lack, as in a state of torch's DCP.
+
+    Attributes:
+        unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
+        agreed: The newest step that was saved to storage when all ranks had the same; None before that.
+    """
+
+    def __init__(self, session: Session, *, keeps: bool = True, partial: bool = False) -> None:
+        self._session, self._keeps, self._partial = session, keeps, partial
+        self._name = f"differences {next(_NUMBERS)}"
+        self._ranks: Agreement | None = None
+        self._ignored, self._buffers, self._left_out = frozenset[str](), frozenset[str](), frozenset[str]()
+        self._has_begun = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.unlike: dict[str, bool] = {}
+        self._known = frozenset[str]()
+        self._last = self._next = -1
+        self._failures, self._since = 0, 0.0
+        self.agreed: int | None = None
+
+    def leave_out(self, name: str) -> None:
+        """Do not compare what the state has under this key."""
+        self._left_out |= {name}
+
+    def leave_buffers(self, model: torch.nn.Module, key: str = "model", *, broadcast: bool = False) -> None:
+        """Let buffers of a model, whose state has this key, begin to differ.
+
+        Those that DistributedDataParallel makes equal before each forward are not compared: such a wrapper says so, or
+        ``broadcast``.
+        """
+        wrapper: Any = compiled_module(model) or model
+        bare = wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper
+        buffers = {named((key, name)) for name, _ in bare.named_buffers()}
+        self._buffers |= buffers
+        if broadcast or (bare is not wrapper and wrapper.broadcast_buffers):
+            self._ignored |= buffers
+
+    def begin(self, loaded: int = -1) -> None:
+        """Compare all from now on: all ranks have loaded this step, or none."""
+        self._reset()
+        self.agreed = loaded if loaded >= 0 else None
+        self._has_begun = True
+        world = self._session.place.world_size
+        self._ranks = agreement(world, self._name) if world > 1 and dist.is_initialized() else None
+
+    def leave(self) -> None:
+        """Compare nothing any more; no rank waits for this one."""
+        if self._ranks is not None:
+            self._ranks.leave()
+        self._ranks = None
+
+    def turn(self, step: int, state: Callable[[], State], *, persists: bool) -> None:
+        """Compare the states of ranks, if that is due at this step.
+
+        Args:
+            step: Which is to be saved.
+            state: Gives what this rank has, if a comparison is due; empty if nobody gave it.
+            persists: Whether it is saved to storage: a comparison is put off, for 100 steps at most, to such a save.
+
+        Raises:
+            ReplicasDiffer: On all ranks; what was saved since replicas were equal is not loaded any more.
+            ConfigError: On all ranks, for tensors that are unlike and cannot be kept.
+        """
+        if not self._has_begun or step < self._last:
+            self.begin()
+        put_off = EVERY if self._last >= 0 and not persists else 0
+        if self._ranks is None or step < self._next + put_off:
+            return
+        start = time.monotonic()
+        digests = self._digests(state())
+        try:
+            self._compare(self._ranks, step, digests, start)
+        except PeerDeparted as error:
+            logger.info("the states of ranks are not compared any more: %s", error)
+            self.leave()
+        except (ConfigError, ReplicasDiffer):
+            raise
+        except (FastckptError, dist.DistError) as error:
+            self._missed(step, error)
+        else:
+            self._failures = 0
+            self.agreed = step if persists else self.agreed
+
+    def _missed(self, step: int, error: Exception) -> None:
+        """Try it again later, in another agreement: a rank that was late has not come to the end of this one."""
+        self._failures += 1
+        is_last = self._failures == TRIES
+        logger.warning(
+            "the states of ranks were not compared at step %d, %s: %s",
+            step,
+            "and are not any more" if is_last else "and will be later",
+            error,
+        )
+        if is_last:
+            self.leave()
+            return
+        self._known, self._next = frozenset(), step + (EVERY if self._last >= 0 else 1)
+        self._ranks = agreement(self._session.place.world_size, self._name).sibling(f"after {step}")
+
+    def own(self, state: State) -> dict[str, Any]:
+        """What a rank saves of its own, as `own_entries`."""
+        return own_entries(state, self.unlike if self._keeps else {}, self._session.place.world_size)
+
+    def _compare(self, ranks: Agreement, step: int, digests: dict[str, str], start: float) -> None:
+        # 1. a digest of all, and how long each rank would wait for the next   2. if they differ, those of all entries
+        # 3. what was equal before is a fault   4. the rest is each rank's own, or refused
+        sent = {group: digest_of([*each.items()]) for group, each in groups(digests).items()}
+        wait, unlike = self._wait(step, start), dict[str, bool]()
+        alike, wait = ranks.decide([sent, wait], _alike_and_longest, PATIENCE)
+        learned = {name for name in digests if name.partition(".")[0] in LEARNED} - self._buffers
+        if not alike:
+            mine = ComparedState(socket.gethostname() if digests else "", digests, sorted(digests.keys() - self._known))
+            given = [ComparedState(*each) for each in ranks.gather(mine, PATIENCE)]
+            unlike = self._judged(ranks, step, given)
+        self._known = frozenset(learned - unlike.keys())
+        self._last, self._next, self._since = step, step + wait, start
+
+    def _wait(self, step: int, start: float) -> int:
+        """Steps until the next comparison, if those cost what this one did."""
+        passed = start - self._since
+        if not 0 <= self._last < step or passed <= 0:
+            return EVERY
+        return max(EVERY, math.ceil((time.monotonic() - start) * (step - self._last) / (SHARE * passed)))
+
+    def _judged(self, ranks: Agreement, step: int, given: list[ComparedState]) -> dict[str, bool]:
+        """What ranks have unlike, and keep; raises what `turn` does."""
+        digests = [each.digests for each in given]
+        unlike = unlike_entries([each for each in digests if each], partial=self._partial)
+        known = {name for each in digests for name in each}.difference(*(each.fresh for each in given))
+        if (fault := replica_fault(digests, unlike, known)) is not None:
+            self._raise(ranks, step, fault, [each.host for each in given])
+        if refused := [name for name in unlike if self._is_refused(name, digests)]:
+            raise ConfigError(
+                f"ranks have unlike {abbreviated(sorted(refused))}, of which one would be saved for all. Have ranks "
+                "make it equal, or use fastckpt.Checkpointer, which saves of each rank what is no replica of a shard"
+            )
+        self._keep(unlike)
+        return unlike
+
+    def _is_refused(self, name: str, digests: Collection[Mapping[str, str]]) -> bool:
+        if SHARD in name or self._keeps:
+            return SHARD in name
+        is_tensor = any(each.get(name, "").startswith("torch.") for each in digests)
+        return is_tensor and (self._partial or name.partition(".")[0] in LEARNED)
+
+    def _digests(self, state: State) -> dict[str, str]:
+        found = dict[str, str]()
+        for name, path, leaf in entries(state):
+            if name in self._ignored or path[0] in self._left_out:
+                continue
+            if not is_shard(leaf):
+                found[name] = digest_of(leaf)
+            elif (first := first_replica(leaf)) is not None:
+                found[f"{name}{SHARD}{first})"] = digest_of(local_part(leaf))
+        return dict(sorted(found.items()))
+
+    def _raise(self, ranks: Agreement, step: int, fault: ReplicaFault, hosts: list[str]) -> None:
+        """Have nobody load what was saved since the last comparison, and raise ReplicasDiffer."""
+        last, rank = self._last, self._session.place.rank
+        who = " and ".join(f"rank {each} on {hosts[each]}" for each in fault.ranks)
+        names = abbreviated(fault.names)
+        metrics.event("replicas_differ", step=step, since=last, ranks=fault.ranks, names=fault.names[:10])
+        why = f"ranks had {names} alike at step {last}, and not at step {step}"
+        give_up_since(self._session, ranks, last, why)
+        where = "this rank" if rank in fault.ranks else "another rank" if fault.ranks else "another rank or this one"
+        why = f"Most ranks have what {who} has not" if who else "No majority tells which is right"
+        text = (
+            f"{where} has computed what its replicas have not, as a processor does that is broken: ranks had {names} "
+            f"alike at step {last}, and have it unlike at step {step}. {why}. What was saved after step {last} is not "
+            "loaded any more"
+        )
+        raise ReplicasDiffer(coded(text, "FC-046"))
+
+    def _keep(self, unlike: Mapping[str, bool]) -> None:
+        fresh = sorted(unlike.keys() - self.unlike.keys())
+        self.unlike |= unlike
+        place = self._session.place
+        if fresh and place.rank == 0:
+            does = (
+                "of each rank its own is saved, and loaded in a job of" if self._keeps else "that of one is saved for"
+            )
+            logger.warning("ranks have unlike %s: %s %d ranks", abbreviated(fresh), does, place.world_size)
+
+
+def first_replica(tensor: object) -> int | None:
+    """The first rank that has the same shard of a DTensor; None if no other has, or it is none."""
+    if type(tensor) is not DTensor or (place := tensor.device_mesh.get_coordinate()) is None:
+        return None
+    index = [slice(None) if how.is_replicate() else at for how, at in zip(tensor.placements, place, strict=True)]
+    ranks = tensor.device_mesh.mesh[tuple(index)]
+    return int(ranks.min()) if ranks.numel() > 1 else None
+
+
+def _alike_and_longest(values: Collection[tuple[dict[str, str], int]]) -> tuple[bool, int]:
+    return are_alike([sent for sent, _ in values]), max(wait for _, wait in values)

@@ -1,0 +1,136 @@
+"""A training of replicas in which one bit of one rank flips, once, as by a processor that is broken."""
+
+import argparse
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from fastckpt._core.replicas import rank_differences
+from tests.e2e.fsdp.train import build, full_state
+from tests.faults.diary import Log, digest, parser_of_all
+
+warnings.filterwarnings("ignore")
+rank_differences.SHARE = 1.0  # a comparison is due after as many steps in each run, however slow the machine is
+Parts = tuple[nn.Module, Any, Callable[[torch.Tensor], Any], int, Callable[[int], Any]]
+
+
+def three_lines(args: argparse.Namespace) -> Parts:
+    """DDP, or HSDP; what does a step, the step that was loaded, and what ends one."""
+    from fastckpt import Checkpointer
+
+    if args.way == "hsdp":
+        model = build("hsdp")
+    else:
+        torch.manual_seed(7)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    every = {"memory": args.memory, "storage": args.disk}
+    checkpointer = Checkpointer(args.checkpoint_dir, model=model, optimizer=optimizer, every=every)
+
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return model, optimizer, step, checkpointer.resume(), checkpointer
+
+
+def deepspeed(args: argparse.Namespace) -> Parts:
+    """The same of an engine of DeepSpeed, stage 0."""
+    from fastckpt._core.session import StorageType
+    from fastckpt.deepspeed import DeepSpeedCheckpointer
+    from tests.e2e.deepspeed import gloo  # noqa: F401 (for what it does)
+    from tests.e2e.deepspeed.engines import config, engine_of
+
+    torch.manual_seed(7)
+    engine = engine_of(nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5)), config(0))
+    checkpointer = DeepSpeedCheckpointer(engine, args.checkpoint_dir)
+    _, client = checkpointer.load_checkpoint(args.checkpoint_dir)
+
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        loss = engine(inputs).square().mean()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    class Steps:
+        """Saves some steps, as `Checkpointer` does."""
+
+        def step(self, number: int) -> Any:
+            lasting = number % args.disk == 0
+            if lasting or number % args.memory == 0:
+                kind = StorageType.DISK if lasting else StorageType.MEMORY
+                return checkpointer.save_checkpoint(
+                    args.checkpoint_dir, client_state={"step": number}, storage_type=kind
+                )
+            return None
+
+        def close(self) -> None:
+            checkpointer.close()
+
+    return engine, engine.optimizer, step, client["step"] if client else 0, Steps()
+
+
+def flip(model: nn.Module, optimizer: torch.optim.Optimizer, chance: random.Random) -> str:
+    """Flip a random bit of a parameter, or of a state of the optimizer."""
+    tensors = {name: getattr(each, "_local_tensor", each) for name, each in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{name} {key}"] = getattr(value, "_local_tensor", value)
+    name = chance.choice([name for name, each in tensors.items() if each.numel() > 1])
+    numbers = tensors[name].detach().reshape(-1).view(torch.int32)
+    # One of the least flips in vain: rounding makes it good again within some steps.
+    at, bit = chance.randrange(len(numbers)), chance.randrange(16, 26)
+    numbers[at] ^= 1 << bit
+    return f"{name}[{at}] bit {bit}"
+
+
+def train(args: argparse.Namespace) -> None:
+    rank, log = dist.get_rank(), Log(args.out, dist.get_rank())
+    model, optimizer, do, step, checkpointer = (deepspeed if args.way == "deepspeed" else three_lines)(args)
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    flip_at = step + args.after if restart < args.flips else 0
+    log(loaded=step, tier="", start=[int(os.environ["FAULTS_LAUNCH"]), restart])
+    while step < args.steps:
+        step += 1
+        inputs = torch.randn(6, 7, generator=torch.Generator().manual_seed(1000 * step + rank))
+        torch.manual_seed(1000 * step + rank)
+        loss = do(inputs)
+        if rank == args.rank and step == flip_at:
+            log(flipped=flip(model, optimizer, random.Random(args.seed + restart)))
+        log(step=step, loss=loss.item().hex())
+        if (result := checkpointer.step(step)) is not None:
+            log(due=step, done=bool(result))
+    checkpointer.close()
+    if args.way == "hsdp":
+        full = full_state(model, optimizer)
+        state = full if rank == 0 else {}
+    else:
+        state = {name: each.detach() for name, each in model.named_parameters()}
+    (args.out / f"end.{rank}").write_text(digest(state))
+
+
+if __name__ == "__main__":
+    parser = parser_of_all()
+    parser.set_defaults(steps=400, memory=10, disk=50)
+    parser.add_argument("--way", default="ddp", help="ddp, hsdp or deepspeed")
+    parser.add_argument("--flips", type=int, default=0, help="in how many starts a bit flips")
+    parser.add_argument("--after", type=int, default=270, help="steps of a start after which it does")
+    parser.add_argument("--rank", type=int, default=1, help="the rank in which it does")
+    parser.add_argument("--seed", type=int, default=1)
+    dist.init_process_group("gloo")
+    train(parser.parse_args())
+    dist.barrier()
+    dist.destroy_process_group()
