@@ -14,6 +14,7 @@ from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement
 from fastckpt._core.client.state_digest import digest_of, is_shard
 from fastckpt._core.config import RankInfo
 from fastckpt._core.error_codes import coded
+from fastckpt._core.format.number_lists import pickled_numbers
 from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.state import unwrapped
 
@@ -41,7 +42,7 @@ class RankDifferences:
     """Compares the state that ranks have in common, which is saved from one of them: all of it at first, then parts.
 
     All ranks call `begin` and `turn`, the same number of times. An entry is what dictionaries lead to, such as
-    ``optimizer.state.0.exp_avg``; a list is one entry. Shards are not compared.
+    ``optimizer.state.0.exp_avg``; a list is one entry, and so is a dict of many numbers. Shards are not compared.
 
     Args:
         place: Of this rank in the job.
@@ -197,7 +198,7 @@ def _name(path: Collection[Any]) -> str:
 
 
 def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    if isinstance(node, Mapping) and node:
+    if isinstance(node, Mapping) and node and pickled_numbers(node) is None:
         for key, child in node.items():
             yield from _leaves(child, (*path, key))
     else:

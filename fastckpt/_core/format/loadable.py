@@ -15,8 +15,8 @@ from fastckpt._core.format.skeleton import Skeleton, sketch
 from fastckpt._core.torch_private.tensors import archive_reader
 from fastckpt.errors import NotLoadable
 
-_GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
-"""Pickle's opcode GLOBAL, as protocol 2 writes it."""
+_GLOBAL = re.compile(rb"c([ -~]{1,300}\n[ -~]{1,300})\n")
+"""Pickle's opcode GLOBAL, as protocol 2 writes it: with names in ASCII, as few bytes of numbers look."""
 
 _WRAPPER = b"\n_rebuild_wrapper_subclass\n"
 """What stands in the pickle of a tensor that wraps others, such as a DTensor."""
