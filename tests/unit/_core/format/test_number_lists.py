@@ -1,6 +1,7 @@
 """Containers of many numbers are pickled as one piece, and load as torch.save would have written them."""
 
 import collections
+import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from fastckpt._core.client.state_digest import digest_of
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.number_lists import MANY, pickled_numbers
+from fastckpt._core.format.plan import WARNED
 from fastckpt._core.format.skeleton import archive
 from fastckpt._core.format.structure import Structure
 from fastckpt.checkpointer.rank_differences import RankDifferences
@@ -125,6 +127,20 @@ def test_a_list_of_few_numbers_or_of_other_objects_has_places_for_each() -> None
     assert pickled_numbers(collections.OrderedDict.fromkeys(range(MANY), 1)) is None
     assert pickled_numbers({(i,): 1 for i in range(MANY)}) is None
     assert len(Structure([0.5] * MANY).numbers) == 1
+
+
+def test_many_numbers_in_small_containers_are_named_once(
+    baker: Baker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    saved = state(FLOATS)
+    saved["log"] = {"rows": [{"step": i, "loss": 0.5} for i in range(WARNED // 2)], "best": [0.5] * MANY}
+    for _ in range(3):
+        baker.save(saved)
+        saved["log"]["rows"].append({"step": 0, "loss": 0.5})
+    [line] = caplog.messages
+    assert line.startswith("state['log']['rows'] has most of 500")
+    assert "Keep one long list" in line
 
 
 def calls(run: Any) -> int:
