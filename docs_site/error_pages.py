@@ -213,6 +213,7 @@ PAGES: Sequence[ErrorPage] = (
             "saves are skipped from step <step> on: <reason>",
             "not every rank saves the same steps: <steps by rank>",
             "<saves> skipped, as <reason>: the newest checkpoint is <id> in <directory>",
+            "the script succeeded, but none of its saves came to be whole in <directory>: <reason>",
         ),
         "A save found no slot, or some rank's part of it can never come. Training goes on without it. A save that "
         "finds no slot is made up for by the next one; what cannot become whole is skipped until the reason is gone.",
@@ -232,7 +233,7 @@ PAGES: Sequence[ErrorPage] = (
         ),
         "Steps since the last save that was made, if the job fails now. The line at the end of the job names the "
         "newest checkpoint that there is.",
-        ("fastckpt._core.saver.skipped_saves",),
+        ("fastckpt._core.saver.skipped_saves", "fastckpt_run.events.summary"),
     ),
     ErrorPage(
         "FC-008",
@@ -392,25 +393,31 @@ PAGES: Sequence[ErrorPage] = (
     ),
     ErrorPage(
         "FC-014",
-        "The nodes do not share the checkpoint directory",
+        "The ranks do not share the checkpoint directory",
         (
             "<directory> is not the same directory on all nodes: <nodes>. Each node persists what its own ranks have, "
             "so no checkpoint would ever be whole. Mount one file system there on all nodes, such as NFS or Lustre, "
             "or give the URL of a store, such as s3://bucket/run1.",
+            "rank <n> saves to <directory>, and rank <m> to <another>: a checkpoint has a part of every rank, so none "
+            "would ever be whole. Give all ranks one checkpoint directory.",
         ),
-        "Before anything is loaded, each node looks for a mark in the checkpoint directory that one of them has made. "
-        "Some do not see it.",
+        "Before anything is loaded, the ranks of a node compare their directories, and each node looks for a mark in "
+        "the checkpoint directory that one of them has made. Some do not see it. The launcher warns of ranks that load "
+        "nothing.",
         (
+            "The path has the number of the rank in it, or a random part, as of `tempfile.mkdtemp()`.",
             "The directory is on a local disk of each node, such as /tmp or a scratch disk.",
             "The path is relative, and the nodes started in different directories.",
             "A network file system is not mounted on one of them, or a container has no volume there.",
         ),
         (
+            "Leave the rank out of the path: each rank writes a file of its own in it. Choose a random part on one "
+            "rank, and broadcast it.",
             "`ls -id DIR; df DIR` on each node that is named.",
             "Give an absolute path on a shared file system, or a URL.",
         ),
         "Nothing: nothing was saved.",
-        ("fastckpt._core.resume.directory_checks",),
+        ("fastckpt._core.preflight", "fastckpt._core.resume.directory_checks"),
     ),
     ErrorPage(
         "FC-015",
@@ -667,13 +674,14 @@ PAGES: Sequence[ErrorPage] = (
     ),
     ErrorPage(
         "FC-025",
-        "The script succeeded, but its newest checkpoint is not durable (exit code 75)",
+        "The script succeeded, but its checkpoints are not durable (exit code 75)",
         (
             "the script succeeded, but <id> is not durable in <directory>, and <newest durable>: <reason>. Launch the "
             "job here again: it resumes from what is kept in memory, and persists it.",
         ),
-        "With `--fast-require-persist` a job counts as done only when its newest checkpoint is durable. Its "
-        "exit code is 75, or 74 with `--fast-exit-codes` ([exit codes](reference/exit_codes.md)).",
+        "A job does not count as done while nothing that it saved is durable; with `--fast-require-persist`, while its "
+        "newest checkpoint is not. Its exit code is 75, or 74 with `--fast-exit-codes` "
+        "([exit codes](reference/exit_codes.md)).",
         ("As of [FC-024](#fc-024).",),
         (
             "Mend storage; the reason is in the message.",

@@ -131,8 +131,8 @@ class FastckptAgent(HookedAgent):
             logger.warning("this node waited for a place in the job until the other nodes had ended it")
             return RunResult(WorkerState.SUCCEEDED)
         # After the flush: only now is it known what is durable.
-        if self._job_settings.require_persist and not result.is_failed():
-            require_durable(self._saver.report())
+        if not result.is_failed():
+            require_durable(self._saver.report(), newest=self._job_settings.require_persist)
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:

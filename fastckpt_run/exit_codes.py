@@ -45,9 +45,14 @@ class Ending(Enum):
     )
     ENDED_ELSEWHERE = _FAILED, _FAILED, "another node has ended the job: its code has the cause"
     TAKEN_OVER = _FAILED, _FAILED, "another job has taken over the checkpoint directory"
-    NOT_DURABLE = START_AGAIN, NOT_STORED, "the script succeeded, but `--fast-require-persist` is not met"
+    NOT_DURABLE = (
+        START_AGAIN,
+        NOT_STORED,
+        "the script succeeded, but nothing that it saved is durable; with `--fast-require-persist`, the newest is not",
+    )
     NODE_CHECK = BAD_NODE, BAD_NODE, "this node failed the node check (`--fast-node-check`)"
     STUCK = _FAILED, BAD_NODE, "the kernel lets workers neither run nor die (state D), as with a device that is gone"
+    NEVER_WHOLE = _FAILED, _FAILED, "the script succeeded, but none of its saves came to be whole"
     FAULT = _FAILED, _FAILED, "any other error of the launcher, which it prints"
 
     def __init__(self, code: int, fast: int, when: str) -> None:

@@ -31,6 +31,7 @@ from fastckpt._core.saver.arena_location import copies_place
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.dry_run.dry_run_text import show_dry_run
+from fastckpt_run.events.summary import NeverWhole
 from fastckpt_run.exit_codes import ADVICE, Ending, ExitStatus
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.options import read, require_positive, require_room_for_spares
@@ -53,6 +54,7 @@ _ENDINGS: dict[type[BaseException], Ending] = {
     ConfigError: Ending.SETTING,
     NodeCheckFailed: Ending.NODE_CHECK,
     NotDurable: Ending.NOT_DURABLE,
+    NeverWhole: Ending.NEVER_WHOLE,
     FastckptError: Ending.FAULT,
     RendezvousClosedError: Ending.ENDED_ELSEWHERE,
     RendezvousConnectionError: Ending.LACKS_NODES,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from fastckpt._core.config import RankInfo, Settings
+from fastckpt._core.error_codes import coded
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.io.file_system import fault_in_renames, file_system_of
 from fastckpt._core.io.modes import make_directory
@@ -105,3 +106,12 @@ def _is_in_memory(path: Path) -> bool:
         return is_in_memory(descriptor)
     finally:
         os.close(descriptor)
+
+
+def several_directories(one: int, directory: str, other: int, elsewhere: str) -> str:
+    """The text of an error: two ranks of a node have unlike checkpoint directories."""
+    return coded(
+        f"rank {one} saves to {directory}, and rank {other} to {elsewhere}: a checkpoint has a part of every rank, so "
+        "none would ever be whole. Give all ranks one checkpoint directory.",
+        "FC-014",
+    )

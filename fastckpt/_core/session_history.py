@@ -15,7 +15,7 @@ from fastckpt._core.format.manifest import MEMBERS, ROUND
 from fastckpt._core.in_process_saver import launch_of
 from fastckpt._core.policy.lineage import HISTORIES, MOST, PASSED_OVER, Ranges, merged, passed_over, past
 from fastckpt._core.resume.companions import BESIDE, Pairing, beside
-from fastckpt._core.resume.directory_checks import check_shared, mark_seen
+from fastckpt._core.resume.directory_checks import check_one, check_shared, mark_seen, place_of
 from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.storage.store import normalised
 
@@ -68,7 +68,7 @@ class SessionHistory:
         After a rollback to ``resume_path`` each save carries that fact. Returns the details by which restarted workers
         that ask for the same rollback recognize such saves; empty if the rollback is a new one.
 
-        Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
+        Raises ConfigError, in all ranks, if they do not ask for the same, or do not share one directory.
         """
         # One gather for all: each costs a round trip to the store, and a resume waits for it. Rank 0's token names the
         # line of saves until the next load: equal steps with different tokens are not the same save.
@@ -76,10 +76,12 @@ class SessionHistory:
         asked["allow_lost_rank_state"] = self._allow_lost
         several = self._place.group_world_size > 1
         seen = mark_seen(self.directory, self._place) if several else None
-        gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
-        histories, launches, (self.attempt, *_), options, marks = zip(*gathered, strict=True)
+        where = place_of(self.directory, self._place)
+        gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen, where])
+        histories, launches, (self.attempt, *_), options, marks, places = zip(*gathered, strict=True)
         launch, self._launches = launches[0], sorted(set(launches))
         check_alike(options)
+        check_one(places)
         if several:
             check_shared(ranks, self.directory, self._place, marks)
         self._link.history = max(histories)

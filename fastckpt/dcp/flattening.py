@@ -1,6 +1,5 @@
 """Takes a state apart as DCP's planner does: its leaves, and of each what a plan of saves depends on."""
 
-import io
 import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from fastckpt._core.format.loadable import LoadableArchives
+from fastckpt._core.format.skeleton import archive
 from fastckpt._core.torch_private.sharding import ShardedTensor, flatten_sharded_tensors, spec_of
 from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.errors import NotLoadable
@@ -112,11 +112,10 @@ class Archiver:
         try:
             pickled = pickle.dumps(value)
             if self._archives.get(name, (b"", b""))[0] != pickled:
-                buffer = io.BytesIO()
-                torch.save(value, buffer)
+                made = archive(value)
                 if self._loadable is not None:
-                    self._loadable.check(name, buffer.getvalue())
-                self._archives[name] = pickled, buffer.getvalue()
+                    self._loadable.check(name, made)
+                self._archives[name] = pickled, made
         except NotLoadable:
             raise
         except Exception as error:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from fastckpt._core.arguments import abbreviated, instance, mapping
 from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.error_codes import coded
+from fastckpt._core.format.number_lists import pickled_numbers
 from fastckpt._core.torch_private.sharding import set_element
 from fastckpt.dcp.cached_names import named_state
 from fastckpt.dcp.sharded_state import (
@@ -52,14 +53,17 @@ def state_of(given: Mapping[str, Any], options: StateDictOptions | None = None) 
 
 
 def apart(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Of ``extra_sd``, what DCP would not give back as it was, for it makes texts of all keys."""
-    return {name: value for name, value in extra.items() if _has_other_keys(value)}
+    """Of ``extra_sd``, what DCP would not give back as it was, for it makes texts of all keys, and dicts of many
+    numbers, for it makes a leaf of each."""
+    return {name: value for name, value in extra.items() if _is_apart(value)}
 
 
-def _has_other_keys(node: Any) -> bool:
+def _is_apart(node: Any) -> bool:
+    if pickled_numbers(node) is not None:
+        return isinstance(node, Mapping)
     if isinstance(node, Mapping):
-        return any(type(key) is not str for key in node) or any(map(_has_other_keys, node.values()))
-    return isinstance(node, list | tuple) and any(map(_has_other_keys, node))
+        return any(type(key) is not str for key in node) or any(map(_is_apart, node.values()))
+    return isinstance(node, list | tuple) and any(map(_is_apart, node))
 
 
 def sharded_state(

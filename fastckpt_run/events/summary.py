@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fastckpt._core.report.goodput import USEFUL
 from fastckpt._core.report.report import Report
 from fastckpt._core.report.report import report as report_on
 from fastckpt._core.saver.stats import Copies, ReplicaCounts, SaverStats
-from fastckpt.errors import NotDurable
+from fastckpt.errors import FastckptError, NotDurable
 from fastckpt_run import formatting
 
 logger = logging.getLogger("fastckpt.report")
@@ -78,19 +78,35 @@ def _time(found: Report) -> Iterator[str]:
         yield f"  and {formatting.count(earlier, 'failure')} before"
 
 
-def require_durable(all_stats: Iterable[SaverStats]) -> None:
-    """Raise NotDurable if a newest checkpoint that was to be durable is not."""
-    for stats in all_stats:
+def require_durable(all_stats: Collection[SaverStats], *, newest: bool) -> None:
+    """Raise if a script has saved, and nothing of it is durable that was to be; with ``newest``, if the newest is not.
+
+    Raises:
+        NeverWhole: None of its saves came to be whole.
+        NotDurable: They are in memory at most.
+    """
+    nothing = not any(stats.has_durable for stats in all_stats)
+    for stats in all_stats if nothing or newest else ():
         if stats.lacking is not None:
-            newest = f"the newest that is is {stats.durable}" if stats.durable else "none is"
+            newest_durable = f"the newest that is is {stats.durable}" if stats.durable else "none is"
             why = stats.last_failure.rstrip(".") or "it was not done in time"
             raise NotDurable(
                 coded(
-                    f"the script succeeded, but {stats.lacking} is not durable in {stats.directory}, and {newest}: "
-                    f"{why}. Launch the job here again: it resumes from what is kept in memory, and persists it.",
+                    f"the script succeeded, but {stats.lacking} is not durable in {stats.directory}, and "
+                    f"{newest_durable}: {why}. Launch the job here again: it resumes from what is kept in memory, and "
+                    "persists it.",
                     "FC-025",
                 )
             )
+    if nothing and not any(stats.saves for stats in all_stats):
+        for stats in (stats for stats in all_stats if stats.never_whole):
+            [(why, _)] = stats.skips.most_common(1) or [("not every rank has saved the same steps", 0)]
+            text = f"the script succeeded, but none of its saves came to be whole in {stats.directory}: {why}"
+            raise NeverWhole(coded(text, "FC-007"))
+
+
+class NeverWhole(FastckptError):
+    """A script has saved, and there is no checkpoint."""
 
 
 def _lines(stats: SaverStats) -> Iterator[str]:
@@ -118,8 +134,7 @@ def _lines(stats: SaverStats) -> Iterator[str]:
 def _durable(stats: SaverStats) -> Iterator[str]:
     if stats.durable:
         yield f"  durable      {stats.durable}"
-    elif (stats.saves or stats.skips or stats.wanted) and not stats.resumes.keys() - {"memory"}:
-        # what was loaded from elsewhere is durable there
+    elif (stats.saves or stats.wanted or stats.never_whole) and not stats.has_durable:
         yield f"  durable      NOTHING is durable: {_why_nothing(stats)}"
     if stats.lacking:
         yield f"  not durable  {stats.lacking}"

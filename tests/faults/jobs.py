@@ -40,9 +40,14 @@ def launcher_for(folder: Path) -> tuple[str, str]:
 
 
 def run_forked(
-    folder: Path, *arguments: object, seconds: float = DEADLINE, preload: str = "auto", **environment: str
+    folder: Path,
+    *arguments: object,
+    seconds: float = DEADLINE,
+    preload: str = "auto",
+    code: int = 0,
+    **environment: str,
 ) -> str:
-    """Have a fork run fastckpt-run, its workers forks as well, and see its good end; all that they wrote.
+    """Have a fork run fastckpt-run, its workers forks as well, and see the code of its end; all that they wrote.
 
     It takes the fixture `forked_launchers`; without, the launcher is executed.
     """
@@ -53,13 +58,13 @@ def run_forked(
         command = [*launcher_for(folder), *map(str, arguments)]
         process = launchers.start(command, variables, file.fileno())
     try:
-        code = process.wait(seconds)
+        ended = process.wait(seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
     text = output.read_text(errors="replace")
-    assert code == 0, text
+    assert ended == code, text
     return text
 
 

@@ -36,15 +36,15 @@ dist.destroy_process_group()
 """
 
 
-def run(folder: Path, *steps: list[int | None]) -> tuple[str, list[Any]]:
+def run(folder: Path, *steps: list[int | None], code: int = 0) -> tuple[str, list[Any]]:
     (folder / "train.py").write_text(PROGRAM)
-    text = run_forked(folder, "--nproc_per_node=2", folder / "train.py", folder, json.dumps(steps))
+    text = run_forked(folder, "--nproc_per_node=2", folder / "train.py", folder, json.dumps(steps), code=code)
     return text, [json.loads((folder / f"said.{rank}").read_text()) for rank in (0, 1)]
 
 
 def test_a_rank_whose_step_is_one_ahead_is_refused(tmp_path: Path):
     """Else what it saved as step 3, at the time of step 2, would be resumed with step 3 of the other."""
-    text, ((first, *_), (second, *_)) = run(tmp_path, [1, 2, 3, 4], [2, 3, 4, 5])
+    text, ((first, *_), (second, *_)) = run(tmp_path, [1, 2, 3, 4], [2, 3, 4, 5], code=1)
     refused = [reason for reason in [*first, *second] if reason is not True]
     assert len(refused) == 3 and all("they count steps differently" in reason for reason in refused), (first, second)
     assert text.count("not every rank saves the same steps") == 1

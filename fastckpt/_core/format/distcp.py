@@ -19,6 +19,7 @@ GROWTH = 256
 quarter of their own."""
 _END = b"PK\x05\x06"
 _END_SIZE = 22
+_SCANNED = 4096
 
 
 class ShardLocation(NamedTuple):
@@ -118,7 +119,7 @@ class ShardPlanner:
         last = self._parts[index] if index < len(self._parts) else None
         if not _can_grow(data):
             return len(data)
-        if isinstance(last, int) and len(data) <= last <= len(data) + MAX_COMMENT:
+        if isinstance(last, int) and len(data) <= last <= len(data) + MAX_COMMENT and _is_found(len(data), last):
             return last
         growth = max(GROWTH, min(len(data) // 4, MAX_COMMENT // 2))
         return -(-(len(data) + growth) // GROWTH) * GROWTH
@@ -166,6 +167,12 @@ def _storage(data: bytes) -> torch.UntypedStorage:
 def _can_grow(data: bytes) -> bool:
     """Return whether it is an archive that ends without a comment."""
     return data[-_END_SIZE:].startswith(_END) and data.endswith(b"\0\0")
+
+
+def _is_found(length: int, room: int) -> bool:
+    """Return whether torch finds the end of an archive in its room: it looks for that from the room's end backwards."""
+    # miniz, in torch, reads 4096 bytes at a time, each time 4093 before the last, and not what would begin before 0.
+    return length - _END_SIZE >= (max(0, room - _SCANNED) % (_SCANNED - 3))
 
 
 def _padded(data: bytes, room: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastckpt._core.format.number_lists import PickledNumbers, pickled_numbers
 from fastckpt._core.format.structure import INT64, TENSORS, Number, Structure, first_places
 from fastckpt._core.torch_private.tensors import layout_guard, storage_key
 
@@ -93,12 +94,13 @@ class KnownStructure:
         places = [*recorder.in_order()]
         values = recorder.values
         tensors = [place for place in places if type(values[place]) in TENSORS]
-        numbers = [place for place in places if _is_number(values[place])]
+        numbers = [place for place in places if type(values[place]) in _CONTAINERS or _is_number(values[place])]
         constants = sorted({*places} - {*tensors} - {*numbers})
         self._tensors, self._numbers, self._select_constants = map(_selector, (tensors, numbers, constants))
         self._constants = self._select_constants(values)
         if not all(map(_is_comparable, self._constants)):
             raise Unsuited
+        self._lists = [(i, len(each)) for i, each in enumerate(structure.numbers) if type(each) is PickledNumbers]
         self._ints = _selector([place for place in numbers if type(values[place]) is int])
         self._know_tensors(structure)
         # Once for each structure: the order of the parts is a pickler's only if it is that of `Structure`.
@@ -130,7 +132,16 @@ class KnownStructure:
         storages = self._storages(tensors)
         if storages is None:
             return None
-        return Parts([*self._numbers(values)], storages, tensors, self._indices)
+        numbers = self._pickled([*self._numbers(values)])
+        return Parts(numbers, storages, tensors, self._indices) if numbers is not None else None
+
+    def _pickled(self, numbers: list[Any]) -> list[Number] | None:
+        """Numbers, with long lists of them as pickles; None if one has another length than is known."""
+        for index, length in self._lists:
+            numbers[index] = pickled = pickled_numbers(numbers[index])
+            if pickled is None or len(pickled) != length:
+                return None
+        return numbers
 
     def _values(self, state: Any) -> list[Any] | None:
         """The values in all containers, level by level; None if types, lengths or keys are not those that are known."""
@@ -248,7 +259,7 @@ class _Recorder:
         if not all(map(self._is_new, attributes)):
             raise Unsuited
         containers = [i for i, value in enumerate(values) if type(value) in _CONTAINERS]
-        new = [i for i in containers if self._is_new(values[i])]
+        new = [i for i in containers if self._is_new(values[i]) and pickled_numbers(values[i]) is None]
         kinds: dict[type, int] = {dict: 0, OrderedDict: 1, list: 2, tuple: 2}
         dicts, ordered, sequences = (_selector([i for i in new if kinds[type(values[i])] == kind]) for kind in range(3))
         types = [*map(type, values)]
@@ -269,9 +280,13 @@ class _Recorder:
             return
         seen.add(id(node))
         for place in range(*self._spans[id(node)]):
-            if type(self.values[place]) in _CONTAINERS:
-                yield from self._within(self.values[place], seen)
-            else:
+            value = self.values[place]
+            if id(value) in self._spans:
+                yield from self._within(value, seen)
+            elif type(value) not in _CONTAINERS:
+                yield place
+            elif id(value) not in seen:  # a list of many numbers
+                seen.add(id(value))
                 yield place
         if type(node) is OrderedDict:
             yield from self._within(node.__dict__, seen)
@@ -316,5 +331,9 @@ def _is_same(parts: Parts, structure: Structure) -> bool:
     return (
         [*map(id, parts.tensors)] == [*map(id, structure.tensors)]
         and [*map(storage_key, parts.storages)] == [*map(storage_key, structure.storages)]
-        and [*map(id, parts.numbers)] == [*map(id, structure.numbers)]
+        and [*map(_identity, parts.numbers)] == [*map(_identity, structure.numbers)]
     )
+
+
+def _identity(number: Number) -> object:
+    return number if type(number) is PickledNumbers else id(number)

@@ -15,8 +15,8 @@ from fastckpt._core.format.skeleton import Skeleton, sketch
 from fastckpt._core.torch_private.tensors import archive_reader
 from fastckpt.errors import NotLoadable
 
-_GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
-"""Pickle's opcode GLOBAL, as protocol 2 writes it."""
+_GLOBAL = re.compile(rb"c([ -~]{1,300}\n[ -~]{1,300})\n")
+"""Pickle's opcode GLOBAL, as protocol 2 writes it: with names in ASCII, as few bytes of numbers look."""
 
 _WRAPPER = b"\n_rebuild_wrapper_subclass\n"
 """What stands in the pickle of a tensor that wraps others, such as a DTensor."""
@@ -25,7 +25,7 @@ _WRAPPER = b"\n_rebuild_wrapper_subclass\n"
 def check_own(state: Any, skeleton: Skeleton) -> None:
     """Raise NotLoadable, with the path of the first culprit, for tensors that wrap others: such as a rank's shards."""
     if _wraps(skeleton):
-        path, culprit = _culprit("state", state, lambda part: _wraps(sketch(part)[0]))
+        path, culprit = innermost("state", state, lambda part: _wraps(sketch(part)[0]))
         raise NotLoadable(
             coded(
                 f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which wraps other tensors, and "
@@ -44,7 +44,7 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
     """Raise NotLoadable, with the path of the first culprit, if stock ``torch.load`` would refuse the file."""
     if _refusal(skeleton) is None:
         return
-    path, culprit = _culprit("state", state, _is_refused)
+    path, culprit = innermost("state", state, _is_refused)
     own = "what its state_dict() gives, " if hasattr(culprit, "state_dict") else "it as "
     raise _not_loadable(path, f"{type(culprit).__module__}.{type(culprit).__qualname__}", own)
 
@@ -113,7 +113,7 @@ def add_path(error: Exception, state: Any) -> None:
             return True
         return False
 
-    path, culprit = _culprit("state", state, raises)
+    path, culprit = innermost("state", state, raises)
     error.add_note(
         f"{NOTE}{path}, a {type(culprit).__module__}.{type(culprit).__qualname__}, cannot be saved; "
         "leave it out, or save plain values or tensors in its place"
@@ -124,8 +124,8 @@ def _is_refused(part: Any) -> bool:
     return _refusal(sketch(part)[0]) is not None
 
 
-def _culprit(path: str, node: Any, is_bad: Callable[[Any], bool]) -> tuple[str, Any]:
-    """The innermost part that is bad on its own."""
+def innermost(path: str, node: Any, is_bad: Callable[[Any], bool]) -> tuple[str, Any]:
+    """The innermost part that is bad on its own, and its path."""
     above: set[int] = set()
     while True:
         above.add(id(node))

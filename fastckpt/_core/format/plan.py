@@ -1,6 +1,7 @@
 """Plans the next save of a state, from the last one where only numbers and bytes have changed."""
 
 import contextlib
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,15 @@ from typing import Any
 import torch
 
 from fastckpt._core.format.known_structure import KnownStructure, Parts, Unsuited
-from fastckpt._core.format.loadable import add_path, check_loadable, check_own, globals_named
+from fastckpt._core.format.loadable import add_path, check_loadable, check_own, globals_named, innermost
 from fastckpt._core.format.skeleton import Skeleton, sketch, sketch_structure
 from fastckpt._core.format.structure import Number, Opaque, Structure, known_tensors, tensor_paths
 from fastckpt.errors import NotLoadable
+
+logger = logging.getLogger("fastckpt")
+
+WARNED = 50_000
+"""Single numbers of a state from which on a warning names them: a second for 100,000 in each save that has others."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Planner:
         self._paths: list[str] = []
         self._device: torch.device | None = None
         self._known: KnownStructure | None = None
-        self._is_unsuited = False
+        self._is_unsuited = self._has_warned = False
 
     def plan(self, state: Any) -> Plan:
         """Plan a save of ``state``.
@@ -85,6 +91,7 @@ class Planner:
         structure = Structure(state)
         if self._skeleton is None or structure.shape != self._shape:
             structure.check()
+            self._warn_of_numbers(state, len(structure.numbers))
             skeleton, paths = sketch_structure(state, structure), tensor_paths(state)
             self._skeleton, self._shape, self._paths = skeleton, structure.shape, paths
             self._device = _device(structure.storages)
@@ -95,6 +102,20 @@ class Planner:
                 self._known = KnownStructure(state, structure)
             self._is_unsuited = self._known is None
         return self._skeleton, Parts(structure.numbers, structure.storages, structure.tensors, structure.indices)
+
+    def _warn_of_numbers(self, state: Any, count: int) -> None:
+        """Warn once of where a state has many single numbers."""
+        if self._has_warned or count < WARNED:
+            return
+        self._has_warned = True
+        path, _ = innermost("state", state, lambda part: _numbers_in(part) > count // 2)
+        logger.warning(
+            "%s has most of %d numbers, each in a small list, tuple or dict: a save that finds more or fewer of them "
+            "takes about %.0f s. Keep one long list for each kind of number, or a tensor: that takes milliseconds",
+            path,
+            count,
+            max(1, count / 100_000),
+        )
 
     def _check(self, state: Any, skeleton: Skeleton) -> None:
         """Check an opaque state whose pickle names what none before it did; others have only parts that load."""
@@ -108,3 +129,10 @@ class Planner:
 
 def _device(storages: Iterable[torch.UntypedStorage]) -> torch.device | None:
     return next((storage.device for storage in storages if storage.device.type != "cpu"), None)
+
+
+def _numbers_in(part: Any) -> int:
+    try:
+        return len(Structure(part).numbers)
+    except (Opaque, RecursionError):
+        return 0

@@ -13,6 +13,7 @@ from typing import IO, Any, cast
 
 import torch
 
+from fastckpt._core.format.number_lists import NumberLists, PickledNumbers
 from fastckpt._core.format.sink import Sink
 from fastckpt._core.format.structure import Number, Opaque, Structure, with_numbers
 from fastckpt._core.torch_private.tensors import archive_reader, storage_key, untyped
@@ -73,7 +74,7 @@ def sketch(state: Any) -> tuple[Skeleton, list[torch.UntypedStorage], list[int]]
     Raises what torch.save raises for what it cannot save.
     """
     try:
-        sink, met = _skip_data(state)
+        sink, met, _ = _skip_data(state)
     except _RefusesToSkip:
         return _whole(state), [], []
     storages = [storage for storage, _ in met]
@@ -84,17 +85,16 @@ def sketch(state: Any) -> tuple[Skeleton, list[torch.UntypedStorage], list[int]]
 def sketch_structure(state: Any, structure: Structure) -> Skeleton:
     """The skeleton of a state that was taken apart, with places for its numbers.
 
-    Numbers are pickled as unlike values of fixed width, found again in the pickle, and so become places. If they
-    cannot be found for certain the skeleton has no places, and serves these very numbers only.
+    Numbers are pickled as unlike values of fixed width, found again in the pickle, and so become places.
     """
     marked, search = _markers(structure.numbers)
-    sink, met = _skip_data(with_numbers(state, marked))
+    sink, met, lists = _skip_data(with_numbers(state, marked, structure.lists))
     storages = [storage for storage, _ in met]
     gaps = _gaps(sink, storages)
     if [*map(storage_key, storages)] != [*map(storage_key, structure.storages)]:
         raise Opaque("a pickler meets the storages in another order")
     start, size = _record(sink, "data.pkl")
-    places = search(sink.cut(start, start + size), start)
+    places = search(sink.cut(start, start + size), start, lists.spans)
     if len(places) != len(structure.numbers):
         raise Opaque("numbers without a place")
     return Skeleton(tuple(sink.segments()), sink.length, gaps, tuple(places))
@@ -104,29 +104,51 @@ class _RefusesToSkip(Exception):
     """torch.save cannot leave out the bytes of some tensor in the state."""
 
 
-def _skip_data(state: Any) -> tuple[Sink, list[tuple[torch.UntypedStorage, int]]]:
-    sink = Sink()
+def archive(value: Any) -> bytes:
+    """The file that torch.save writes of a value."""
+    buffer = io.BytesIO()
+    _save(value, buffer, {}, NumberLists())
+    return buffer.getvalue()
+
+
+def _save(state: Any, file: IO[bytes], met: dict[str, tuple[torch.UntypedStorage, int]], lists: NumberLists) -> None:
+    torch.save(state, file, pickle_module=SimpleNamespace(Pickler=_pickler(met, lists), __name__="pickle"))
+
+
+def _skip_data(state: Any) -> tuple[Sink, list[tuple[torch.UntypedStorage, int]], NumberLists]:
+    sink, lists = Sink(), NumberLists()
     met: dict[str, tuple[torch.UntypedStorage, int]] = {}
     try:
         with torch.serialization.skip_data():
-            torch.save(
-                state, cast(IO[bytes], sink), pickle_module=SimpleNamespace(Pickler=_pickler(met), __name__="pickle")
-            )
+            _save(state, cast(IO[bytes], sink), met, lists)
     except (RuntimeError, NotImplementedError) as error:
         if "skip_data" in str(error):
             raise _RefusesToSkip from error
         raise
-    return sink, list(met.values())
+    return sink, list(met.values()), lists
 
 
-def _pickler(met: dict[str, tuple[torch.UntypedStorage, int]]) -> type[pickle.Pickler]:
-    """A base for torch's own pickler that notes each storage under its key, and how often the pickler meets it."""
+def _pickler(met: dict[str, tuple[torch.UntypedStorage, int]], lists: NumberLists) -> type[pickle.Pickler]:
+    """A base for torch's own pickler that notes each storage under its key, and how often the pickler meets it.
+
+    Long lists of numbers it does not pickle one by one.
+    """
 
     class Pickler(pickle.Pickler):
+        def __init__(self, file: IO[bytes], protocol: int) -> None:
+            self._file, self._pickled = file, io.BytesIO()
+            super().__init__(self._pickled, protocol)
+
+        def dump(self, obj: Any) -> None:
+            super().dump(obj)
+            self._file.write(lists.insert(self, self._pickled.getvalue()))
+
         def __init_subclass__(cls) -> None:
             identify: Callable[[Any, Any], Any] = cls.persistent_id
 
             def persistent_id(self: Any, obj: Any) -> Any:
+                if (marker := lists.marker(obj)) is not None:
+                    return marker
                 identity = identify(self, obj)
                 if identity is not None:
                     times = met[identity[2]][1] if identity[2] in met else 0
@@ -167,18 +189,21 @@ _INT, _FLOAT = struct.Struct("<q"), struct.Struct(">d")
 _HIGH_INT, _HIGH_FLOAT = 0x41, 0x41
 
 
-def _markers(numbers: list[Number]) -> tuple[list[Number], Callable[[bytes, int], list[Any]]]:
+def _markers(numbers: list[Number]) -> tuple[list[Number], Callable[[bytes, int, list[tuple[int, int]]], list[Any]]]:
     """Unlike numbers to pickle in place of ``numbers``, and the search for their places.
 
     A marker is eight bytes: a counter, and four bytes that no state has by chance. They depend on the kinds of the
     numbers alone, so that ranks with equal states have equal files: the archive keeps a checksum of the markers. Pickle
-    writes an int of that size as LONG1 with eight bytes, little-endian, and a float as BINFLOAT, big-endian.
+    writes an int of that size as LONG1 with eight bytes, little-endian, and a float as BINFLOAT, big-endian. Lists of
+    numbers need none: it is known where these are.
     """
     secret = hashlib.sha256(bytes(type(number) is int for number in numbers)).digest()[:3]
     counters = itertools.count()
     marked: list[Number] = []
     for number in numbers:
         counter = next(counters).to_bytes(4, "little")
+        if type(number) is PickledNumbers:
+            continue
         if type(number) is int:
             marked.append(_INT.unpack(counter + secret + bytes([_HIGH_INT]))[0])
         else:
@@ -186,9 +211,15 @@ def _markers(numbers: list[Number]) -> tuple[list[Number], Callable[[bytes, int]
     tail, head = re.escape(secret + bytes([_HIGH_INT])), re.escape(bytes([_HIGH_FLOAT]) + secret)
     pattern = re.compile(b"\x8a\x08(?P<i>.{4})" + tail + b"|G" + head + b"(?P<f>.{4})", re.DOTALL)
 
-    def search(pickled: bytes, start: int) -> list[tuple[int, struct.Struct]]:
-        found: dict[int, tuple[int, struct.Struct]] = {}
-        for match in pattern.finditer(pickled):
+    def search(pickled: bytes, start: int, lists: list[tuple[int, int]]) -> list[tuple[int, struct.Struct]]:
+        of_lists = (index for index, number in enumerate(numbers) if type(number) is PickledNumbers)
+        found = {
+            index: (start + offset, struct.Struct(f"{size}s"))
+            for index, (offset, size) in zip(of_lists, lists, strict=True)
+        }
+        bounds = [0, *itertools.chain.from_iterable((offset, offset + size) for offset, size in lists), len(pickled)]
+        between = zip(bounds[::2], bounds[1::2], strict=True)
+        for match in itertools.chain.from_iterable(pattern.finditer(pickled, *each) for each in between):
             whole, kind = (match["i"], _INT) if match["i"] is not None else (match["f"], _FLOAT)
             index, offset = int.from_bytes(whole, "little"), start + match.end() - 8
             if index in found:

@@ -3,7 +3,7 @@
 A state of plain containers, tensors and Python leaves falls into
 
 - its *shape*: a flat list of containers, keys, tensor layouts and constants;
-- its *numbers*: the int and float leaves, which have a place of fixed width in a skeleton;
+- its *numbers*: the int and float leaves, and long lists of them, which have a place of fixed width in a skeleton;
 - its *storages*: the bytes of its tensors, each storage once, in the order in which a pickler meets them.
 
 Two states of equal shape have skeletons that differ in the numbers alone. A state that holds anything else
@@ -12,19 +12,22 @@ Two states of equal shape have skeletons that differ in the numbers alone. A sta
 
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from fastckpt._core.format.number_lists import PickledNumbers, pickled_numbers
 from fastckpt._core.torch_private.tensors import storage_key
 
-Number = int | float
+Number = int | float | PickledNumbers
 INT64 = 1 << 63
 
 # Each of these, and the containers below, loads with weights_only=True. (Empty bytes do not.)
 _CONSTANTS = frozenset({type(None), bool, str, torch.dtype, torch.device, torch.Size})
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
+_PARTS = TENSORS | _CONTAINERS
 _APART = frozenset({"meta", "xla", "maia", "mtia"})
 """Devices whose tensors torch pickles without their storages."""
 QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
@@ -48,9 +51,10 @@ class Structure:
     Attributes:
         tensors: Each tensor.
         indices: Of their storages.
+        lists: Containers of many numbers, by their ids.
     """
 
-    __slots__ = ("_places", "_seen", "indices", "numbers", "shape", "storages", "tensors")
+    __slots__ = ("_places", "_seen", "indices", "lists", "numbers", "shape", "storages", "tensors")
 
     def __init__(self, state: Any) -> None:
         self.shape: list[Any] = []
@@ -58,6 +62,7 @@ class Structure:
         self.storages: list[torch.UntypedStorage] = []
         self.tensors: list[torch.Tensor] = []
         self.indices: list[int] = []
+        self.lists: dict[int, PickledNumbers] = {}
         self._places: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._visit(state)
@@ -88,13 +93,18 @@ class Structure:
             self._container(kind, node)
 
     def _container(self, kind: type, node: Any) -> None:
-        if kind not in (dict, OrderedDict, list, tuple):
+        if kind not in _CONTAINERS:
             raise Opaque(kind)
         if id(node) in self._seen:
             # a pickle holds a container once, however often it is met
             self.shape += (id, self._seen[id(node)])
             return
         self._seen[id(node)] = len(self._seen)
+        if (pickled := pickled_numbers(node)) is not None:
+            self.shape += (PickledNumbers, kind, len(pickled))
+            self.numbers.append(pickled)
+            self.lists[id(node)] = pickled
+            return
         self.shape += (kind, len(node))
         if kind is list or kind is tuple:
             self._children(node)
@@ -184,10 +194,13 @@ def _tensors(path: str, node: Any, seen: set[int]) -> Iterator[tuple[str, torch.
     kind = type(node)
     if kind in TENSORS:
         yield path, node
-    elif kind in (dict, OrderedDict, list, tuple) and id(node) not in seen:
+    elif kind in _CONTAINERS and id(node) not in seen:
         seen.add(id(node))
-        for key, child in enumerate(node) if kind is list or kind is tuple else node.items():
-            yield from _tensors(f"{path}[{key!r}]", child, seen)
+        is_sequence = kind is list or kind is tuple
+        # one look at all types in C: there may be many numbers
+        if not _PARTS.isdisjoint(map(type, node if is_sequence else node.values())):
+            for key, child in enumerate(node) if is_sequence else node.items():
+                yield from _tensors(f"{path}[{key!r}]", child, seen)
         if kind is OrderedDict:
             yield from _tensors(f"{path}.__dict__", node.__dict__, seen)
 
@@ -214,16 +227,16 @@ def known_tensors(
     return [tensor for tensor, *_ in known], [index for _, index, _ in known], [path for *_, path in known]
 
 
-def with_numbers(state: Any, numbers: list[Number]) -> Any:
-    """A copy of a state (that is not opaque) with its numbers, in their order, replaced by ``numbers``."""
-    return _rebuild(state, iter(numbers), {})
+def with_numbers(state: Any, numbers: Iterable[Number], lists: Mapping[int, PickledNumbers]) -> Any:
+    """A copy of a state (that is not opaque) with its numbers, in their order, replaced, and its lists of many."""
+    return _rebuild(state, iter(numbers), dict(lists))
 
 
 def _rebuild(node: Any, numbers: Any, built: dict[int, Any]) -> Any:
     kind = type(node)
     if kind is float or (kind is int and -INT64 <= node < INT64):
         return next(numbers)
-    if kind not in (dict, OrderedDict, list, tuple):
+    if kind not in _CONTAINERS:
         return node
     if id(node) in built:
         return built[id(node)]

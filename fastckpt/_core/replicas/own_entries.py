@@ -6,6 +6,7 @@ from typing import Any
 
 from fastckpt._core.arguments import abbreviated
 from fastckpt._core.error_codes import coded
+from fastckpt._core.format.number_lists import pickled_numbers
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -21,8 +22,8 @@ State = Mapping[str, Any]
 
 
 def entries(state: State) -> Iterator[tuple[str, Path, Any]]:
-    """The name of each entry, its path, and what is there: what dictionaries lead to; a list is one entry."""
-    return ((named(path), path, leaf) for path, leaf in _leaves(state, ()))
+    """The name of each entry that dictionaries lead to, its path, and what is there; a list, or many numbers, is one."""
+    return ((named(path), path, leaf) for path, leaf in _leaves(state, ()) if path)
 
 
 def named(path: Collection[Any]) -> str:
@@ -97,7 +98,7 @@ def without(state: State, names: Collection[str]) -> dict[str, Any]:
 
 
 def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    if isinstance(node, Mapping) and node:
+    if isinstance(node, Mapping) and node and pickled_numbers(node) is None:
         for key, child in node.items():
             yield from _leaves(child, (*path, key))
     else:

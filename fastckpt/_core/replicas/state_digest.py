@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import xxhash
 
+from fastckpt._core.format.number_lists import pickled_numbers
+
 _WORDS = 1 << 22
 """Words of 8 bytes that are added up at a time on a device."""
 
@@ -19,6 +21,8 @@ def digest_of(leaf: object) -> str:
     """
     if isinstance(leaf, torch.Tensor):
         return _digest_of_tensor(leaf)
+    if (numbers := pickled_numbers(leaf)) is not None:
+        return f"{type(leaf).__name__}:{xxhash.xxh3_128_hexdigest(numbers)}"
     if isinstance(leaf, Mapping):
         return f"dict:{len(leaf)}"  # an empty one, or one within a list, whose entries follow
     if isinstance(leaf, list | tuple):

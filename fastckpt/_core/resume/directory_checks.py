@@ -1,11 +1,13 @@
 """Checks of the checkpoint directory: one place for all nodes, no checkpoints that a job ignores."""
 
 import logging
+import os
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
@@ -14,6 +16,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import slots_of
+from fastckpt._core.preflight import several_directories
 from fastckpt._core.storage.local import foreign_files as f
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint
@@ -56,6 +59,20 @@ def check_shared(ranks: Agreement, location: str, place: RankInfo, seen: Sequenc
             "FC-014",
         )
     )
+
+
+def place_of(location: str, place: RankInfo) -> list[Any]:
+    """The number of this node, and where the directory is on it, whichever links lead there."""
+    return [place.group_rank, location if is_url(location) else os.path.realpath(location)]
+
+
+def check_one(places: Sequence[Sequence[Any]]) -> None:
+    """Raise ConfigError, in all ranks, if those of a node have several directories; ``places`` is rank by rank."""
+    of_node: dict[int, tuple[int, str]] = {}
+    for rank, (node, path) in enumerate(places):
+        first, known = of_node.setdefault(node, (rank, path))
+        if path != known:
+            raise ConfigError(several_directories(first, known, rank, path))
 
 
 def _is_one(seen: Sequence[Seen | None]) -> bool:

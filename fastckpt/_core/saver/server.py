@@ -31,6 +31,7 @@ from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.peers.peer_server import Handler
 from fastckpt._core.saver.peers.spare_prefetch import SparePrefetch
 from fastckpt._core.saver.ranks_values import RanksValues
+from fastckpt._core.saver.skipped_saves import warn_of_several
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.history import Record
@@ -358,6 +359,7 @@ class Saver:
         """The coordinator of the worker's checkpoint directory."""
         # One at a time: the ranks of a node say hello at once, and the first makes the coordinator for all.
         async with self._opening:
+            warn_of_several(hello, {each: of.writers.ranks for each, of in self._coordinators.items()})
             # 1. remove memory that nobody owns   2. wait for the
             # arena, in a thread   3. adopt, or give up what it holds
             if hello.directory not in self._coordinators:

@@ -2,9 +2,12 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Hello
+from fastckpt._core.preflight import several_directories
 
 logger = logging.getLogger("fastckpt")
 
@@ -52,3 +55,16 @@ class SkippedSaves:
             saves = "1 save was" if count == 1 else f"{count} saves were"
             text = coded("%s skipped, as %s: the newest checkpoint is %s in %s", "FC-007")
             logger.error(text, saves, why, kept or "none", directory)
+
+
+def warn_of_several(hello: Hello, there: Mapping[str, Mapping[int, int]]) -> None:
+    """Warn if the second rank that comes has another directory than the first.
+
+    Args:
+        hello: Of that rank.
+        there: The ranks, among those of all nodes, that have come to each directory so far, by their local ranks.
+    """
+    here = {local: (rank, directory) for directory, ranks in there.items() for local, rank in ranks.items()}
+    if len(here) == 1 and hello.local_rank not in here and hello.directory not in there:
+        [first] = here.values()
+        logger.warning(several_directories(*first, hello.rank, hello.directory))

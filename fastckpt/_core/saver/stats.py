@@ -112,6 +112,16 @@ class SaverStats:
         return self.wanted if self.wanted and (self.durable is None or self.durable < self.wanted) else None
 
     @property
+    def has_durable(self) -> bool:
+        """Whether any checkpoint is durable: here, or where one was loaded from."""
+        return self.durable is not None or bool(self.resumes.keys() - {"memory"})
+
+    @property
+    def never_whole(self) -> bool:
+        """Whether the script has saved, and none of its saves came to be whole."""
+        return not self.saves and bool(self.begun or self.skips)
+
+    @property
     def is_stored(self) -> bool:
         """Whether all that the next start could resume is durable; what one of several nodes has more, it could not."""
         is_common = self.common is not None and self.durable is not None and self.durable >= self.common

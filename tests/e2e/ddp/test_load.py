@@ -710,6 +710,13 @@ class TestVerify:
         ranks.members[1]._writer.verify = "never"
         assert all("verify must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
 
+    def test_unlike_directories_are_refused_on_all_ranks(self, ranks: Ranks, tmp_path: Path):
+        """Each would wait for the others' parts, and no checkpoint would ever be whole."""
+        ranks.start(2)
+        save(ranks, 1)
+        ranks.members[1]._writer.history.directory = str(tmp_path / "rank1")
+        assert all(f"and rank 1 to {tmp_path / 'rank1'}" in text for text in refusals(ranks, ConfigError))
+
     def test_unlike_remote_stores_are_refused_on_all_ranks(self, ranks: Ranks, tmp_path: Path):
         """They would look for checkpoints in other ways, and wait for one another."""
         ranks.start(2)

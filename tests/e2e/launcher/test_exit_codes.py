@@ -251,6 +251,14 @@ class TestJobs:
         mend(broken)
         assert launch.save("--saves=0").wait(120) == 0
 
+    def test_a_success_of_ranks_with_a_directory_each_is_1_and_names_both(self, launch: Launch) -> None:
+        """They load nothing, so that they never compare their directories, and no save comes to be whole."""
+        code = launch.run("--nproc-per-node=2", program("directory_per_rank.py"))
+        assert code == Ending.NEVER_WHOLE.fast == Ending.NEVER_WHOLE.code == 1, launch.text
+        [warned] = [line for line in launch.text.splitlines() if "Give all ranks one checkpoint directory" in line]
+        assert all(f" to {launch.folder}/rank{rank}" in warned for rank in range(2)), warned
+        assert f"none of its saves came to be whole in {launch.folder}/rank" in launch.text
+
     @pytest.mark.campaign
     def test_a_job_whose_directory_another_takes_over_is_1(self, launch: Launch) -> None:
         own = Path(os.environ["FASTCKPT_SHM_DIR"]) / "another host"

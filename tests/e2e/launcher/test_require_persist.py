@@ -1,4 +1,4 @@
-"""The end of a job whose newest checkpoint is not durable: always reported, and a failure with the option."""
+"""The end of a job whose checkpoints are not durable: reported, and a failure if none is, or, if asked, the newest."""
 
 import json
 import os
@@ -119,9 +119,10 @@ class TestReport:
         (event,) = [e for e in map(json.loads, read(jobs.folder / "events").splitlines()) if e["event"] == "report"]
         assert event["resumes"] == {"storage": 1} and len(event["bad"]) == 1
 
-    def test_the_final_report_names_trouble_without_the_option(self, jobs: Jobs, broken: Path) -> None:
+    def test_a_job_of_which_nothing_is_durable_fails_without_the_option(self, jobs: Jobs, broken: Path) -> None:
         done = jobs.run(*QUICK, *arguments(broken, "--until-trouble"))
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 75, done.stderr
+        assert "the script succeeded, but step 0 of history 1 is not durable in" in done.stderr
         assert "not durable  step 0 of history 1" in blocks(done)
         assert "persist" in blocks(done) and "nowhere" in blocks(done)
         [nothing] = [line for line in blocks(done).splitlines() if line.startswith("  durable ")]

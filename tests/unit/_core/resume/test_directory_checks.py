@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastckpt._core.config import RankInfo
-from fastckpt._core.resume.directory_checks import LISTED, Seen, check_shared, mark_seen
+from fastckpt._core.resume.directory_checks import LISTED, Seen, check_one, check_shared, mark_seen, place_of
 from fastckpt._core.storage.local.identity import mark as mark_directory
 from fastckpt._core.storage.store import open_store
 from fastckpt.errors import ConfigError
@@ -102,3 +102,30 @@ def test_the_message_about_unlike_marks_names_a_limited_number_of_nodes(tmp_path
         check_shared(Heard(said[1:]), str(tmp_path / "own"), of_node(0, 200), said)
     text = str(error.value)
     assert f"(host) and {100 - LISTED - 1} more have one" in text and len(text) < 1500
+
+
+@pytest.mark.parametrize(
+    ("places", "named"),
+    [
+        ([(0, "/ck"), (0, "/ck")], ()),
+        ([(0, "/ck/0"), (0, "/ck/1")], ("rank 0 saves to /ck/0", "rank 1 to /ck/1")),
+        ([(0, "/ck"), (1, "/mnt/ck"), (0, "/ck"), (1, "/mnt/ck")], ()),  # one file system, mounted at two places
+        ([(0, "/ck"), (1, "/ck"), (0, "/ck"), (1, "/ck/3")], ("rank 1 saves to /ck", "rank 3 to /ck/3")),
+        ([(0, "s3://b/0"), (0, "s3://b/1")], ("s3://b/0", "s3://b/1")),
+    ],
+)
+def test_ranks_of_a_node_that_have_unlike_directories_are_refused(places: list[Any], named: tuple[str, ...]) -> None:
+    if not named:
+        check_one(places)
+        return
+    with pytest.raises(ConfigError, match="Give all ranks one checkpoint directory") as error:
+        check_one(places)
+    assert all(text in str(error.value) for text in named)
+
+
+def test_a_directory_is_one_by_whichever_links_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    one, other = (place_of(str(tmp_path / name), of_node(0)) for name in ("real", "link"))
+    assert one == other == [0, os.path.realpath(tmp_path / "real")]
+    assert place_of("s3://bucket/run", of_node(1)) == [1, "s3://bucket/run"]

@@ -1,0 +1,160 @@
+"""Containers of many numbers are pickled as one piece, and load as torch.save would have written them."""
+
+import collections
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt._core.format.number_lists import MANY, pickled_numbers
+from fastckpt._core.format.plan import WARNED
+from fastckpt._core.format.skeleton import archive
+from fastckpt._core.format.structure import Structure
+from fastckpt._core.replicas.own_entries import entries
+from fastckpt._core.replicas.state_digest import digest_of
+from tests.unit._core.format.baking import Baker, assert_same, reference
+
+FLOATS = [0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, *(i * 0.1 for i in range(2 * MANY))]
+INTS = [0, -1, 255, 256, 65536, -(1 << 31), (1 << 63) - 1, 1 << 70, *range(2 * MANY)]
+KINDS: dict[str, Any] = {
+    "floats": FLOATS,
+    "ints": INTS,
+    "mixed": [each for pair in zip(FLOATS, INTS, strict=False) for each in pair] + [True, False],
+    "a tuple": tuple(FLOATS),
+    "by numbers": dict(enumerate(FLOATS)),
+    "by texts": {f"step {i}": each for i, each in enumerate(FLOATS)},
+}
+
+
+def state(numbers: Any) -> dict[str, Any]:
+    """A state in which the numbers stand twice, between tensors and single numbers."""
+    return {"weight": torch.arange(4.0), "step": 7, "history": {"one": numbers, "other": [numbers, 0.5]}, "lr": 0.1}
+
+
+@pytest.fixture
+def baker(tmp_path: Path) -> Iterator[Baker]:
+    one = Baker(tmp_path / "state.pt")
+    yield one
+    one.close()
+
+
+def check(baker: Baker, saved: Any) -> None:
+    baker.save(saved)
+    got = torch.load(baker.path, weights_only=baker.planner._weights_only)
+    assert_same(got, reference(saved))
+    assert got["history"]["one"] is got["history"]["other"][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_numbers_load_bit_for_bit_from_each_save(baker: Baker, kind: str) -> None:
+    saved = state(KINDS[kind])
+    for step in range(4):
+        saved["step"] = step
+        check(baker, saved)
+    assert baker.files == 1
+
+
+def test_numbers_that_change_in_place_are_saved(baker: Baker) -> None:
+    saved = state([*FLOATS])
+    for step in range(5):
+        saved["history"]["one"][step] = step + 0.25
+        saved["history"]["one"][100] = -0.0 if step % 2 else 0.0
+        check(baker, saved)
+
+
+def test_a_list_that_grows_is_saved(baker: Baker) -> None:
+    saved = state([0.5] * (MANY - 3))
+    for step in range(8):
+        saved["history"]["one"].append(step * 0.1)
+        check(baker, saved)
+
+
+def test_a_number_that_turns_into_something_else_is_saved(baker: Baker) -> None:
+    saved = state([*FLOATS])
+    for each in (1.5, 2.5, "text", "text", 3.5, [1], 4.5, 5, 6, torch.ones(2), 7.5):
+        saved["history"]["one"][3] = each
+        check(baker, saved)
+
+
+def test_many_numbers_beside_an_object_load_bit_for_bit(tmp_path: Path) -> None:
+    baker = Baker(tmp_path / "opaque.pt", weights_only=False)
+    try:
+        for _ in range(2):
+            saved = state([*FLOATS]) | {"window": collections.deque([1.0, 2.0]), "ints": INTS}
+            baker.save(saved)
+            got = torch.load(baker.path, weights_only=False)
+            assert_same(got, reference(saved))
+            assert got["history"]["one"] is got["history"]["other"][0]
+    finally:
+        baker.close()
+
+
+def test_an_archive_of_many_numbers_loads_bit_for_bit(tmp_path: Path) -> None:
+    for kind, numbers in KINDS.items():
+        (tmp_path / kind).write_bytes(archive(numbers))
+        assert_same(torch.load(tmp_path / kind, weights_only=True), numbers)
+
+
+@pytest.mark.parametrize("is_opaque", [False, True])
+def test_a_save_calls_no_function_for_each_of_many_numbers(baker: Baker, is_opaque: bool) -> None:
+    saved = state([*FLOATS]) | ({"window": collections.deque([1])} if is_opaque else {})
+    baker.save(saved)
+    saved["history"]["one"] += [0.1] * 100
+    assert calls(lambda: baker.save(saved)) < MANY, "structure changed"
+    baker.save(saved)
+    saved["history"]["one"][5] = 3.0
+    assert calls(lambda: baker.save(saved)) < MANY, "structure known"
+
+
+def test_ranks_compare_many_numbers_without_a_call_for_each() -> None:
+    def digests(state: dict[str, Any]) -> list[str]:
+        return [digest_of(leaf) for _, _, leaf in entries(state)]
+
+    for numbers in KINDS.values():
+        assert calls(lambda: digests({"others": {"history": numbers}})) < 100  # noqa: B023
+    assert digest_of([*FLOATS]) == digest_of([*FLOATS]) != digest_of([*FLOATS[:-1], 1.0])
+    assert digest_of([*INTS]) != digest_of([*map(float, INTS[:7]), *INTS[7:]])
+
+
+def test_a_list_of_few_numbers_or_of_other_objects_has_places_for_each() -> None:
+    assert pickled_numbers([0.5] * (MANY - 1)) is None
+    assert pickled_numbers([0.5] * MANY + [None]) is None
+    assert pickled_numbers(collections.OrderedDict.fromkeys(range(MANY), 1)) is None
+    assert pickled_numbers({(i,): 1 for i in range(MANY)}) is None
+    assert len(Structure([0.5] * MANY).numbers) == 1
+
+
+def test_many_numbers_in_small_containers_are_named_once(
+    baker: Baker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    saved = state(FLOATS)
+    saved["log"] = {"rows": [{"step": i, "loss": 0.5} for i in range(WARNED // 2)], "best": [0.5] * MANY}
+    for _ in range(3):
+        baker.save(saved)
+        saved["log"]["rows"].append({"step": 0, "loss": 0.5})
+    [line] = caplog.messages
+    assert line.startswith("state['log']['rows'] has most of 500")
+    assert "Keep one long list" in line
+
+
+def calls(run: Any) -> int:
+    """How many Python functions of this thread are called."""
+    count = 0
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
