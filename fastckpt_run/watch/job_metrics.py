@@ -14,7 +14,7 @@ from fastckpt._core.report.metric_table import LABEL_VALUES, Labels, Scope
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt_run.watch.metric_values import MetricValues
-from fastckpt_run.watch.step_counts import StepCounts, position
+from fastckpt_run.watch.step_counts import StepCounts
 
 SHARE = 0.001
 """The part of a core that measuring goodput may take: a look that took long is not repeated soon."""
@@ -44,7 +44,7 @@ class JobMetrics:
         self._steps = StepCounts()
         self._time = LaunchTime({}, 0)
         self._due, self._is_new = 0.0, False
-        self.step = 0
+        self.step = self._reached = 0
         self._seen: Counter[str] = Counter()
         self._stragglers: Counter[Labels] = Counter()
         self._slow: dict[str, tuple[str, float]] = {}
@@ -81,7 +81,9 @@ class JobMetrics:
         telemetry = self._saver.telemetry()
         self._steps.look(telemetry)
         last = telemetry.get(self._meter.directory, [])
-        self.step = max((position(each, self._time.steps.per_step) for each in last), default=0)
+        unit = self._time.steps.unit
+        self.step = max(map(unit.number, last), default=0)
+        self._reached = max(map(unit.reached, last), default=0)
         found = MetricValues()
         found.only = None if self.is_first else Scope.NODE
         self._add_job(found)
@@ -166,14 +168,14 @@ class JobMetrics:
         return most[labels]
 
     def _add_ranks(self, found: MetricValues, last: list[Telemetry]) -> None:
-        ranks, per_step, now = self._ranks(), self._time.steps.per_step, time.monotonic_ns()
+        ranks, unit, now = self._ranks(), self._time.steps.unit, time.monotonic_ns()
         for local_rank, each in enumerate(last):
             rank = str(ranks.get(local_rank, ""))
             if not rank or not each.beat:
                 continue
             if each.pid:  # else it has nothing to report any more
                 found.add("rank_silent_seconds", max(0, now - each.beat) / 1e9, rank)
-            found.add("rank_step", position(each, per_step), rank)
+            found.add("rank_step", unit.number(each), rank)
             for part, seconds in zip(PARTS, self._steps.parts(local_rank), strict=False):
                 found.add("rank_step_seconds", seconds, rank, part)
 
@@ -204,14 +206,14 @@ class JobMetrics:
         stats = next((each for each in self._saver.report() if each.directory == self._meter.directory), None)
         if stats is None:
             return
-        newest, reached, at = dict(self._newest(stats)), self.step, 0
+        newest, at = dict(self._newest(stats)), 0
         for tier, step in newest.items():
             found.add("newest_step", step, tier)
         # From the safest on: what is durable need not be in memory, too.
         for tier in ("remote", "storage", "memory"):
             at = max(at, newest.get(tier, 0))
             if tier != "remote" or stats.remote:
-                found.add("unsaved_steps", max(0, reached - at), tier)
+                found.add("unsaved_steps", max(0, self._reached - self._time.steps.unit.before(at)), tier)
         if stats.replicas.newest:
             found.add("replicated_step", stats.replicas.newest.step)
         if stats.durable and stats.since:
