@@ -8,6 +8,7 @@ from typing import Any
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import PARTS, Telemetry
+from fastckpt._core.report.goodput import USEFUL
 from fastckpt._core.report.goodput_meter import GoodputMeter, LaunchTime
 from fastckpt._core.report.launches import ACCOUNTED
 from fastckpt._core.report.metric_table import LABEL_VALUES, Labels, Scope
@@ -141,6 +142,7 @@ class JobMetrics:
         found.add("step_seconds", self._steps.histogram)
         if spent.goodput is not None:
             found.add("goodput_ratio", spent.goodput)
+        found.add("useful_seconds_total", self._never_less("useful", spent.by_cause.get(USEFUL, 0) / 1e9))
         for cause in LABEL_VALUES["cause"]:
             found.add("lost_seconds_total", self._never_less("lost", spent.by_cause.get(cause, 0) / 1e9, cause), cause)
         found.add("steps_total", self._never_less("steps", spent.steps.new))
@@ -182,7 +184,7 @@ class JobMetrics:
     def _add_saves(self, found: MetricValues, stats: list[SaverStats]) -> None:
         found.add("saves_total", sum(each.saves for each in stats))
         found.add("saved_bytes_total", sum(each.saved_size for each in stats))
-        skips = sum((each.skips.copy() for each in stats), Counter[str]())
+        skips = sum((each.skip_kinds.copy() for each in stats), Counter[str]())
         for reason, count in skips.items():
             found.add("skipped_saves_total", count, reason)
         found.add("overtaken_saves_total", sum(each.overtaken for each in stats))
