@@ -339,6 +339,7 @@ class Session:
     def reach(self, step: int) -> None:
         """Report a step that the script names."""
         self.beats.reach(step)
+        run_record.reach(step)
 
     def work(self, name: str) -> AbstractContextManager[None]:
         """Report that this process works on a phase of this name."""
