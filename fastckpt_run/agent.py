@@ -90,7 +90,7 @@ class FastckptAgent(HookedAgent):
             spec.entrypoint = run_script_path
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
-        self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
+        self._notice = RestartNotice(self._restarts.limit)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
         self._node_check = node_check or NodeCheck(settings)
         self._left_out: list[Member] = []
@@ -353,7 +353,6 @@ class FastckptAgent(HookedAgent):
             self.context.close()  # those that run are stopped for another node: as for a failure on this one
         proceed()
         self._recorder.look(now=True)
-        self._notice.stopped()
         metrics.event("workers_stopped", pids=[worker.id for worker in self.get_worker_group().workers])
         # After `proceed`: no worker writes to memory any more, so the newest slot can be pinned and flushed.
         self._attempt(self._saver.breakpoint)

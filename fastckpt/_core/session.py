@@ -332,9 +332,14 @@ class Session:
         """Copy what only the steps of these optimizers change in the background, from the next save on."""
         self.overlap.defer(optimizers, derived)
 
-    def count_steps(self, clock: Callable[[], int]) -> None:
-        """Count the steps of training by ``clock``, where several steps of optimizers make one."""
-        self.beats.clock = clock
+    def count_steps(self, clock: Callable[[], int] | None) -> None:
+        """Count the steps of training by ``clock``, not by those of optimizers; None if the script names each."""
+        self.beats.clock, self.beats.by_script = clock, clock is None
+
+    def reach(self, step: int) -> None:
+        """Report a step that the script names."""
+        self.beats.reach(step)
+        run_record.reach(step)
 
     def work(self, name: str) -> AbstractContextManager[None]:
         """Report that this process works on a phase of this name."""

@@ -131,6 +131,7 @@ class Checkpointer:
             **staged,
         )
         self._writer = self._checkpointer._writer
+        self._writer.count_steps(None)
         self._differences = self._checkpointer._differences
         self._differences.leave_buffers(model)
         self._differences.leave_out(OWN)
@@ -212,6 +213,7 @@ class Checkpointer:
             logger.warning("step %d was given again; give each step once, and count on from resume()", step)
         if step > self._step or metrics is None:  # else it is the same one, with what was measured of it
             self._batches.turn(step)
+        self._writer.reach(step)
         self._step = self._unclosed.step = step
         scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
         wanted = Due(True, True) if metrics and not self._measures_alone else scheduled

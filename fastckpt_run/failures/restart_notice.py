@@ -6,13 +6,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.error_codes import coded
-from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.report.goodput_meter import GoodputMeter
 from fastckpt._core.report.launches import AwaitedRank, Failure
 from fastckpt_run import formatting
 from fastckpt_run.failures.cause import Cause
@@ -68,24 +68,23 @@ class _Pending:
 class RestartNotice:
     """Observes the events of this process, and logs a restart when its workers have their state, or are gone again.
 
+    The meter counts the steps that are repeated: the report will read the same events by the same code.
+
     Args:
-        telemetry: How far the workers are, by checkpoint directory.
         limit: The value of --max-restarts.
     """
 
-    def __init__(self, telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]], limit: int) -> None:
-        self._telemetry = telemetry
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._pid = os.getpid()
         # Events come from the saver's thread, everything else from the agent's main thread.
         self._lock = threading.Lock()
-        self._round = _Round()
+        self._round, self._meter = _Round(), GoodputMeter()
         self._pending: _Pending | None = None
         self._hang: dict[str, Any] = {}
         self._awaited: AwaitedRank | None = None
         self._failed_at = 0
         self._has_joined = False
-        self._furthest: dict[str, int] = {}
 
     def observe(self, event: dict[str, Any]) -> None:
         """Take note of an event; it may come in any thread."""
@@ -93,6 +92,7 @@ class RestartNotice:
             return  # a forked worker: somebody may have had the lock
         at = round(event["monotonic"] * 1e9)
         with self._lock:
+            self._meter.follow(event)
             match event["event"]:
                 case "rendezvous":  # and not with their start: one may have joined before the last is started
                     self._round, self._hang, self._awaited, self._failed_at = _Round(), {}, None, 0
@@ -139,12 +139,6 @@ class RestartNotice:
             text = coded("%s; not restarted%s (%s)", "FC-027")
             logger.error(text, what, why, "; ".join(map(formatting.where, failures[:_NAMED])))
 
-    def stopped(self) -> None:
-        """All workers are dead and reaped: see how far they had come."""
-        for directory, ranks in self._telemetry().items():
-            reached = max((max(0, last.step) + last.steps - last.named for last in ranks if last.beat), default=0)
-            self._furthest[directory] = max(self._furthest.get(directory, 0), reached)
-
     def interrupted(self, left: int) -> None:
         """Workers that run are to be restarted for the sake of another node."""
         self._log("but the workers were stopped again before they had loaded anything")
@@ -174,10 +168,12 @@ class RestartNotice:
         if pending is None:
             return
         with self._lock:
-            directory, ranks = max(self._round.loads.items(), key=lambda item: len(item[1]), default=("", {}))
+            loads = self._round.loads
+            shown = self._meter.directory if self._meter.directory in loads else next(iter(loads), "")
+            ranks = loads.get(shown, {})
+            repeated = self._meter.measure(time.monotonic_ns(), directory=shown).repeats if ranks else 0
             started = self._round.started if self._round.started > pending.at else 0
         at, step, tier = max(ranks.values(), default=(started, -1, ""))
-        repeated = max(0, self._furthest.get(directory, 0) - max(0, step)) if ranks else 0
         seconds = max(0, at - pending.at) / 1e9
         if not started:
             how = "the job ended before they were started again"

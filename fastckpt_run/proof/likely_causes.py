@@ -13,6 +13,7 @@ from fastckpt_run.proof.run_history import RunHistory, WorkerStart
 
 POSITION, PREFETCH, GENERATOR = "data position", "prefetched batch", "random generator"
 OPTIMIZER, COUNTER, KERNEL = "optimizer state", "time or step counter", "nondeterministic kernel"
+HASH, FILE = "hash seed", "file of the script"
 BACKGROUND, RESUME, IGNORED = "the script itself", "no resume", "ignored resume"
 
 
@@ -31,16 +32,23 @@ _USUAL = {
     GENERATOR: "checkpointers save the generators of torch, Python and numpy; one that the script makes itself "
     "(torch.Generator, numpy.random.default_rng, of a data loader or its workers) belongs into the state",
     OPTIMIZER: "an optimizer, scheduler, scaler or average that is not in the state begins afresh after a resume",
-    COUNTER: "something depends on the time, or on a count of steps or calls since the start of the process",
+    COUNTER: "something depends on the time, on the pace of threads, or on a count of steps or calls since the start "
+    "of the process",
     KERNEL: "torch.use_deterministic_algorithms(True) names kernels whose results vary; DDP with 3 ranks or more "
     "takes fastckpt.ddp.settle",
+    HASH: "the order of a set, and hash() of a text, differ from process to process: sort, or set PYTHONHASHSEED=0",
+    FILE: "a file that the script writes and reads is not set back by a resume: keep what it holds in the state",
 }
+_VARY = [GENERATOR, HASH, FILE, COUNTER, KERNEL]
+"""Causes by which any two runs differ."""
 _GENERATOR_BYTES = 5056
 """Elements of the state of a generator of torch on the CPU."""
 _RANDOM = re.compile(r"rng|random|generator|noise|seed|mt19937", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"optim|exp_avg|momentum|sched|scaler|ema", re.IGNORECASE)
+_ONLY_OPTIMIZERS = re.compile(r"\.lr$|last_epoch$|_step_count$")
 _AHEAD = re.compile(r"prefetch|ahead|lookahead|next_batch|num_workers", re.IGNORECASE)
 _GENERATORS = ("Generator", "default_rng", "RandomState", "Random")
+_READS, _WRITES = ("read_text", "read_bytes"), ("write_text", "write_bytes")
 
 
 def not_resumed(killed: RunHistory) -> LikelyCause | None:
@@ -83,10 +91,18 @@ def likely_causes(found: RunComparison, killed: RunHistory, tree: ast.Module | N
     if (cause := not_resumed(killed)) is not None:
         return [cause]
     order = _by_time(found, found.value.start if found.value else None)
-    hints = dict(_by_state(found.state)) if found.state else {}
+    return _ranked(order, dict(_by_state(found.state)) if found.state else {}, tree, likeliest=order[0])
+
+
+def causes_of_variation(why: str, tree: ast.Module | None) -> list[LikelyCause]:
+    """The causes of a difference that no kill has made."""
+    return [LikelyCause(BACKGROUND, why), *_ranked(_VARY, {}, tree)]
+
+
+def _ranked(order: list[str], hints: dict[str, str], tree: ast.Module | None, likeliest: str = "") -> list[LikelyCause]:
     source = dict(_by_source(tree))
     # What the checkpoints show comes first, then what the source shows, then what the time of the difference says.
-    ranked = sorted(order, key=lambda name: (name not in hints, name not in source and name != order[0]))
+    ranked = sorted(order, key=lambda name: (name not in hints, name not in source and name != likeliest))
     return [
         LikelyCause(name, "; ".join(filter(None, (hints.get(name), source.get(name), _USUAL[name])))) for name in ranked
     ]
@@ -95,12 +111,14 @@ def likely_causes(found: RunComparison, killed: RunHistory, tree: ast.Module | N
 def _by_time(found: RunComparison, start: WorkerStart | None) -> list[str]:
     """All causes, by how soon after the resume the first value differs."""
     if start is None or start.loaded is None or found.value is None:
-        return [POSITION, PREFETCH, GENERATOR, OPTIMIZER, KERNEL, COUNTER]
-    if found.value.of.step - start.loaded <= 1:
-        # The state was that of the save: what differs went in with the first step.
-        return [POSITION, PREFETCH, GENERATOR, COUNTER, KERNEL, OPTIMIZER]
-    # The first step was the same, and the next one not: the update was another.
-    return [OPTIMIZER, COUNTER, KERNEL, GENERATOR, POSITION, PREFETCH]
+        return [POSITION, PREFETCH, GENERATOR, OPTIMIZER, KERNEL, COUNTER, FILE, HASH]
+    loaded = start.loaded
+    same_weights = found.state is None and any(step > loaded for step in found.steps)
+    if found.value.of.step - loaded <= 1 and not (found.same_input or same_weights):
+        # The state was that of the save: what differs went in with the first step, or was logged after its update.
+        return [POSITION, PREFETCH, GENERATOR, OPTIMIZER, COUNTER, KERNEL, FILE, HASH]
+    # What went into the first step was the same, and what came of it not: the update was another.
+    return [OPTIMIZER, COUNTER, KERNEL, GENERATOR, POSITION, PREFETCH, FILE, HASH]
 
 
 def _by_state(state: StateDifference) -> Iterator[tuple[str, str]]:
@@ -117,6 +135,8 @@ def _by_state(state: StateDifference) -> Iterator[tuple[str, str]]:
 
 
 def _cause_of(change: Change) -> str | None:
+    if _ONLY_OPTIMIZERS.search(change.name):
+        return OPTIMIZER
     if _OPTIMIZER.search(change.name):
         return None
     if _RANDOM.search(change.name):
@@ -127,12 +147,32 @@ def _cause_of(change: Change) -> str | None:
 
 
 def _by_source(tree: ast.Module | None) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree) if tree is not None else ():
+    nodes = [*ast.walk(tree)] if tree is not None else []
+    asked = {id(each) for node in nodes if isinstance(node, ast.Compare) for each in node.comparators}  # x in {1, 2}
+    reads, writes = ([line for node in nodes if (line := _line_of_file(node, writes=w))] for w in (False, True))
+    if reads and writes:
+        yield FILE, f"the script writes a file (line {writes[0]}), and reads one (line {reads[0]})"
+    for node in nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)) if _AHEAD.search(name):
                 yield PREFETCH, f"the script has {name} (line {node.lineno})"
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _GENERATORS:
                 yield GENERATOR, f"the script makes a generator of its own (line {node.lineno})"
+            case ast.Call(func=ast.Name(id="hash" | "set" | "frozenset")) | ast.Set() | ast.SetComp():
+                if id(node) not in asked:
+                    yield HASH, f"the script has a set or a hash (line {node.lineno})"
+
+
+def _line_of_file(node: ast.AST, *, writes: bool) -> int:
+    """The line in which a call opens a file to read or to write; 0 if it does not."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name)) if name in (_WRITES if writes else _READS):
+            return node.lineno
+        case ast.Call(func=ast.Name(id="open") | ast.Attribute(attr="open")):
+            texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            modes = [text for text in texts if isinstance(text, str) and re.fullmatch(r"[rwax][bt+]{0,2}", text)]
+            return node.lineno if writes == any(set(mode) & set("wax+") for mode in modes) else 0
+    return 0
 
 
 def _whole(text: str) -> int | None:

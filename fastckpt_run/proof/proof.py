@@ -11,14 +11,21 @@ from fastckpt._core.report.events import find, read
 from fastckpt._core.report.kill_notes import made
 from fastckpt.errors import ConfigError
 from fastckpt_run.formatting import count
-from fastckpt_run.proof.likely_causes import BACKGROUND, LikelyCause, likely_causes, not_resumed, varies_by_itself
+from fastckpt_run.proof.likely_causes import (
+    LikelyCause,
+    causes_of_variation,
+    likely_causes,
+    not_resumed,
+    varies_by_itself,
+)
 from fastckpt_run.proof.run_comparison import RunComparison, compare_runs
 from fastckpt_run.proof.script_run import ScriptRun, ScriptRunner
 
 PLAIN, KILLED, AGAIN = "uninterrupted", "killed", "again"
 _VARIES = (
     "so that this tells nothing of a resume: seed all generators that the script uses, call "
-    "torch.use_deterministic_algorithms(True), and leave out what depends on time"
+    "torch.use_deterministic_algorithms(True), set PYTHONHASHSEED, and leave out what depends on time or on files that "
+    "the script writes"
 )
 
 
@@ -115,9 +122,9 @@ def _may_vary(proof: Proof) -> bool:
 def _causes(proof: Proof, tree: ast.Module | None) -> list[LikelyCause]:
     found, history = proof.found, proof.killed.history
     if proof.again is not None and not proof.again.equal:
-        return [LikelyCause(BACKGROUND, f"two runs without kills differ as well, {_VARIES}")]
+        return causes_of_variation(f"two runs without kills differ as well, {_VARIES}", tree)
     if varies_by_itself(found, history):
-        return [LikelyCause(BACKGROUND, f"the first difference comes before any kill, {_VARIES}")]
+        return causes_of_variation(f"the first difference comes before any kill, {_VARIES}", tree)
     if found.equal and not_resumed(history) is None:
         return []
     return likely_causes(found, history, tree)

@@ -70,6 +70,8 @@ class RunComparison:
         repeats: How many of them the other run has logged more than once.
         value: The first value that differs.
         differing: How many differ.
+        same_input: Whether another value of the step of the first difference was the same there, and differs later: it
+            depends on the state, so that what came into that step was the same, and its update was not.
         steps: Steps of durable checkpoints that were compared.
         tensors: Tensors that were compared, in all of them.
         identical: Files that are equal byte for byte, of ``files``.
@@ -82,6 +84,7 @@ class RunComparison:
     repeats: int = 0
     value: ValueDifference | None = None
     differing: int = 0
+    same_input: bool = False
     steps: list[int] = field(default_factory=list)
     tensors: int = 0
     identical: int = 0
@@ -143,7 +146,12 @@ def _compare_values(a: RunHistory, b: RunHistory, found: RunComparison) -> None:
     found.values = len(ours.keys() & theirs.keys())
     found.repeats = len({of for of, count in _executions(b).items() if count > 1})
     found.differing = len({each.of for each in differences})
-    found.value = min(differences, key=lambda each: (each.of, each.repeated), default=None)
+    found.value = first = min(differences, key=lambda each: (each.of, each.repeated), default=None)
+    if first is not None:
+        rank = [each.of for each in differences if each.of.rank == first.of.rank and each.start is first.start]
+        at_first = {of.name for of in rank if of.step == first.of.step}
+        later = {of.name for of in rank if of.step > first.of.step} - at_first
+        found.same_input = any(first.of._replace(name=name) in ours for name in later)
 
 
 def _executions(history: RunHistory) -> dict[LoggedPlace, int]:

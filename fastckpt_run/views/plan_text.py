@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from fastckpt._core.byte_sizes import binary, decimal
 from fastckpt._core.inspect.checkpoint_sizes import CheckpointSizes
 from fastckpt._core.policy.failure_interval import FailureInterval
+from fastckpt._core.policy.memory_reserve import RESERVE
 from fastckpt._core.policy.resource_plan import round_mebibytes
 from fastckpt_run.cli.output import Screen
 from fastckpt_run.formatting import count, duration
@@ -72,7 +73,7 @@ def _memory(found: ResourceEstimate, trial: "ScriptTrial | None") -> Iterator[Ro
             binary(trial.arena),
             f"as measured with {ranks}; {count(trial.slots, 'slot')} held a save",
         ]
-    yield ["tmpfs of a node", binary(limits.tmpfs), "the arena, and what is left to data loaders"]
+    yield ["tmpfs of a node", binary(limits.tmpfs), f"the arena, and {binary(RESERVE)} left to data loaders"]
     free, total = found.capacity
     yield ["planned for", binary(total), f"{binary(free)} free; {count(found.fit, 'slot')} fit"]
     if found.cgroup is not None:

@@ -7,8 +7,6 @@ from fastckpt_run.formatting import count, duration
 from fastckpt_run.proof.proof import Proof
 from fastckpt_run.proof.run_comparison import RunComparison, StateDifference, ValueDifference
 
-_CAUSES = 4
-"""Causes that are shown; the others are less likely."""
 _MOST = 5
 """Tensors, and other values, of a checkpoint that are shown."""
 
@@ -37,7 +35,7 @@ def _lines(proof: Proof) -> Iterator[str]:
     if proof.again is not None and not proof.again.equal:
         yield "two runs without kills differ, too:"
         yield from (f"  {line}" for line in differences(proof.again))
-    yield from (f"cause {number}: {cause.name}: {cause.text}" for number, cause in enumerate(proof.causes[:_CAUSES], 1))
+    yield from (f"cause {number}: {cause.name}: {cause.text}" for number, cause in enumerate(proof.causes, 1))
     yield from (f"note: {note}" for note in proof.notes)
     yield verdict(proof)
 

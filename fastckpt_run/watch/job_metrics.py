@@ -8,13 +8,14 @@ from typing import Any
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import PARTS, Telemetry
+from fastckpt._core.report.goodput import USEFUL
 from fastckpt._core.report.goodput_meter import GoodputMeter, LaunchTime
 from fastckpt._core.report.launches import ACCOUNTED
 from fastckpt._core.report.metric_table import LABEL_VALUES, Labels, Scope
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt_run.watch.metric_values import MetricValues
-from fastckpt_run.watch.step_counts import StepCounts, position
+from fastckpt_run.watch.step_counts import StepCounts
 
 SHARE = 0.001
 """The part of a core that measuring goodput may take: a look that took long is not repeated soon."""
@@ -44,7 +45,7 @@ class JobMetrics:
         self._steps = StepCounts()
         self._time = LaunchTime({}, 0)
         self._due, self._is_new = 0.0, False
-        self.step = 0
+        self.step = self._reached = 0
         self._seen: Counter[str] = Counter()
         self._stragglers: Counter[Labels] = Counter()
         self._slow: dict[str, tuple[str, float]] = {}
@@ -81,7 +82,9 @@ class JobMetrics:
         telemetry = self._saver.telemetry()
         self._steps.look(telemetry)
         last = telemetry.get(self._meter.directory, [])
-        self.step = max((position(each, self._time.steps.per_step) for each in last), default=0)
+        unit = self._time.steps.unit
+        self.step = max(map(unit.number, last), default=0)
+        self._reached = max(map(unit.reached, last), default=0)
         found = MetricValues()
         found.only = None if self.is_first else Scope.NODE
         self._add_job(found)
@@ -139,6 +142,7 @@ class JobMetrics:
         found.add("step_seconds", self._steps.histogram)
         if spent.goodput is not None:
             found.add("goodput_ratio", spent.goodput)
+        found.add("useful_seconds_total", self._never_less("useful", spent.by_cause.get(USEFUL, 0) / 1e9))
         for cause in LABEL_VALUES["cause"]:
             found.add("lost_seconds_total", self._never_less("lost", spent.by_cause.get(cause, 0) / 1e9, cause), cause)
         found.add("steps_total", self._never_less("steps", spent.steps.new))
@@ -166,21 +170,21 @@ class JobMetrics:
         return most[labels]
 
     def _add_ranks(self, found: MetricValues, last: list[Telemetry]) -> None:
-        ranks, per_step, now = self._ranks(), self._time.steps.per_step, time.monotonic_ns()
+        ranks, unit, now = self._ranks(), self._time.steps.unit, time.monotonic_ns()
         for local_rank, each in enumerate(last):
             rank = str(ranks.get(local_rank, ""))
             if not rank or not each.beat:
                 continue
             if each.pid:  # else it has nothing to report any more
                 found.add("rank_silent_seconds", max(0, now - each.beat) / 1e9, rank)
-            found.add("rank_step", position(each, per_step), rank)
+            found.add("rank_step", unit.number(each), rank)
             for part, seconds in zip(PARTS, self._steps.parts(local_rank), strict=False):
                 found.add("rank_step_seconds", seconds, rank, part)
 
     def _add_saves(self, found: MetricValues, stats: list[SaverStats]) -> None:
         found.add("saves_total", sum(each.saves for each in stats))
         found.add("saved_bytes_total", sum(each.saved_size for each in stats))
-        skips = sum((each.skips.copy() for each in stats), Counter[str]())
+        skips = sum((each.skip_kinds.copy() for each in stats), Counter[str]())
         for reason, count in skips.items():
             found.add("skipped_saves_total", count, reason)
         found.add("overtaken_saves_total", sum(each.overtaken for each in stats))
@@ -204,14 +208,14 @@ class JobMetrics:
         stats = next((each for each in self._saver.report() if each.directory == self._meter.directory), None)
         if stats is None:
             return
-        newest, reached, at = dict(self._newest(stats)), self.step, 0
+        newest, at = dict(self._newest(stats)), 0
         for tier, step in newest.items():
             found.add("newest_step", step, tier)
         # From the safest on: what is durable need not be in memory, too.
         for tier in ("remote", "storage", "memory"):
             at = max(at, newest.get(tier, 0))
             if tier != "remote" or stats.remote:
-                found.add("unsaved_steps", max(0, reached - at), tier)
+                found.add("unsaved_steps", max(0, self._reached - self._time.steps.unit.before(at)), tier)
         if stats.replicas.newest:
             found.add("replicated_step", stats.replicas.newest.step)
         if stats.durable and stats.since:

@@ -279,7 +279,8 @@ def steps_per_second(found: Report) -> float | None:
     last = samples[-1]
     before = next((one for one in reversed(samples) if last.beat - one.beat >= LATELY * 1e9), samples[0])
     took = last.beat - before.beat
-    return (last.steps - before.steps) * 1e9 / took if took > 0 else None
+    reached = found.steps.unit.reached
+    return (reached(last) - reached(before)) * 1e9 / took if took > 0 else None
 
 
 def losses(view: JobView) -> list[Json]:

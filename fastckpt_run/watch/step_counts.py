@@ -4,19 +4,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from fastckpt._core.memory.telemetry import STEP_BOUNDS, Telemetry
 from fastckpt_run.watch.metric_values import StepHistogram
 
 LOOKS = 10
 """Looks back over which the mean of a part is taken."""
-
-
-def position(last: Telemetry, per_step: Fraction) -> int:
-    """The step that a worker has completed, as the script numbers its saves."""
-    since = last.steps - last.named if last.step >= 0 else last.steps
-    return max(0, last.step) + int(since / per_step)
 
 
 @dataclass

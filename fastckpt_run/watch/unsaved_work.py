@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.report.step_unit import StepUnit, stretch
 from fastckpt._core.saver.stats import SaverStats
 
 
@@ -15,7 +15,7 @@ class Unsaved:
 
     Attributes:
         save: That checkpoint; None if there is none, and all work would be lost.
-        steps: Steps since then, as workers count them: those of optimizers, or saves in a script without one.
+        steps: Steps since then, as the report counts them.
         seconds: Seconds since the save of it began, without the time in which no worker of this launch ran.
         at_least: Whether the seconds are those of this launch alone, and earlier ones had done a part of the steps.
     """
@@ -93,6 +93,7 @@ class _Position:
         self._begun = dict(stats.begun)
         self._has_loaded = stats.loaded_at > since
         self._from = max(since, stats.loaded_at)
+        self._unit = StepUnit.of([stretch(rank)] if rank else ())
 
     def beyond(self, save: SaveId | None) -> Unsaved:
         """The work since a checkpoint."""
@@ -102,10 +103,11 @@ class _Position:
         at = self._time_of(save)
         if at is not None and at >= self._from and save is not None:
             # Saved in this round. A save is whole in memory shortly before the workers name its step: below 0 then.
-            ahead = (rank.steps - rank.named) + self._to_steps(rank.step - save.step)
+            ahead = self._unit.reached(rank) - self._unit.before(save.step)
             return Unsaved(save, max(0, ahead), max(0.0, self._now - at))
+        done = self._unit.reached(rank) - self._unit.before(rank.loaded)
         before, seconds, at_least = self._before(save, at)
-        return Unsaved(save, rank.steps + before, max(0.0, self._now - self._from) + seconds, at_least)
+        return Unsaved(save, done + before, max(0.0, self._now - self._from) + seconds, at_least)
 
     def _before(self, save: SaveId | None, at: float | None) -> tuple[int, float, bool]:
         """Steps and seconds from a checkpoint to what the workers have loaded, and whether there was more."""
@@ -113,7 +115,7 @@ class _Position:
         assert rank is not None
         if rank.loaded < 0 or (save is not None and save.step >= rank.loaded):
             return 0, 0.0, False  # nothing was loaded, or this, or one that was passed over for an older one
-        steps = self._to_steps(rank.loaded - max(0, save.step if save else 0))
+        steps = self._unit.before(rank.loaded) - self._unit.before(save.step if save else 0)
         reached = self._time_of(loaded)
         if at is None or reached is None:
             return steps, 0.0, True
@@ -129,20 +131,7 @@ class _Position:
         # Only among others of its history: a launch does not know when those of earlier ones were made.
         return self._begun[max(known)] if known and max(known).history == save.history else None
 
-    def _to_steps(self, named: int) -> int:
-        """Steps as workers count them, from those of the script."""
-        assert self._rank is not None
-        return round(named * _steps_per_step(self._rank))
-
-
-def _steps_per_step(rank: Telemetry) -> Fraction:
-    """Steps of a worker that are one of its script, which may count epochs; as far as its last save shows."""
-    script = rank.step - max(0, rank.loaded)
-    return Fraction(rank.named, script) if script > 0 < rank.named else Fraction(1)
-
 
 def reached(rank: Telemetry) -> int | None:
     """The step that a worker has reached, as its script numbers them in saves; None before it has named one."""
-    if rank.step < 0:
-        return None
-    return rank.step + int((rank.steps - rank.named) / _steps_per_step(rank))
+    return StepUnit.of([stretch(rank)]).number(rank) if rank.step >= 0 else None

@@ -111,21 +111,24 @@ def _only_makes_states() -> bool:
 
 
 class Heartbeat:
-    """Reports on ``line`` the progress of this process: until `close`, after each step of any of its optimizers.
+    """Reports on ``line`` the progress of this process, until `close`.
 
-    A process that has none (other libraries' may not be torch's) reports a step after each save that names a newer one
-    than all before, and than the load: what was there at the start is no step. ``stacks`` is from `memory.stacks`.
-    With ``parts``, the first one of a process also reports the parts of steps, from the second step on.
+    A step is what the script counts: each that it names to `reach`, if it has a checkpointer for that; else each of
+    its optimizers, by ``clock`` if there is one. A process that has none of these (other libraries' optimizers may not
+    be torch's) reports a step after each save that names a newer one than all before, and than the load: what was
+    there at the start is no step. ``stacks`` is from `memory.stacks`. With ``parts``, the first one of a process also
+    reports the parts of steps, from the second step on.
 
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
         clock: Counts the steps of the training, where several steps of optimizers make one; None if each counts.
+        by_script: Whether the script names each step, so that those of optimizers are none.
     """
 
     def __init__(self, line: Line, generation: int, stacks: int, *, parts: bool = False) -> None:
         self._line = line
         self._pid = os.getpid()
-        self._has_optimizer = self._works = False
+        self._has_optimizer = self._works = self.by_script = False
         self._newest = 0
         self.stalled = 0.0
         self.clock: Callable[[], int] | None = None
@@ -161,7 +164,7 @@ class Heartbeat:
         """Report that a save lasts; training stalls meanwhile."""
         with self.stall("save"):
             yield
-        if not self._has_optimizer and step > self._newest:
+        if not (self.by_script or self._has_optimizer) and step > self._newest:
             self._line.step()
         self._line.at(step)
         self._newest = max(step, self._newest)
@@ -183,6 +186,13 @@ class Heartbeat:
         self._newest = max(step, 0)
         self._line.resume(step)
 
+    def reach(self, step: int) -> None:
+        """Report that the script, which names each step, has completed this one; one that is named again is none."""
+        if step != self._newest:
+            self._newest = step
+            self._step()
+            self._line.at(step)
+
     def show_mark(self) -> None:
         """Report the phase of the script, by its own marks."""
         if os.getpid() == self._pid:
@@ -203,18 +213,25 @@ class Heartbeat:
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # in a child that was forked meanwhile
             return
+        if self.by_script:
+            self._line.beat()
+            return
         self._has_optimizer = True
         if self._counted < 0 and _only_makes_states():
             return
         now = self.clock() if self.clock else self._counted + 1
         if now != self._counted:
             self._counted = now
-            self._line.step()
-            if (clock := running.clock) is not None and clock is self._clock:
-                clock.step()
-                self._steps += 1
-                if self._steps in _LOOKS and not self._arrivals:
-                    self._arrivals.install(models_in_memory())
+            self._step()
+
+    def _step(self) -> None:
+        """Report that a step is complete."""
+        self._line.step()
+        if (clock := running.clock) is not None and clock is self._clock:
+            clock.step()
+            self._steps += 1
+            if self._steps in _LOOKS and not self._arrivals:
+                self._arrivals.install(models_in_memory())
 
     def _see(self, phase: str, fields: dict[str, Any]) -> None:
         # Other checkpointers have phases, too, and the saver, when it is in this process.

@@ -44,6 +44,7 @@ class RunRecord:
         self._between = [kill for kill in own if kill.kind == BETWEEN]
         self._in_saves = {kill: 0 for kill in own if kill.kind == SAVE}
         self._step = self._since = 0
+        self._by_script = False
         self.write("begun", restart=place.restart_count, pid=self._pid)
         metrics.read_logged(self._logged)
         metrics.listen(self._happened)
@@ -63,8 +64,13 @@ class RunRecord:
         if step >= 0:
             self._reach(step, 0)
 
+    def reach(self, step: int) -> None:
+        """Note a step of a script that names each, so that all steps of optimizers up to the next are one."""
+        self._by_script = True
+        self._reach(step, 0)
+
     def _reach(self, step: int, since: int) -> None:
-        """The training is so many steps of optimizers beyond a step that it named: a kill may be due."""
+        """The training is so many steps beyond a step that it named: a kill may be due."""
         self._step, self._since = step, since
         for kill in self._between:
             if step + since >= kill.step:
@@ -76,7 +82,7 @@ class RunRecord:
 
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if self.is_of_this_process:
-            self._reach(self._step, self._since + 1)
+            self._reach(self._step, 1 if self._by_script else self._since + 1)
 
     def _logged(self, step: int, values: Mapping[str, float]) -> None:
         if self.is_of_this_process:
@@ -142,3 +148,9 @@ def note(what: str, step: int = -1, **more: Any) -> None:
     """Record that something happened, if this process has a record."""
     if _records and _records[-1].is_of_this_process:
         _records[-1].write(what, step, **more)
+
+
+def reach(step: int) -> None:
+    """Note a step that the script has named, if this process has a record."""
+    if _records and _records[-1].is_of_this_process:
+        _records[-1].reach(step)

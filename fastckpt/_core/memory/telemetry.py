@@ -50,9 +50,10 @@ class Telemetry:
 
     Attributes:
         generation: How often the workers had been restarted.
-        step: The newest step that a save or a load has named; -1 before that.
+        step: The newest step that a save, a load or the script has named; -1 before that.
         loaded: The step that it resumed from in this generation; -1 if it began afresh, or has not loaded yet.
-        steps: How many steps it has completed since it started: of its optimizers, or else saves.
+        steps: How many steps it has completed since it started: those that the script names, else those of its
+            optimizers, else saves.
         first: When the first of them was complete; 0 for not yet.
         beat: When it last reported; 0 for never.
         stalled: How long it has spent in saves and waiting for them, in total.
@@ -214,6 +215,10 @@ class Line:
         else:
             words[_FIRST] = now
         self._left = self._away = 0
+
+    def beat(self) -> None:
+        """Report that a step goes on."""
+        self._words[_BEAT] = time.monotonic_ns()
 
     def enter(self, phase: str, allowed: int = 0) -> None:
         """Report that a phase begins, which may last ``allowed`` nanoseconds; an empty one if steps follow."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fastckpt._core.policy.memory_reserve import limit_for
+from fastckpt._core.policy.memory_reserve import RESERVE, limit_for
 from fastckpt._core.policy.replicas.copy_sizes import room
 from fastckpt.errors import ConfigError
 
@@ -137,7 +137,7 @@ class MemoryLimits:
     Attributes:
         slots: Slots of the arena.
         arena: What it takes.
-        tmpfs: The size of the tmpfs, with what is left to data loaders.
+        tmpfs: The size of the tmpfs, with what is left to data loaders: as much as docker gives them by default.
         shm: The same in a round number of MiB.
     """
 
@@ -164,7 +164,7 @@ class MemoryLimits:
 def limits(node: NodeImages, shape: JobShape, slots: int) -> MemoryLimits:
     """The limits for the node with the most."""
     arena = node.arena(slots, shape.ranks_per_node)
-    tmpfs = limit_for(-(-arena // slots), slots)
+    tmpfs = arena + RESERVE  # a share of a small one would be less than a batch
     return MemoryLimits(slots, arena, tmpfs, round_mebibytes(tmpfs))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 Id = tuple[int, int]
 
@@ -28,11 +29,26 @@ class SlotView:
     done: frozenset[int] = frozenset()
 
 
+class SkipKind(StrEnum):
+    """The kind of a reason to skip a save, as a label of a metric: one word, of few.
+
+    BUSY: all slots are read, or must be kept. LATE: a rank has not done its part of an older save. GONE: a rank has
+    left, or has failed. SUPERSEDED: another job is in this one's place. UNWRITABLE: memory cannot be written to.
+    """
+
+    BUSY = "busy"
+    LATE = "late"
+    GONE = "gone"
+    SUPERSEDED = "superseded"
+    UNWRITABLE = "unwritable"
+
+
 @dataclass(frozen=True)
 class Skip:
-    """No slot is free, and why."""
+    """A save gets no slot: why, in words, and of which kind that is."""
 
     reason: str
+    kind: SkipKind
 
 
 def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Collection[Id] = ()) -> int | Skip:
@@ -62,7 +78,7 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Col
             return i
     reasons = [reason for slot in slots if (reason := _obstacle(slot, newest, common))]
     late = any(slot.writers - slot.done for slot in slots if slot.id is not None and not slot.committed)
-    return Skip("; ".join(reasons) + EVERY_RANK * late)
+    return Skip("; ".join(reasons) + EVERY_RANK * late, SkipKind.LATE if late else SkipKind.BUSY)
 
 
 def _rank(slot: SlotView) -> tuple[int, Id]:

@@ -22,7 +22,7 @@ State = Mapping[str, Any]
 
 
 def entries(state: State) -> Iterator[tuple[str, Path, Any]]:
-    """The name of each entry that dictionaries lead to, its path, and what is there; a list, or many numbers, is one."""
+    """The name of each entry in dictionaries, its path, and what is there; a list is one, and so are many numbers."""
     return ((named(path), path, leaf) for path, leaf in _leaves(state, ()) if path)
 
 

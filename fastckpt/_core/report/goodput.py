@@ -5,9 +5,9 @@ docs/reference/events.md defines the causes.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from fastckpt._core.report.launches import Launch, LaunchRound, Sample
+from fastckpt._core.report.step_unit import StepUnit, stretch
 
 USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
 DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
@@ -29,25 +29,19 @@ class Span:
 
 @dataclass
 class Steps:
-    """Progress of a job over all its launches, in steps of optimizers or of the script: in the smaller.
+    """Progress of a job over all its launches.
 
     Attributes:
-        per_step: Optimizer steps that make one of the steps that the script counts.
+        unit: In which steps are counted.
         furthest: Steps before the furthest point that was reached.
         new: Done for the first time.
         repeated: Done once more.
     """
 
-    per_step: Fraction = Fraction(1)
+    unit: StepUnit = field(default_factory=StepUnit)
     furthest: int = 0
     new: int = 0
     repeated: int = 0
-
-    def at(self, step: int, since: int = 0) -> int:
-        """The number of steps before a step of the script; ``since`` are those that optimizers have done after it."""
-        if self.per_step == 1:
-            return max(0, step) + since  # the same, without fractions
-        return int((max(0, step) * self.per_step + since) / min(Fraction(1), self.per_step))
 
 
 @dataclass
@@ -76,27 +70,20 @@ def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return found
 
 
-def steps_per_step(launches: Iterable[Launch]) -> Fraction:
-    """The number of optimizer steps that make one step of the script, which may count epochs, or smaller steps.
-
-    The longest stretch that one process did without a load is the best estimate.
-    """
-    counted = (pair for launch in launches for one in launch.rounds for pair in _counted(one.samples))
-    script, optimizers = max(counted, default=(0, 0))
-    return Fraction(optimizers, script) if script > 0 < optimizers else Fraction(1)
+def unit_of(launches: Iterable[Launch]) -> StepUnit:
+    """The unit of the steps of a job, by the stretches that one process did without a load."""
+    return StepUnit.of(way for launch in launches for one in launch.rounds for way in _stretches(one.samples))
 
 
-def _counted(samples: Iterable[Sample]) -> Iterator[tuple[int, int]]:
-    """Steps of the script, and of optimizers, in the same time."""
+def _stretches(samples: Iterable[Sample]) -> Iterator[tuple[int, int]]:
+    """Steps of the script, and as workers counted them, in the same time."""
     firsts = dict[int, Sample]()
     for sample in samples:
         first = firsts.setdefault(sample.loaded, sample)
         if 0 <= first.step < sample.step:
             yield sample.step - first.step, sample.named - first.named
         else:
-            # A script whose first step is 0 has done one more at a fresh start than the number of its step.
-            begin = sample.loaded if sample.named == sample.step + 1 else max(0, sample.loaded)
-            yield sample.step - begin, sample.named
+            yield stretch(sample)
 
 
 def spend(launch: Launch, steps: Steps) -> Spent:
@@ -208,18 +195,19 @@ def _base(one: LaunchRound) -> int:
 
 
 def _repeats(one: LaunchRound, steps: Steps) -> int:
-    return 0 if trains_from(one) is None else max(0, steps.furthest - steps.at(_base(one)))
+    has_begun = bool(one.loads) or trains_from(one) is not None
+    return max(0, steps.furthest - steps.unit.before(_base(one))) if has_begun else 0
 
 
 def _train(tape: _Tape, one: LaunchRound, halt: int, steps: Steps) -> None:
     """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
     ready, named = tape.now, _base(one)
-    position, stalled = steps.at(named), 0
+    position, stalled = steps.unit.before(named), 0
     loaded = one.samples[0].loaded if one.samples else -1
     for sample in one.samples:
         if sample.at <= ready:
             continue  # its workers did not have their states yet
-        reached = steps.at(sample.step, sample.steps - sample.named)
+        reached = steps.unit.reached(sample)
         if sample.step < named and (reached < position or sample.loaded != loaded):
             position = reached  # back at an earlier checkpoint; else another rank was the furthest before
         named, loaded = sample.step, sample.loaded

@@ -4,12 +4,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 
 from fastckpt._core import metrics
 from fastckpt._core.report.events import Event
-from fastckpt._core.report.goodput import UNEXPLAINED, USEFUL, Steps, settled, spend, steps_per_step, total
+from fastckpt._core.report.goodput import UNEXPLAINED, USEFUL, Steps, settled, spend, total, unit_of
 from fastckpt._core.report.launches import ACCOUNTED, Launch, LaunchRound, begun, directory_of, heaviest, record, weigh
+from fastckpt._core.report.step_unit import StepUnit
 
 KEPT = 100
 """Rounds of workers that are kept, at least; of those before only sums, so that restarts take no memory for ever."""
@@ -24,12 +24,14 @@ class LaunchTime:
         age: Since its begin.
         steps: How far it came.
         failures: How often rounds ended by kind: a worker ``died`` or ``hung``, or workers were stopped ``elsewhere``.
+        repeats: The steps that its last round of workers has to do once more.
     """
 
     by_cause: Mapping[str, int]
     age: int
     steps: Steps = field(default_factory=Steps)
     failures: Mapping[str, int] = field(default_factory=dict)
+    repeats: int = 0
 
     @property
     def goodput(self) -> float | None:
@@ -71,7 +73,7 @@ class _Course:
         count = next((i for i, stopped, begin in pairs if stopped == begin), 0)
         if count:
             before = replace(self.launch, rounds=rounds[:count], end=rounds[count].begin, outcome="")
-            self._steps = self._steps or Steps(self.per_step)
+            self._steps = self._steps or Steps(self._unit)
             self._spent = total([self._spent, spend(before, self._steps).by_cause()])
             self._failures += _failures(before.rounds)
             self.launch.rounds = rounds[count:]
@@ -81,19 +83,19 @@ class _Course:
         """As `GoodputMeter.measure`."""
         launch = self.launch
         launch.end, launch.outcome = now, outcome or launch.outcome
-        steps = replace(self._steps) if self._steps else Steps(self.per_step)
+        steps = replace(self._steps) if self._steps else Steps(self._unit)
         spent = spend(launch, steps)
         decided = settled(launch, spent)
         by_cause = total([self._spent, *(span.shares for span in spent.spans if span.end <= decided)])
         # The last round is not over: it may yet be seen why it was stopped.
         failures = self._failures + _failures(launch.rounds[:-1]) + _failures(launch.rounds[-1:], stopped=False)
         failures["elsewhere"] += 0
-        return LaunchTime(by_cause, now - self._begin, steps, failures)
+        return LaunchTime(by_cause, now - self._begin, steps, failures, spent.repeats[-1])
 
     @property
-    def per_step(self) -> Fraction:
-        """As `GoodputMeter.per_step`; once rounds were summed up, it stays as it was for them."""
-        return self._steps.per_step if self._steps else steps_per_step([self.launch])
+    def _unit(self) -> StepUnit:
+        """Once rounds were summed up, it stays as it was for them."""
+        return self._steps.unit if self._steps else unit_of([self.launch])
 
 
 def _failures(rounds: Sequence[LaunchRound], *, stopped: bool = True) -> Counter[str]:
@@ -138,7 +140,10 @@ class GoodputMeter:
         self._courses[directory].record(event)
         self.directory = heaviest(self._weights, self._weights)
 
-    def measure(self, now: int, outcome: str = "") -> LaunchTime:
-        """Divide the time until ``now`` (nanoseconds of the monotonic clock), where it ends if an outcome is given."""
-        course = self._courses.get(self.directory)
+    def measure(self, now: int, outcome: str = "", directory: str = "") -> LaunchTime:
+        """Divide the time until ``now`` (nanoseconds of the monotonic clock), where it ends if an outcome is given.
+
+        A ``directory`` is shown instead of the one that shows how far the job is.
+        """
+        course = self._courses.get(directory or self.directory)
         return LaunchTime(total([]), 0) if course is None else course.measure(now, outcome)

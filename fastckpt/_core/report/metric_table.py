@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from fastckpt._core.report.goodput import CAUSES
+from fastckpt._core.policy.slots import SkipKind
+from fastckpt._core.report.goodput import CAUSES, USEFUL
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of the table."""
@@ -117,12 +118,14 @@ _JOB = (
         "Useful part of the node's time since this launch began, as `fastckpt report` accounts for it.",
     ),
     _counter(
+        _N, "job", "useful_seconds", "Useful time of the node in this launch: all that is decided, but lost time."
+    ),
+    _counter(
         _N,
         "job",
         "lost_seconds",
-        "Time of the node in this launch by cause (docs/reference/events.md), as far as it is decided: up to the last "
-        "step, or stage of a start, that is over. Of all causes, `useful` alone is not lost; together they are all "
-        "time.",
+        "Time of the node in this launch that was lost, by cause (docs/reference/events.md), as far as it is decided: "
+        "up to the last step, or stage of a start, that is over.",
         "cause",
     ),
     _counter(_J, "job", "steps", "Steps done for the first time in this launch."),
@@ -177,7 +180,8 @@ _CHECKPOINTS = (
         _J,
         "checkpoints",
         "skipped_saves",
-        "Saves that were skipped, by reason: of 20 reasons, and `other reasons`.",
+        "Saves that were skipped: all slots are `busy`; a rank is `late` or `gone`; another job has `superseded` this "
+        "one; memory is `unwritable`.",
         "reason",
     ),
     _counter(_J, "checkpoints", "overtaken_saves", "Saves not persisted, as newer ones came while they waited."),
@@ -254,10 +258,11 @@ METRICS = (*_JOB, *_RANKS, *_CHECKPOINTS, *_NODE, *_USER)
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 LABEL_VALUES: Mapping[str, tuple[str, ...]] = {
-    "cause": CAUSES,
+    "cause": tuple(cause for cause in CAUSES if cause != USEFUL),
     "kind": ("died", "hung", "elsewhere"),
     "tier": ("memory", "storage", "remote"),
     "state": ("used", "free"),
     "direction": ("received", "sent"),
+    "reason": tuple(SkipKind),
 }
 """All values of those labels that have few."""

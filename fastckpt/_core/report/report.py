@@ -182,8 +182,8 @@ def report(logs: Iterable[Log]) -> Report:
     offsets = dict[tuple[str, str], int]()
     chains = _chains(found, [_offset(launch, offsets) for launch in found])
     nodes, times, failures = dict[int, list[Placed]](), list[Mapping[str, int]](), list[Recovery]()
-    per_step = goodput.steps_per_step(found)
-    progress = {node: Steps(per_step) for node in sorted(chains)}
+    unit = goodput.unit_of(found)
+    progress = {node: Steps(unit) for node in sorted(chains)}
     for node, steps in progress.items():
         _see_in_hindsight([launch for launch, _ in chains[node]])
         nodes[node] = [Placed(launch, goodput.spend(launch, steps), offset) for launch, offset in chains[node]]

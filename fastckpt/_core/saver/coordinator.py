@@ -27,7 +27,7 @@ from fastckpt._core.ipc.messages import (
 )
 from fastckpt._core.memory import loans, slots
 from fastckpt._core.memory.presence import forget_the_dead
-from fastckpt._core.policy.slots import Skip, choose_slot
+from fastckpt._core.policy.slots import Skip, SkipKind, choose_slot
 from fastckpt._core.saver.admission import admit, demand_empty
 from fastckpt._core.saver.arena_location import arena_of, copies_place, left_elsewhere, report_memory_of_others
 from fastckpt._core.saver.memory_digests import MemoryDigests
@@ -342,10 +342,11 @@ class Coordinator:
 
     def _decide(self, save: SaveId) -> Slot | Skip:
         obstacle = self.tiers.lost or self.writers.obstacle(save)
-        decision = Skip(obstacle) if obstacle else self._choose(save)
+        kind = SkipKind.SUPERSEDED if self.tiers.lost else SkipKind.GONE
+        decision = Skip(obstacle, kind) if obstacle else self._choose(save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
-            self.persister.stats.skip(decision.reason)
+            self.persister.stats.skip(decision)
             self._lose(save, obstacle) if obstacle else self._skipped.skip(save, decision.reason)
         self._skipped.last_was_skipped = isinstance(decision, Skip)
         self.peers.changed()
@@ -382,7 +383,7 @@ class Coordinator:
         except (OSError, ArenaInUse) as error:
             self._read(slot)
             # Skipped on all ranks alike, since this decision is remembered for the id.
-            return Skip(f"{self.arena.path} cannot be written to: {error}")
+            return Skip(f"{self.arena.path} cannot be written to: {error}", SkipKind.UNWRITABLE)
         return slot
 
     def _restore(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.slots import Skip
 
 KINDS = 20
 """Reasons that are counted apart, at most."""
@@ -66,7 +67,7 @@ class SaverStats:
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
         overtaken: Saves for storage that were not persisted, since newer ones came while they waited.
-        skips: How many saves were skipped, by reason.
+        skips: How many saves were skipped, by reason, and by its kind (``skip_kinds``).
         resumes: How many times a job was resumed, by tier.
         bad: Checkpoints that a resume met and could not use, and why; the first of them.
         wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
@@ -93,6 +94,7 @@ class SaverStats:
     asked: set[tuple[SaveId, str]] = field(default_factory=set)
     overtaken: int = 0
     skips: Counter[str] = field(default_factory=Counter)
+    skip_kinds: Counter[str] = field(default_factory=Counter)
     resumes: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     wanted: SaveId | None = None
@@ -172,8 +174,9 @@ class SaverStats:
         self.resumes.update([tier] if tier else [])
         self.bad += [text for text in bad if text not in self.bad and len(self.bad) < KINDS]
 
-    def skip(self, reason: str) -> None:
+    def skip(self, skip: Skip) -> None:
         """A save was skipped."""
-        # Numbers are dropped from reasons, or each skipped step would be a kind of its own.
-        kind = re.sub(r"\b(step|process) \d+", r"a \1", reason)
-        self.skips[kind if kind in self.skips or len(self.skips) < KINDS else OTHER] += 1
+        # Numbers are dropped from reasons, or each skipped step would have one of its own.
+        reason = re.sub(r"\b(step|process) \d+", r"a \1", skip.reason)
+        self.skips[reason if reason in self.skips or len(self.skips) < KINDS else OTHER] += 1
+        self.skip_kinds[skip.kind] += 1

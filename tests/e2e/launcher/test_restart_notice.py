@@ -1,7 +1,11 @@
 """The log line of a restart, whatever becomes of the workers; and tracebacks of failures in it."""
 
+import json
 import logging
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +15,6 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from fastckpt._core import metrics
-from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt_run.failures import restart_notice
 from fastckpt_run.failures.cause import Cause, cause_of
 from fastckpt_run.failures.restart_notice import RestartNotice
@@ -25,8 +28,8 @@ class Told:
     """A notice for two workers with three restarts, and the lines that it has logged."""
 
     def __init__(self, log: pytest.LogCaptureFixture) -> None:
-        self.telemetry: dict[str, list[Telemetry]] = {"dir": [Telemetry(step=44, named=44, steps=45, beat=1)] * 2}
-        self.notice = RestartNotice(lambda: self.telemetry, 3)
+        self.reached: dict[str, int] | None = {"step": 44, "named": 44, "steps": 45}
+        self.notice = RestartNotice(3)
         self._log = log
 
     @property
@@ -46,10 +49,16 @@ class Told:
             metrics.event("resumed", directory="dir", local_rank=rank, step=step, tier="memory")
             self.notice.look(2)
 
+    def stop(self) -> None:
+        if self.reached is not None:
+            ranks = [{"local_rank": rank, "beat": time.monotonic(), **self.reached} for rank in range(2)]
+            metrics.event("progress", directory="dir", ranks=ranks, saves=1)
+        metrics.event("workers_stopped", pids=[1, 2])
+
     def fail(self, left: int = 3, nodes: int = 1, *, follows: bool = False) -> None:
         metrics.event("worker_died", local_rank=1, rank=1, exitcode=-9)
         self.notice.failed(KILLED, left, nodes=nodes, follows=follows)
-        self.notice.stopped()
+        self.stop()
         if left:
             self.start()
 
@@ -90,7 +99,7 @@ def test_a_rank_that_joins_before_all_are_started_counts_for_the_restart_line(to
 
 
 def test_a_death_before_the_first_load_is_in_the_restart_line(told: Told) -> None:
-    told.telemetry = {}
+    told.reached = None
     told.start()
     told.join(0)
     told.fail()
@@ -150,8 +159,9 @@ def test_a_restart_for_another_node_names_it(told: Told) -> None:
     """One that failed or joined, and one that failed before a worker of this node did."""
     elsewhere = "workers were stopped for another node, which failed or joined"
     told.start()
+    told.join(0, 1)
     told.notice.interrupted(3)
-    told.notice.stopped()
+    told.stop()
     told.start()
     told.join(0, 1)
     told.load(0, 1)
@@ -219,3 +229,37 @@ def test_a_script_without_a_checkpointer_gets_a_notice_at_its_end(jobs: Jobs) ->
     assert re.fullmatch(
         r"fastckpt-run: rank 0 died: exit code 1; restarted after \d+\.\d s, 0 of 1 restarts left", line
     )
+
+
+TWO_OPTIMIZERS = """
+import os, signal, torch
+from fastckpt import Checkpointer
+
+model = torch.nn.Linear(4, 4)
+first, second = torch.optim.Adam([model.weight]), torch.optim.Adam([model.bias])
+kill = {"0": 7, "1": 18}.get(os.environ["TORCHELASTIC_RESTART_COUNT"])
+every = {"memory": 5, "storage": 100}
+with Checkpointer("saves", model=model, optimizer=[first, second], every=every) as checkpointer:
+    for step in range(checkpointer.resume() + 1, 21):
+        model(torch.ones(2, 4)).sum().backward()
+        first.step()
+        second.step()
+        checkpointer.step(step)
+        if step == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_restart_line_the_summary_and_the_report_count_steps_of_the_script(jobs: Jobs) -> None:
+    """With real workers, of which two steps of optimizers make one step, and two kills."""
+    (jobs.folder / "train.py").write_text(TWO_OPTIMIZERS)
+    job = jobs.run("--nproc-per-node=1", "--max-restarts=2", "train.py")
+    assert job.returncode == 0, job.stderr
+    restarts = [line for line in job.stderr.splitlines() if "restarts left" in line]
+    summary = [line for line in job.stderr.splitlines() if "; went on after" in line]
+    repeated = [[int(re.findall(r"(\d+) steps repeated", line)[0]) for line in lines] for lines in (restarts, summary)]
+    assert repeated == [[2, 3], [2, 3]] and ", 20 steps" in job.stderr
+    command = [sys.executable, "-c", "from fastckpt_run.cli import main; main()", "report", "--json", "saves"]
+    found = json.loads(subprocess.check_output(command, cwd=jobs.folder))
+    assert (found["steps"]["new"], found["steps"]["repeated"]) == (20, 5)
+    assert [one["repeated"] for one in found["failures"]] == [2, 3]

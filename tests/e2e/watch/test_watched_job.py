@@ -91,9 +91,10 @@ def check_counters_and_the_histogram_never_fall_though_workers_are_restarted(wat
 
 def check_the_last_values_are_those_of_the_report(watched: WatchedJob, events, last, report):
     values, begin = last["values"], events[0]["monotonic"]
-    for cause in set(goodput.CAUSES) - {goodput.END}:  # which goes on until the very end
+    for cause in set(goodput.CAUSES) - {goodput.USEFUL, goodput.END}:  # which goes on until the very end
         key = BY_NAME["fastckpt_lost_seconds_total"].key((cause,))
         assert values[key] == pytest.approx(report["time"][cause], rel=1e-4, abs=1e-5), cause
+    assert values["fastckpt_useful_seconds_total"] == pytest.approx(report["time"]["useful"], rel=1e-4)
     useful = report["time"]["useful"] / (last["monotonic"] - begin)
     assert values["fastckpt_goodput_ratio"] == pytest.approx(useful, rel=1e-3)
     rest = events[-1]["monotonic"] - last["monotonic"]

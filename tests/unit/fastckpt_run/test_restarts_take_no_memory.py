@@ -34,7 +34,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     saver.start()
     recorder, job = EventRecorder(saver, keep=False), JobMetrics(saver, lambda: {0: 0})
     spec = WorkerSpec("worker", 1, entrypoint="true", rdzv_handler=None, max_restarts=10**6)  # type: ignore[arg-type]
-    notice = RestartNotice(saver.telemetry, spec.max_restarts)
+    notice = RestartNotice(spec.max_restarts)
     restarts = Restarts(Settings(), spec, saver.telemetry, lambda pid: "", ())
     for listener in (recorder._record, job.observe, notice.observe):
         metrics.listen(listener)

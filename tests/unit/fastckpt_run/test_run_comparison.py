@@ -1,5 +1,6 @@
 """Comparison of what two runs have logged: by steps, ranks and executions; and what speaks for a missing resume."""
 
+import ast
 import json
 import math
 from pathlib import Path
@@ -7,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from fastckpt_run.proof.likely_causes import IGNORED, RESUME, not_resumed, varies_by_itself
+from fastckpt_run.proof.likely_causes import (
+    BACKGROUND,
+    FILE,
+    GENERATOR,
+    HASH,
+    IGNORED,
+    OPTIMIZER,
+    POSITION,
+    RESUME,
+    causes_of_variation,
+    likely_causes,
+    not_resumed,
+    varies_by_itself,
+)
 from fastckpt_run.proof.run_comparison import RunComparison, compare_runs
 from fastckpt_run.proof.run_history import RunHistory, read_history
 
@@ -105,3 +119,56 @@ def test_a_start_that_does_not_go_on_is_named(
 ):
     found = not_resumed(history(tmp_path, "killed", lines(1, 3), second))
     assert (found.name if found else "") == cause and (found is None or why in found.text)
+
+
+def steps(first: int, last: int, **by: int) -> list[dict[str, Any]]:
+    """Steps that log a value before their update, and one after it, each moved from the step on that ``by`` has."""
+    values = ("loss", "norm")
+    moved = {step: {name: step >= by.get(name, 99) for name in values} for step in range(first, last + 1)}
+    return [
+        {"what": "logged", "step": step, "values": {name: float(step + moved[step][name]).hex() for name in values}}
+        for step in moved
+    ]
+
+
+@pytest.mark.parametrize(
+    ("norm", "loss", "cause"),
+    [(3, 3, POSITION), (3, 4, OPTIMIZER), (4, 4, OPTIMIZER), (3, 99, POSITION)],
+    ids=["what went in", "the update", "a later step", "unknown"],
+)
+def test_a_value_that_was_logged_after_the_update_tells_the_update_from_what_went_in(
+    tmp_path: Path, norm: int, loss: int, cause: str
+):
+    a, b = history(tmp_path, "plain", steps(1, 6)), loaded(2) + steps(3, 6, norm=norm, loss=loss)
+    killed = history(tmp_path, "killed", steps(1, 2), b)
+    found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
+    causes = [each.name for each in likely_causes(found, killed, None)]
+    assert causes[0] == cause and {OPTIMIZER, POSITION, HASH, FILE} <= {*causes}
+
+
+def test_an_average_that_is_not_saved_is_named_where_checkpoints_after_the_resume_are_the_same(tmp_path: Path):
+    a = history(tmp_path, "plain", lines(1, 6))
+    killed = history(tmp_path, "killed", lines(1, 2), loaded(2) + lines(3, 6, loss=2.0))
+    found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
+    assert likely_causes(found, killed, None)[0].name == POSITION
+    found.steps = [6]
+    assert likely_causes(found, killed, None)[0].name == OPTIMIZER
+
+
+@pytest.mark.parametrize(
+    ("source", "cause", "words"),
+    [
+        ("for word in {'a', 'b'}: print(word)", HASH, "line 1"),
+        ("x = hash('a')", HASH, "line 1"),
+        (
+            "n = open('count').read()\nopen('count', 'w').write(n)",
+            FILE,
+            "writes a file (line 2), and reads one (line 1)",
+        ),
+        ("ok = x in {'a', 'b'}\nopen('log', 'a').write('x')", GENERATOR, "checkpointers save"),
+    ],
+)
+def test_causes_by_which_any_two_runs_differ_are_named_by_the_source(source: str, cause: str, words: str):
+    first, second, *others = causes_of_variation("why", ast.parse(source))
+    assert (first.name, second.name) == (BACKGROUND, cause) and words in second.text
+    assert {HASH, FILE, GENERATOR} <= {second.name, *(each.name for each in others)}

@@ -73,6 +73,21 @@ def test_nested_optimizer_steps_count_once(block, beats):
         assert block.read(0).steps == step
 
 
+def test_steps_that_the_script_names_count_and_neither_optimizers_nor_saves_do(block, beats):
+    beats.by_script = True
+    beats.resume(40)
+    for step in (41, 42):
+        optimizer().step()
+        before = block.read(0)
+        optimizer().step()
+        assert (block.read(0).steps, block.read(0).beat > before.beat) == (before.steps, True)
+        beats.reach(step)
+        beats.reach(step)
+        with beats.save(step):
+            pass
+    assert (block.read(0).steps, block.read(0).step, block.read(0).named) == (2, 42, 2)
+
+
 def test_steps_of_a_compiled_optimizer_count(block, beats):
     torch.compile(optimizer().step, backend="eager")()
     assert block.read(0).steps == 1

@@ -86,6 +86,13 @@ def test_sizes_to_paste_are_round_and_at_most_an_eighth_larger(size: int):
     assert f"{found:b}".rstrip("0").__len__() <= 4
 
 
+def test_a_tmpfs_leaves_data_loaders_what_docker_gives_them():
+    shape = JobShape(1, 1)
+    (node,) = per_node([SavedFile("model.pt", 1000, Role.NODE)], shape)
+    found = limits(node, shape, 2)
+    assert found.tmpfs == found.arena + 64 * MIB and found.shm > 64
+
+
 def test_lines_to_paste_name_the_same_size():
     shape = JobShape(1, 4)
     (node,) = per_node(DDP, shape)

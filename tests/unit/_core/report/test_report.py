@@ -254,7 +254,7 @@ def test_several_optimizer_steps_in_one_step_count_repeated_steps_right():
     story = started(ranks=1).says(30, step=20, steps=40, named=40).dies(30).stops(30)
     story.starts(31, 31, 31, 31).loads(32, 1, step=15).says(42, step=25, steps=20, named=20, loaded=15)
     found = report([story.finishes(42, 42).log])
-    assert (found.steps.per_step, found.steps.new, found.steps.repeated) == (2, 50, 10)
+    assert (found.steps.unit.per_step, found.steps.new, found.steps.repeated) == (2, 50, 10)
     assert seconds(found)["repeated"] == 5
 
 
@@ -263,7 +263,7 @@ def test_steps_that_are_counted_from_zero_count_as_one_optimizer_step_each():
     story = started(ranks=1).says(30, step=33, steps=34, named=34).dies(30).stops(30)
     story.starts(31, 31, 31, 31).loads(32, 1, step=32).says(42, step=60, steps=28, named=28, loaded=32)
     found = report([story.finishes(42, 42).log])
-    assert (found.steps.per_step, found.steps.repeated) == (1, 1)
+    assert (found.steps.unit.per_step, found.steps.repeated) == (1, 1)
 
 
 def test_one_optimizer_step_in_several_steps_counts_repeated_steps_right():
@@ -274,7 +274,7 @@ def test_one_optimizer_step_in_several_steps_counts_repeated_steps_right():
     story.starts(67, 67, 67, 67).loads(67, 0, step=40)
     story.says(127, step=100, steps=15, named=15, loaded=40).finishes(127, 127)
     found = report([story.log])
-    assert (found.steps.per_step * 4, found.steps.new, found.steps.repeated) == (1, 100, 16)
+    assert (found.steps.unit.per_step * 4, found.steps.new, found.steps.repeated) == (1, 100, 16)
     assert [failure.repeated for failure in found.failures] == [16] and seconds(found)["repeated"] == 16
 
 

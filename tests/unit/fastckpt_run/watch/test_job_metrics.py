@@ -8,6 +8,7 @@ import pytest
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.policy.slots import Skip, SkipKind
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.stats import Copies, SaverStats
 from fastckpt_run.watch.job_metrics import JobMetrics
@@ -135,14 +136,15 @@ def test_counts_of_restarts_failures_and_workers_follow_the_events():
     assert (found["restarts_left"], found['failures_total{kind="elsewhere"}']) == (2, 0)
 
 
-def test_reasons_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_ranks():
+def test_kinds_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_ranks():
     saver = Counted()
     for number in range(50):
-        saver.stats[0].skip(f"reason {number}")
+        kind = SkipKind.LATE if number % 5 else SkipKind.BUSY
+        saver.stats[0].skip(Skip(f"step 7 waits for local rank {number}, which must save it too", kind))
     saver.values = {4: (7, {"loss": 0.5}), 9: (7, {"loss": 1.0})}  # rank 9 was of an earlier round
     found = Watched(saver).found()
-    reasons = [key for key in found if key.startswith("skipped_saves_total")]
-    assert len(reasons) == 21 and sum(found[key] for key in reasons) == 50
+    reasons = {key: value for key, value in found.items() if key.startswith("skipped_saves_total")}
+    assert reasons == {'skipped_saves_total{reason="late"}': 40, 'skipped_saves_total{reason="busy"}': 10}
     logged = {key: value for key, value in found.items() if key.startswith("user")}
     assert logged == {'user{name="loss",rank="4"}': 0.5, 'user_step{rank="4"}': 7}
 

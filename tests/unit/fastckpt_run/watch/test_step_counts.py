@@ -1,12 +1,11 @@
 """Counts of steps over restarts of workers, and with several checkpoint directories for each."""
 
-from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from fastckpt._core.memory.telemetry import STEP_BOUNDS, Telemetry
-from fastckpt_run.watch.step_counts import StepCounts, position
+from fastckpt_run.watch.step_counts import StepCounts
 
 BUCKETS = len(STEP_BOUNDS) + 1
 
@@ -75,18 +74,3 @@ def test_parts_that_are_not_measured_are_not_known():
     for steps in (1, 11):
         counts.look({"/a": [Telemetry(steps=steps, pid=1, beat=steps)]})
     assert counts.parts(0) == () and sum(counts.histogram.counts) == 0
-
-
-@pytest.mark.parametrize(
-    ("step", "steps", "named", "per_step", "reached"),
-    [
-        (-1, 0, 0, 1, 0),
-        (-1, 7, 0, 1, 7),
-        (10, 14, 10, 1, 14),
-        (100, 5, 0, 1, 105),
-        (3, 35, 30, 10, 3),
-        (3, 40, 30, 10, 4),
-    ],
-)
-def test_a_position_is_the_newest_named_step_and_what_was_done_since(step, steps, named, per_step, reached):
-    assert position(Telemetry(step=step, steps=steps, named=named), Fraction(per_step)) == reached
