@@ -1,12 +1,11 @@
 """The profile of a job: the times of its first iterations and saves, and how many of them to measure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from statistics import median, median_high
 from typing import Any
 
-from fastckpt._core.policy.frequency.estimate import difference
 from fastckpt._core.policy.frequency.intervals import SHORTEST
 from fastckpt._core.policy.frequency.overhead import FEW, Iteration, measured
 from fastckpt.errors import ConfigError
@@ -123,21 +122,21 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
     Returns:
         None as long as no snapshot was measured.
     """
-    kinds: dict[tuple[bool, bool], list[float]] = {(s, p): [] for s in (False, True) for p in (False, True)}
+    kinds: dict[tuple[bool, bool], list[Iteration]] = {(s, p): [] for s in (False, True) for p in (False, True)}
     for each in iterations:
-        kinds[each.snapshot, each.persisting].append(each.work)
+        kinds[each.snapshot, each.persisting].append(replace(each, seconds=max(SHORTEST, each.work), stall=0.0))
     stalls = [each.stall for each in iterations if each.snapshot]
     plain, copied, slowed = kinds[False, False], kinds[True, False], kinds[False, True]
     alone = plain if len(plain) >= FEW else copied or plain or slowed or kinds[True, True]
     if not stalls:
         return None
-    normal = [Iteration(max(SHORTEST, seconds)) for seconds in settled(alone)]
+    normal = alone[-len(settled([each.seconds for each in alone])) :]
     return Profile(
         iteration=median(each.seconds for each in normal),
         stall=median(stalls),
         duration=median(durations) if durations else 0.0,
         slowdown=_slowdown(normal, slowed),
-        copy_slowdown=_copy_slowdown(normal, copied),
+        copy_slowdown=_copy_slowdown(normal, copied, median(stalls)),
         iterations=sum(not each.persisting for each in iterations),
         snapshots=len(stalls),
         persists=len(durations),
@@ -145,19 +144,21 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
     )
 
 
-def _slowdown(normal: list[Iteration], slowed: Sequence[float]) -> float:
+def _slowdown(normal: Sequence[Iteration], slowed: Sequence[Iteration]) -> float:
     """The slowdown by a persist, from means: it may slow down few iterations, and those much."""
-    during = [Iteration(seconds, persisting=True) for seconds in slowed]
-    return max(0.0, measured(normal + during).slowdown.mean)
+    seen = measured([*normal, *slowed])
+    return max(0.0, seen.slowdown.mean, seen.slowdown_processor.mean)
 
 
-def _copy_slowdown(normal: list[Iteration], copied: Sequence[float]) -> float:
-    """The slowdown that is beyond its standard error: else other variation may be taken for it."""
-    seen = measured(normal + [Iteration(seconds, snapshot=True) for seconds in copied])
-    if min(seen.plain.samples, seen.busy.samples) < FEW:
+def _copy_slowdown(normal: Sequence[Iteration], copied: Sequence[Iteration], stall: float) -> float:
+    """The slowdown by a copy, a standard error above the mean: what may be a cost counts as one.
+
+    Its processor time includes that of the stall.
+    """
+    seen = measured([*normal, *copied])
+    if min(seen.plain.samples, len(copied)) < FEW:
         return 0.0
-    longer = difference(seen.busy, seen.plain)
-    return max(0.0, longer.mean - longer.error)
+    return max(0.0, seen.snapshot.above(1.0), seen.snapshot_processor.above(1.0) - stall)
 
 
 def joined(ranks: Sequence[Profile | None]) -> Profile | None:
