@@ -98,11 +98,19 @@ class Measurement:
         return cls(**{**values, **estimates, "durations": tuple(values["durations"])})
 
 
-def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), overruns: int = 0) -> Measurement:
+def measured(
+    iterations: Sequence[Iteration], durations: Iterable[float] = (), overruns: int = 0, *, busy: bool = False
+) -> Measurement:
     """The measurement of these iterations of one rank; raises ConfigError if there are none.
 
     Iterations are compared with others of the same window, so a job that becomes slower by itself does not seem to be
     slowed down by checkpoints.
+
+    Args:
+        iterations: In order.
+        durations: Seconds of each persist that has ended.
+        overruns: Persists that were due before the previous one had ended.
+        busy: Whether no core was idle: processor time then counts as a part of what training uses, else of all cores.
     """
     if not iterations:
         raise ConfigError("a window without iterations has no measurement; measure at least one")
@@ -121,6 +129,8 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
     stall, ended = Estimate.of([each.stall for each in iterations if each.snapshot]), tuple(sorted(durations))
     persisting = sum(each.persisting for each in iterations)
     after = sum(kind.persisting for kind in kinds) / max(1, persisting)
+    part = sum(each.processor for each in iterations) / max(SHORTEST, sum(each.seconds for each in iterations))
+    weight = 1 / part if busy and 0 < part < 1 else 1.0
     return Measurement(
         iterations=len(iterations),
         iteration=max(SHORTEST, fmean(alone[0] or alone[1] or work)),
@@ -129,8 +139,8 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
         plain=seen.plain,
         snapshot=seen.snapshot if seen.snapshot.samples else stall,
         slowdown=seen.slowdown.times(after),
-        snapshot_processor=processor.snapshot,
-        slowdown_processor=processor.slowdown.times(after),
+        snapshot_processor=processor.snapshot.times(weight),
+        slowdown_processor=processor.slowdown.times(after * weight),
         persisting=persisting,
         persists=len(ended),
         durations=ended,
@@ -277,8 +287,8 @@ def _during(seen: Measurement) -> float:
 def costs(seen: Measurement, errors: float = 0.0) -> Costs:
     """Costs in time or in processor time, whichever are more; so many standard errors above the mean.
 
-    Processor time that saves take counts as if it kept all cores: it is the time that training loses where none is
-    idle, and little beside many cores.
+    Processor time that saves take counts as if it kept all cores that training uses, or all that there are where some
+    are idle: little beside many cores.
     """
     snapshot = max(0.0, *(each.above(errors) for each in (seen.snapshot, seen.snapshot_processor)))
     slowdown = max(0.0, *(each.above(errors) for each in (seen.slowdown, seen.slowdown_processor)))

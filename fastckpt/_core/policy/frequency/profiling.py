@@ -7,7 +7,7 @@ from statistics import median, median_high
 from typing import Any
 
 from fastckpt._core.policy.frequency.intervals import SHORTEST
-from fastckpt._core.policy.frequency.overhead import FEW, Iteration, measured
+from fastckpt._core.policy.frequency.overhead import FEW, Iteration, Measurement, measured
 from fastckpt.errors import ConfigError
 
 COUNTS = ("iterations", "snapshots", "persists", "plain")
@@ -110,7 +110,7 @@ class Profile:
         return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
 
 
-def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Profile | None:
+def profiled(iterations: Sequence[Iteration], durations: Sequence[float], *, busy: bool = False) -> Profile | None:
     """The profile of one rank, by medians, which a pause of one iteration, or the first copy, does not move.
 
     If fewer than `FEW` iterations are without a save and a persist, others are used instead.
@@ -118,6 +118,7 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
     Args:
         iterations: The measured iterations, in order.
         durations: Seconds of each persist that has ended.
+        busy: Whether no core was idle.
 
     Returns:
         None as long as no snapshot was measured.
@@ -135,8 +136,8 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
         iteration=median(each.seconds for each in normal),
         stall=median(stalls),
         duration=median(durations) if durations else 0.0,
-        slowdown=_slowdown(normal, slowed),
-        copy_slowdown=_copy_slowdown(normal, copied, median(stalls)),
+        slowdown=_slowdown(measured([*normal, *slowed], busy=busy)),
+        copy_slowdown=_copy_slowdown(measured([*normal, *copied], busy=busy), median(stalls)),
         iterations=sum(not each.persisting for each in iterations),
         snapshots=len(stalls),
         persists=len(durations),
@@ -144,19 +145,17 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
     )
 
 
-def _slowdown(normal: Sequence[Iteration], slowed: Sequence[Iteration]) -> float:
+def _slowdown(seen: Measurement) -> float:
     """The slowdown by a persist, from means: it may slow down few iterations, and those much."""
-    seen = measured([*normal, *slowed])
     return max(0.0, seen.slowdown.mean, seen.slowdown_processor.mean)
 
 
-def _copy_slowdown(normal: Sequence[Iteration], copied: Sequence[Iteration], stall: float) -> float:
+def _copy_slowdown(seen: Measurement, stall: float) -> float:
     """The slowdown by a copy, a standard error above the mean: what may be a cost counts as one.
 
     Its processor time includes that of the stall.
     """
-    seen = measured([*normal, *copied])
-    if min(seen.plain.samples, len(copied)) < FEW:
+    if min(seen.plain.samples, seen.stall.samples) < FEW:
         return 0.0
     return max(0.0, seen.snapshot.above(1.0), seen.snapshot_processor.above(1.0) - stall)
 

@@ -14,6 +14,7 @@ from fastckpt._core.policy.frequency.overhead import Iteration
 from fastckpt._core.policy.frequency.profiling import MOST, Profile
 from fastckpt._core.policy.frequency.tuning import Terms
 from fastckpt._core.schedule.profiler import Due, Profiler
+from fastckpt._core.schedule.stopwatch import ProcessorTime
 
 
 class Table:
@@ -59,6 +60,10 @@ class Watch:
     @property
     def idle(self) -> bool:
         return self.left == 0
+
+    @property
+    def processor(self) -> ProcessorTime:
+        return ProcessorTime(0, 1)
 
     def turn(self, seconds: float, due: Due) -> Iteration:
         """The iteration that follows a turn which ended so."""

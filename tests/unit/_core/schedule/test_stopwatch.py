@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -55,3 +56,15 @@ def test_processor_time_of_marked_phases_is_none_of_training():
         use(0.2)
     assert (processor() - before) * cores() < 0.1 < time.process_time() - own
     assert cores() <= len(os.sched_getaffinity(0)) * 1.1
+
+
+def test_cores_that_other_processes_keep_busy_are_not_idle():
+    burn = "while True: pass"
+    with ExitStack() as stack:
+        for _ in os.sched_getaffinity(0):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", burn]))
+            stack.callback(process.kill)
+        time.sleep(0.3)  # until they have begun
+        processor = ProcessorTime(0, 1)
+        time.sleep(0.5)
+        assert processor.none_idle()
