@@ -30,11 +30,11 @@ def provisional(turn: float | None, profile: Profile | None, overhead: float, fi
     """
     if turn is None:
         return Intervals(1, LONGEST)
-    stall, copy, duration, compared = 0.0, 0.0, 0.0, False
+    stall, duration, compared = 0.0, 0.0, False
     if profile is not None:
-        stall, copy, duration = profile.stall, profile.copy_slowdown, profile.duration
-        compared = profile.compared
-    within = whole_steps((stall + copy) / (overhead * turn))
+        stall, duration, compared = profile.stall, profile.duration, profile.compared
+    # Stalls alone: of what copies slow down few iterations say little, and what may be noise must not put saves off.
+    within = whole_steps(stall / (overhead * turn))
     longest = min(steps_within(MEMORY, turn), fixed.memory or LONGEST)
     least = 1 if compared else COMPARED
     # The lower bound of COST comes last: it wins over MEMORY where a save stalls for long.
