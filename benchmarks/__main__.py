@@ -1,6 +1,6 @@
 """The benchmarks, by name or all of them: contenders take turns in fresh processes, each figure by its limit.
 
-python -m benchmarks [NAME ...] [--quick] [--rounds N] [--gigabytes G] [--record [--label LABEL]]
+python -m benchmarks [NAME ...] [--only TEXT] [--quick] [--rounds N] [--gigabytes G] [--record [--label LABEL]]
 python -m benchmarks --list
 python -m benchmarks --page      # tables and pictures of docs/evidence, from what is recorded
 """
@@ -36,6 +36,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list them with their questions")
     parser.add_argument("--page", action="store_true", help="write tables and pictures from what is recorded")
     parser.add_argument("--quick", action="store_true", help="one round, small states: five minutes for all")
+    parser.add_argument("--only", default="", metavar="TEXT", help="contenders whose names contain it")
     parser.add_argument("--rounds", type=int, help="how often each contender has its turn")
     parser.add_argument("--gigabytes", type=float, help="size of the state")
     parser.add_argument("--record", action="store_true", help="add the run to docs/evidence/benchmarks/NAME.jsonl")
@@ -43,6 +44,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - benchmarks().keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(benchmarks())}")
+    chosen = [each for name in options.names or benchmarks() for each in benchmarks()[name].contenders]
+    if not any(options.only in each.name for each in chosen):
+        parser.error(f"--only {options.only!r}: there are {'; '.join(each.name for each in chosen)}")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; give 1 or more")
     if options.gigabytes is not None and not 0 < options.gigabytes < math.inf:
@@ -60,6 +64,7 @@ def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
     """Have the contenders take turns; who takes the first one changes from round to round."""
     quick = min(benchmark.gigabytes, max(0.1, benchmark.gigabytes / 10)) if options.quick else benchmark.gigabytes
     command = ["python", "-m", "benchmarks", benchmark.name, *(["--quick"] if options.quick else [])]
+    command += ["--only", options.only] if options.only else []
     command += [f"--{name}={value:g}" for name in ("rounds", "gigabytes") if (value := getattr(options, name))]
     done = results.Run(
         options.label,
@@ -70,9 +75,10 @@ def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
         machine(),
         versions(),
     )
-    done.missing = {each.name: reason for each in benchmark.contenders if (reason := each.missing())}
-    present = [each for each in benchmark.contenders if each.name not in done.missing]
-    if options.quick:
+    asked = [each for each in benchmark.contenders if options.only in each.name]
+    done.missing = {each.name: reason for each in asked if (reason := each.missing())}
+    present = [each for each in asked if each.name not in done.missing]
+    if options.quick and not options.only:
         present = [each for each in present if each.quick]
     rounds = options.rounds or (1 if options.quick else benchmark.rounds)
     for number in range(rounds if present else 0):

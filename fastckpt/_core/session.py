@@ -146,6 +146,11 @@ class Session:
         """The agreement of all ranks of the job; raises FastckptError if there is no process group yet."""
         return agreement(self.place.world_size)
 
+    @property
+    def saver_pid(self) -> int:
+        """The process of the saver; 0 if it is a thread of a rank."""
+        return self.link.saver_pid if self.place.agent else 0
+
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Reserve memory for states like these, in the background; raises ArenaTooSmall."""
         self.be_ready()

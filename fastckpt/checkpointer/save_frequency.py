@@ -20,7 +20,7 @@ from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt._core.schedule.profile_key import circumstances, size_of
 from fastckpt._core.schedule.profiler import Due, Profiler
 from fastckpt._core.schedule.schedule import AdaptiveSchedule, FixedSchedule, Schedule
-from fastckpt._core.schedule.stopwatch import Stopwatch
+from fastckpt._core.schedule.stopwatch import ProcessorTime, Stopwatch
 from fastckpt._core.session import Session
 from fastckpt.checkpointer.state import TrainingState
 
@@ -123,7 +123,9 @@ class SaveFrequency:
         turns: range,
     ) -> AdaptiveSchedule:
         terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
-        watch = Stopwatch(self._session.beats, self._session.glance)
+        session = self._session
+        processor = ProcessorTime(session.saver_pid, session.place.local_world_size)
+        watch = Stopwatch(session.beats, session.glance, processor)
         profiler = Profiler(ranks, watch, terms, turns=turns, before=begun)
         return AdaptiveSchedule(ranks, terms, watch, profiler, known, step)
 

@@ -9,7 +9,7 @@ import psutil
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.memory.headroom import cgroup_memory as memory_limits
-from fastckpt._core.memory.headroom import cgroups
+from fastckpt._core.memory.headroom import cgroups, processor_quotas
 from fastckpt_run.doctor.diagnosis import Diagnosis, Subject, ok, problem, warning
 
 FEW_FILES, FEW_PROCESSES, NO_PROCESSES = 1024, 2048, 64
@@ -40,7 +40,7 @@ def cgroup_memory(_: Subject) -> Iterator[Diagnosis]:
 
 def cgroup_processor(_: Subject) -> Iterator[Diagnosis]:
     """Processor time that the cgroups of this process may take."""
-    limits = [quota for quota in _quotas() if quota is not None]
+    limits = [*processor_quotas()]
     seen = len(os.sched_getaffinity(0))
     if not limits or min(limits) >= seen:
         yield ok("cgroup processor", f"no limit below the {seen} cores that this process may use")
@@ -112,15 +112,6 @@ def _core_dumps() -> Diagnosis:
         f"{limit}, as {pattern}: a worker that crashes writes its memory to a file before it is dead",
         "ulimit -c 0, unless you want them",
     )
-
-
-def _quotas() -> Iterator[float | None]:
-    for _, text in _values("cpu", "cpu.max"):
-        quota, _, period = text.partition(" ")
-        yield int(quota) / int(period or 100_000) if quota.isdigit() else None
-    for group, text in _values("cpu", "cpu.cfs_quota_us"):
-        period = (group / "cpu.cfs_period_us").read_text()
-        yield int(text) / int(period) if int(text) > 0 else None
 
 
 def _rooms() -> Iterator[tuple[int, str]]:

@@ -55,6 +55,7 @@ class SaverClient:
         presence: The registration of this process as a writer; to be renewed before it writes.
         pins: Whether `pin` was called, and `release` not yet.
         news: Checkpoints that the saver has reported durable, and that were not processed here yet, oldest first.
+        saver_pid: The process that the saver is in.
     """
 
     def __init__(self, options: SaverOptions, place: RankInfo, address: str) -> None:
@@ -68,6 +69,7 @@ class SaverClient:
         self.address, self.alike = "", False
         self.pins = False
         self._channel = Channel(address, CONNECT_TIMEOUT)
+        self.saver_pid = self._channel.peer_pid
         self._turn = threading.RLock()
         hello = m.Hello(
             options.directory,

@@ -34,8 +34,8 @@ _LONGEST = 1e9
 _OVERRUN = 600.0
 """Seconds by which a phase may overrun its own timeout before that is a hang."""
 _marks: list[_Mark] = []
-_ended = [0.0]
-"""Seconds that marked phases took."""
+_ended = [0.0, 0.0]
+"""Seconds that marked phases took, and of the processor."""
 _open: "list[Heartbeat]" = []
 _LOOKS = (1, STEPS, STEPS**2, STEPS**3)
 """Steps after which models are looked for, until there are some."""
@@ -59,7 +59,7 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
         raise ConfigError(f"phase({name!r}, timeout={timeout}): give a name, and seconds, 0 or more")
     around = _marks[-1].allowed if _marks else 0
     mark = _Mark(name, _nanoseconds(timeout) or around)
-    start = time.monotonic()
+    start, used = time.monotonic(), time.process_time()
     _marks.append(mark)
     _show_marks()
     try:
@@ -68,12 +68,13 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
         _marks.remove(mark)
         _show_marks()
         if not _marks:
-            _ended[0] += time.monotonic() - start
+            _ended[:] = _ended[0] + time.monotonic() - start, _ended[1] + time.process_time() - used
 
 
-def marked() -> float:
-    """Seconds that this process has spent in marked phases, those that have ended."""
-    return _ended[0]
+def marked() -> tuple[float, float]:
+    """Seconds that this process has spent in marked phases, those that have ended, and of the processor."""
+    seconds, processor = _ended
+    return seconds, processor
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -106,7 +106,11 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
 
 
 class Channel:
-    """A writer's end: asks one thing at a time, each with a deadline; any thread may send what has no answer."""
+    """A writer's end: asks one thing at a time, each with a deadline; any thread may send what has no answer.
+
+    Attributes:
+        peer_pid: The process at the other end.
+    """
 
     def __init__(self, address: str, timeout: float) -> None:
         """Connect to the saver at ``address``, trying for ``timeout`` seconds.
@@ -119,7 +123,7 @@ class Channel:
         self._why_closed = ""
         self._socket = _connect(address, timeout)
         self._opened = opened(self._socket.fileno())
-        _, uid = peer(self._socket)
+        self.peer_pid, uid = peer(self._socket)
         if uid != os.getuid():
             self._socket.close()
             raise AgentLost(coded(f"the process at {address} belongs to user {uid}, not to {os.getuid()}", "FC-003"))

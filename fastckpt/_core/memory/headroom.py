@@ -1,4 +1,4 @@
-"""Computes how much memory, or disk, arenas can take before something fails or is killed."""
+"""Limits of what a job may take: memory, or disk, before something fails or is killed, and processor time."""
 
 import enum
 import os
@@ -134,6 +134,21 @@ def cgroups(controller: str) -> Iterator[Path]:
                 yield from _with_parents(root, path)
         elif controller in controllers.split(","):
             yield from _with_parents(CGROUPS / controller, path)
+
+
+def processor_quotas() -> Iterator[float]:
+    """The cores that the cgroups of this process may use at once, of those that limit them."""
+    for group in cgroups("cpu"):
+        try:
+            quota, _, period = (group / "cpu.max").read_text().strip().partition(" ")
+        except OSError:
+            try:
+                quota = (group / "cpu.cfs_quota_us").read_text().strip()
+                period = (group / "cpu.cfs_period_us").read_text().strip()
+            except OSError:
+                continue  # not visible in this container
+        if quota.isdigit():  # not "max", nor -1
+            yield int(quota) / int(period or 100_000)
 
 
 def _with_parents(root: Path, path: str) -> Iterator[Path]:

@@ -145,7 +145,8 @@ class Profiler:
 
     def _report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, []
-        profile = profiling.profiled([*chain(*self._iterations.values())], self._watch.durations)
+        iterations, busy = [*chain(*self._iterations.values())], self._watch.processor.none_idle()
+        profile = profiling.profiled(iterations, self._watch.durations, busy=busy)
         return {
             "turn": fmean(seen) if seen else None,
             "profile": asdict(profile) if profile else None,

@@ -157,7 +157,8 @@ class AdaptiveSchedule:
         iterations, self._iterations = self._iterations, []
         durations, self._watch.durations = self._watch.durations, []
         overruns, self._watch.overruns = self._watch.overruns, 0
-        return overhead.measured(iterations, durations, overruns).to_json() if iterations else None
+        busy = self._watch.processor.none_idle()
+        return overhead.measured(iterations, durations, overruns, busy=busy).to_json() if iterations else None
 
     @property
     def _profile(self) -> Profile:

@@ -16,7 +16,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.mutation_check import Digests, MutationCheck
 from fastckpt._core.torch_private.tensors import is_in_backward
 from fastckpt._core.transfer.device_copy import DeviceCopy
-from fastckpt._core.transfer.host_copy import Backlog, Copy
+from fastckpt._core.transfer.host_copy import Backlog, Copy, leaves_none
 from fastckpt.errors import OverlapError
 
 logger = logging.getLogger("fastckpt")
@@ -25,8 +25,6 @@ GLANCE = 0.001
 """Seconds between two checks whether training has gone on."""
 PATIENCE = 1.0
 """Seconds that a copy leaves all cores to training, if training does not wait for it before."""
-SPARE = 0.25
-"""The part of the cores that training leaves idle where a copy may take one of them at once."""
 SHORTEST = 0.02
 """Seconds between a save and the wait for it from which on they show how many cores training uses."""
 
@@ -89,11 +87,6 @@ class SpareCores:
         since, self._since = self._since, None
         if since is not None and (passed := time.perf_counter() - since[0]) >= SHORTEST:
             self.none = leaves_none(self._cores, passed, time.process_time() - since[1] - copied)
-
-
-def leaves_none(cores: int, passed: float, used: float) -> bool:
-    """Return whether training that has used so many seconds of so many cores, while these passed, needs them all."""
-    return cores - used / passed < SPARE * cores
 
 
 class BackgroundCopy:

@@ -23,6 +23,8 @@ PAGE = 4096
 MADV_POPULATE_WRITE = 23
 SHARED_PIECE = 1 << 20
 """The same, where another thread may help, and where a piece is compared with its copy: both are cached then."""
+SPARE = 0.25
+"""The part of the cores that training leaves idle where a copy may take one of them at once."""
 SMALL = 128 << 10
 """Bytes below which a copy is over before another thread could have taken it."""
 
@@ -52,6 +54,11 @@ def idle_cores() -> int:
     """The number of threads that a worker may copy with while training waits, 1 to 16."""
     # The affinity mask, not cpu_count: a launcher or a container may have bound this worker to fewer cores.
     return min(16, len(os.sched_getaffinity(0)))
+
+
+def leaves_none(cores: int, passed: float, used: float) -> bool:
+    """Return whether training that has used so many seconds of so many cores, while these passed, needs them all."""
+    return cores - used / passed < SPARE * cores
 
 
 class HostCopy:

@@ -31,6 +31,14 @@ class Estimate(NamedTuple):
         # the second factor widens the error of few samples, as Student's t does
         return sqrt(self.variance / freedom) * (1 + 8 / freedom**2)
 
+    def above(self, errors: float) -> float:
+        """The mean and so many standard errors; nothing measured is 0."""
+        return self.mean + errors * self.error if errors and self.samples else self.mean
+
+    def times(self, factor: float) -> Self:
+        """The estimate of so many times the same."""
+        return self._replace(mean=factor * self.mean, variance=factor**2 * self.variance)
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
         """The estimate from these measurements, in the order in which they were made.
@@ -61,10 +69,11 @@ def pool(estimates: Iterable[Estimate]) -> Estimate:
     return Estimate(count, mean, max(within, between))
 
 
-def difference(those: Estimate, others: Estimate) -> Estimate:
-    """The difference of two means, with its error.
+def difference(those: Estimate, others: Estimate, each: float = 1.0) -> Estimate:
+    """The difference of two means, with its error; each of those values is as long as so many of the others.
 
     A few values may be close together by chance, so both are taken to vary like those that vary more.
     """
-    variance = max(those.variance, others.variance) * (1 / those.samples + 1 / others.samples) * (those.samples - 1)
-    return Estimate(those.samples, those.mean - others.mean, variance)
+    variance = max(those.variance / each, others.variance)
+    error = variance * (each / those.samples + each**2 / others.samples)
+    return Estimate(those.samples, those.mean - each * others.mean, error * (those.samples - 1))

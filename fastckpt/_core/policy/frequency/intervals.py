@@ -13,6 +13,10 @@ SHORTEST = 1e-9
 ROOM = 1.25
 """Factor by which intervals between persists are longer than a persist: it ends in time even if it takes a little
 longer, and some iterations run without one, to compare with."""
+UNSAVED = 0.5
+"""Seconds for which no step is saved where intervals are shorter, so that there are steps to compare with."""
+CYCLE = 10
+"""Steps, of which one is in a block without saves."""
 _ROUNDING = 1e-9
 """Relative excess over a whole number that counts as a rounding error."""
 
@@ -41,11 +45,13 @@ class Intervals:
         memory: Steps from one snapshot to the next.
         storage: Steps from one persist to the next; a multiple of `memory`.
         anchor: A step with a persist, from which both are counted.
+        unsaved: Steps in a row at the end of each `cycle` after which no save is due; 0 for none.
     """
 
     memory: int
     storage: int
     anchor: int = 0
+    unsaved: int = 0
 
     def __post_init__(self) -> None:
         if self.memory < 1 or self.storage < self.memory or self.storage % self.memory:
@@ -54,19 +60,32 @@ class Intervals:
                 f"takes a snapshot. Give 1 or more, and for storage a multiple of memory"
             )
 
+    @property
+    def cycle(self) -> int:
+        """Steps from one block without saves to the next."""
+        return multiple(CYCLE * self.unsaved, self.memory)
+
     def snapshots(self, step: int) -> bool:
         """Return whether a snapshot is due at this step."""
-        return step > self.anchor and (step - self.anchor) % self.memory == 0
+        since = step - self.anchor
+        return since > 0 and since % self.memory == 0 and not (self._left_out(since) and not self.persists(step))
 
     def persists(self, step: int) -> bool:
         """Return whether that snapshot is to be persisted."""
-        return step > self.anchor and (step - self.anchor) % self.storage == 0
+        since = step - self.anchor
+        return since > 0 and since % self.storage == 0 and not (self.storage <= self.unsaved and self._left_out(since))
 
-    def changed(self, memory: int, storage: int, step: int) -> Self:
+    def _left_out(self, since: int) -> bool:
+        """Whether the step that is so many after the anchor is in a block without saves."""
+        return self.unsaved > 0 and 0 < -since % self.cycle <= self.unsaved
+
+    def changed(self, memory: int, storage: int, step: int, unsaved: int = 0) -> Self:
         """Other intervals after this step, counted from the last persist before: the next one keeps its distance."""
         # Counted from the last persist, not from now: else each change of the intervals would put the next one off.
-        last = self.anchor + max(0, step - self.anchor) // self.storage * self.storage
-        return type(self)(memory, storage, last)
+        last = max(0, step - self.anchor) // self.storage * self.storage
+        while last and not self.persists(self.anchor + last):
+            last -= self.storage
+        return type(self)(memory, storage, self.anchor + last, unsaved)
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,16 @@ def _candidates(costs: Costs, budget: float, least: int) -> list[int]:
     ratios = (min(sqrt(persist / snapshot), LONGEST) if snapshot else 1.0, least / alone)
     times = {max(1, near) for ratio in ratios for near in (floor(ratio), ceil(ratio))}
     return [alone, *(whole_steps(max((snapshot + persist / n) / budget, least / n)) for n in sorted(times | {1}))]
+
+
+def unsaved_steps(memory: int, iteration: float) -> int:
+    """Steps of a block without saves, for snapshots every ``memory`` steps of so many seconds.
+
+    It lasts `UNSAVED`, or a step that is longer: a failure loses that at most beside the interval. Where snapshots are
+    farther apart, steps between them are without a save anyway, and there is no block.
+    """
+    steps = max(1, floor(min(UNSAVED / iteration, LONGEST)))
+    return steps if memory <= steps else 0
 
 
 def apart(costs: Costs) -> int:

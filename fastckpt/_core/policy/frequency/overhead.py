@@ -1,10 +1,10 @@
-"""Measured costs of checkpoints: iterations with them compared with those without."""
+"""Measured costs of checkpoints: iterations with them compared with those without, in time and in processor time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean, median, median_high
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from fastckpt._core.policy.frequency.estimate import NOTHING, Estimate, difference, pool
 from fastckpt._core.policy.frequency.intervals import SHORTEST, Costs, Intervals, whole_steps
@@ -14,9 +14,11 @@ PAUSE = 4.0
 """Median iterations that one counts for at most: beyond that the script does something else, such as evaluate."""
 RECENT = 4
 """Windows that count as recent."""
-ESTIMATES = ("stall", "plain", "busy", "snapshot", "slowdown")
+ESTIMATES = ("stall", "plain", "snapshot", "slowdown", "snapshot_processor", "slowdown_processor")
 FEW = 3
 """Iterations without checkpoints that are needed, at least, to compare others with."""
+AFTER = 0.05
+"""Seconds after a snapshot or a persist in which iterations count as its own: the saver commits, old files go."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,15 @@ class Iteration:
         stall: Seconds of it in which training waited for a snapshot.
         snapshot: Whether a snapshot was made in it.
         persisting: Whether a persist was under way in it.
+        processor: Processor time that the rank and its part of the saver used in it, in seconds of the rank's part of
+            the cores: as long as it would have been, had they used all of them.
     """
 
     seconds: float
     stall: float = 0.0
     snapshot: bool = False
     persisting: bool = False
+    processor: float = 0.0
 
     def __post_init__(self) -> None:
         if not (isfinite(self.seconds) and self.stall >= 0 and self.work >= -SHORTEST):
@@ -58,9 +63,10 @@ class Measurement:
         pace: Seconds of one as it is, with checkpoints.
         stall: Seconds that training waited for a snapshot.
         plain: Seconds of an iteration without snapshot or persist.
-        busy: Seconds of one with a snapshot and no persist, its stall left out.
-        snapshot: Seconds by which a snapshot delayed training: its stall, and the iteration that it slowed down.
+        snapshot: Seconds by which a snapshot delayed training: its stall, and the iterations that it slowed down.
         slowdown: Seconds by which an iteration took longer while a persist was under way.
+        snapshot_processor: As ``snapshot``, of processor time.
+        slowdown_processor: As ``slowdown``, of processor time.
         persisting: Iterations in which a persist was under way.
         persists: Persists that ended.
         durations: Seconds that each of them took, from the beginning of its snapshot.
@@ -72,9 +78,10 @@ class Measurement:
     pace: float
     stall: Estimate = NOTHING
     plain: Estimate = NOTHING
-    busy: Estimate = NOTHING
     snapshot: Estimate = NOTHING
     slowdown: Estimate = NOTHING
+    snapshot_processor: Estimate = NOTHING
+    slowdown_processor: Estimate = NOTHING
     persisting: int = 0
     persists: int = 0
     durations: tuple[float, ...] = ()
@@ -91,67 +98,105 @@ class Measurement:
         return cls(**{**values, **estimates, "durations": tuple(values["durations"])})
 
 
-def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), overruns: int = 0) -> Measurement:
+def measured(
+    iterations: Sequence[Iteration], durations: Iterable[float] = (), overruns: int = 0, *, busy: bool = False
+) -> Measurement:
     """The measurement of these iterations of one rank; raises ConfigError if there are none.
 
     Iterations are compared with others of the same window, so a job that becomes slower by itself does not seem to be
     slowed down by checkpoints.
+
+    Args:
+        iterations: In order.
+        durations: Seconds of each persist that has ended.
+        overruns: Persists that were due before the previous one had ended.
+        busy: Whether no core was idle: processor time then counts as a part of what training uses, else of all cores.
     """
     if not iterations:
         raise ConfigError("a window without iterations has no measurement; measure at least one")
-    work = _work(iterations)
-    kinds: dict[tuple[bool, bool], list[float]] = {}  # seconds by (with a snapshot, with a persist under way)
-    for each, seconds in zip(iterations, work, strict=True):
-        kinds.setdefault((each.snapshot, each.persisting), []).append(seconds)
-    slowdown, ended = _slowdown(kinds), tuple(sorted(durations))
-    alone = kinds.get((False, False)) or kinds.get((True, False)) or work
-    stall = Estimate.of([each.stall for each in iterations if each.snapshot])
-    plain = Estimate.of(kinds.get((False, False), []))
+    # 1. times without pauses   2. what each iteration belongs to   3. those with compared with those without, in time
+    # and in processor time
+    most = PAUSE * median(each.work for each in iterations)
+    work, kinds = [min(each.work, most) for each in iterations], _kinds(iterations)
+    seen = _compared(kinds, work, [each.stall for each in iterations])
+    # An evaluation that the script did not mark must not count as the cost of the save that it coincides with.
+    used = [(kind, each.processor) for kind, each in zip(kinds, iterations, strict=True) if each.work <= most]
+    processor = _compared([kind for kind, _ in used], [each for _, each in used], [0.0] * len(used))
+    alone = [
+        [s for k, s in zip(kinds, work, strict=True) if (k.snapshot > 0, k.persisting) == (is_snapshot, False)]
+        for is_snapshot in (False, True)
+    ]
+    stall, ended = Estimate.of([each.stall for each in iterations if each.snapshot]), tuple(sorted(durations))
+    persisting = sum(each.persisting for each in iterations)
+    after = sum(kind.persisting for kind in kinds) / max(1, persisting)
+    part = sum(each.processor for each in iterations) / max(SHORTEST, sum(each.seconds for each in iterations))
+    weight = 1 / part if busy and 0 < part < 1 else 1.0
     return Measurement(
         iterations=len(iterations),
-        iteration=max(SHORTEST, fmean(alone)),
+        iteration=max(SHORTEST, fmean(alone[0] or alone[1] or work)),
         pace=max(SHORTEST, fmean(work) + fmean(each.stall for each in iterations)),
         stall=stall,
-        plain=plain,
-        busy=Estimate.of(kinds.get((True, False), [])),
-        snapshot=_snapshot(iterations, work, plain, slowdown) or stall,
-        slowdown=slowdown,
-        persisting=sum(each.persisting for each in iterations),
+        plain=seen.plain,
+        snapshot=seen.snapshot if seen.snapshot.samples else stall,
+        slowdown=seen.slowdown.times(after),
+        snapshot_processor=processor.snapshot.times(weight),
+        slowdown_processor=processor.slowdown.times(after * weight),
+        persisting=persisting,
         persists=len(ended),
         durations=ended,
         overruns=overruns,
     )
 
 
-def _work(iterations: Sequence[Iteration]) -> list[float]:
-    """Seconds of work of each iteration, without pauses."""
-    # An evaluation that the script did not mark must not count as the cost of the save that it coincides with.
-    most = PAUSE * median(each.work for each in iterations)
-    return [min(each.work, most) for each in iterations]
+class _Kind(NamedTuple):
+    """The snapshot that an iteration belongs to, by its number, 0 for none; and whether it belongs to a persist."""
+
+    snapshot: int
+    persisting: bool
 
 
-def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
+class _Costs(NamedTuple):
+    """Iterations without a save; what a snapshot adds to its own, and a persist to each of its own."""
+
+    plain: Estimate
+    snapshot: Estimate
+    slowdown: Estimate
+
+
+def _kinds(iterations: Iterable[Iteration]) -> list[_Kind]:
+    kinds, number, saved, persisted = [], 0, 0.0, 0.0
+    for each in iterations:
+        number += each.snapshot
+        saved = AFTER if each.snapshot else saved - each.seconds
+        persisted = AFTER if each.persisting else persisted - each.seconds
+        kinds.append(_Kind(number if saved > 0 else 0, persisted > 0))
+    return kinds
+
+
+def _compared(kinds: Sequence[_Kind], seconds: Sequence[float], stalls: Sequence[float]) -> _Costs:
+    alike: dict[tuple[bool, bool], list[float]] = {}  # seconds by (with a snapshot, with a persist)
+    for kind, each in zip(kinds, seconds, strict=True):
+        alike.setdefault((kind.snapshot > 0, kind.persisting), []).append(each)
+    plain, slowdown = Estimate.of(alike.get((False, False), [])), _slowdown(alike)
+    added: dict[int, list[float]] = {}  # seconds by snapshot
+    for kind, each, stall in zip(kinds, seconds, stalls, strict=True):
+        if kind.snapshot:
+            usual = plain.mean + (slowdown.mean if kind.persisting else 0.0)
+            added.setdefault(kind.snapshot, []).append(each + stall - usual)
+    if plain.samples < FEW or not added:
+        return _Costs(plain, NOTHING, slowdown)
+    long = fmean(map(len, added.values()))
+    return _Costs(plain, difference(Estimate.of([*map(sum, added.values())]), plain._replace(mean=0.0), long), slowdown)
+
+
+def _slowdown(alike: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
     """Seconds that a persist adds to an iteration: among those without snapshots, or with, whichever are more."""
-    pairs = [(kinds.get((snapshot, True), []), kinds.get((snapshot, False), [])) for snapshot in (False, True)]
+    pairs = [(alike.get((snapshot, True), []), alike.get((snapshot, False), [])) for snapshot in (False, True)]
     # Like is compared with like: a snapshot's own slowdown must not be counted as the persist's.
     during, without = max(pairs, key=lambda pair: min(map(len, pair)))
     if not during or len(without) < FEW:
         return NOTHING
     return difference(Estimate.of(during), Estimate.of(without))
-
-
-def _snapshot(
-    iterations: Sequence[Iteration], work: Sequence[float], alone: Estimate, slowdown: Estimate
-) -> Estimate | None:
-    """Seconds that a snapshot adds to its iteration; None if there are too few without one."""
-    extra = [
-        each.stall + seconds - alone.mean - (slowdown.mean if each.persisting else 0.0)
-        for each, seconds in zip(iterations, work, strict=True)
-        if each.snapshot
-    ]
-    if alone.samples < FEW or not extra:
-        return None
-    return difference(Estimate.of(extra), alone._replace(mean=0.0))
 
 
 def joined(ranks: Sequence[Measurement]) -> Measurement:
@@ -169,9 +214,11 @@ def joined(ranks: Sequence[Measurement]) -> Measurement:
         pace=median_high(each.pace for each in ranks),
         stall=stall,
         plain=_middle(each.plain for each in ranks),
-        busy=_middle(each.busy for each in ranks),
         snapshot=_greatest([_middle(each.snapshot for each in ranks), stall]),
         slowdown=_middle(each.slowdown for each in ranks),
+        # What one rank copies or the saver hashes for all takes cores from all.
+        snapshot_processor=_mean(each.snapshot_processor for each in ranks),
+        slowdown_processor=_mean(each.slowdown_processor for each in ranks),
         persisting=max(each.persisting for each in ranks),
         persists=max(each.persists for each in ranks),
         # All of one rank's durations, not a mixture: a persist is as long as its slowest part.
@@ -193,6 +240,12 @@ def _greatest(estimates: Iterable[Estimate]) -> Estimate:
     return max((each for each in estimates if each.samples), key=_by_mean, default=NOTHING)
 
 
+def _mean(estimates: Iterable[Estimate]) -> Estimate:
+    known = sorted(each for each in estimates if each.samples)
+    # The samples of one: what ranks measure in the same iterations is not independent.
+    return pool(known)._replace(samples=known[0].samples) if known else NOTHING
+
+
 def pooled(windows: Sequence[Measurement]) -> Measurement:
     """The measurement of several windows together, at least one; of durations those of the last `RECENT`."""
     return Measurement(
@@ -208,23 +261,9 @@ def pooled(windows: Sequence[Measurement]) -> Measurement:
 
 
 def completed(seen: Measurement, before: Measurement) -> Measurement:
-    """The measurement, with gaps filled from what was known before.
-
-    Where every iteration has a snapshot, its cost is the difference from earlier iterations.
-    """
-    snapshot, iteration = seen.snapshot if seen.snapshot.samples else before.snapshot, seen.iteration
-    if seen.plain.samples < FEW <= min(seen.busy.samples, seen.stall.samples) and before.plain.samples:
-        added, iteration = difference(seen.busy, before.plain), before.plain.mean
-        snapshot = _greatest([added._replace(mean=added.mean + seen.stall.mean), seen.stall])
-    return replace(
-        seen,
-        iteration=iteration,
-        stall=seen.stall if seen.stall.samples else before.stall,
-        plain=seen.plain if seen.plain.samples >= FEW else before.plain,
-        snapshot=snapshot,
-        slowdown=seen.slowdown if seen.slowdown.samples else before.slowdown,
-        durations=seen.durations or before.durations,
-    )
+    """The measurement, with gaps filled from what was known before."""
+    gaps = {name: getattr(before, name) for name in ESTIMATES if not getattr(seen, name).samples}
+    return replace(seen, **gaps, durations=seen.durations or before.durations)
 
 
 def paid(seen: Measurement, intervals: Intervals) -> float:
@@ -234,9 +273,7 @@ def paid(seen: Measurement, intervals: Intervals) -> float:
 
 def error(seen: Measurement, intervals: Intervals) -> float:
     """The standard error of that part; one disturbance makes both costs seem high, so their errors add up."""
-    snapshot = seen.snapshot.error / intervals.memory if seen.snapshot.samples else 0.0
-    persist = seen.slowdown.error * _during(seen) / intervals.storage if seen.slowdown.samples else 0.0
-    return (snapshot + persist) / seen.iteration
+    return costs(seen, 1.0).overhead(intervals) - paid(seen, intervals)
 
 
 def _during(seen: Measurement) -> float:
@@ -248,14 +285,15 @@ def _during(seen: Measurement) -> float:
 
 
 def costs(seen: Measurement, errors: float = 0.0) -> Costs:
-    """Costs from a measurement; so many standard errors above the mean."""
-    slowdown, snapshot = (max(0.0, _above(each, errors)) for each in (seen.slowdown, seen.snapshot))
+    """Costs in time or in processor time, whichever are more; so many standard errors above the mean.
+
+    Processor time that saves take counts as if it kept all cores that training uses, or all that there are where some
+    are idle: little beside many cores.
+    """
+    snapshot = max(0.0, *(each.above(errors) for each in (seen.snapshot, seen.snapshot_processor)))
+    slowdown = max(0.0, *(each.above(errors) for each in (seen.slowdown, seen.slowdown_processor)))
     persist = slowdown * _during(seen) if slowdown else 0.0
     return Costs(seen.iteration, snapshot, persist, longest(seen.durations))
-
-
-def _above(estimate: Estimate, errors: float) -> float:
-    return estimate.mean + errors * estimate.error if errors and estimate.samples else estimate.mean
 
 
 def longest(durations: Sequence[float]) -> float:

@@ -1,14 +1,13 @@
 """The profile of a job: the times of its first iterations and saves, and how many of them to measure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from statistics import median, median_high
 from typing import Any
 
-from fastckpt._core.policy.frequency.estimate import difference
 from fastckpt._core.policy.frequency.intervals import SHORTEST
-from fastckpt._core.policy.frequency.overhead import FEW, Iteration, measured
+from fastckpt._core.policy.frequency.overhead import FEW, Iteration, Measurement, measured
 from fastckpt.errors import ConfigError
 
 COUNTS = ("iterations", "snapshots", "persists", "plain")
@@ -111,7 +110,7 @@ class Profile:
         return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
 
 
-def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Profile | None:
+def profiled(iterations: Sequence[Iteration], durations: Sequence[float], *, busy: bool = False) -> Profile | None:
     """The profile of one rank, by medians, which a pause of one iteration, or the first copy, does not move.
 
     If fewer than `FEW` iterations are without a save and a persist, others are used instead.
@@ -119,25 +118,26 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
     Args:
         iterations: The measured iterations, in order.
         durations: Seconds of each persist that has ended.
+        busy: Whether no core was idle.
 
     Returns:
         None as long as no snapshot was measured.
     """
-    kinds: dict[tuple[bool, bool], list[float]] = {(s, p): [] for s in (False, True) for p in (False, True)}
+    kinds: dict[tuple[bool, bool], list[Iteration]] = {(s, p): [] for s in (False, True) for p in (False, True)}
     for each in iterations:
-        kinds[each.snapshot, each.persisting].append(each.work)
+        kinds[each.snapshot, each.persisting].append(replace(each, seconds=max(SHORTEST, each.work), stall=0.0))
     stalls = [each.stall for each in iterations if each.snapshot]
     plain, copied, slowed = kinds[False, False], kinds[True, False], kinds[False, True]
     alone = plain if len(plain) >= FEW else copied or plain or slowed or kinds[True, True]
     if not stalls:
         return None
-    normal = [Iteration(max(SHORTEST, seconds)) for seconds in settled(alone)]
+    normal = alone[-len(settled([each.seconds for each in alone])) :]
     return Profile(
         iteration=median(each.seconds for each in normal),
         stall=median(stalls),
         duration=median(durations) if durations else 0.0,
-        slowdown=_slowdown(normal, slowed),
-        copy_slowdown=_copy_slowdown(normal, copied),
+        slowdown=_slowdown(measured([*normal, *slowed], busy=busy)),
+        copy_slowdown=_copy_slowdown(measured([*normal, *copied], busy=busy), median(stalls)),
         iterations=sum(not each.persisting for each in iterations),
         snapshots=len(stalls),
         persists=len(durations),
@@ -145,19 +145,19 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
     )
 
 
-def _slowdown(normal: list[Iteration], slowed: Sequence[float]) -> float:
+def _slowdown(seen: Measurement) -> float:
     """The slowdown by a persist, from means: it may slow down few iterations, and those much."""
-    during = [Iteration(seconds, persisting=True) for seconds in slowed]
-    return max(0.0, measured(normal + during).slowdown.mean)
+    return max(0.0, seen.slowdown.mean, seen.slowdown_processor.mean)
 
 
-def _copy_slowdown(normal: list[Iteration], copied: Sequence[float]) -> float:
-    """The slowdown that is beyond its standard error: else other variation may be taken for it."""
-    seen = measured(normal + [Iteration(seconds, snapshot=True) for seconds in copied])
-    if min(seen.plain.samples, seen.busy.samples) < FEW:
+def _copy_slowdown(seen: Measurement, stall: float) -> float:
+    """The slowdown by a copy, a standard error above the mean: what may be a cost counts as one.
+
+    Its processor time includes that of the stall.
+    """
+    if min(seen.plain.samples, seen.stall.samples) < FEW:
         return 0.0
-    longer = difference(seen.busy, seen.plain)
-    return max(0.0, longer.mean - longer.error)
+    return max(0.0, seen.snapshot.above(1.0), seen.snapshot_processor.above(1.0) - stall)
 
 
 def joined(ranks: Sequence[Profile | None]) -> Profile | None:

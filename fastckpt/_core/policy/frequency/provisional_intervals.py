@@ -32,7 +32,8 @@ def provisional(turn: float | None, profile: Profile | None, overhead: float, fi
         return Intervals(1, LONGEST)
     stall, duration, compared = 0.0, 0.0, False
     if profile is not None:
-        stall, duration, compared = profile.stall + profile.copy_slowdown, profile.duration, profile.compared
+        stall, duration, compared = profile.stall, profile.duration, profile.compared
+    # Stalls alone: of what copies slow down few iterations say little, and what may be noise must not put saves off.
     within = whole_steps(stall / (overhead * turn))
     longest = min(steps_within(MEMORY, turn), fixed.memory or LONGEST)
     least = 1 if compared else COMPARED

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 
 from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
@@ -13,6 +13,7 @@ from fastckpt._core.policy.frequency.intervals import (
     checked_overhead,
     fit,
     multiple,
+    unsaved_steps,
     whole_steps,
 )
 from fastckpt._core.policy.frequency.overhead import (
@@ -46,7 +47,7 @@ ACCIDENT = 1
 """Overruns in recent windows, of persists due before the previous one had ended, that may be accidents."""
 MOST_PATIENCE = 48
 """Windows that must agree to save more often, at most, if that had to be taken back again and again."""
-ASKED = "a time, or failures, ask for it"
+ASKED = "a time, or failures, ask for it, or the cost is not known to be within the bound"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Decision:
 
 def window(intervals: Intervals) -> int:
     """Iterations to measure before the next decision: two persists, unless snapshots suffice much earlier."""
-    return max(50, min(2 * intervals.storage, max(500, 20 * intervals.memory)))
+    return max(50, intervals.cycle, min(2 * intervals.storage, max(500, 20 * intervals.memory)))
 
 
 def started(
@@ -139,7 +140,7 @@ def started(
     if known and fixed.memory in (None, known.memory) and fixed.storage in (None, known.storage):
         # Tuned intervals rest on many windows, a profile on a few iterations.
         wanted, why = known, "an earlier run was tuned to them"
-    intervals = replace(wanted, anchor=step)
+    intervals = replace(wanted, anchor=step, unsaved=_unsaved(terms, wanted, profile.iteration))
     before = Measurement(
         0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(profile.duration,)
     )
@@ -151,7 +152,8 @@ def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[Tuni
     """Decide at the end of the window that ended at ``state.ends``.
 
     Checkpoints become less frequent at once if they cost more than the bound, or persists do not end in time. Before
-    they become more frequent, or follow a time or failures, several windows must agree. A change is by a factor of two
+    they become more frequent, or follow a time or failures, several windows must agree; and before they become less
+    frequent because all windows together do not show that they cost less than the bound. A change is by a factor of two
     at most. Each time that more frequent checkpoints had to be taken back, the next attempt takes more windows.
 
     Args:
@@ -185,6 +187,14 @@ def _seen(state: TuningState, span: int) -> Measurement:
     return completed(pooled(state.windows[-span:]), state.before)
 
 
+def _unsaved(terms: Terms, intervals: Intervals, pace: float) -> int:
+    """Steps of a block without saves; what a user gives in steps is kept to."""
+    if isinstance(terms.every.memory, int):
+        return 0
+    steps = unsaved_steps(intervals.memory, pace)
+    return min(steps, intervals.storage - 1) if isinstance(terms.every.storage, int) else steps
+
+
 def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
     """Constraints of users and failures, in steps."""
     both = cost.snapshot + cost.persist
@@ -201,16 +211,19 @@ def _wanted(state: TuningState, seen: Measurement, errors: float) -> Intervals:
 
 def _counted(state: TuningState) -> TuningState:
     """Count windows in a row that ask for a change in the same direction."""
-    sides = [_side(state, _seen(state, span)) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
+    sides = [_side(state, span) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
     side = next((each for each in sides if each), 0)
     agreed = state.agreed + 1 if side == state.side else 1
     return replace(state, side=side, agreed=agreed if side else 0)
 
 
-def _side(state: TuningState, seen: Measurement) -> int:
+def _side(state: TuningState, span: int) -> int:
     """-1 to checkpoint more often, even at a standard error above the measured cost, 1 for less often, else 0."""
-    above, now = costs(seen, 1.0), state.intervals
-    if grows(now, _fixed(state.terms, above, seen.pace)):
+    seen, now = _seen(state, span), state.intervals
+    above = costs(seen, 1.0)
+    # What cannot be told apart from the bound counts as cost, once all windows are known; one measurement says nothing.
+    may_be_above = span == LATELY == len(state.windows) and state.terms.overhead < above.overhead(now) < inf
+    if may_be_above or grows(now, _fixed(state.terms, above, seen.pace)):
         return 1
     wanted = _wanted(state, seen, 1.0)
     return -1 if wanted.memory <= GAIN * now.memory or wanted.storage <= GAIN * now.storage else 0
@@ -228,9 +241,9 @@ def _nearer(state: TuningState) -> Intervals:
     """Intervals towards those that windows ask for; those in force if the new ones would break the bound."""
     now, every = state.intervals, state.terms.every
     for span in (RECENT, LATELY):
-        seen = _seen(state, span)
-        if _side(state, seen) != state.side:
+        if _side(state, span) != state.side:
             continue
+        seen = _seen(state, span)
         wanted = _wanted(state, seen, 1.0)
         if state.side > 0:
             return less_often(now, wanted, every)
@@ -243,10 +256,13 @@ def _nearer(state: TuningState) -> Intervals:
 def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: str) -> tuple[TuningState, Decision]:
     """The state after a window, and the decision."""
     was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
+    unsaved = _unsaved(state.terms, intervals, seen.pace)
+    changed = was.changed(intervals.memory, intervals.storage, step, unsaved)
     if (intervals.memory, intervals.storage) == (was.memory, was.storage):
+        # The length of blocks follows the pace, if that is another one: else each change would put the next one off.
+        now = was if was.unsaved <= 2 * unsaved <= 4 * was.unsaved else changed
         reason = f"as before: {_numbers(state, seen)}"
-        return replace(state, ends=step + window(was)), Decision(step, was, cost, False, reason)
-    changed = was.changed(intervals.memory, intervals.storage, step)
+        return replace(state, intervals=now, ends=step + window(now)), Decision(step, now, cost, False, reason)
     patience, tried = state.patience, state.tried
     if intervals.memory < was.memory or intervals.storage < was.storage:
         tried = True

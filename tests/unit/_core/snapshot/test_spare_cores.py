@@ -7,7 +7,8 @@ import time
 import pytest
 
 from fastckpt._core.snapshot import background_copy
-from fastckpt._core.snapshot.background_copy import SpareCores, leaves_none
+from fastckpt._core.snapshot.background_copy import SpareCores
+from fastckpt._core.transfer.host_copy import leaves_none
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ class Job:
         stall: What training waits for a snapshot.
         storage: What a persist takes.
         slowdown: By which part an iteration is slower while a persist is under way.
+        copy: What a snapshot adds to the iteration that it is copied in.
+        processor: What a snapshot takes of the cores' time.
         competitor: Another job.
         pause: What a script does besides, at a step.
         hiccup: By how much a stall is longer, at a step.
@@ -51,6 +53,8 @@ class Job:
     stall: float = 0.0
     storage: float = 0.0
     slowdown: float = 0.0
+    copy: float = 0.0
+    processor: float = 0.0
     competitor: Competitor | None = None
     pause: Callable[[int], float] = never
     hiccup: Callable[[int], float] = never
@@ -121,10 +125,11 @@ class Storage:
 
 @dataclass
 class Run:
-    """What came of a job: per iteration what it takes by itself, and what it took; and what was decided."""
+    """What came of a job: of each iteration what it takes alone, what it took, what saves used; and the decisions."""
 
     alone: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     storage: Storage = field(default_factory=Storage)
     rollbacks: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -182,15 +187,17 @@ class Simulation:
             self._persist(self.intervals.persists(step))
         persisting = storage.busy
         storage.let_pass(stall, factor)
-        work, pause = job.alone(step, self.rng), job.pause(step)
+        alone, pause = job.alone(step, self.rng), job.pause(step)
+        work, used = alone + job.copy * snapshot, alone + job.processor * snapshot
         during = storage.let_pass(work * (1 + slowdown), factor)
         slowed = work + during * slowdown / (1 + slowdown) + pause
         storage.let_pass(pause, factor)
-        self.run.alone.append(work + pause)
+        self.run.alone.append(alone + pause)
+        self.run.used.append(used - alone)
         self.run.taken.append(slowed + stall)
         for window in self.windows:
             seen = slowed * (1 + 0.001 * self.rng.gauss(0, 1)) if job.ranks > 1 else slowed
-            window.append(Iteration(seen + stall, stall, snapshot, persisting))
+            window.append(Iteration(seen + stall, stall, snapshot, persisting, used))
 
     def _persist(self, due: bool) -> None:
         """Begin a persist with this snapshot, if one is due, or was put off because one was under way."""

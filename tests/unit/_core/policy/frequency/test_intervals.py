@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from math import inf, nan
 
 import pytest
@@ -18,6 +19,7 @@ from fastckpt._core.policy.frequency.intervals import (
     divisor,
     fit,
     multiple,
+    unsaved_steps,
 )
 from fastckpt.errors import ConfigError
 
@@ -126,3 +128,40 @@ def test_divisor_finds_the_largest_divisor_up_to_a_limit():
         for most in (1, 2, 7, of, of + 1):
             assert divisor(of, most) == max(n for n in range(1, min(of, most) + 1) if of % n == 0)
     assert divisor(10**9 - 63, 10**8) == 1  # a prime
+
+
+@pytest.mark.parametrize(
+    ("memory", "iteration", "expected"),
+    [(1, 0.005, 100), (100, 0.005, 100), (101, 0.005, 0), (1, 0.05, 10), (1, 0.5, 1), (1, 60.0, 1), (2, 60.0, 0)],
+)
+def test_a_block_without_saves_lasts_half_a_second_or_one_step(memory, iteration, expected):
+    assert unsaved_steps(memory, iteration) == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "storage", "unsaved"),
+    [(1, 2, 100), (1, 1, 1), (3, 120, 10), (7, 700, 10), (1, 101, 100), (50, 100, 100)],
+)
+def test_blocks_without_saves_put_saves_off_by_no_more_than_their_length(memory, storage, unsaved):
+    """None in the first nine tenths after a resume; in each cycle some; and a failure loses an interval and a block."""
+    every = Intervals(memory, storage, 1000, unsaved)
+    steps = range(1001, 1001 + 4 * max(every.cycle, storage))
+    saves = [step for step in steps if every.snapshots(step)]
+    persists = [step for step in steps if every.persists(step)]
+    assert saves[0] == 1000 + memory and persists[0] == 1000 + storage and {*persists} <= {*saves}
+    assert max(now - before for before, now in pairwise([1000, *saves])) <= memory + unsaved
+    assert max(now - before for before, now in pairwise([1000, *persists])) <= storage + unsaved
+    first = [step for step in steps if step % memory == 1000 % memory and step not in saves]
+    assert not first or first[0] > 1000 + 0.8 * every.cycle
+    assert len(saves) >= 0.85 * len(steps) / memory
+    runs = [now - before - 1 for before, now in pairwise(saves)]
+    assert storage <= unsaved or persists == [*range(1000 + storage, steps.stop, storage)]
+    assert max(runs) >= min(unsaved, storage) // 2
+
+
+def test_changed_intervals_count_from_a_persist_that_was_made():
+    every = Intervals(1, 2, 0, 100)
+    persists = [0, *(step for step in range(1, 2500) if every.persists(step))]
+    for step in range(2500):
+        changed = every.changed(4, 8, step, 50)
+        assert changed == Intervals(4, 8, max(each for each in persists if each <= step), 50)

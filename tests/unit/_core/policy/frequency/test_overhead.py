@@ -2,8 +2,10 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import permutations
 from math import inf, nan
+from statistics import fmean
 
 import pytest
 
@@ -24,12 +26,12 @@ from fastckpt._core.policy.frequency.overhead import (
 from fastckpt.errors import ConfigError
 
 
-def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise=0.0, cycles=5, seed=0):
+def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise=0.0, cycles=5, seed=0, unsaved=0):
     """Iterations of 1 s: a snapshot stalls and slows its iteration down, a persist slows down those behind it."""
     rng = random.Random(seed)
-    found = []
+    found, every = [], Intervals(memory, storage, -storage, unsaved)
     for step in range(cycles * storage):
-        snapshot, persisting = step % memory == 0, step % storage < during
+        snapshot, persisting = every.snapshots(step), step % storage < during
         work = 1 + noise * rng.gauss(0, 1) + (busy if snapshot else 0) + (slow if persisting else 0)
         found.append(Iteration(work + (stall if snapshot else 0), stall if snapshot else 0, snapshot, persisting))
     return found
@@ -98,11 +100,50 @@ def test_estimates_need_iterations_without_a_snapshot_or_persist_to_compare_with
     assert (found.snapshot, found.persist) == pytest.approx(expected, abs=0.011 if during != storage else 0.11)
 
 
-def test_earlier_iterations_give_the_cost_of_a_snapshot_in_each_iteration():
-    before = measured(window(2, 4, 2))
-    seen = completed(measured(window(1, 4, 2, cycles=20)), before)
+def test_blocks_without_saves_give_the_cost_of_a_snapshot_in_each_iteration():
+    seen = measured(window(1, 4, 2, cycles=20, unsaved=3))
     assert costs(seen).snapshot == pytest.approx(0.3)
     assert seen.iteration == pytest.approx(1.0)
+
+
+def test_what_happens_right_after_a_save_or_a_persist_is_a_part_of_its_cost():
+    """Iterations of 10 ms: the saver takes 3 ms of each of the first three of a snapshot, five of a persist."""
+    found = []
+    for step in range(400):
+        snapshot, persisting = step % 20 == 0, step % 200 < 2
+        seconds = 0.01 + 0.003 * (step % 20 < 3 or step % 200 < 5)
+        found.append(Iteration(seconds, 0.0, snapshot, persisting))
+    seen = measured(found, [0.02] * 2)
+    assert seen.plain.mean == pytest.approx(0.01)
+    assert costs(seen).overhead(Intervals(20, 200)) == pytest.approx(
+        fmean(each.seconds for each in found) / 0.01 - 1, abs=0.001
+    )
+
+
+def test_processor_time_counts_where_it_is_more_than_the_time_that_training_loses():
+    found = [replace(each, processor=0.9 + 0.7 * each.snapshot + 0.2 * each.persisting) for each in window()]
+    assert (costs(measured(found, [8.3] * 5)).snapshot, costs(measured(found, [8.3] * 5)).persist) == pytest.approx(
+        (0.7, 8 * 0.2)
+    )
+    pause = replace(found[20], seconds=500.0, processor=400.0)
+    assert costs(measured([*found[:20], pause, *found[21:]], [8.3] * 5)).snapshot == pytest.approx(0.7, abs=0.05)
+
+
+def test_processor_time_counts_as_a_part_of_what_training_uses_where_no_core_is_idle():
+    """Training has the cores for half of the time, other processes for the rest."""
+    found = [replace(each, processor=0.45 + 0.25 * each.snapshot) for each in window(stall=0.0, busy=0.0, slow=0.0)]
+    shared = sum(each.processor for each in found) / 100
+    assert costs(measured(found, [8.3] * 5)).snapshot == pytest.approx(0.25)
+    assert costs(measured(found, [8.3] * 5, busy=True)).snapshot == pytest.approx(0.25 / shared)
+
+
+def test_processor_time_of_one_rank_is_taken_from_all():
+    """The first rank writes for all: cores of a node are shared by its ranks."""
+    busy, other = (
+        measured([replace(each, processor=0.9 + used * each.snapshot) for each in window(stall=0.1, busy=0.0)], [8.3])
+        for used in (0.8, 0.0)
+    )
+    assert costs(joined([busy, other])).snapshot == costs(joined([other, busy])).snapshot == pytest.approx(0.4)
 
 
 def test_costs_that_were_not_measured_are_kept_from_before():

@@ -110,12 +110,12 @@ def test_ranks_agree_on_the_profile_of_the_slowest():
     assert joined([*ranks, None]) is None
 
 
-def test_background_copies_count_in_a_profile_by_their_certain_cost():
+def test_background_copies_count_in_a_profile_by_all_that_they_may_cost():
     rng = random.Random(7)
     for _ in range(200):
         plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
-        assert some(plain, [rng.gauss(1.2, 0.02) for _ in range(20)]).copy_slowdown == pytest.approx(0.19, abs=0.03)
-        assert some(plain, [rng.gauss(1.0, 0.02) for _ in range(20)]).copy_slowdown < 0.015
+        assert some(plain, [rng.gauss(1.2, 0.02) for _ in range(20)]).copy_slowdown == pytest.approx(0.21, abs=0.03)
+        assert some(plain, [rng.gauss(1.0, 0.02) for _ in range(20)]).copy_slowdown < 0.03
         assert some(plain, [1.2, 1.3]).copy_slowdown == 0.0, "two say nothing"
 
 
@@ -175,3 +175,11 @@ def test_ranks_agree_on_the_smallest_counts_of_measurements():
     ranks = [Profile(0.5, 0.02, 3.0, 0, 0, 30, 4, 1, 9), Profile(0.5, 0.1, 3.0, 0, 0, 29, 5, 0, 8)]
     for order in permutations(ranks):
         assert joined(order) == Profile(0.5, 0.1, 3.0, 0, 0, 29, 4, 0, 8)
+
+
+def test_processor_time_of_copies_and_persists_counts_in_a_profile():
+    plain = [Iteration(1.0, processor=0.9) for _ in range(20)]
+    copied = [Iteration(1.1, 0.1, snapshot=True, processor=1.4) for _ in range(20)]
+    slowed = [Iteration(1.0, persisting=True, processor=1.2) for _ in range(20)]
+    found = profiled([*plain, *copied, *slowed], [20.0])
+    assert (found.stall, found.copy_slowdown, found.slowdown) == pytest.approx((0.1, 0.4, 0.3))

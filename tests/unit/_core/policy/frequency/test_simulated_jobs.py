@@ -74,7 +74,7 @@ def test_with_noise_jobs_keep_to_their_overhead_and_settle(noise, count=10):
     assert sorted(above)[-1 - count // 10] <= 1.02
     assert sorted(above)[-1 - count // 100] <= (4 if noise is None else 2)
     assert sorted(at_first)[-1 - count // 5] <= 1.02
-    assert late <= count
+    assert late <= 2 * count
 
 
 @pytest.mark.campaign
@@ -92,6 +92,26 @@ def test_noise_around_the_bound_does_not_make_intervals_oscillate(part, noise):
         run = simulate(job, Terms(0.05 / part), 3000, seed)
         assert len(run.changes) <= 2
         assert len({(each.intervals.memory, each.intervals.storage) for each in run.decisions}) == len(run.changes) + 1
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_cost_below_the_noise_of_steps_that_all_save_is_kept_within_the_bound(ranks):
+    """Each step saves, as a profile saw no cost: copies take 8% of steps that vary by 10%, of 5% allowed."""
+    for seed in range(5):
+        job = Job(iteration=0.05, noise=0.1, stall=0.0001, storage=0.01, copy=0.004, ranks=ranks)
+        run = simulate(job, Terms(0.05), 6000, seed)
+        assert run.decisions[0].intervals.memory == 1
+        assert run.overhead(3000) <= 0.05
+        assert interval_at(run, 6000).memory <= 5
+
+
+def test_processor_time_of_saves_is_kept_within_the_bound_where_steps_take_no_longer():
+    for seed in range(5):
+        job = Job(iteration=0.05, noise=0.05, stall=0.0001, storage=0.01, processor=0.01)
+        run = simulate(job, Terms(0.05), 6000, seed)
+        assert run.overhead(0) < 0.01
+        assert sum(run.used[1000:]) <= 0.05 * sum(run.alone[1000:])
+        assert interval_at(run, 6000).memory <= 10
 
 
 def test_a_competing_job_breaks_the_bound_of_static_intervals_and_not_of_adaptive_ones():
@@ -133,10 +153,11 @@ ODDITIES = {
 
 @pytest.mark.parametrize("oddity", ODDITIES)
 def test_noise_unrelated_to_checkpoints_changes_intervals_little(oddity):
-    """What of the profile was noise may be put right, and noise alone may make checkpoints less frequent once."""
+    """Noise in the profile may be put right; what may be above the bound makes saves less frequent for a time."""
     for seed in range(3):
         run = simulate(replace(JOB, **ODDITIES[oddity]), Terms(0.05), 2500, seed)
-        assert len(run.changes) <= 1
+        assert len(run.changes) <= 4
+        assert all(each.intervals.memory <= 4 * run.decisions[0].intervals.memory for each in run.changes)
 
 
 def test_the_iterations_of_a_real_job_on_a_busy_machine_are_hardly_taken_for_a_cost():
