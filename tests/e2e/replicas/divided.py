@@ -1,0 +1,129 @@
+"""An optimizer whose state is divided over the ranks, in frameworks that save it from one of them."""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from fastckpt.errors import ConfigError
+
+warnings.filterwarnings("ignore")
+
+
+class Divided(torch.optim.SGD):
+    """Each rank has the momentum of its own parameters, as Muon; the others receive the weights."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for number, weight in enumerate(self.param_groups[0]["params"]):
+            owner = number % dist.get_world_size()
+            if owner == dist.get_rank():
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                momentum.mul_(0.9).add_(weight.grad)
+                weight.sub_(momentum, alpha=0.02)
+            dist.broadcast(weight, src=owner)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(7, 13), nn.BatchNorm1d(13), nn.Linear(13, 5))
+
+
+def by_accelerate(folder: Path, *, unlike: bool) -> str:
+    from accelerate import Accelerator
+
+    from fastckpt.accelerate import AccelerateCheckpointer
+
+    accelerator, module = Accelerator(cpu=True), small()
+    kind = Divided if unlike else torch.optim.SGD
+    model, optimizer = accelerator.prepare(module, kind(module.parameters(), lr=0.02, momentum=0.9))
+    checkpointer = AccelerateCheckpointer(accelerator, folder)
+    checkpointer.load_state()
+    accelerator.backward(model(torch.randn(4, 7)).square().mean())
+    optimizer.step()
+    try:
+        return str(checkpointer.save_state(1).saved)
+    finally:
+        checkpointer.close()
+
+
+def by_deepspeed(folder: Path, *, unlike: bool) -> str:
+    from fastckpt.deepspeed import DeepSpeedCheckpointer
+    from tests.e2e.deepspeed import gloo  # noqa: F401 (for what it does)
+    from tests.e2e.deepspeed.engines import config, engine_of, train
+
+    engine = engine_of(small(), config(0))
+    checkpointer = DeepSpeedCheckpointer(engine, folder)
+    checkpointer.load_checkpoint(folder)
+    train(engine)
+    if unlike and dist.get_rank() == 1:
+        for state in engine.optimizer.state.values():
+            state["exp_avg"].add_(1.0)
+    try:
+        return str(checkpointer.save_checkpoint(folder).saved)
+    finally:
+        checkpointer.close()
+
+
+def by_trainer(folder: Path, *, unlike: bool) -> str:
+    from transformers import TrainingArguments
+
+    from fastckpt.huggingface import FastCheckpointTrainer
+    from tests.e2e.huggingface.stock import Sentences, make_model
+
+    arguments = TrainingArguments(
+        str(folder), use_cpu=True, max_steps=1, save_steps=1, report_to="none", disable_tqdm=True,
+        per_device_train_batch_size=2,
+    )  # fmt: skip
+    model = make_model("ddp")
+    kind = Divided if unlike else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.02, momentum=0.9)
+    trainer = FastCheckpointTrainer(model, arguments, train_dataset=Sentences(1, 16), optimizers=(optimizer, None))
+    trainer.train()
+    return "True"
+
+
+def by_dcp(folder: Path, *, unlike: bool) -> str:
+    from fastckpt.dcp.writer import SharedMemoryWriter
+
+    writer = SharedMemoryWriter(folder)
+    of_rank = {f"loader of {dist.get_rank()}": torch.ones(dist.get_rank() + 1)}
+    state = {"weight": torch.ones(3) + (dist.get_rank() if unlike else 0), "note": dist.get_rank(), **of_rank}
+    try:
+        dcp.save(state, storage_writer=writer, checkpoint_id="1")
+        return str(bool(writer.result))
+    except dcp.api.CheckpointException as error:
+        raise error.failures[dist.get_rank()][0] from error
+    finally:
+        writer.close()
+
+
+def main() -> None:
+    said: dict[str, str] = {}
+    ways: list[Callable[..., str]] = [by_accelerate, by_deepspeed, by_trainer, by_dcp]
+    for way in ways:
+        for unlike in (False, True):
+            name = f"{way.__name__}, {'unlike' if unlike else 'equal'}"
+            try:
+                said[name] = way(Path(sys.argv[1]) / name, unlike=unlike)
+            except ConfigError as error:
+                said[name] = str(error)
+            dist.barrier()
+    (Path(sys.argv[1]) / f"said.{dist.get_rank()}").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main()
+    dist.barrier()
+    dist.destroy_process_group()
