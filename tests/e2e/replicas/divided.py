@@ -13,8 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError
 
 warnings.filterwarnings("ignore")
@@ -108,9 +111,23 @@ def by_dcp(folder: Path, *, unlike: bool) -> str:
         writer.close()
 
 
+def by_hsdp(folder: Path, *, unlike: bool) -> str:
+    """Two replicas of one shard."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(nn.Linear(7, 5), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    with Checkpointer(folder, model=model, optimizer=optimizer, every=1) as checkpointer:
+        checkpointer.resume()
+        model(torch.randn(4, 7)).square().mean().backward()
+        optimizer.step()
+        if unlike and dist.get_rank() == 1:
+            model.weight._local_tensor.detach().add_(1.0)
+        return str(checkpointer.step(1).saved)
+
+
 def main() -> None:
     said: dict[str, str] = {}
-    ways: list[Callable[..., str]] = [by_accelerate, by_deepspeed, by_trainer, by_dcp]
+    ways: list[Callable[..., str]] = [by_accelerate, by_deepspeed, by_trainer, by_dcp, by_hsdp]
     for way in ways:
         for unlike in (False, True):
             name = f"{way.__name__}, {'unlike' if unlike else 'equal'}"

@@ -14,6 +14,7 @@ NAMES = {
     "by_deepspeed": "optimizer.0.",
     "by_trainer": "optimizer.0.",
     "by_dcp": "weight",
+    "by_hsdp": "model.weight (shard of rank 0)",
 }
 
 

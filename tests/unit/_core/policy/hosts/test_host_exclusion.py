@@ -5,6 +5,9 @@ import pytest
 from fastckpt._core.policy.hosts.host_exclusion import KEPT, cause_of_host, suspects, with_faults
 
 
+COMPUTED = " has computed what its replicas have not, as a processor does"
+
+
 @pytest.mark.parametrize(
     ("exitcode", "exception", "cause"),
     [
@@ -17,6 +20,9 @@ from fastckpt._core.policy.hosts.host_exclusion import KEPT, cause_of_host, susp
         (1, "ConnectionRefusedError: [Errno 111] Connection refused", ""),
         (1, "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:46264", ""),
         (1, "torch.distributed.DistBackendError: NCCL error: remote process exited", ""),
+        (1, f"ReplicasDiffer: another rank{COMPUTED}", ""),
+        (1, f"ReplicasDiffer: another rank or this one{COMPUTED}", ""),
+        (1, f"ReplicasDiffer: this rank{COMPUTED}", None),
         (1, "RuntimeError: Timed out waiting 1800000ms for recv operation to complete", ""),
     ],
 )
