@@ -4,7 +4,6 @@ import pytest
 
 from fastckpt._core.policy.hosts.host_exclusion import KEPT, cause_of_host, suspects, with_faults
 
-
 COMPUTED = " has computed what its replicas have not, as a processor does"
 
 
