@@ -5,6 +5,7 @@ import logging
 import math
 import socket
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ from fastckpt._core.replicas.own_entries import State, entries, named, own_entri
 from fastckpt._core.replicas.replica_faults import (
     SHARD,
     ReplicaFault,
-    are_alike,
     groups,
     replica_fault,
     unlike_entries,
+    unlike_groups,
 )
 from fastckpt._core.replicas.state_digest import digest_of, is_shard
 from fastckpt._core.session import Session
@@ -45,6 +46,9 @@ TRIES = 2
 LEARNED = ("model", "optimizer", "state_dict", "optimizer_states")
 """Parts of a state, as checkpointers call them, of which replicas that were equal stay so."""
 
+PARTS = 64
+"""Parts of the entries, of which those are sent one by one that differ."""
+
 _NUMBERS = itertools.count()
 
 
@@ -53,13 +57,31 @@ class ComparedState(NamedTuple):
 
     Attributes:
         host: Its host; empty if it has no state to compare.
-        digests: Of each entry.
+        digests: Of entries, those in parts that differ.
         fresh: Names of entries that were not equal at the comparison before, or that may begin to differ.
+        known: The number of all others.
     """
 
     host: str
     digests: dict[str, str]
     fresh: list[str]
+    known: int
+
+
+class Judgement(NamedTuple):
+    """What ranks do of what they have unlike.
+
+    Attributes:
+        unlike: Names of the entries, and whether all have them in one shape.
+        refused: Those that cannot be kept.
+        fault: What a processor has computed wrongly; None for nothing.
+        hosts: Of the ranks that are at fault.
+    """
+
+    unlike: dict[str, bool]
+    refused: list[str]
+    fault: ReplicaFault | None
+    hosts: list[str]
 
 
 class RankDifferences:
@@ -177,16 +199,18 @@ class RankDifferences:
         return own_entries(state, self.unlike if self._keeps else {}, self._session.place.world_size)
 
     def _compare(self, ranks: Agreement, step: int, digests: dict[str, str], start: float) -> None:
-        # 1. a digest of all, and how long each rank would wait for the next   2. if they differ, those of all entries
-        # 3. what was equal before is a fault   4. the rest is each rank's own, or refused
-        sent = {group: digest_of([*each.items()]) for group, each in groups(digests).items()}
+        # 1. a digest of all, and how long each rank would wait for the next   2. if they differ, digests of parts, and
+        # of entries in the parts that differ   3. what was equal before is a fault   4. the rest is each rank's own, or
+        # refused. The first rank alone has the digests of all: answers do not grow with the ranks.
         wait, unlike = self._wait(step, start), dict[str, bool]()
-        alike, wait = ranks.decide([sent, wait], _alike_and_longest, PATIENCE)
+        alike, wait = ranks.decide([_digest_of_each(groups(digests)), wait], _alike_and_longest, PATIENCE)
         learned = {name for name in digests if name.partition(".")[0] in LEARNED} - self._buffers
         if not alike:
-            mine = ComparedState(socket.gethostname() if digests else "", digests, sorted(digests.keys() - self._known))
-            given = [ComparedState(*each) for each in ranks.gather(mine, PATIENCE)]
-            unlike = self._judged(ranks, step, given)
+            parts: list[str] = ranks.decide(_digest_of_each(_parts(digests)), unlike_groups, PATIENCE)
+            some = {name: digest for name, digest in digests.items() if _part(name) in parts}
+            host, fresh = socket.gethostname() if digests else "", sorted(some.keys() - self._known)
+            mine = ComparedState(host, some, fresh, len(self._known))
+            unlike = self._judged(ranks, step, Judgement(*ranks.decide(mine, self._judge, PATIENCE)))
         self._known = frozenset(learned - unlike.keys())
         self._last, self._next, self._since = step, step + wait, start
 
@@ -197,20 +221,27 @@ class RankDifferences:
             return EVERY
         return max(EVERY, math.ceil((time.monotonic() - start) * (step - self._last) / (SHARE * passed)))
 
-    def _judged(self, ranks: Agreement, step: int, given: list[ComparedState]) -> dict[str, bool]:
-        """What ranks have unlike, and keep; raises what `turn` does."""
+    def _judge(self, sent: list[Any]) -> "Judgement":
+        """What all ranks do of what they have; the first rank decides it."""
+        given = [ComparedState(*each) for each in sent]
         digests = [each.digests for each in given]
-        unlike = unlike_entries([each for each in digests if each], partial=self._partial)
+        unlike = unlike_entries([each.digests for each in given if each.host], partial=self._partial)
         known = {name for each in digests for name in each}.difference(*(each.fresh for each in given))
-        if (fault := replica_fault(digests, unlike, known)) is not None:
-            self._raise(ranks, step, fault, [each.host for each in given])
-        if refused := [name for name in unlike if self._is_refused(name, digests)]:
+        fault = replica_fault(digests, unlike, known, max(each.known for each in given))
+        refused = sorted(name for name in unlike if self._is_refused(name, digests))
+        return Judgement(unlike, refused, fault, [given[rank].host for rank in fault.ranks] if fault else [])
+
+    def _judged(self, ranks: Agreement, step: int, found: "Judgement") -> dict[str, bool]:
+        """What ranks have unlike, and keep; raises what `turn` does."""
+        if found.fault is not None:
+            self._raise(ranks, step, ReplicaFault(*found.fault), found.hosts)
+        if found.refused:
             raise ConfigError(
-                f"ranks have unlike {abbreviated(sorted(refused))}, of which one would be saved for all. Have ranks "
+                f"ranks have unlike {abbreviated(found.refused)}, of which one would be saved for all. Have ranks "
                 "make it equal, or use fastckpt.Checkpointer, which saves of each rank what is no replica of a shard"
             )
-        self._keep(unlike)
-        return unlike
+        self._keep(found.unlike)
+        return found.unlike
 
     def _is_refused(self, name: str, digests: Collection[Mapping[str, str]]) -> bool:
         if SHARD in name or self._keeps:
@@ -221,8 +252,8 @@ class RankDifferences:
     def _digests(self, state: State) -> dict[str, str]:
         found = dict[str, str]()
         for name, path, leaf in entries(state):
-            if name in self._ignored or path[0] in self._left_out:
-                continue
+            if name in self._ignored or name in self.unlike or path[0] in self._left_out:
+                continue  # what is each rank's own needs no comparison any more
             if not is_shard(leaf):
                 found[name] = digest_of(leaf)
             elif (first := first_replica(leaf)) is not None:
@@ -232,7 +263,7 @@ class RankDifferences:
     def _raise(self, ranks: Agreement, step: int, fault: ReplicaFault, hosts: list[str]) -> None:
         """Have nobody load what was saved since the last comparison, and raise ReplicasDiffer."""
         last, rank = self._last, self._session.place.rank
-        who = " and ".join(f"rank {each} on {hosts[each]}" for each in fault.ranks)
+        who = " and ".join(f"rank {each} on {host}" for each, host in zip(fault.ranks, hosts, strict=True))
         names = abbreviated(fault.names)
         metrics.event("replicas_differ", step=step, since=last, ranks=fault.ranks, names=fault.names[:10])
         why = f"ranks had {names} alike at step {last}, and not at step {step}"
@@ -266,5 +297,22 @@ def first_replica(tensor: object) -> int | None:
     return int(ranks.min()) if ranks.numel() > 1 else None
 
 
+def _digest_of_each(found: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {name: digest_of([*digests.items()]) for name, digests in found.items()}
+
+
+def _part(name: str) -> str:
+    _, _, first = name.partition(SHARD)
+    return f"{zlib.crc32(name.encode()) % PARTS} {first}"
+
+
+def _parts(digests: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Entries by the part that they are in; what all ranks have is in parts that each of them sends, be they empty."""
+    found: dict[str, dict[str, str]] = {f"{number} ": {} for number in range(PARTS)} if digests else {}
+    for name, digest in digests.items():
+        found.setdefault(_part(name), {})[name] = digest
+    return found
+
+
 def _alike_and_longest(values: Collection[tuple[dict[str, str], int]]) -> tuple[bool, int]:
-    return are_alike([sent for sent, _ in values]), max(wait for _, wait in values)
+    return not unlike_groups([sent for sent, _ in values]), max(wait for _, wait in values)

@@ -35,10 +35,13 @@ def groups(digests: Digests) -> dict[str, dict[str, str]]:
     return found
 
 
-def are_alike(sent: Sequence[Digests]) -> bool:
-    """Whether all ranks that sent a digest for a group sent the same."""
-    seen: dict[str, str] = {}
-    return all(seen.setdefault(group, digest) == digest for each in sent for group, digest in each.items())
+def unlike_groups(sent: Sequence[Digests]) -> list[str]:
+    """Groups for which ranks that sent a digest did not send the same."""
+    seen: dict[str, set[str]] = {}
+    for each in sent:
+        for group, digest in each.items():
+            seen.setdefault(group, set()).add(digest)
+    return sorted(group for group, digests in seen.items() if len(digests) > 1)
 
 
 def unlike_entries(ranks: Sequence[Digests], *, partial: bool = False) -> dict[str, bool]:
@@ -63,7 +66,9 @@ def unlike_entries(ranks: Sequence[Digests], *, partial: bool = False) -> dict[s
     }
 
 
-def replica_fault(ranks: Sequence[Digests], unlike: Collection[str], known: Collection[str]) -> ReplicaFault | None:
+def replica_fault(
+    ranks: Sequence[Digests], unlike: Collection[str], known: Collection[str], count: int
+) -> ReplicaFault | None:
     """What a processor has computed wrongly; None if ranks differ by design.
 
     Of three replicas or more, most are equal where one is wrong. Of two, a wrong result is in few entries, as ranks
@@ -72,18 +77,19 @@ def replica_fault(ranks: Sequence[Digests], unlike: Collection[str], known: Coll
     Args:
         ranks: The digests of each rank.
         unlike: Names of entries that are not equal.
-        known: Names of entries of which all replicas were equal at the comparison before.
+        known: Names of entries, among those, of which all replicas were equal at the comparison before.
+        count: The number of all such entries that a rank has.
     """
     names = sorted(set(unlike) & set(known))
     wrong, largest = set[int](), 0
     for name in names:
         replicas = {rank: each[name] for rank, each in enumerate(ranks) if name in each}
-        (digest, count), *_ = Counter(replicas.values()).most_common()
+        (digest, most), *_ = Counter(replicas.values()).most_common()
         largest = max(largest, len(replicas))
-        if 2 * count <= len(replicas):
+        if 2 * most <= len(replicas):
             wrong.clear()
             break
         wrong |= {rank for rank, other in replicas.items() if other != digest}
-    if names and (wrong or (largest == 2 and 2 * len(names) <= len(set(known)))):
+    if names and (wrong or (largest == 2 and 2 * len(names) <= count)):
         return ReplicaFault(names, sorted(wrong))
     return None

@@ -154,4 +154,4 @@ def test_a_rank_is_at_fault_where_most_have_what_it_has_not(
     ranks: list[dict[str, str]], known: set[str], fault: ReplicaFault | None
 ):
     unlike = unlike_entries([each for each in ranks if each])
-    assert replica_fault(ranks, unlike, known) == fault
+    assert replica_fault(ranks, unlike, known, len(known)) == fault
