@@ -15,7 +15,7 @@ from fastckpt._core.offload.forward_pass import ForwardPass, Occurrence
 from fastckpt._core.offload.known_steps import StepMatch
 from fastckpt._core.offload.packed_tensor import NOT_COPIED, NOTICED, LeftTensor, PackedTensor
 from fastckpt._core.offload.saved_storage import Identity, SavedStorage, identity_of, span_of
-from fastckpt._core.torch_private.tensors import next_node_number
+from fastckpt._core.torch_private.tensors import is_traced, next_node_number
 from fastckpt._core.transfer.device_copy import records_graph
 from fastckpt.errors import OffloadError
 
@@ -60,7 +60,7 @@ class ForwardHooks:
         """Put an object in the place of a tensor that autograd saves."""
         on_gpu = tensor.device.type == "cuda"
         # In a process that was forked within the forward there are no threads that would write.
-        left = os.getpid() != self._pid or (on_gpu and _is_in_graph())
+        left = os.getpid() != self._pid or (on_gpu and _is_in_graph()) or is_traced()
         if is_weight(tensor) or not is_plain(tensor) or left:
             # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
             return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach(), NOT_COPIED)

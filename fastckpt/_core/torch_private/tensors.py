@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -29,8 +30,15 @@ next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """The number that autograd gives to the next node that this thread makes: equal for all that one node saves."""
 has_no_memory: Callable[[torch.Tensor], bool] = torch._C.TensorBase._is_zerotensor
 """Whether a tensor is one of zeros that no memory holds: its address is 0, whatever its size."""
+_proxy_mode: Callable[[], object | None] = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY)
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 copy_each = torch._foreach_copy_
 """Copies many tensors on a device with few kernels."""
+
+
+def is_traced() -> bool:
+    """Whether what runs is being recorded as a graph, by ``make_fx``: an operation on a storage cannot be."""
+    return _modes() > 0 and _proxy_mode() is not None
 
 
 def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

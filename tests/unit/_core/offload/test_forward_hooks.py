@@ -736,6 +736,16 @@ def test_forward_derivatives_have_zeros_without_memory_and_are_as_without_offloa
     assert all(map(torch.equal, gradients(found, *model.parameters()), expected))
 
 
+def test_a_linearized_function_is_as_without_offloading(tmp_path):
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh()) for _ in range(3)])
+    inputs, direction = square(), square()
+    _, derivative = torch.func.linearize(model, inputs)
+    with ActivationOffload(tmp_path, budget="4MiB"):
+        _, found = torch.func.linearize(model, inputs)
+    assert torch.equal(found(direction), derivative(direction))
+
+
 @pytest.mark.parametrize("shape", [(1, 64), (64, 1), (1, 1)])
 def test_a_small_expanded_tensor_is_copied_with_its_strides(tmp_path, shape):
     leaf, mask = torch.randn(64, 64, requires_grad=True), torch.rand(shape).expand(64, 64)
