@@ -581,9 +581,11 @@ PAGES: Sequence[ErrorPage] = (
             "Put what all ranks need into the common state; ResumableDataLoader's position counts samples of all "
             "ranks, and is divided again among any number.",
             "Read with `rank_state.get(name)` what may be missing, and begin it as at a first start.",
-            "The warning alone needs nothing: the random generators of new ranks begin as the script seeds them.",
+            "Of random generators the warning needs nothing: those of new ranks begin as the script seeds them.",
+            "Go on with as many ranks as saved it, if all ranks need what they had of their own.",
         ),
-        "Nothing that was saved. The random numbers of such a rank are not those of the uninterrupted run.",
+        "The random numbers of such a rank are not those of the uninterrupted run. With another number of ranks: what all "
+        "but the first one had of their own, such as replay buffers.",
         (
             "fastckpt._core.replicas.own_entries",
             "fastckpt._core.resume.load",
@@ -1217,9 +1219,9 @@ PAGES: Sequence[ErrorPage] = (
         "FC-046",
         "Replicas differ that were equal",
         (
-            "<this rank or another> has computed what its replicas have not, as a processor does that is broken: ranks had "
-            "<entries> alike at step <step>, and have it unlike at step <step>. <why>. What was saved after step <step> is "
-            "not loaded any more",
+            "<this or another rank> has computed what its replicas have not: <entries>, equal at step <step>, <differ> at "
+            "step <step>. So does a processor that is broken<; no majority tells which>. What was saved after step <step> "
+            "is not loaded any more",
         ),
         "Ranks compare digests of the weights and of the states of optimizers that all of them have, at the first save "
         "and then about each 100 steps. What has differed from the first time on is kept of each rank. A weight that "
@@ -1231,7 +1233,7 @@ PAGES: Sequence[ErrorPage] = (
         ),
         (
             "Let the job go on: it resumes the newest save from before, and `--fast-exclude-after` leaves the host out "
-            "while a spare waits.",
+            "while a spare waits. Do not move what was quarantined back.",
             "Test the host with `fastckpt check`, and the vendor's diagnostics.",
             "If ranks shall train apart from some step on, as with local SGD, have them do so from the first save on.",
         ),

@@ -21,6 +21,7 @@ from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
 from fastckpt._core.replicas.own_entries import UNLIKE, with_own
 from fastckpt._core.replicas.rank_differences import RankDifferences
+from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt._core.resume.candidates import RequiredFiles
 from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.resume.load import RankState, load_copy
@@ -96,6 +97,8 @@ class DdpCheckpointer(BaseCheckpointer):
             "mixed" if memory had some of its files; "" if nothing was loaded.
     """
 
+    _lacking: Lacking = "less"
+
     @public
     def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
@@ -130,7 +133,7 @@ class DdpCheckpointer(BaseCheckpointer):
         self._own = own_of(place.rank)
         self._writes_model = place.local_rank == 0
         self._given: dict[str, Any] | None = None
-        self._differences = RankDifferences(self._writer)
+        self._differences = RankDifferences(self._writer, lacking=self._lacking)
         self._loaded_sizes: dict[str, int] = {}
         self._forecast = SizeForecast(MODEL, self._writer.expect_about)
         if not self._writes_model:

@@ -131,8 +131,10 @@ class FastckptAgent(HookedAgent):
             logger.warning("this node waited for a place in the job until the other nodes had ended it")
             return RunResult(WorkerState.SUCCEEDED)
         # After the flush: only now is it known what is durable.
-        if not result.is_failed():
-            require_durable(self._saver.report(), newest=self._job_settings.require_persist)
+        newest = self._job_settings.require_persist
+        # Of several nodes another one may make it durable when this one has ended.
+        if not result.is_failed() and (newest or (self.get_worker_group().group_world_size or 1) == 1):
+            require_durable(self._saver.report(), newest=newest)
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:

@@ -48,7 +48,8 @@ class Ending(Enum):
     NOT_DURABLE = (
         START_AGAIN,
         NOT_STORED,
-        "the script succeeded, but nothing that it saved is durable; with `--fast-require-persist`, the newest is not",
+        "the script succeeded, but nothing that it saved on one node is durable; with `--fast-require-persist`, the "
+        "newest is not",
     )
     NODE_CHECK = BAD_NODE, BAD_NODE, "this node failed the node check (`--fast-node-check`)"
     STUCK = _FAILED, BAD_NODE, "the kernel lets workers neither run nor die (state D), as with a device that is gone"

@@ -143,7 +143,11 @@ class Session:
 
     @property
     def ranks(self) -> Agreement:
-        """The agreement of all ranks of the job; raises FastckptError if there is no process group yet."""
+        """The agreement of all ranks of the job; raises FastckptError without a process group, or in a forked process.
+
+        A fork must not send what it raises to the ranks.
+        """
+        self._check_process()
         return agreement(self.place.world_size)
 
     @property
@@ -418,11 +422,14 @@ class Session:
 
     def be_ready(self) -> None:
         """Wait until no save is pending; raise FastckptError after `close`, and in a forked process."""
-        if os.getpid() != self._pid:
-            raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
+        self._check_process()
         if self._closed:
             raise FastckptError("the checkpointer is closed: nothing is saved or loaded after close(); make another")
         self.overlap.wait()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
 
 
 def is_failing() -> bool:

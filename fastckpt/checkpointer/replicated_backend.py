@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.replicas.replica_check import other_weights
+from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.ddp import DdpCheckpointer
 
@@ -14,6 +15,8 @@ logger = logging.getLogger("fastckpt")
 
 class ReplicatedBackend(DdpCheckpointer):
     """Saves runs of DDP, and of models that nothing wraps; a `ShardedBackend` has the same methods."""
+
+    _lacking: Lacking = "unlike"
 
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a sharded model with one that is not: make one file of its checkpoint with python -m "

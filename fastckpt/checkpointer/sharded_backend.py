@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from fastckpt._core.client.optimizers import unwrapped
+from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.torch_private.sharding import ShardedTensor, tree_leaves
 from fastckpt.checkpointer.state import Part, TrainingState
@@ -28,7 +29,7 @@ from fastckpt.fsdp.shards import FsdpShardCheckpointer, FsdpState
 class ShardedBackend(FsdpShardCheckpointer):
     """Saves runs of FSDP1, FSDP2 and DTensors."""
 
-    _partial = False
+    _lacking: Lacking = "unlike"
 
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a model that was not sharded with one that is: give what its model.pt has to set_state_dict of "

@@ -160,7 +160,8 @@ class TrainingState:
                 position = positions.get(name, state) if is_alike else state
                 load_data_state(part, position, own.get(LOADERS, {}).get(name))
             elif isinstance(part, torch.optim.Optimizer):
-                with options_kept(part), dtypes_kept(part) if self._has_dtypes_of(common) else nullcontext():
+                inner = stepping(part)  # of accelerate's, which torch cannot hook into
+                with options_kept(inner), dtypes_kept(inner) if self._has_dtypes_of(common) else nullcontext():
                     _load(name, part, state)
             else:
                 _load(name, part, state)

@@ -79,7 +79,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._place = self._writer.place
-        self._differences = RankDifferences(self._writer, keeps=False, partial=True)
+        self._differences = RankDifferences(self._writer, keeps=False, lacking="fine")
         self._file = shards_of(self._place.rank)
         self._planner, self._loadable = ShardPlanner(), LoadableArchives()
         self._step: int | None = None

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
-from fastckpt._core.replicas.own_entries import ALONE, UNLIKE, loaded_alone, with_own, without
+from fastckpt._core.replicas.own_entries import UNLIKE, loaded_alone, shared_shards, with_own, without_alone
 from fastckpt._core.replicas.rank_differences import RankDifferences
+from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt._core.resume.load import RankState, load_copy
 from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.resume.tiers import Files
@@ -105,8 +106,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         last: What was begun to be saved last; None before that.
     """
 
-    _partial = True
-    """Whether ranks may have entries that others lack."""
+    _lacking: Lacking = "fine"
 
     @public
     def __init__(  # noqa: PLR0913  # the options of users, spelled out
@@ -141,7 +141,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._shards = ShardPlans(place, plans, self._writer.stall, weights_only=weights_only)
-        self._differences = RankDifferences(self._writer, partial=self._partial)
+        self._differences = RankDifferences(self._writer, lacking=self._lacking)
         self._own = own_of(place.rank)
         self._reader = _Reader(self, self._own, self._stage)
         self.rank_state: dict[str, Any] = {}
@@ -257,7 +257,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         self._differences.turn(step, lambda: whole, persists=persists)
         if unlike := self._differences.own(whole):
             own[UNLIKE] = unlike
-            state = state._replace(shards=_without(state.shards, unlike[ALONE]))
+            state = state._replace(shards=shared_shards(state.shards, unlike, writer.place.rank))
         if self._stage.name:
             state = FsdpState(state.shards | self._stage.as_values(state.common), {}, state.own)
         try:
@@ -362,7 +362,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
     def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
         """Places to load the states of parts into, without what each rank has in a shape of its own."""
         alone = loaded_alone(self._reader.unlike, self._writer.place.world_size)
-        return _without({part.name: part.target(self._reader.metadata) for part in parts}, alone)
+        return without_alone({part.name: part.target(self._reader.metadata) for part in parts}, alone)
 
     def close(self) -> None:
         """End saving, for all ranks: as `BaseCheckpointer.close`."""
@@ -371,18 +371,6 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             super().close()  # first: the saver, when the other ranks ask it, knows who has closed
         finally:
             self._shards.close(self.last)
-
-
-def _without(states: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """States without entries of these names; each dictionary stays, and is of the type that it has."""
-    if not names:
-        return states
-    kept = without(states, names)
-    return {
-        name: type(state)(kept.get(name, {})) if isinstance(state, dict) else state
-        for name, state in states.items()
-        if name in kept or isinstance(state, dict)
-    }
 
 
 class _Reader(SharedMemoryReader):

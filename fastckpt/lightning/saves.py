@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import PersistError
@@ -23,6 +24,7 @@ IN_MEMORY = "memory"
 class Saves(DdpCheckpointer):
     """A `DdpCheckpointer` that saves a step as often as Lightning does."""
 
+    _lacking: Lacking = "unlike"
     saved_step = -1
     _begun = -1
     """The step of the last save, also if this rank skipped it: all ranks must open a history, or none."""

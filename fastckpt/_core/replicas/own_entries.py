@@ -23,7 +23,14 @@ State = Mapping[str, Any]
 
 def entries(state: State) -> Iterator[tuple[str, Path, Any]]:
     """The name of each entry in dictionaries, its path, and what is there; a list is one, and so are many numbers."""
-    return ((named(path), path, leaf) for path, leaf in _leaves(state, ()) if path)
+    seen: set[str] = set()
+    for path, leaf in _leaves(state, ()):
+        name = named(path)
+        if name in seen:  # keys may have dots, or be of unlike types and of one text
+            name = f"{name} {path!r}"
+        seen.add(name)
+        if path:
+            yield name, path, leaf
 
 
 def named(path: Collection[Any]) -> str:
@@ -37,12 +44,17 @@ def own_entries(state: State, unlike: Mapping[str, bool], world: int) -> dict[st
 
     Args:
         state: This rank's.
-        unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
+        unlike: Names of entries that ranks have unlike, or of all that a key has, and whether all have them in one
+            shape.
         world: The number of ranks.
     """
     if not unlike:
         return {}
-    there = {name: [list(path), leaf] for name, path, leaf in entries(state) if name in unlike}
+    whole = [key for key in state if named((key,)) in unlike]
+    there = {named((key,)): [[key], state[key]] for key in whole}
+    there |= {
+        name: [list(path), leaf] for name, path, leaf in entries(state) if name in unlike and path[0] not in whole
+    }
     absent = sorted(unlike.keys() - there.keys())
     return {WORLD: world, THERE: list(there.values()), ABSENT: absent, ALONE: alone_in(unlike)}
 
@@ -74,17 +86,17 @@ def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> di
     """
     if not own:
         return dict(common)
-    there = {named(path): (tuple(path), leaf) for path, leaf in own[THERE]}
     if own[WORLD] != world:
         if rank == 0:
+            names = sorted({*(named(path) for path, _ in own[THERE]), *own[ABSENT]})
             text = "%d ranks saved their own of %s, and this job has %d: all load what the first one had"
-            logger.warning(coded(text, "FC-021"), own[WORLD], abbreviated([*there, *own[ABSENT]]), world)
+            logger.warning(coded(text, "FC-021"), own[WORLD], abbreviated(names), world)
         return dict(common)
     kept = dict(common)
-    for path in [path for name, path, _ in entries(common) if name in own[ABSENT]]:
+    for path in [path for name, path, _ in entries(common) if name in own[ABSENT] or named(path[:1]) in own[ABSENT]]:
         _drop(kept, path)
-    for path, leaf in there.values():
-        _put(kept, path, leaf)
+    for path, leaf in own[THERE]:
+        _put(kept, tuple(path), leaf)
     return kept
 
 
@@ -95,6 +107,30 @@ def without(state: State, names: Collection[str]) -> dict[str, Any]:
         if name not in names:
             _put(kept, path, leaf)
     return kept
+
+
+def without_alone(states: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """States without entries of these names; each dictionary stays, and is of the type that it has."""
+    if not names:
+        return states
+    kept = without(states, names)
+    return {
+        name: type(state)(kept.get(name, {})) if isinstance(state, dict) else state
+        for name, state in states.items()
+        if name in kept or isinstance(state, dict)
+    }
+
+
+def shared_shards(states: dict[str, Any], own: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """What a rank gives to a save of shards, beside its ``own``: what all have unlike is the first rank's there.
+
+    That of groups of parameters stays on all ranks, which see by it whether they have one model.
+    """
+    if rank == 0:
+        return without_alone(states, own[ALONE])
+    paths = {tuple(path) for path, _ in own[THERE]}
+    mine = {name for name, path, _ in entries(states) if path in paths or path[:1] in paths}
+    return without_alone(states, {name for name in mine if "param_groups" not in name} | {*own[ALONE]})
 
 
 def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -22,11 +22,13 @@ from fastckpt._core.replicas.distrusted_saves import give_up_since
 from fastckpt._core.replicas.own_entries import State, entries, named, own_entries
 from fastckpt._core.replicas.replica_faults import (
     SHARD,
+    Lacking,
     ReplicaFault,
     groups,
     replica_fault,
     unlike_entries,
     unlike_groups,
+    whole_objects,
 )
 from fastckpt._core.replicas.state_digest import digest_of, is_shard
 from fastckpt._core.session import Session
@@ -59,13 +61,15 @@ class ComparedState(NamedTuple):
         host: Its host; empty if it has no state to compare.
         digests: Of entries, those in parts that differ.
         fresh: Names of entries that were not equal at the comparison before, or that may begin to differ.
-        known: The number of all others.
+        changed: The number of all others that have changed since then.
+        objects: Names of what is no part that is learned, and has no shards: all of it is of one rank.
     """
 
     host: str
     digests: dict[str, str]
     fresh: list[str]
-    known: int
+    changed: int
+    objects: list[str]
 
 
 class Judgement(NamedTuple):
@@ -93,24 +97,25 @@ class RankDifferences:
     Args:
         session: What saves.
         keeps: Whether entries that ranks have unlike are saved of each; else tensors that are learned are refused.
-        partial: Whether ranks may have entries that others lack, as in a state of torch's DCP.
+        lacking: What it is if a rank lacks an entry, as one may in a state of torch's DCP.
 
     Attributes:
         unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
         agreed: The newest step that was saved to storage when all ranks had the same; None before that.
+        is_alone: Whether other ranks may not make the save that follows: it waits for no comparison but the first.
     """
 
-    def __init__(self, session: Session, *, keeps: bool = True, partial: bool = False) -> None:
-        self._session, self._keeps, self._partial = session, keeps, partial
+    def __init__(self, session: Session, *, keeps: bool = True, lacking: Lacking = "unlike") -> None:
+        self._session, self._keeps, self._lacking = session, keeps, lacking
         self._name = f"differences {next(_NUMBERS)}"
         self._ranks: Agreement | None = None
         self._ignored, self._buffers, self._left_out = frozenset[str](), frozenset[str](), frozenset[str]()
-        self._has_begun = False
+        self._has_begun = self.is_alone = False
         self._reset()
 
     def _reset(self) -> None:
         self.unlike: dict[str, bool] = {}
-        self._known = frozenset[str]()
+        self._known: dict[str, str] = {}
         self._last = self._next = -1
         self._failures, self._since = 0, 0.0
         self.agreed: int | None = None
@@ -161,12 +166,12 @@ class RankDifferences:
         if not self._has_begun or step < self._last:
             self.begin()
         put_off = EVERY if self._last >= 0 and not persists else 0
-        if self._ranks is None or step < self._next + put_off:
+        if self._ranks is None or step < self._next + put_off or (self.is_alone and self._last >= 0):
             return
         start = time.monotonic()
-        digests = self._digests(state())
+        given = state()
         try:
-            self._compare(self._ranks, step, digests, start)
+            self._compare(self._ranks, step, given, start)
         except PeerDeparted as error:
             logger.info("the states of ranks are not compared any more: %s", error)
             self.leave()
@@ -179,7 +184,7 @@ class RankDifferences:
             self.agreed = step if persists else self.agreed
 
     def _missed(self, step: int, error: Exception) -> None:
-        """Try it again later, in another agreement: a rank that was late has not come to the end of this one."""
+        """Try it again later, as the others do: each of them has come to the end of this comparison, or will."""
         self._failures += 1
         is_last = self._failures == TRIES
         logger.warning(
@@ -188,30 +193,35 @@ class RankDifferences:
             "and are not any more" if is_last else "and will be later",
             error,
         )
+        self._known, self._last, self._next = {}, step, step + EVERY
         if is_last:
             self.leave()
-            return
-        self._known, self._next = frozenset(), step + (EVERY if self._last >= 0 else 1)
-        self._ranks = agreement(self._session.place.world_size, self._name).sibling(f"after {step}")
 
     def own(self, state: State) -> dict[str, Any]:
         """What a rank saves of its own, as `own_entries`."""
         return own_entries(state, self.unlike if self._keeps else {}, self._session.place.world_size)
 
-    def _compare(self, ranks: Agreement, step: int, digests: dict[str, str], start: float) -> None:
+    def _compare(self, ranks: Agreement, step: int, state: State, start: float) -> None:
         # 1. a digest of all, and how long each rank would wait for the next   2. if they differ, digests of parts, and
         # of entries in the parts that differ   3. what was equal before is a fault   4. the rest is each rank's own, or
         # refused. The first rank alone has the digests of all: answers do not grow with the ranks.
+        digests = self._digests(state)
         wait, unlike = self._wait(step, start), dict[str, bool]()
-        alike, wait = ranks.decide([_digest_of_each(groups(digests)), wait], _alike_and_longest, PATIENCE)
-        learned = {name for name in digests if name.partition(".")[0] in LEARNED} - self._buffers
+        alike, wait = ranks.decide([_digest_of_each(groups(digests)), wait, step], _alike_and_longest, PATIENCE)
+        learned = {
+            name: digest
+            for name, digest in digests.items()
+            if name.partition(".")[0] in LEARNED and digest.startswith("torch.") and name not in self._buffers
+        }
+        changed = sum(digest != self._known.get(name, digest) for name, digest in learned.items())
         if not alike:
             parts: list[str] = ranks.decide(_digest_of_each(_parts(digests)), unlike_groups, PATIENCE)
             some = {name: digest for name, digest in digests.items() if _part(name) in parts}
             host, fresh = socket.gethostname() if digests else "", sorted(some.keys() - self._known)
-            mine = ComparedState(host, some, fresh, len(self._known))
+            objects = [named((key,)) for key in state if key not in LEARNED and not _has_shards(state[key])]
+            mine = ComparedState(host, some, fresh, changed, objects)
             unlike = self._judged(ranks, step, Judgement(*ranks.decide(mine, self._judge, PATIENCE)))
-        self._known = frozenset(learned - unlike.keys())
+        self._known = {name: digest for name, digest in learned.items() if name not in unlike}
         self._last, self._next, self._since = step, step + wait, start
 
     def _wait(self, step: int, start: float) -> int:
@@ -225,10 +235,12 @@ class RankDifferences:
         """What all ranks do of what they have; the first rank decides it."""
         given = [ComparedState(*each) for each in sent]
         digests = [each.digests for each in given]
-        unlike = unlike_entries([each.digests for each in given if each.host], partial=self._partial)
+        unlike = unlike_entries([each.digests for each in given if each.host], self._lacking)
         known = {name for each in digests for name in each}.difference(*(each.fresh for each in given))
-        fault = replica_fault(digests, unlike, known, max(each.known for each in given))
+        fault = replica_fault(digests, unlike, known, max(each.changed for each in given))
         refused = sorted(name for name in unlike if self._is_refused(name, digests))
+        if self._keeps and not refused:
+            unlike = whole_objects(unlike, {key for each in given for key in each.objects})
         return Judgement(unlike, refused, fault, [given[rank].host for rank in fault.ranks] if fault else [])
 
     def _judged(self, ranks: Agreement, step: int, found: "Judgement") -> dict[str, bool]:
@@ -247,12 +259,13 @@ class RankDifferences:
         if SHARD in name or self._keeps:
             return SHARD in name
         is_tensor = any(each.get(name, "").startswith("torch.") for each in digests)
-        return is_tensor and (self._partial or name.partition(".")[0] in LEARNED)
+        return is_tensor and (self._lacking == "fine" or name.partition(".")[0] in LEARNED)
 
     def _digests(self, state: State) -> dict[str, str]:
         found = dict[str, str]()
         for name, path, leaf in entries(state):
-            if name in self._ignored or name in self.unlike or path[0] in self._left_out:
+            own = name in self.unlike or named(path[:1]) in self.unlike
+            if own or name in self._ignored or path[0] in self._left_out:
                 continue  # what is each rank's own needs no comparison any more
             if not is_shard(leaf):
                 found[name] = digest_of(leaf)
@@ -266,14 +279,14 @@ class RankDifferences:
         who = " and ".join(f"rank {each} on {host}" for each, host in zip(fault.ranks, hosts, strict=True))
         names = abbreviated(fault.names)
         metrics.event("replicas_differ", step=step, since=last, ranks=fault.ranks, names=fault.names[:10])
-        why = f"ranks had {names} alike at step {last}, and not at step {step}"
+        why = f"it was saved after step {last}, the last one at which ranks had equal {names}: its values may be wrong"
         give_up_since(self._session, ranks, last, why)
         where = "this rank" if rank in fault.ranks else "another rank" if fault.ranks else "another rank or this one"
-        why = f"Most ranks have what {who} has not" if who else "No majority tells which is right"
+        differ = "differs" if len(fault.names) == 1 else "differ"
         text = (
-            f"{where} has computed what its replicas have not, as a processor does that is broken: ranks had {names} "
-            f"alike at step {last}, and have it unlike at step {step}. {why}. What was saved after step {last} is not "
-            "loaded any more"
+            f"{where}{f' ({who})' if who else ''} has computed what its replicas have not: {names}, equal at step "
+            f"{last}, {differ} at step {step}. So does a processor that is broken"
+            f"{'' if who else '; no majority tells which'}. What was saved after step {last} is not loaded any more"
         )
         raise ReplicasDiffer(coded(text, "FC-046"))
 
@@ -286,6 +299,10 @@ class RankDifferences:
                 "of each rank its own is saved, and loaded in a job of" if self._keeps else "that of one is saved for"
             )
             logger.warning("ranks have unlike %s: %s %d ranks", abbreviated(fresh), does, place.world_size)
+
+
+def _has_shards(part: object) -> bool:
+    return any(is_shard(leaf) for _, _, leaf in entries({"": part}))
 
 
 def first_replica(tensor: object) -> int | None:
@@ -314,5 +331,7 @@ def _parts(digests: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _alike_and_longest(values: Collection[tuple[dict[str, str], int]]) -> tuple[bool, int]:
-    return not unlike_groups([sent for sent, _ in values]), max(wait for _, wait in values)
+def _alike_and_longest(values: Collection[tuple[dict[str, str], int, int]]) -> tuple[bool, int]:
+    if len(steps := {step for *_, step in values}) > 1:
+        raise FastckptError(f"ranks are at unlike steps: {sorted(steps)}")
+    return not unlike_groups([sent for sent, *_ in values]), max(wait for _, wait, _ in values)

@@ -6,12 +6,18 @@ Corruptions at Scale" (2021), sections 3 and 5. Nothing but a majority of three 
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 SHARD = " (shard of rank "
 """What the name of a shard has after that of the entry: the first rank that has a replica of it."""
+OPTIONS = "param_groups"
+"""What names of options of an optimizer have in them."""
 Digests = Mapping[str, str]
 """Of each entry, by name: its type and shape, and after a colon a digest of its bytes."""
+
+
+Lacking = Literal["unlike", "less", "fine"]
+"""What it is if a rank lacks an entry: unlike; or it has given less than the first one; or it need not have it."""
 
 
 class ReplicaFault(NamedTuple):
@@ -44,26 +50,41 @@ def unlike_groups(sent: Sequence[Digests]) -> list[str]:
     return sorted(group for group, digests in seen.items() if len(digests) > 1)
 
 
-def unlike_entries(ranks: Sequence[Digests], *, partial: bool = False) -> dict[str, bool]:
+def unlike_entries(ranks: Sequence[Digests], lacking: Lacking = "unlike") -> dict[str, bool]:
     """Names of entries that ranks have unlike, and whether all have them in one shape.
 
     Args:
         ranks: The digests of each rank.
-        partial: Whether an entry may be absent from ranks, as a shard may.
+        lacking: What it is if a rank lacks an entry that is no shard.
     """
     found: dict[str, set[str]] = {}
     for each in ranks:
         for name, digest in each.items():
             found.setdefault(name, set()).add(digest)
-    if not partial:
-        for name, digests in found.items():
-            if SHARD not in name and any(name not in each for each in ranks):
-                digests.add("")
+    for name, digests in found.items() if lacking != "fine" else ():
+        if SHARD not in name and not _has_enough(name, ranks, lacking):
+            digests.add("")
     return {
         name: len({digest.partition(":")[0] for digest in digests}) == 1
         for name, digests in found.items()
         if len(digests) > 1
     }
+
+
+def _has_enough(name: str, ranks: Sequence[Digests], lacking: Lacking) -> bool:
+    if lacking == "less":  # an empty place, such as None, stands for all that the first rank has there
+        return name in ranks[0] or any(other.startswith(f"{name}.") for other in ranks[0])
+    return all(name in each for each in ranks)
+
+
+def whole_objects(unlike: Mapping[str, bool], objects: Collection[str]) -> dict[str, bool]:
+    """What ranks have unlike, by objects: none is put together of what two ranks had."""
+    found: dict[str, bool] = {}
+    for name, has_shape in unlike.items():
+        parts = name.split(".")
+        heads = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        found[next((head for head in heads if head in objects), name)] = has_shape
+    return {name: has_shape or name in objects for name, has_shape in found.items()}
 
 
 def replica_fault(
@@ -72,14 +93,17 @@ def replica_fault(
     """What a processor has computed wrongly; None if ranks differ by design.
 
     Of three replicas or more, most are equal where one is wrong. Of two, a wrong result is in few entries, as ranks
-    share their gradients; ranks that train apart have nearly all entries unlike.
+    share their gradients; ranks that train apart have nearly all unlike that change. Unlike options of an optimizer,
+    such as its rate, are the script's, and explain all else.
 
     Args:
         ranks: The digests of each rank.
         unlike: Names of entries that are not equal.
         known: Names of entries, among those, of which all replicas were equal at the comparison before.
-        count: The number of all such entries that a rank has.
+        count: The number of all such entries that have changed on a rank since then.
     """
+    if any(OPTIONS in name for name in unlike):
+        return None
     names = sorted(set(unlike) & set(known))
     wrong, largest = set[int](), 0
     for name in names:

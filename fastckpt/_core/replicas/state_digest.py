@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 import xxhash
+from torch.distributed.tensor import DTensor
 
 from fastckpt._core.format.number_lists import pickled_numbers
+from fastckpt._core.torch_private.sharding import ShardedTensor
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WORDS = 1 << 22
 """Words of 8 bytes that are added up at a time on a device."""
 
@@ -22,20 +25,18 @@ def digest_of(leaf: object) -> str:
     if isinstance(leaf, torch.Tensor):
         return _digest_of_tensor(leaf)
     if (numbers := pickled_numbers(leaf)) is not None:
-        return f"{type(leaf).__name__}:{xxhash.xxh3_128_hexdigest(numbers)}"
-    if isinstance(leaf, Mapping):
-        return f"dict:{len(leaf)}"  # an empty one, or one within a list, whose entries follow
-    if isinstance(leaf, list | tuple):
-        parts = [digest_of(each) for each in _flat(leaf)]
-        return f"{type(leaf).__name__}:{xxhash.xxh3_128_hexdigest(' '.join(parts).encode())}"
-    return f"{type(leaf).__name__}:{xxhash.xxh3_128_hexdigest(_bytes_of(leaf))}"
+        return f"{type(leaf).__name__}:{_digest(numbers)}"
+    if isinstance(leaf, Mapping | list | tuple):
+        return f"{type(leaf).__name__}:{_digest(' '.join(_parts_of(leaf)).encode())}"
+    if hasattr(leaf, "__array_interface__"):  # of numpy
+        array: Any = leaf
+        return f"{type(leaf).__name__}{array.shape}{str(array.dtype).replace(':', ' ')}:{_digest(array.tobytes())}"
+    return f"{type(leaf).__name__}:{_digest(_bytes_of(leaf))}"
 
 
 def _bytes_of(leaf: Any) -> bytes:
     if leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes):
         return repr(leaf).encode()
-    if hasattr(leaf, "__array_interface__"):  # of numpy
-        return leaf.tobytes()  # type: ignore[no-any-return]
     try:
         return pickle.dumps(leaf)
     except Exception:  # noqa: BLE001  # an object may raise anything; a save says what is wrong with it
@@ -43,16 +44,45 @@ def _bytes_of(leaf: Any) -> bytes:
 
 
 def is_shard(leaf: object) -> bool:
-    """Return whether a tensor is one of which ranks have parts, or wraps others."""
-    return isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter)
+    """Return whether a tensor is one of which ranks have parts."""
+    return isinstance(leaf, DTensor | ShardedTensor)
 
 
 def _digest_of_tensor(tensor: torch.Tensor) -> str:
     kind = f"{tensor.dtype}{tuple(tensor.shape)}"
-    if is_shard(tensor) or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+    if type(tensor) not in _PLAIN:
+        return f"{kind}:{_digest_of_subclass(tensor)}"
+    if tensor.is_meta:
         return f"{kind}:"
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.is_quantized:
+        return f"{kind}:{tensor.qscheme()} {_digest_of_tensor(tensor.int_repr())}"
+    if tensor.layout is not torch.strided:
+        return f"{kind}:{' '.join(map(_digest_of_tensor, _parts_of_sparse(tensor.detach())))}"
+    # of an expanded one what it has in memory: it may be of any size
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    whole = tensor.detach()[index].resolve_conj().resolve_neg().contiguous()
     return f"{kind}:{_digest_of_bytes(whole) if whole.is_cpu else sum_of_words(whole)}"
+
+
+def _digest_of_subclass(tensor: torch.Tensor) -> str:
+    if is_shard(tensor):
+        return ""
+    if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return _digest_of_tensor(tensor.detach().as_subclass(torch.Tensor))
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return ""  # one that wraps others, and does not say which
+    names, _ = tensor.__tensor_flatten__()
+    return " ".join(f"{name} {_digest_of_tensor(getattr(tensor, name))}" for name in names)
+
+
+def _parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor.to_dense(),)  # of oneDNN
 
 
 def sum_of_words(tensor: torch.Tensor) -> str:
@@ -76,11 +106,17 @@ def _digest_of_bytes(tensor: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
-def _flat(node: Any) -> Iterator[Any]:
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def _parts_of(node: Any) -> Iterator[str]:
+    """Digests of all that is in containers, with their types and keys; what no digest is begins with <."""
+    keys = [*map(repr, node)] if isinstance(node, Mapping) else len(node)
+    yield f"<{type(node).__name__} {keys}>"
     for child in node.values() if isinstance(node, Mapping) else node:
-        if isinstance(child, Mapping | list | tuple):
-            yield type(child).__name__
-            yield sorted(map(str, child)) if isinstance(child, Mapping) else len(child)
-            yield from _flat(child)
+        is_container = isinstance(child, Mapping | list | tuple) and pickled_numbers(child) is None
+        if is_container:
+            yield from _parts_of(child)
         else:
-            yield child
+            yield digest_of(child)

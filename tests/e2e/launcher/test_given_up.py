@@ -27,7 +27,7 @@ def test_the_flush_timeout_ends_a_launcher_whose_flush_hangs(tmp_path: Path) -> 
     start = time.monotonic()
     once = [sys.executable, "-c", LAUNCH, "--fast-flush-timeout=1", *command]
     done = subprocess.run(once, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 75, done.stderr  # nothing at all is durable
     assert "step 1 of history 1 is in memory only" in done.stderr
     assert time.monotonic() - start < 100
     again = [sys.executable, "-m", "fastckpt_run", *command]

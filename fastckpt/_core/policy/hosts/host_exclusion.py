@@ -27,8 +27,7 @@ _OTHERS = (
     "distnetworkerror",
     "diststoreerror",
     "nccl",
-    "another rank has computed",
-    "another rank or this one has computed",
+    "replicasdiffer: another rank",
 )
 """Words of exceptions that a worker raises when another one is gone, or at fault, in small letters."""
 _OWN_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
