@@ -30,7 +30,7 @@ def test_a_flipped_bit_is_found_and_never_resumed(new_job: Jobs, way: str):
 @pytest.mark.parametrize("way", [*RANKS])
 def test_fifty_flips_are_found_and_never_resumed(new_job: Jobs, way: str):
     whole = new_job("whole").run("--way", way, ranks=RANKS[way], **PROGRAM)
-    script = ("--way", way, "--flips", str(SEEDS), "--after", "20", "--seed", "100")
+    script = ("--way", way, "--flips", str(SEEDS), "--after", "170", "--seed", "100")
     job = new_job().run(*script, ranks=RANKS[way], restarts=SEEDS, **PROGRAM)
     flipped = [line["flipped"] for line in job.log(1) if "flipped" in line]
     assert len(flipped) == SEEDS == len([line for line in job.log(0) if "loaded" in line]) - 1, job.text()
