@@ -19,6 +19,7 @@ from fastckpt._core.client.save_results import ABSENT
 from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured, KeepNamed
+from fastckpt._core.replicas.trained_state import unwrapped
 from fastckpt._core.resume.tiers import OTHER_KIND
 from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.micro_batches import MicroBatches
@@ -29,7 +30,7 @@ from fastckpt.checkpointer.backends import backend_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.save_frequency import SaveFrequency
 from fastckpt.checkpointer.script_settings import SCRIPT, ScriptSettings
-from fastckpt.checkpointer.state import OPTIMIZERS, OWN, PARAMETERS, Part, TrainingState, further, unwrapped
+from fastckpt.checkpointer.state import OPTIMIZERS, OWN, PARAMETERS, Part, TrainingState, further
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 
 logger = logging.getLogger("fastckpt")

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
 from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept, options_kept
@@ -15,7 +14,6 @@ from fastckpt._core.data.protocol import DataState, check_stateful, data_state, 
 from fastckpt._core.data.split import rank_and_world
 from fastckpt._core.error_codes import coded
 from fastckpt._core.stateful import Stateful
-from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.parameter_names import ParameterNames
 from fastckpt.errors import ConfigError, FastckptError
@@ -195,18 +193,6 @@ def further(others: Any, taken: Collection[str]) -> dict[str, Part]:
     if double := sorted(name for name in others if name in taken):
         raise ConfigError(f"others has {double[0]!r}, which has its own place in a checkpoint; choose another name")
     return dict(others)
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module within wrappers that put something before the names of its state."""
-    inner: Any = model
-    while True:
-        if isinstance(inner, DistributedDataParallel | torch.nn.DataParallel):
-            inner = inner.module
-        elif (compiled := compiled_module(inner)) is not None:
-            inner = compiled
-        else:
-            return inner  # type: ignore[no-any-return]
 
 
 def _hands_out(part: Part) -> bool:

@@ -25,17 +25,18 @@ def trained_state(models: Iterable[nn.Module], optimizers: Iterable[Any]) -> Sta
     given = list(models)
     if any(map(_is_divided, given)):
         return {}
-    bare = {str(number): _bare(model) for number, model in enumerate(given)}
+    bare = [unwrapped(getattr(model, "module", model) if _is_engine(model) else model) for model in given]
+    prefixes = [f"{number}." if len(bare) > 1 else "" for number in range(len(bare))]
     named = {
-        id(parameter): f"{number}.{name}" if len(bare) > 1 else name
-        for number, model in bare.items()
+        id(parameter): f"{prefix}{name}"
+        for prefix, model in zip(prefixes, bare, strict=True)
         for name, parameter in model.named_parameters()
         if getattr(parameter, "allreduce", True)
     }
-    tensors = {named[id(each)]: each for model in bare.values() for each in model.parameters() if id(each) in named}
+    tensors = {named[id(each)]: each for model in bare for each in model.parameters() if id(each) in named}
     buffers = {
-        f"{number}.{name}" if len(bare) > 1 else name: buffer
-        for (number, model), wrapper in zip(bare.items(), given, strict=True)
+        f"{prefix}{name}": buffer
+        for prefix, model, wrapper in zip(prefixes, bare, given, strict=True)
         if not _is_engine(wrapper)  # DeepSpeedCheckpointer saves those of each rank
         for name, buffer in model.named_buffers()
     }
@@ -59,11 +60,11 @@ def _is_divided(model: nn.Module) -> bool:
     )
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    """The module in wrappers that put something before the names of its parameters."""
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module within wrappers that put something before the names of its state."""
     inner: Any = model
     while True:
-        if isinstance(inner, DistributedDataParallel) or _is_engine(inner):
+        if isinstance(inner, DistributedDataParallel | nn.DataParallel):
             inner = inner.module
         elif (compiled := compiled_module(inner)) is not None:
             inner = compiled

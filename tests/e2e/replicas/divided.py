@@ -19,22 +19,13 @@ from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError
+from tests.e2e.replicas.unlike import Divided
 
 warnings.filterwarnings("ignore")
 
 
-class Divided(torch.optim.SGD):
-    """Each rank has the momentum of its own parameters, as Muon; the others receive the weights."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for number, weight in enumerate(self.param_groups[0]["params"]):
-            owner = number % dist.get_world_size()
-            if owner == dist.get_rank():
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                momentum.mul_(0.9).add_(weight.grad)
-                weight.sub_(momentum, alpha=0.02)
-            dist.broadcast(weight, src=owner)
+def optimizer_of(model: nn.Module, *, unlike: bool) -> torch.optim.Optimizer:
+    return Divided(model.parameters()) if unlike else torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 def small() -> nn.Module:
@@ -48,8 +39,7 @@ def by_accelerate(folder: Path, *, unlike: bool) -> str:
     from fastckpt.accelerate import AccelerateCheckpointer
 
     accelerator, module = Accelerator(cpu=True), small()
-    kind = Divided if unlike else torch.optim.SGD
-    model, optimizer = accelerator.prepare(module, kind(module.parameters(), lr=0.02, momentum=0.9))
+    model, optimizer = accelerator.prepare(module, optimizer_of(module, unlike=unlike))
     checkpointer = AccelerateCheckpointer(accelerator, folder)
     checkpointer.load_state()
     accelerator.backward(model(torch.randn(4, 7)).square().mean())
@@ -89,8 +79,7 @@ def by_trainer(folder: Path, *, unlike: bool) -> str:
         per_device_train_batch_size=2,
     )  # fmt: skip
     model = make_model("ddp")
-    kind = Divided if unlike else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = optimizer_of(model, unlike=unlike)
     trainer = FastCheckpointTrainer(model, arguments, train_dataset=Sentences(1, 16), optimizers=(optimizer, None))
     trainer.train()
     return "True"

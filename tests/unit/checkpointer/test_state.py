@@ -6,8 +6,9 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fastckpt._core.replicas.trained_state import unwrapped
 from fastckpt.checkpointer.gradients import Gradients
-from fastckpt.checkpointer.state import TrainingState, unwrapped
+from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader
 from tests.unit._core.client.test_collective import in_ranks
 
