@@ -317,7 +317,10 @@ class DdpCheckpointer(BaseCheckpointer):
                 torch.get_num_threads(),
                 threads,
             )
-        return with_own(state, own.get(UNLIKE, {}) if own else {}, self._writer.place.world_size, rank)
+        unlike = own.get(UNLIKE, {}) if own else {}
+        whole = with_own(state, unlike, self._writer.place.world_size, rank)
+        self._differences.know(whole, unlike)
+        return whole
 
 
 def settle(model: torch.nn.Module, step_fn: Callable[[], object]) -> None:

@@ -254,7 +254,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         # A stage's state is like no other's, but all ranks take part: one may have no stage by mistake.
         whole = {} if self._stage.name else state.shards | state.common
         persists = at_least(storage_type, metrics) is not StorageType.MEMORY
-        self._differences.turn(step, lambda: whole, persists=persists)
+        self._differences.turn(step, lambda: whole, persists=persists, whole=state.common.keys)
         if unlike := self._differences.own(whole):
             own[UNLIKE] = unlike
             state = state._replace(shards=shared_shards(state.shards, unlike, writer.place.rank))
@@ -357,6 +357,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         loaded = with_own(
             self._reader.common | extra.of(leaves) | state, self._reader.unlike, place.world_size, place.rank
         )
+        self._differences.know(loaded, self._reader.unlike)
         return {name: loaded.pop(name) for name in state}, loaded
 
     def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:

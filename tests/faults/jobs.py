@@ -79,6 +79,7 @@ class Job:
         self.events = folder / "events"
         self.process: subprocess.Popen[bytes] | None = None
         self.launches = 0
+        self.deadline = DEADLINE
         folder.mkdir(parents=True, exist_ok=True)
 
     def with_faults(self, *faults: Fault) -> "Job":
@@ -116,7 +117,7 @@ class Job:
     def wait(self) -> int:
         """Wait for its end; the exit code."""
         assert self.process is not None
-        return self.process.wait(DEADLINE + 20 * len(self.faults))
+        return self.process.wait(self.deadline + 20 * len(self.faults))
 
     def run(self, *script: str, **options: Any) -> "Job":
         """Start, and wait for its good end."""

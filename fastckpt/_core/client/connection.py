@@ -166,9 +166,9 @@ class SaverClient:
             self._ask(m.Release(), m.Done)
             self.pins = False
 
-    def report_bad(self, memory: list[list[int]], *, storage: bool) -> None:
-        """Report which checkpoints in memory (history and step) are bad, and whether any on storage are."""
-        self._ask(m.Bad(memory, storage), m.Done)
+    def report_bad(self, memory: list[list[int]], *, storage: bool, distrusted: bool = False) -> None:
+        """Report bad checkpoints: those in memory (history and step), and whether some are on storage; see `m.Bad`."""
+        self._ask(m.Bad(memory, storage, distrusted), m.Done)
 
     def report_resumed(self, tier: str, bad: list[str], abandoned: list[list[int]]) -> None:
         """Report the tier of the resumed checkpoint, if any, the bad ones, and newer ones that other nodes lack."""

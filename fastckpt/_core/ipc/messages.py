@@ -176,10 +176,12 @@ class Bad:
     Attributes:
         memory: Ids (history and step) of those in memory: they must neither be offered again nor persisted.
         storage: Whether some on storage were bad, too: what is durable must be looked up again.
+        distrusted: Whether they are what was saved, and that is wrong: they do not count as lost.
     """
 
     memory: list[list[int]]
     storage: bool
+    distrusted: bool = False
 
 
 @dataclass(frozen=True)

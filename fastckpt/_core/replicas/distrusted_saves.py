@@ -33,7 +33,8 @@ def give_up_since(session: Session, ranks: Agreement, step: int, why: str) -> No
     if place.local_rank == 0:
         held = [each.id for each in held_saves(link.arena, link.pin())]
         link.release()
-        link.report_bad([list(save) for save in held if _is_after(save, link.history, step)], storage=False)
+        wrong = [list(save) for save in held if _is_after(save, link.history, step)]
+        link.report_bad(wrong, storage=False, distrusted=True)
         with suppress(TimeoutError, FastckptError):
             session.wait(PATIENCE)
     ranks.gather(None, 2 * PATIENCE)

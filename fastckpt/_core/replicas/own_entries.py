@@ -64,6 +64,11 @@ def alone_in(unlike: Mapping[str, bool]) -> list[str]:
     return sorted(name for name, has_shape in unlike.items() if not has_shape)
 
 
+def own_names(own: Mapping[str, Any]) -> set[str]:
+    """Names of what `own_entries` gave, and of what others have of it."""
+    return {*(named(path) for path, _ in own[THERE]), *own[ABSENT]} if own else set()
+
+
 def loaded_alone(own: Mapping[str, Any], world: int) -> list[str]:
     """Names of entries that only the ranks that had them can load; raises ConfigError in another number of ranks."""
     alone = own.get(ALONE, [])
@@ -88,9 +93,8 @@ def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> di
         return dict(common)
     if own[WORLD] != world:
         if rank == 0:
-            names = sorted({*(named(path) for path, _ in own[THERE]), *own[ABSENT]})
             text = "%d ranks saved their own of %s, and this job has %d: all load what the first one had"
-            logger.warning(coded(text, "FC-021"), own[WORLD], abbreviated(names), world)
+            logger.warning(coded(text, "FC-021"), own[WORLD], abbreviated(sorted(own_names(own))), world)
         return dict(common)
     kept = dict(common)
     for path in [path for name, path, _ in entries(common) if name in own[ABSENT] or named(path[:1]) in own[ABSENT]]:

@@ -7,6 +7,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,18 +20,19 @@ from fastckpt._core.arguments import abbreviated
 from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement
 from fastckpt._core.error_codes import coded
 from fastckpt._core.replicas.distrusted_saves import give_up_since
-from fastckpt._core.replicas.own_entries import State, entries, named, own_entries
+from fastckpt._core.replicas.own_entries import State, entries, named, own_entries, own_names
 from fastckpt._core.replicas.replica_faults import (
     SHARD,
     Lacking,
     ReplicaFault,
     groups,
+    head_of,
     replica_fault,
     unlike_entries,
     unlike_groups,
     whole_objects,
 )
-from fastckpt._core.replicas.state_digest import digest_of, is_shard
+from fastckpt._core.replicas.state_digest import PLAIN, digest_of, is_shard
 from fastckpt._core.session import Session
 from fastckpt._core.torch_private.tensors import compiled_module, local_part
 from fastckpt.errors import ConfigError, FastckptError, ReplicasDiffer
@@ -51,6 +53,9 @@ LEARNED = ("model", "optimizer", "state_dict", "optimizer_states")
 PARTS = 64
 """Parts of the entries, of which those are sent one by one that differ."""
 
+SAMPLE = 64
+"""Elements of a tensor that was loaded by which it is seen whether it has changed."""
+
 _NUMBERS = itertools.count()
 
 
@@ -63,6 +68,7 @@ class ComparedState(NamedTuple):
         fresh: Names of entries that were not equal at the comparison before, or that may begin to differ.
         changed: The number of all others that have changed since then.
         objects: Names of what is no part that is learned, and has no shards: all of it is of one rank.
+        whole: Names of those that one rank saves as they are: nothing in them is another rank's.
     """
 
     host: str
@@ -70,6 +76,7 @@ class ComparedState(NamedTuple):
     fresh: list[str]
     changed: int
     objects: list[str]
+    whole: list[str]
 
 
 class Judgement(NamedTuple):
@@ -145,19 +152,38 @@ class RankDifferences:
         world = self._session.place.world_size
         self._ranks = agreement(world, self._name) if world > 1 and dist.is_initialized() else None
 
+    def know(self, loaded: State, own: Mapping[str, Any]) -> None:
+        """Have what all ranks have loaded equal be a fault where it is not any more at the first comparison.
+
+        Not so what a rank has left as it was: it may be another's to change.
+
+        Args:
+            loaded: The state, as this rank has loaded it.
+            own: What `own` gave of this rank when that was saved; empty for nothing.
+        """
+        names = frozenset(own_names(own))
+        self._known = {
+            name: _sampled(leaf)
+            for name, leaf in self._compared(loaded)
+            if self._is_learned(name, leaf) and head_of(name.partition(SHARD)[0], names) is None
+        }
+
     def leave(self) -> None:
         """Compare nothing any more; no rank waits for this one."""
         if self._ranks is not None:
             self._ranks.leave()
         self._ranks = None
 
-    def turn(self, step: int, state: Callable[[], State], *, persists: bool) -> None:
+    def turn(
+        self, step: int, state: Callable[[], State], *, persists: bool, whole: Callable[[], Collection[str]] = tuple
+    ) -> None:
         """Compare the states of ranks, if that is due at this step.
 
         Args:
             step: Which is to be saved.
             state: Gives what this rank has, if a comparison is due; empty if nobody gave it.
             persists: Whether it is saved to storage: a comparison is put off, for 100 steps at most, to such a save.
+            whole: Gives the keys of what one rank saves as it is: there a rank has unlike what it lacks.
 
         Raises:
             ReplicasDiffer: On all ranks; what was saved since replicas were equal is not loaded any more.
@@ -165,13 +191,12 @@ class RankDifferences:
         """
         if not self._has_begun or step < self._last:
             self.begin()
-        put_off = EVERY if self._last >= 0 and not persists else 0
-        if self._ranks is None or step < self._next + put_off or (self.is_alone and self._last >= 0):
+        if self._ranks is None or not self._is_due(step, persists):
             return
         start = time.monotonic()
         given = state()
         try:
-            self._compare(self._ranks, step, given, start)
+            self._compare(self._ranks, step, given, frozenset(map(_key, whole())), start)
         except PeerDeparted as error:
             logger.info("the states of ranks are not compared any more: %s", error)
             self.leave()
@@ -182,6 +207,13 @@ class RankDifferences:
         else:
             self._failures = 0
             self.agreed = step if persists else self.agreed
+
+    def _is_due(self, step: int, persists: bool) -> bool:
+        if self._last < 0:
+            return True
+        # The first save to storage is one to go on from, if a later one is wrong.
+        is_first = persists and self.agreed is None
+        return not self.is_alone and (is_first or step >= self._next + (0 if persists else EVERY))
 
     def _missed(self, step: int, error: Exception) -> None:
         """Try it again later, as the others do: each of them has come to the end of this comparison, or will."""
@@ -201,25 +233,24 @@ class RankDifferences:
         """What a rank saves of its own, as `own_entries`."""
         return own_entries(state, self.unlike if self._keeps else {}, self._session.place.world_size)
 
-    def _compare(self, ranks: Agreement, step: int, state: State, start: float) -> None:
+    def _compare(self, ranks: Agreement, step: int, state: State, whole: Collection[str], start: float) -> None:
         # 1. a digest of all, and how long each rank would wait for the next   2. if they differ, digests of parts, and
         # of entries in the parts that differ   3. what was equal before is a fault   4. the rest is each rank's own, or
         # refused. The first rank alone has the digests of all: answers do not grow with the ranks.
-        digests = self._digests(state)
+        compared = self._compared(state)
+        digests = {name: digest_of(leaf) for name, leaf in compared}
         wait, unlike = self._wait(step, start), dict[str, bool]()
         alike, wait = ranks.decide([_digest_of_each(groups(digests)), wait, step], _alike_and_longest, PATIENCE)
-        learned = {
-            name: digest
-            for name, digest in digests.items()
-            if name.partition(".")[0] in LEARNED and digest.startswith("torch.") and name not in self._buffers
-        }
-        changed = sum(digest != self._known.get(name, digest) for name, digest in learned.items())
+        learned = {name: digests[name] for name, leaf in compared if self._is_learned(name, leaf)}
+        now = learned if self._last >= 0 else {name: _sampled(leaf) for name, leaf in compared if name in learned}
+        changed = {name for name, digest in now.items() if digest != self._known.get(name, digest)}
+        known = self._known.keys() if self._last >= 0 else changed
         if not alike:
             parts: list[str] = ranks.decide(_digest_of_each(_parts(digests)), unlike_groups, PATIENCE)
             some = {name: digest for name, digest in digests.items() if _part(name) in parts}
-            host, fresh = socket.gethostname() if digests else "", sorted(some.keys() - self._known)
-            objects = [named((key,)) for key in state if key not in LEARNED and not _has_shards(state[key])]
-            mine = ComparedState(host, some, fresh, changed, objects)
+            host, fresh = socket.gethostname() if digests else "", sorted(some.keys() - known)
+            objects = {_key(key) for key in state if key not in LEARNED and not _has_shards(state[key])}
+            mine = ComparedState(host, some, fresh, len(changed), sorted(objects | {*whole}), sorted(whole))
             unlike = self._judged(ranks, step, Judgement(*ranks.decide(mine, self._judge, PATIENCE)))
         self._known = {name: digest for name, digest in learned.items() if name not in unlike}
         self._last, self._next, self._since = step, step + wait, start
@@ -235,7 +266,8 @@ class RankDifferences:
         """What all ranks do of what they have; the first rank decides it."""
         given = [ComparedState(*each) for each in sent]
         digests = [each.digests for each in given]
-        unlike = unlike_entries([each.digests for each in given if each.host], self._lacking)
+        whole = {key for each in given for key in each.whole}
+        unlike = unlike_entries([each.digests for each in given if each.host], self._lacking, whole)
         known = {name for each in digests for name in each}.difference(*(each.fresh for each in given))
         fault = replica_fault(digests, unlike, known, max(each.changed for each in given))
         refused = sorted(name for name in unlike if self._is_refused(name, digests))
@@ -261,21 +293,26 @@ class RankDifferences:
         is_tensor = any(each.get(name, "").startswith("torch.") for each in digests)
         return is_tensor and (self._lacking == "fine" or name.partition(".")[0] in LEARNED)
 
-    def _digests(self, state: State) -> dict[str, str]:
-        found = dict[str, str]()
+    def _compared(self, state: State) -> list[tuple[str, Any]]:
+        """The entries that are compared, by name; of a shard what this rank has."""
+        found = dict[str, Any]()
         for name, path, leaf in entries(state):
             own = name in self.unlike or named(path[:1]) in self.unlike
             if own or name in self._ignored or path[0] in self._left_out:
                 continue  # what is each rank's own needs no comparison any more
             if not is_shard(leaf):
-                found[name] = digest_of(leaf)
+                found[name] = leaf
             elif (first := first_replica(leaf)) is not None:
-                found[f"{name}{SHARD}{first})"] = digest_of(local_part(leaf))
-        return dict(sorted(found.items()))
+                found[f"{name}{SHARD}{first})"] = local_part(leaf)
+        return sorted(found.items(), key=itemgetter(0))
+
+    def _is_learned(self, name: str, leaf: object) -> bool:
+        return name.partition(".")[0] in LEARNED and torch.is_tensor(leaf) and name not in self._buffers
 
     def _raise(self, ranks: Agreement, step: int, fault: ReplicaFault, hosts: list[str]) -> None:
         """Have nobody load what was saved since the last comparison, and raise ReplicasDiffer."""
-        last, rank = self._last, self._session.place.rank
+        last = self._last if self._last >= 0 else self.agreed or 0  # it was loaded
+        rank = self._session.place.rank
         who = " and ".join(f"rank {each} on {host}" for each, host in zip(fault.ranks, hosts, strict=True))
         names = abbreviated(fault.names)
         metrics.event("replicas_differ", step=step, since=last, ranks=fault.ranks, names=fault.names[:10])
@@ -299,6 +336,16 @@ class RankDifferences:
                 "of each rank its own is saved, and loaded in a job of" if self._keeps else "that of one is saved for"
             )
             logger.warning("ranks have unlike %s: %s %d ranks", abbreviated(fresh), does, place.world_size)
+
+
+def _sampled(tensor: torch.Tensor) -> str:
+    """A digest of some elements, by which it is seen that training has changed a tensor."""
+    is_whole = type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_quantized
+    return digest_of(tensor if is_whole else tensor.detach().reshape(-1)[:SAMPLE].cpu())
+
+
+def _key(key: object) -> str:
+    return named((key,))
 
 
 def _has_shards(part: object) -> bool:

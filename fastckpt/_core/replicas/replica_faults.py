@@ -50,19 +50,23 @@ def unlike_groups(sent: Sequence[Digests]) -> list[str]:
     return sorted(group for group, digests in seen.items() if len(digests) > 1)
 
 
-def unlike_entries(ranks: Sequence[Digests], lacking: Lacking = "unlike") -> dict[str, bool]:
+def unlike_entries(
+    ranks: Sequence[Digests], lacking: Lacking = "unlike", whole: Collection[str] = ()
+) -> dict[str, bool]:
     """Names of entries that ranks have unlike, and whether all have them in one shape.
 
     Args:
         ranks: The digests of each rank.
         lacking: What it is if a rank lacks an entry that is no shard.
+        whole: Objects of which one rank saves all, so that it is unlike if a rank lacks an entry.
     """
     found: dict[str, set[str]] = {}
     for each in ranks:
         for name, digest in each.items():
             found.setdefault(name, set()).add(digest)
-    for name, digests in found.items() if lacking != "fine" else ():
-        if SHARD not in name and not _has_enough(name, ranks, lacking):
+    for name, digests in found.items():
+        how = "unlike" if head_of(name, whole) else lacking
+        if SHARD not in name and not _has_enough(name, ranks, how):
             digests.add("")
     return {
         name: len({digest.partition(":")[0] for digest in digests}) == 1
@@ -72,6 +76,8 @@ def unlike_entries(ranks: Sequence[Digests], lacking: Lacking = "unlike") -> dic
 
 
 def _has_enough(name: str, ranks: Sequence[Digests], lacking: Lacking) -> bool:
+    if lacking == "fine":
+        return True
     if lacking == "less":  # an empty place, such as None, stands for all that the first rank has there
         return name in ranks[0] or any(other.startswith(f"{name}.") for other in ranks[0])
     return all(name in each for each in ranks)
@@ -81,10 +87,15 @@ def whole_objects(unlike: Mapping[str, bool], objects: Collection[str]) -> dict[
     """What ranks have unlike, by objects: none is put together of what two ranks had."""
     found: dict[str, bool] = {}
     for name, has_shape in unlike.items():
-        parts = name.split(".")
-        heads = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-        found[next((head for head in heads if head in objects), name)] = has_shape
+        found[head_of(name, objects) or name] = has_shape
     return {name: has_shape or name in objects for name, has_shape in found.items()}
+
+
+def head_of(name: str, objects: Collection[str]) -> str | None:
+    """The object, of these, in which an entry is; None if it is in none."""
+    parts = name.split(".") if objects else []
+    heads = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((head for head in heads if head in objects), None)
 
 
 def replica_fault(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from fastckpt._core.format.number_lists import pickled_numbers
 from fastckpt._core.torch_private.sharding import ShardedTensor
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WORDS = 1 << 22
 """Words of 8 bytes that are added up at a time on a device."""
 
@@ -50,7 +50,7 @@ def is_shard(leaf: object) -> bool:
 
 def _digest_of_tensor(tensor: torch.Tensor) -> str:
     kind = f"{tensor.dtype}{tuple(tensor.shape)}"
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN:
         return f"{kind}:{_digest_of_subclass(tensor)}"
     if tensor.is_meta:
         return f"{kind}:"

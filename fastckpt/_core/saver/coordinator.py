@@ -476,7 +476,7 @@ class Coordinator:
 
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
-        self.readers.give_up(message.memory)
+        self.readers.give_up(message)
         self.tiers.look_again(self.flush) if message.storage else self.flush()
 
     def news(self, writer: int) -> list[list[int]]:

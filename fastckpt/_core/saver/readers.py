@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from fastckpt._core.ipc.messages import Resumed
+from fastckpt._core.ipc.messages import Bad, Resumed
 from fastckpt._core.saver.persistence.persist_job import PIN
 from fastckpt._core.saver.persistence.persister import Persister
 from fastckpt._core.saver.slot import READER, Slot
@@ -48,12 +48,13 @@ class Readers:
         for slot in self._slots:
             slot.pins.pop(f"{READER}{pid}", None)
 
-    def give_up(self, bad: list[list[int]]) -> None:
-        """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""
+    def give_up(self, bad: Bad) -> None:
+        """Never offer these checkpoints again, nor persist them: they are not what was saved, or that is wrong."""
         for slot in self._slots:
-            if _is_in(bad, slot):
+            if _is_in(bad.memory, slot):
                 # Lost first, cleared second: the reason names the id, which `clear` forgets.
-                slot.lose("the ranks could not verify it")
+                if not bad.distrusted:
+                    slot.lose("the ranks could not verify it")
                 slot.clear()
 
     def resumed(self, message: Resumed) -> None:

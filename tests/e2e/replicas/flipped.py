@@ -27,12 +27,14 @@ Parts = tuple[nn.Module, Any, Callable[[torch.Tensor], Any], int, Callable[[int]
 def three_lines(args: argparse.Namespace) -> Parts:
     """DDP, or HSDP; what does a step, the step that was loaded, and what ends one."""
     from fastckpt import Checkpointer
+    from fastckpt.ddp import settle
 
     if args.way == "hsdp":
         model = build("hsdp")
     else:
         torch.manual_seed(7)
         model = DistributedDataParallel(nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5)))
+        settle(model, lambda: model(torch.ones(6, 7)).sum().backward())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     every = {"memory": args.memory, "storage": args.disk}
     checkpointer = Checkpointer(args.checkpoint_dir, model=model, optimizer=optimizer, every=every)
@@ -101,7 +103,8 @@ def train(args: argparse.Namespace) -> None:
     rank, log = dist.get_rank(), Log(args.out, dist.get_rank())
     model, optimizer, do, step, checkpointer = (deepspeed if args.way == "deepspeed" else three_lines)(args)
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    flip_at = step + args.after if restart < args.flips else 0
+    chance = random.Random(args.seed + restart)
+    flip_at = step + chance.randint(*args.after) if restart < args.flips else 0
     log(loaded=step, tier="", start=[int(os.environ["FAULTS_LAUNCH"]), restart])
     while step < args.steps:
         step += 1
@@ -109,7 +112,7 @@ def train(args: argparse.Namespace) -> None:
         torch.manual_seed(1000 * step + rank)
         loss = do(inputs)
         if rank == args.rank and step == flip_at:
-            log(flipped=flip(model, optimizer, random.Random(args.seed + restart)))
+            log(flipped=flip(model, optimizer, chance))
         log(step=step, loss=loss.item().hex())
         if (result := checkpointer.step(step)) is not None:
             log(due=step, done=bool(result))
@@ -127,7 +130,7 @@ if __name__ == "__main__":
     parser.set_defaults(steps=400, memory=10, disk=50)
     parser.add_argument("--way", default="ddp", help="ddp, hsdp or deepspeed")
     parser.add_argument("--flips", type=int, default=0, help="in how many starts a bit flips")
-    parser.add_argument("--after", type=int, default=270, help="steps of a start after which it does")
+    parser.add_argument("--after", type=int, nargs=2, default=(270, 270), help="steps of a start after which it does")
     parser.add_argument("--rank", type=int, default=1, help="the rank in which it does")
     parser.add_argument("--seed", type=int, default=1)
     dist.init_process_group("gloo")

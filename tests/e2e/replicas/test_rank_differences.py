@@ -39,6 +39,12 @@ def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs,
     assert said in job.text() or "2 ranks saved their own of" in job.text(), job.text()
 
 
+def test_states_that_more_ranks_divide_than_saved_them_are_no_fault(new_job: Jobs):
+    job = new_job().run("--steps", "5", "--disk", "5", ranks=1, **PROGRAM)
+    job.start("--steps", "12", ranks=3, **PROGRAM)
+    assert job.wait() == 0 and "ranks have unlike" in job.text(), job.text()
+
+
 def test_what_begins_to_differ_later_is_found_and_kept_from_then_on(new_job: Jobs):
     steps = 3 * EVERY + 20
     script = ("--way", "broadcast", "--drifts", "30", "--steps", str(steps), "--memory", "10", "--disk", "1000")
@@ -96,6 +102,8 @@ def test_unlike_entries_are_named_with_whether_their_shapes_are_alike():
         {"a": "f(2,):2", "b": "f(2,):5", "c": "f(3,):1", "d": "x:"},
     ]
     assert unlike_entries(ranks) == {"a": True, "c": False, "d": False}
+    assert unlike_entries(ranks, "fine") == {"a": True, "c": False}
+    assert unlike_entries(ranks, "fine", ["d"]) == {"a": True, "c": False, "d": False}
 
 
 @pytest.mark.parametrize("one", [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}])
