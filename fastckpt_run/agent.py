@@ -18,18 +18,27 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousTimeoutError
 
 from fastckpt._core import metrics
-from fastckpt._core.config import AGENT_VARIABLE, Settings
+from fastckpt._core.config import AGENT_VARIABLE, PLACE_VARIABLE, Settings
 from fastckpt._core.policy.hosts.host_exclusion import cause_of_host
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
 from fastckpt_run.events.summary import log_time, report, require_durable
 from fastckpt_run.exit_codes import Ending, ExitStatus
-from fastckpt_run.failures.cause import Cause, cause_of, explain
+from fastckpt_run.failures.cause import (
+    CAUSE_PATIENCE,
+    CAUSE_PATIENCE_OF_SEVERAL,
+    Cause,
+    cause_of,
+    cause_of_death,
+    explain,
+    with_cause,
+)
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.left_processes import LeftProcesses
 from fastckpt_run.members import Member
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.peer_agents import PeerAgents
@@ -40,7 +49,7 @@ from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_counted, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
 from fastckpt_run.watch.watcher import Watcher
-from fastckpt_run.workers import kill_orphans, run_script_path
+from fastckpt_run.workers import run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -60,7 +69,8 @@ class FastckptAgent(HookedAgent):
       a signal included, waits for the last flush.
     - A death is noticed when it happens; ``monitor_interval`` is only the longest wait.
     - Workers that hang are killed, like those that died by themselves.
-    - Workers that another's failure takes along are killed at once, or after ``stop_grace``, with their children.
+    - Workers that another's failure takes along are killed at once, or after ``stop_grace``, with their children;
+      programs that they have started have a moment to clean up.
     - Each round starts with an empty store, so that restarted workers find each other.
     - There is no restart where it would be in vain; progress gives restarts back.
     - A group that is beyond repair is a failure, with an exit code of its own.
@@ -81,7 +91,7 @@ class FastckptAgent(HookedAgent):
         self._saver = Saver(settings)
         self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
-        self._watch = DeathWatch({})
+        self._watch, self._left = DeathWatch({}), LeftProcesses()
         self._watcher = Watcher(settings, self._saver, self._recorder.lines)
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry, self._watcher.channel)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
@@ -145,6 +155,7 @@ class FastckptAgent(HookedAgent):
                 self._peers.close()
                 self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
                 close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, received)
+                self._left.close()
         finally:
             self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
@@ -227,15 +238,17 @@ class FastckptAgent(HookedAgent):
                 handler.leave()  # torch's launcher would end the job for all
             raise
 
-    def worker_environment(self) -> dict[str, str]:
-        """The address of the saver, and the settings of the job."""
-        return {AGENT_VARIABLE: self._saver.address, **self._job_settings.to_environment()}
+    def worker_environment(self, local_rank: int) -> dict[str, str]:
+        """The address of the saver, the place of a worker, and the settings of the job."""
+        place = f"{self.get_worker_group().workers[local_rank].global_rank} {local_rank}"
+        return {AGENT_VARIABLE: self._saver.address, PLACE_VARIABLE: place, **self._job_settings.to_environment()}
 
     def start_workers(self, proceed: Callable[[], dict[int, Any]]) -> dict[int, Any]:
         """Start the workers, and watch them from then on."""
         # Before the workers exist: telemetry that is older than this instant is that of their predecessors.
         self._restarts.started()
         self._preloader.prepare()
+        self._left.wait_for_trackers()
         pids, worker_group = proceed(), self.get_worker_group()
         self._watch, self._died = DeathWatch(pids), []
         self._started = self._due = time.monotonic()
@@ -261,11 +274,11 @@ class FastckptAgent(HookedAgent):
         # Only without a death: ranks that wait for a dead one would look like a hang.
         if not died and self._hangs.is_due and self._end_hang():
             died = self._watch.wait(0.0)
-        deaths = [death for death in died if death.exitcode]
+        deaths = self._with_causes([death for death in died if death.exitcode])
         for death in deaths:
             self._record_death(death)
         if deaths:
-            self._prepare_stop({death.local_rank for death in died}, deaths)
+            self._prepare_stop({death.local_rank for death in (*died, *deaths)}, deaths)
         self._preloader.maintain()
         self._recorder.look()
         self._notice.look(self.restarts_left)
@@ -275,6 +288,18 @@ class FastckptAgent(HookedAgent):
             metrics.event("workers_finished")
             return result
         return self._leave_round(result) if self._peers.may_rejoin else self._judge(result, deaths)
+
+    def _with_causes(self, deaths: list[Death]) -> list[Death]:
+        def cause(death: Death) -> Cause:
+            return cause_of_death(death, self._preloader.last_words(death.pid), self.context)
+
+        alone = (self.get_worker_group().group_world_size or 1) == 1
+        patience = CAUSE_PATIENCE if alone else CAUSE_PATIENCE_OF_SEVERAL
+        return with_cause(deaths, self._watch, cause, self._is_awaited, patience)
+
+    def _is_awaited(self) -> bool:
+        group = self.get_worker_group()
+        return (group.group_world_size or 1) > 1 and _is_awaited(group.spec.rdzv_handler)
 
     def _is_due(self) -> bool:
         """Whether to look at more than deaths: often while workers start, then once a second."""
@@ -317,9 +342,10 @@ class FastckptAgent(HookedAgent):
             failure = result.failures[rank]
             cause = cause_of(failure, self._preloader.last_words(failure.pid), self.context)
             culprits[rank] = failure.exitcode, cause
-        nodes = group.group_world_size or 1
-        handler = group.spec.rdzv_handler
-        follows = nodes > 1 and _is_awaited(handler)
+        # Who has only lost a connection is named if nobody has failed by itself.
+        culprits = {rank: why for rank, why in culprits.items() if not why[1].is_lost_connection} or culprits
+        nodes, handler = group.group_world_size or 1, group.spec.rdzv_handler
+        follows = self._is_awaited()
         if isinstance(handler, FastckptRendezvousHandler) and not follows:
             causes = (cause_of_host(exitcode, cause.exception) for exitcode, cause in culprits.values())
             handler.fault = next(filter(None, causes), "")
@@ -379,8 +405,7 @@ class FastckptAgent(HookedAgent):
         if self.context and self.get_worker_group().state != WorkerState.SUCCEEDED:
             # Children of workers outlive them in their process group,
             # and may hold ports, devices and the memory of images.
-            for pid in self.context.pids().values():
-                kill_orphans(pid)
+            self._left.leave(self.context.pids().values())
 
     def _record_death(self, death: Death) -> None:
         self._died.append(death)

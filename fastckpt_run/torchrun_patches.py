@@ -30,9 +30,10 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from fastckpt_run.failures.deaths import peek
+from fastckpt_run.left_processes import kill_group
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.preload.preloader import Preloader
-from fastckpt_run.workers import continue_group, drop_if_torn, kill_group, terminate_gracefully
+from fastckpt_run.workers import continue_group, drop_if_torn, terminate_gracefully
 
 _KILL_WAIT = 30.0
 _POLL = 0.02
@@ -72,8 +73,8 @@ class HookedAgent(LocalElasticAgent):
         """Meet the other nodes."""
 
     @abstractmethod
-    def worker_environment(self) -> Mapping[str, str]:
-        """Variables that each worker gets besides torch's."""
+    def worker_environment(self, local_rank: int) -> Mapping[str, str]:
+        """Variables that a worker gets besides torch's."""
 
     @abstractmethod
     def start_workers(self, proceed: Callable[[], dict[int, Any]]) -> dict[int, Any]:
@@ -100,7 +101,7 @@ class HookedAgent(LocalElasticAgent):
 
     def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
         super()._set_local_rank_env(worker_env, local_rank, spec)
-        worker_env |= self.worker_environment()
+        worker_env |= self.worker_environment(local_rank)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         return self.start_workers(partial(super()._start_workers, worker_group))
@@ -142,11 +143,19 @@ class BoundSubprocessHandler(SubprocessHandler):
             env=env,
             stdout=self._stdout,
             stderr=self._stderr,
-            # A session of its own: killing its process group also reaches
-            # the worker's children, and Ctrl-C reaches only the agent.
+            # A session of its own, with a process group in which its children are; and Ctrl-C reaches only the agent.
             start_new_session=True,
             preexec_fn=lambda: die_with(agent),  # noqa: PLW1509 (between fork and exec is the point)
         )
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Same as torch's; SIGKILL is for the worker alone, as `LeftProcesses` ends what it leaves."""
+        if death_sig != signal.SIGKILL:
+            super().close(death_sig)
+            return
+        self.proc.kill()
+        for stream in filter(None, (self._stdout, self._stderr)):
+            stream.close()
 
 
 class ScriptWorkers(SubprocessContext):
@@ -176,8 +185,6 @@ class ScriptWorkers(SubprocessContext):
             # torch's poll would reap: as long as the worker is a zombie,
             # its pid and group can be given to no other process.
             exitcode = peek(worker.pid) if worker.returncode is None else worker.returncode
-            if exitcode and worker.returncode is None:
-                kill_group(worker.pid)  # before torch reaps it and the number loses its meaning
             if exitcode:
                 drop_if_torn(Path(self.error_files[local_rank]))
         super()._capture_process_failures(done_local_ranks)

@@ -22,7 +22,7 @@ logger = logging.getLogger("fastckpt.launcher")
 
 def run_script_path(training_script: str, *script_args: str) -> None:
     """torchrun's function of this name, in a session of its own as other workers have, bound to the agent."""
-    # A new session, whose group `kill_group` reaches: torch starts functions in the agent's own group.
+    # A new session, whose group is the worker's own: torch starts functions in the agent's.
     os.setsid()
     if (agent := multiprocessing.parent_process()) is not None:
         # The death signal comes from the parent: with a fork server that is another process than the agent.
@@ -42,24 +42,6 @@ def _die_after(agent: BaseProcess) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_orphans(leader: int) -> None:
-    """Kill what a reaped worker left in its process group.
-
-    The kernel gives the number of a group that has members to no new process: if there is no process of
-    that number, the group is still the worker's.
-    """
-    if not Path(f"/proc/{leader}").exists():
-        kill_group(leader)
-
-
-def kill_group(leader: int) -> None:
-    """Kill all processes of the group that the unreaped child ``leader`` leads."""
-    # No such group: it has ended, or its leader has not called
-    # setsid yet. EPERM: what is left of it runs as another user.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-
-
 def continue_group(leader: int) -> None:
     """Let all processes of a child's group run: stopped ones (SIGSTOP) would not receive SIGTERM."""
     with suppress(ProcessLookupError, PermissionError):
@@ -69,7 +51,7 @@ def continue_group(leader: int) -> None:
 def terminate_gracefully(children: Collection[int], seconds: float) -> None:
     """Send SIGTERM to children and their process groups; return when all are dead, or after so many seconds.
 
-    The children are dead or not, but none is reaped; what the dead have left in their groups is killed.
+    The children are dead or not, but none is reaped.
     """
     # pidfds made before the signal: no death can be missed.
     watch = DeathWatch({child: child for child in children})
@@ -83,8 +65,6 @@ def terminate_gracefully(children: Collection[int], seconds: float) -> None:
             running = [child for child in running if peek(child) is None]
     finally:
         watch.close()
-    for child in set(children).difference(running):
-        kill_group(child)  # before it is reaped, and the number loses its meaning
     if running:
         logger.warning("SIGTERM did not end processes %s within %g s; killing them", running, seconds)
 

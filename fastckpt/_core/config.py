@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from fastckpt._core.arguments import meant
+from fastckpt._core.launcher_places import launcher_place
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
 
 AGENT_VARIABLE = "FASTCKPT_AGENT"
 """The variable with the address of the agent that launched a worker."""
+PLACE_VARIABLE = "FASTCKPT_PLACE"
+"""The variable with a worker's rank and its place among those of its node, which LOCAL_RANK may not be."""
 SECRET_VARIABLE = "FASTCKPT_SECRET"
 """The variable with the secret of a job: no setting, so that it is shown nowhere."""
 TRIAL_VARIABLE = "FASTCKPT_TRIAL"
@@ -29,7 +32,7 @@ _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 """Variables that Kubernetes sets in each pod beside a service of our name: no settings, and no mistake."""
-_NO_SETTINGS = (AGENT_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, PROOF_VARIABLE)
+_NO_SETTINGS = (AGENT_VARIABLE, PLACE_VARIABLE, SECRET_VARIABLE, TRIAL_VARIABLE, PROOF_VARIABLE)
 _GROUP = re.compile("xor:([3-9]|1[0-6])")
 _warned: set[str] = set()
 LONGEST_NAME = 255
@@ -313,7 +316,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """Read RANK, LOCAL_RANK and the other variables that a launcher sets."""
+        """Read RANK, LOCAL_RANK and the other variables that a launcher sets; raises as `launcher_place`."""
         environment = os.environ if environment is None else environment
         if "RANK" not in environment:
             return cls(agent=environment.get(AGENT_VARIABLE, ""))
@@ -324,13 +327,17 @@ class RankInfo:
             except ValueError as error:
                 raise ConfigError(f"{name} is {environment[name]!r}; give a whole number") from error
 
+        rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+        place = launcher_place(environment, rank, world_size)
+        # Of another rank it is that of a worker that has started this process.
+        own, _, local_rank = environment.get(PLACE_VARIABLE, "").partition(" ")
         return cls(
-            rank=number("RANK", 0),
-            local_rank=number("LOCAL_RANK", number("RANK", 0)),
-            world_size=number("WORLD_SIZE", 1),
-            local_world_size=number("LOCAL_WORLD_SIZE", number("WORLD_SIZE", 1)),
-            group_rank=number("GROUP_RANK", 0),
-            group_world_size=number("GROUP_WORLD_SIZE", 1),
+            rank=rank,
+            local_rank=int(local_rank) if own == str(rank) else place.local_rank,
+            world_size=world_size,
+            local_world_size=place.local_world_size,
+            group_rank=place.group_rank,
+            group_world_size=place.group_world_size,
             restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),

@@ -2,7 +2,8 @@
 
 import re
 import sysconfig
-from collections.abc import Container
+import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -11,6 +12,7 @@ from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import fastckpt
+from fastckpt_run.failures.deaths import Death, DeathWatch
 from fastckpt_run.failures.tracebacks import last_traceback, tail_of
 from fastckpt_run.torchrun_patches import is_shown
 
@@ -21,6 +23,13 @@ _PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastckpt)), "<frozen ")
 _LONGEST = 200
 """Characters of an exception that are shown."""
+_LOST_CONNECTION = re.compile(
+    "Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|failed to recv, got 0 bytes"
+)
+"""What exceptions say that follow from the end of another rank: of gloo, NCCL and TCPStore."""
+CAUSE_PATIENCE, CAUSE_PATIENCE_OF_SEVERAL = 4.0, 1.0
+"""Seconds for which a failure that is only a lost connection waits for its cause, on one node and on several: there it
+may be another's."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,41 @@ class Cause:
     exception: str = ""
     frame: str = ""
     log: str = ""
+
+    @property
+    def is_lost_connection(self) -> bool:
+        """Whether it follows from the failure of another rank."""
+        return _LOST_CONNECTION.search(self.exception) is not None
+
+
+def with_cause(
+    deaths: list[Death],
+    watch: DeathWatch,
+    cause: Callable[[Death], Cause],
+    is_known: Callable[[], bool],
+    patience: float = CAUSE_PATIENCE,
+) -> list[Death]:
+    """The deaths, and those that follow within some seconds, as long as all have only lost a connection.
+
+    Args:
+        deaths: Those that were noticed.
+        watch: Where others are.
+        cause: Finds out why a worker died.
+        is_known: Whether another node has failed: then nothing is waited for.
+        patience: Seconds for which a better cause is waited for.
+    """
+    found, end = list(deaths), time.monotonic() + patience
+    while found and watch.is_watching and time.monotonic() < end and not is_known():
+        if not all((death.exitcode or 0) > 0 and cause(death).is_lost_connection for death in found):
+            break
+        found += [death for death in watch.wait(0.05) if death.exitcode]
+    return found
+
+
+def cause_of_death(death: Death, reported: str, workers: PContext | None) -> Cause:
+    """Find out why a worker died, before torch has looked; as `cause_of`."""
+    log = str(getattr(workers, "stderrs", {}).get(death.local_rank) or "")
+    return _read(reported or tail_of(log), log)
 
 
 def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -> Cause:

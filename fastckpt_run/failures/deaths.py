@@ -66,6 +66,11 @@ class DeathWatch:
             with suppress(OSError):
                 self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (local_rank, pid))
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether some of the children are not known to have died."""
+        return bool(self._selector.get_map())
+
     def wait(self, timeout: float) -> list[Death]:
         """New deaths, as soon as there is one; empty after ``timeout`` seconds without."""
         if not self._selector.get_map():

@@ -20,8 +20,8 @@ from fastckpt_run.hangs.process_activity import Activity
 from fastckpt_run.hangs.stack_exchange import Collected, NodeReport, StackExchange
 from fastckpt_run.hangs.step_times import Lines, StepTimes, Waits
 from fastckpt_run.hangs.worker_inspection import KEPT, NOTHING, NodeWorkers
+from fastckpt_run.left_processes import kill_group
 from fastckpt_run.watch.node_channel import NodeChannel
-from fastckpt_run.workers import kill_group
 
 logger = logging.getLogger("fastckpt.launcher")
 

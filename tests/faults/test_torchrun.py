@@ -5,7 +5,14 @@ import re
 import pytest
 
 from tests.faults.faults import Fault, kill, kill_both
-from tests.faults.jobs import STORE_OF_ITS_OWN, TORCHRUN, Job, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.jobs import (
+    STORE_OF_ITS_OWN,
+    TORCHRUN,
+    Job,
+    assert_all_injected,
+    assert_as_if_nothing_had_happened,
+    launcher_for,
+)
 from tests.faults.test_phases import RESUME, SNAPSHOT
 from tests.ports import free_port
 
@@ -47,6 +54,16 @@ def test_killed_workers_resume_under_plain_torchrun(new_job, uninterrupted, laun
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
     starts = len(job.resumes())
     assert job.text().count("not started by fastckpt-run") == starts == 3
+
+
+@pytest.mark.parametrize("launcher", ["fastckpt-run", "torchrun"])
+def test_workers_that_see_their_own_device_alone_resume(new_job, uninterrupted, launcher):
+    job = new_job().with_faults(kill(rank=1, at="train.step", step=25))
+    ours = (*launcher_for(job.folder), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    command = ours if launcher == "fastckpt-run" else TORCHRUN
+    job.run(launcher=(*command, "--virtual-local-rank"), **STORE_OF_ITS_OWN)
+    assert job.injected() == 1 and not job.skips()
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
 
 
 @pytest.mark.campaign

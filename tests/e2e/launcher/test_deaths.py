@@ -329,3 +329,20 @@ def test_a_torn_error_file_is_dropped(tmp_path: Path) -> None:
     for path in (whole, torn, tmp_path / "none", Path(os.devnull)):
         drop_if_torn(path)
     assert (whole.exists(), torn.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("grace", [(), ("--fast-stop-grace=5",)], ids=["at once", "grace"])
+def test_shared_memory_and_logs_of_killed_workers_are_cleaned_up_and_what_computes_is_not_left(
+    jobs: Jobs, tmp_path: Path, grace: tuple[str, ...]
+) -> None:
+    name = f"fastckpt_test_{os.getpid()}_{len(grace)}"
+    job = jobs.run(
+        "--standalone", "--nproc-per-node=2", "--max-restarts=1", *grace, program("segments.py"), str(tmp_path), name
+    )
+    assert job.returncode == 0, job.stderr
+    left = [each for each in (tmp_path / "segments").read_text().split() if Path("/dev/shm", each).exists()]
+    logs = {log.name: log.read_text() for log in tmp_path.glob("log-*")}
+    if grace:  # SIGTERM is for all that a worker has started
+        del logs["log-0-0"]
+    assert not left and len(logs) == 4 - len(grace) and {*logs.values()} == {"the last line\n"}
+    assert not [path for path in tmp_path.glob("child.*") if alive(int(path.suffix[1:]))]

@@ -18,7 +18,7 @@ from fastckpt._core import metrics
 from fastckpt_run.failures import restart_notice
 from fastckpt_run.failures.cause import Cause, cause_of
 from fastckpt_run.failures.restart_notice import RestartNotice
-from tests.e2e.launcher.conftest import Jobs
+from tests.e2e.launcher.conftest import Jobs, program
 
 PAGE = " (FC-030, docs/errors.md#fc-030)"
 KILLED = {1: (-9, Cause())}
@@ -263,3 +263,16 @@ def test_the_restart_line_the_summary_and_the_report_count_steps_of_the_script(j
     found = json.loads(subprocess.check_output(command, cwd=jobs.folder))
     assert (found["steps"]["new"], found["steps"]["repeated"]) == (20, 5)
     assert [one["repeated"] for one in found["failures"]] == [2, 3]
+
+
+@pytest.mark.parametrize("preload", ["auto", ""], ids=["forked", "executed"])
+def test_a_lost_connection_waits_for_the_failure_that_it_follows_from(jobs: Jobs, preload: str) -> None:
+    logs = () if preload else ("--redirects=2", "--tee=2")
+    job = jobs.run("--nproc-per-node=2", *logs, program("leaves_group.py"), FASTCKPT_PRELOAD=preload or "off")
+    line = next(line for line in job.stderr.splitlines() if "rank 1 died" in line)
+    assert "bad batch: shard 17 is corrupt" in line and "by peer" not in line and "rank 0 died" not in job.stderr
+
+
+def test_a_lost_connection_without_another_failure_is_the_cause(jobs: Jobs) -> None:
+    job = jobs.run("--nproc-per-node=2", program("leaves_group.py"), FASTCKPT_PRELOAD="auto", LATE="8")
+    assert re.search("rank 0 died.*by peer", job.stderr), job.stderr

@@ -1,0 +1,112 @@
+"""The place of a worker among nodes, of the variables that launchers set: torchrun's, or those of Slurm and MPI."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fastckpt.errors import ConfigError
+
+Environment = Mapping[str, str]
+
+_LAUNCHERS = (
+    ("DeepSpeed", "RANK", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", ""),
+    ("MPICH", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""),
+)
+"""Launchers that are not torchrun: their variables with a worker's rank, local rank, the number of workers on its node
+(of Slurm of each node, such as ``4,2(x3)``), the node's number and the number of nodes."""
+_MASKS = "_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+"""How variables end that say which devices a process sees."""
+_TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+
+
+class LauncherPlace(NamedTuple):
+    """Numbers as `RankInfo` has them."""
+
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+
+def launcher_place(environment: Environment, rank: int, world_size: int) -> LauncherPlace:
+    """The place of a worker on its node, and among nodes.
+
+    LOCAL_RANK is an index of a device: where each worker sees its own device alone, as with torchrun's
+    ``--virtual-local-rank``, it is 0 in all of them. Then the place follows from the other numbers.
+
+    Args:
+        environment: Variables of the worker, among them RANK and WORLD_SIZE.
+        rank: Its rank.
+        world_size: The number of ranks.
+
+    Raises:
+        ConfigError: They contradict each other, or say too little.
+    """
+    # 1. the number of workers on the node   2. the node's number   3. the local rank: as it is given, unless that is 0
+    local, here, node, nodes = _of_launcher(environment, rank)
+    if "LOCAL_WORLD_SIZE" in environment:
+        local = node = nodes = None
+        here = _number(environment, "LOCAL_WORLD_SIZE", 1)
+    given = _number(environment, "LOCAL_RANK", rank if here is None else 0) if world_size > 1 else 0
+    if here is None and given != rank and world_size > 1:
+        raise _contradiction(environment, "nothing says how many ranks a node has")
+    here = world_size if here is None else here
+    divides = here > 0 and world_size % here == 0
+    node = _first(environment, ("GROUP_RANK", "NODE_RANK"), node, rank // here if divides else 0)
+    nodes = _first(environment, ("GROUP_WORLD_SIZE",), nodes, world_size // here if divides else 1)
+    if local is None and here * nodes == world_size and ("LOCAL_RANK" not in environment or _sees_one(environment)):
+        local = rank - node * here
+    if given == 0 and local is not None and 0 <= local < here:
+        given = local
+    if not (0 <= given < here <= world_size):
+        raise _contradiction(environment, f"that is local rank {given} of {here}")
+    return LauncherPlace(given, here, node, nodes)
+
+
+def _of_launcher(environment: Environment, rank: int) -> tuple[int | None, int | None, int | None, int | None]:
+    """The local rank, the number of workers here, the node and the number of nodes; None for what is not known."""
+    for _, own, local, here, node, nodes in _LAUNCHERS:
+        if {own, local, here} <= environment.keys() and _number(environment, own, -1) == rank:
+            found = _number(environment, node, -1) if node in environment else None
+            count = _number(environment, nodes, 1) if nodes in environment else None
+            return _number(environment, local, 0), _tasks(environment, here, found or 0), found, count
+    return None, None, None, None
+
+
+def _sees_one(environment: Environment) -> bool:
+    """Whether a worker sees one device alone."""
+    masks = [value for name, value in environment.items() if name.endswith(_MASKS)]
+    return any(value and "," not in value for value in masks)
+
+
+def _tasks(environment: Environment, name: str, node: int) -> int:
+    """The number of workers of a node, of a text such as ``4,2(x3)``."""
+    counts = [int(count) for count, times in _TASKS.findall(environment[name]) for _ in range(int(times or 1))]
+    if not counts:
+        raise ConfigError(f"{name} is {environment[name]!r}; give a whole number")
+    return counts[min(node, len(counts) - 1)]
+
+
+def _first(environment: Environment, names: tuple[str, ...], known: int | None, otherwise: int) -> int:
+    """The number in the first of these variables that is set; else what is known, or follows from other numbers."""
+    name = next((name for name in names if name in environment), None)
+    return _number(environment, name, 0) if name else otherwise if known is None else known
+
+
+def _number(environment: Environment, name: str, default: int) -> int:
+    try:
+        return int(environment.get(name, default))
+    except ValueError as error:
+        raise ConfigError(f"{name} is {environment[name]!r}; give a whole number") from error
+
+
+def _contradiction(environment: Environment, why: str) -> ConfigError:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    given = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
+    return ConfigError(
+        f"the environment has {given}: {why}. Start the script with fastckpt-run or torchrun, or set LOCAL_RANK (of "
+        "the ranks of this node, from 0), LOCAL_WORLD_SIZE, GROUP_RANK (the node's number) and GROUP_WORLD_SIZE (the "
+        "number of nodes) in each worker"
+    )

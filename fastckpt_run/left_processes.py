@@ -1,0 +1,122 @@
+"""Processes that dead workers leave in their groups: they are killed, but some programs may clean up for a moment."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+
+from fastckpt._core.memory.processes import Process, signal_together, stat_of
+
+MOMENT = 2.0
+"""Seconds that programs which a dead worker has left have to end by themselves."""
+TRACKER_MOMENT = 0.5
+"""Seconds that the next workers wait for resource trackers, whose segments may have names that they take again."""
+_TRACKER = b"resource_tracker"
+"""What the command of a resource tracker has in it, of multiprocessing and of loky."""
+_COMPUTES = re.compile(r".*python.*|[a-z]*sh|")
+"""Names of programs that may go on with a worker's work: they are killed at once. Shells start others."""
+_PAUSE = 0.002
+
+
+def kill_group(leader: int) -> None:
+    """Kill the unreaped child ``leader``, and what it has started, but for programs that clean up."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(leader, signal.SIGKILL)
+    kill_members([leader])
+
+
+def kill_members(groups: Collection[int]) -> dict[Process, bool]:
+    """Kill what is in the groups of workers that are dead or dying, but for programs that clean up.
+
+    Returns these, and whether each is a resource tracker.
+    """
+    members, killed = members_of(groups), set[Process]()
+    while doomed := {each for each, kind in members.items() if kind is None} - killed:
+        signal_together([*doomed], signal.SIGKILL)
+        killed |= doomed
+        time.sleep(_PAUSE)
+        members = members_of(groups)  # they may have forked meanwhile
+    return {each: kind for each, kind in members.items() if kind is not None}
+
+
+def members_of(groups: Collection[int]) -> dict[Process, bool | None]:
+    """The living processes in these groups, but for the leaders.
+
+    For each, whether it is a resource tracker or another program that cleans up; None for what computes.
+    """
+    if not any(map(_has_members, groups)):
+        return {}
+    wanted, places = set(map(str, groups)), [place for place in Path("/proc").iterdir() if place.name.isdigit()]
+    inside = [place for place in places if place.name not in wanted and {*stat_of(place)[2:3]} & wanted]
+    found = {Process.of(int(place.name)): _cleans_up(place) for place in inside}
+    return {process: kind for process, kind in found.items() if process.ticks}
+
+
+class LeftProcesses:
+    """Programs that dead workers have left: each ends by itself within a moment, or is killed.
+
+    What computes, such as the workers of a data loader, is killed at once: it holds ports, devices and memory. Resource
+    trackers wait for that, and then remove segments that nobody has any more.
+    """
+
+    def __init__(self) -> None:
+        self._processes: Mapping[Process, bool] = {}
+        self._timer: Timer | None = None
+        self._end = 0.0
+
+    def leave(self, groups: Collection[int]) -> None:
+        """Kill what is left of the groups of reaped workers; programs have a moment, beside what follows."""
+        self.close(at_once=True)
+        # The kernel gives the number of a group that has members to no new process: if there is a process of that
+        # number, it is another's group.
+        if found := kill_members([leader for leader in groups if not Path(f"/proc/{leader}").exists()]):
+            self._processes, self._end = found, time.monotonic() + MOMENT
+            self._timer = Timer(MOMENT, self._kill)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def wait_for_trackers(self) -> None:
+        """Return once resource trackers have ended, or have had their time."""
+        trackers = [process for process, is_tracker in self._processes.items() if is_tracker]
+        _wait(trackers, time.monotonic() + TRACKER_MOMENT)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Return when all have ended, by the end of their moment, or ``at_once``."""
+        if self._timer is not None:
+            if not at_once:
+                _wait(self._processes, self._end)
+            self._timer.cancel()
+            self._timer = None
+            self._kill()
+
+    def _kill(self) -> None:
+        signal_together([*self._processes], signal.SIGKILL)
+        self._processes = {}
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # what is left of it runs as another user
+    return True
+
+
+def _cleans_up(place: Path) -> bool | None:
+    try:
+        if _TRACKER in (place / "cmdline").read_bytes():
+            return True
+        return None if _COMPUTES.fullmatch((place / "exe").readlink().name) else False
+    except OSError:
+        return None
+
+
+def _wait(processes: Collection[Process], end: float) -> None:
+    while any(process.is_alive() for process in processes) and time.monotonic() < end:
+        time.sleep(_PAUSE)

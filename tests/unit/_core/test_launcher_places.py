@@ -1,0 +1,108 @@
+"""The place of a worker, of the variables that launchers set; also where each worker sees its own device alone."""
+
+import pytest
+
+from fastckpt._core.config import AGENT_VARIABLE, PLACE_VARIABLE, RankInfo
+from fastckpt._core.launcher_places import launcher_place
+from fastckpt.errors import ConfigError
+
+MASKED = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def torchrun(rank: int, *nodes: int, masked: bool = False) -> dict[str, str]:
+    """What torchrun sets for a rank on nodes of so many ranks."""
+    node = next(node for node in range(len(nodes)) if rank < sum(nodes[: node + 1]))
+    sizes = {"LOCAL_WORLD_SIZE": nodes[node], "GROUP_RANK": node, "GROUP_WORLD_SIZE": len(nodes)}
+    found = {"RANK": rank, "WORLD_SIZE": sum(nodes), "LOCAL_RANK": rank - sum(nodes[:node]), **sizes}
+    return {name: str(value) for name, value in found.items()} | (MASKED if masked else {})
+
+
+def place(environment: dict[str, str]) -> tuple[int, ...]:
+    return tuple(launcher_place(environment, int(environment["RANK"]), int(environment["WORLD_SIZE"])))
+
+
+@pytest.mark.parametrize("nodes", [(1,), (4,), (2, 2), (1, 1, 1), (3, 2, 1), (1, 3)])
+def test_torchrun_tells_the_place_of_each_rank(nodes: tuple[int, ...]):
+    expected = [(local, here, node, len(nodes)) for node, here in enumerate(nodes) for local in range(here)]
+    assert [place(torchrun(rank, *nodes)) for rank in range(sum(nodes))] == expected
+
+
+@pytest.mark.parametrize("nodes", [(4,), (2, 2), (1, 1, 1)])
+def test_workers_that_see_their_own_device_alone_have_places_of_their_own(nodes: tuple[int, ...]):
+    ranks = range(sum(nodes))
+    assert [place(torchrun(rank, *nodes, masked=True)) for rank in ranks] == [
+        place(torchrun(rank, *nodes)) for rank in ranks
+    ]
+
+
+def slurm(rank: int, local: int, node: int, tasks: str, **more: str) -> dict[str, str]:
+    own = {"SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node}
+    sizes = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NUM_NODES": 2, "RANK": rank, "WORLD_SIZE": 5}
+    return {name: str(value) for name, value in (own | sizes).items()} | more
+
+
+def mpi(rank: int, world: int, here: int, names: tuple[str, str, str]) -> dict[str, str]:
+    found = dict(zip(names, (rank, rank % here, here), strict=True)) | {"RANK": rank, "WORLD_SIZE": world}
+    return {name: str(value) for name, value in found.items()}
+
+
+OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+MPICH = "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        pytest.param(slurm(1, 1, 0, "3,2"), (1, 3, 0, 2), id="slurm"),
+        pytest.param(slurm(4, 1, 1, "3,2", **MASKED), (1, 2, 1, 2), id="slurm, one device per task"),
+        pytest.param(slurm(3, 0, 1, "3,2", LOCAL_RANK="0"), (0, 2, 1, 2), id="slurm, as the script says"),
+        pytest.param(slurm(2, 2, 0, "3(x1),2", LOCAL_RANK="2"), (2, 3, 0, 2), id="slurm, counted"),
+        pytest.param(mpi(3, 4, 2, OPEN_MPI) | MASKED, (1, 2, 1, 2), id="mpirun, one device"),
+        pytest.param(mpi(3, 4, 2, MPICH), (1, 2, 1, 2), id="mpich"),
+        pytest.param(torchrun(1, 4) | {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, (1, 4, 0, 1), id="torchrun by srun"),
+        pytest.param({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 0, 1), id="by hand, one node"),
+        pytest.param(
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "LOCAL_RANK": "1"},
+            (1, 2, 1, 2),
+            id="ray",
+        ),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3"}, (0, 1, 0, 1), id="one rank, device 3"),
+        pytest.param(
+            {
+                "RANK": "5",
+                "WORLD_SIZE": "8",
+                "LOCAL_RANK": "1",
+                "LOCAL_SIZE": "4",
+                "CROSS_RANK": "1",
+                "CROSS_SIZE": "2",
+            },
+            (1, 4, 1, 2),
+            id="deepspeed",
+        ),
+    ],
+)
+def test_other_launchers_tell_it_in_variables_of_their_own(environment: dict[str, str], expected: tuple[int, ...]):
+    assert place(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4", **MASKED}, "nothing says how many ranks a node has"),
+        (torchrun(1, 2) | {"LOCAL_RANK": "2"}, "that is local rank 2 of 2"),
+        (torchrun(1, 2) | {"LOCAL_WORLD_SIZE": "0"}, "that is local rank 1 of 0"),
+        (torchrun(1, 2) | {"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x'; give a whole number"),
+        (slurm(1, 1, 0, ","), "SLURM_STEP_TASKS_PER_NODE is ','"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(environment: dict[str, str], why: str):
+    with pytest.raises(ConfigError, match=why):
+        place(environment)
+
+
+def test_the_agent_tells_its_workers_whatever_local_rank_says():
+    by_agent = {AGENT_VARIABLE: "x", PLACE_VARIABLE: "4 1"}
+    own = RankInfo.from_environment(torchrun(4, 3, 2, 1, masked=True) | by_agent)
+    assert (own.local_rank, own.local_world_size, own.group_rank) == (1, 2, 1)
+    other = RankInfo.from_environment(torchrun(1, 2) | by_agent)
+    assert other.local_rank == 1, "a job that a worker starts has ranks of its own"
