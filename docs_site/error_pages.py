@@ -45,6 +45,8 @@ PAGES: Sequence[ErrorPage] = (
             "<shared memory> holds two slots only (<limit>, less what is left to others)",
             "<what checkpoints take>: data loaders with workers, which need some of it, may fail. <remedies>.",
             "copies of other hosts' files need <size>: <limit>. <remedies>; or do without: --fast-replicas 0.",
+            "<file> has <size>, and no file of this process may have more than <size>. Raise that limit before the "
+            "start: ulimit -f unlimited; h_fsize of Grid Engine.",
         ),
         "A save copies the state of the node's ranks into shared memory, which has three slots for it, or two where "
         "memory is short. The message names the limit that is the tightest of three: the size of the tmpfs, the "
@@ -1240,6 +1242,29 @@ PAGES: Sequence[ErrorPage] = (
         "Steps since the last comparison at which ranks were equal. What was saved since then is in "
         "`.fastckpt/quarantine-*`.",
         ("fastckpt._core.replicas.rank_differences",),
+    ),
+    ErrorPage(
+        "FC-047",
+        "Two processes say that they are one rank",
+        (
+            "process <pid> says that it is rank <rank>, but that is process <pid>, which has a checkpointer for this "
+            "directory open. Start what saves beside a rank with a directory of its own, and without RANK and "
+            "FASTCKPT_AGENT in its environment; what only reads needs no checkpointer (docs/reference/format.md)",
+        ),
+        "A rank is one process. A second one that opens a checkpointer in its name, as a child that has inherited its "
+        "environment, would take over what it saves; it is refused, and the first one goes on.",
+        (
+            "A rank has started a program that saves or resumes by itself in the same checkpoint directory.",
+            "A launcher sets LOCAL_RANK to 0 in all workers, and nothing tells the place of each: see "
+            "[devices of their own](reference/launcher.md#devices-of-their-own).",
+        ),
+        (
+            "Give the child a checkpoint directory of its own, and remove RANK and FASTCKPT_AGENT from its environment.",
+            "To read a checkpoint, use plain torch ([format](reference/format.md)): that needs no checkpointer.",
+            "Where one process follows another, close the checkpointer of the first one before.",
+        ),
+        "Nothing: the process that was there first goes on saving.",
+        ("fastckpt._core.saver.writers",),
     ),
 )
 

@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt._core.memory.processes import Process
 from fastckpt.errors import FastckptError
 
 NEVER = SaveId(LARGEST, LARGEST)
@@ -106,7 +108,7 @@ class Writers:
         self._ranks: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
         self._pace = CopyPace()
-        self._present: dict[int, int] = {}
+        self._present: dict[int, Process] = {}
         self._gone: dict[int, Departure] = {}
         self._former: dict[int, Departure] = {}
         self._failed: dict[int, tuple[SaveId, str]] = {}
@@ -116,14 +118,25 @@ class Writers:
     def join(self, rank: int, pid: int, of_job: int) -> int:
         """A rank is here, ``of_job`` among all nodes; the history that it writes.
 
-        Raises FastckptError while it has another checkpointer open.
+        Raises FastckptError while it has another checkpointer open, or another process that lives is this rank.
         """
-        if self._present.get(rank) == pid:
+        other = self._present.get(rank)
+        if other is not None and other.pid == pid:
             raise FastckptError(
                 f"process {pid} has a checkpointer for this directory open already, and may have one at a time: close "
                 "that one first, or use it"
             )
-        self._present[rank] = pid
+        if other is not None and other.is_alive():
+            raise FastckptError(
+                coded(
+                    f"process {pid} says that it is rank {of_job}, but that is process {other.pid}, which has a "
+                    "checkpointer for this directory open. Start what saves beside a rank with a directory of its own, "
+                    "and without RANK and FASTCKPT_AGENT in its environment; what only reads needs no checkpointer "
+                    "(docs/reference/format.md)",
+                    "FC-047",
+                )
+            )
+        self._present[rank] = Process.of(pid)
         self._ranks[rank] = of_job
         # A new process: what its predecessor has begun says nothing about it.
         self._latest.pop(rank, None)
@@ -146,7 +159,7 @@ class Writers:
     def lose(self, rank: int, pid: int) -> bool:
         """A rank has disconnected or died without deregistering; False if it was gone before."""
         # Its deregistration came first, or another process has the rank by now.
-        if self._present.get(rank) != pid:
+        if (process := self._present.get(rank)) is None or process.pid != pid:
             return False
         del self._present[rank]
         self._gone[rank] = Departure("has ended without closing its checkpointer", self._latest.get(rank))

@@ -1,4 +1,4 @@
-"""Jobs that a process starts with mp.spawn, where nothing in the environment tells them apart."""
+"""Jobs and programs that a process starts, where nothing in the environment tells them apart."""
 
 import os
 import subprocess
@@ -59,3 +59,35 @@ def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(t
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         assert len(list(folder.glob("*/checkpoint-1/manifest.json"))) == 3
+
+
+PARENT = """
+import subprocess, sys, torch
+from fastckpt import Checkpointer
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with Checkpointer("checkpoints", model=model, optimizer=optimizer, every={"memory": 1, "storage": 5}) as checkpointer:
+    step = checkpointer.resume()
+    while step < 20:
+        step += 1
+        checkpointer.step(step)
+        if step == 11:
+            child = subprocess.run([sys.executable, *sys.argv], capture_output=True, text=True)
+            print("child", child.returncode, child.stderr, flush=True)
+"""
+
+
+def test_a_child_that_has_the_environment_of_its_rank_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node", "1", "parent.py"]
+    options = {"env": variables | {"TMPDIR": str(tmp_path)}, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(command, cwd=tmp_path, check=False, **options)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "child 1" in said and "says that it is rank 0, but that is process" in said, said
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/checkpoint-*"))[-2:] == [
+        "checkpoint-15",
+        "checkpoint-20",
+    ]
+    assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "20"
