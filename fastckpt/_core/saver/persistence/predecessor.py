@@ -50,13 +50,19 @@ class Job:
 
 
 class Vigil:
-    """Looks, again and again, at the holder of the newest history: others may follow when it has left, or is dead."""
+    """Looks, again and again, at the holder of the newest history: others may follow when it has left, or is dead.
+
+    Attributes:
+        record: What was seen last.
+        party: The round that may follow.
+    """
 
     def __init__(self, store: Store, job: Job, party: Party) -> None:
         self.record: Record | None = None
-        self.number, self.path = 0, store.path
-        self._store, self._job, self._party = store, job, party
+        self.number, self.path, self.party = 0, store.path, party
+        self._store, self._job = store, job
         self._since = self._answered = 0.0
+        self._gone: Record | None = None
 
     def look(self) -> bool:
         """Whether the history after the newest may be opened; blocks, and raises PersistError."""
@@ -66,7 +72,8 @@ class Vigil:
         looked = time.monotonic()
         newest = self._store.histories.read(self.number) if self.number else None
         now = time.monotonic()
-        if newest is None or self._may_follow(newest):
+        # Who was found to be dead is so as long as its record stays as it was, however late the next look is.
+        if newest is None or newest == self._gone or self._may_follow(newest):
             self.record = newest
             return True
         # A look that took long proves nothing: the holder could not write to a silent place, either.
@@ -78,11 +85,12 @@ class Vigil:
         if looked - self._since >= STALE:
             why = "going on after %s: it has not renewed its record for %.0f s"
             logger.warning(why, describe(newest), now - self._since)
+            self._gone = newest
             return True
         return False
 
     def _may_follow(self, record: Record) -> bool:
-        if may_follow(self._party, record, has_died=has_died(record, self._job.ended)):
+        if may_follow(self.party, record, has_died=has_died(record, self._job.ended)):
             return True
         if self._job.take_over:
             logger.warning("taking over %s from %s", self._store.path, describe(record))

@@ -84,14 +84,14 @@ class Tenure:
         self._watch()
         if not self._enabled:
             return 0
-        vigil = Vigil(self._store, self._job, self._party)
+        vigil = self._vigil = self._vigil or Vigil(self._store, self._job, self._party)
         if not self._is_ours:
             wait_for_predecessor(vigil, self._end)
         elif not vigil.look():  # other nodes of this job go on: no wait would end before they do
             assert vigil.record is not None
             self._lose_to(vigil.record)
-        self._passed, self._last = vigil.number, vigil.record
-        return self._passed
+        self._vigil, self._passed, self._last = None, vigil.number, vigil.record
+        return vigil.number
 
     def begin_round(self, launches: Collection[str], first: str) -> None:
         """Take part in a new round of these agents, of which ``first`` opens histories; what was lost may be regained.
@@ -103,8 +103,10 @@ class Tenure:
         self._party = replace(self._party, round=frozenset(launches), first=first)
         self._met |= self._party.round
         self._began = time.monotonic()
+        if self._vigil is not None:  # what it has seen while this agent waited counts for this round, too
+            self._vigil.party = self._party
         if self.lost_to is not None:
-            self._vigil = self._held = self._passed = None
+            self._held = self._passed = None
             self.lost, self.lost_to = "", None
 
     def may_return(self) -> bool:
@@ -112,7 +114,12 @@ class Tenure:
         if self.lost_to is None:
             return not self.lost
         self._vigil = self._vigil or Vigil(self._store, self._job, self._party)
-        return self._vigil.look()
+        if self._vigil.look():
+            return True
+        newest = self._vigil.record
+        if newest is not None and newest.location == self._party.location:
+            self.lost_to = newest  # an agent that was started again in their place, say
+        return False
 
     def enable(self) -> int:
         """Hold histories from now on, in place of the node that was first before; as `enter`."""

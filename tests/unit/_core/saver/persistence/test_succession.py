@@ -1,7 +1,8 @@
 """Rules by which rounds of agents follow each other, on one directory, with real records."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,51 @@ def test_of_two_halves_one_opens_the_next_history_and_the_other_says_who_has_it(
         nodes.hold("c", 2)
     lost = nodes.tenures["c"].lost_to
     assert lost is not None and lost.launch == "a" and not nodes.tenures["c"].may_return()
+
+
+def test_a_half_that_waits_goes_on_once_the_other_half_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = lost_by_c(nodes)
+    for name in "ab":
+        nodes.tenures[name].stop()
+    until(waits.may_return)
+    monkeypatch.setattr(predecessor, "LONGEST_LOOK", 0.5)
+    time.sleep(1.0)  # a rendezvous may take longer than it takes for a place to count as silent
+    assert nodes.meet("c") == 2
+    nodes.hold("c", 3, SaveId(1, 5))
+    assert nodes.store.histories.read(3) == replace(nodes.tenures["c"]._held, count=0)
+
+
+def test_a_half_that_waits_looks_for_an_agent_in_the_place_of_the_one_that_it_knew(nodes: Nodes) -> None:
+    waits = lost_by_c(nodes)
+    for name in "ab":
+        nodes.tenures[name].stop()
+    again = nodes.tenures["d"] = Tenure(nodes.store, Job("d", "/run", ended={"a"}), enabled=True)
+    assert nodes.meet("d") == 2
+    nodes.hold("d", 3, SaveId(2, 5))
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        assert not waits.may_return()
+        time.sleep(0.1)
+    assert waits.lost_to is not None and waits.lost_to.launch == "d"
+    again.close()
+    assert waits.may_return()
+
+
+def lost_by_c(nodes: Nodes) -> Tenure:
+    """Two go on; the third one, which has lost the place to them."""
+    for half in ("ab", "c"):
+        nodes.meet(half)
+    nodes.hold("ab", 2)
+    with pytest.raises(Superseded):
+        nodes.hold("c", 2)
+    return nodes.tenures["c"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_smaller_half_leaves_time_to_the_larger_one(nodes: Nodes) -> None:
