@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import is_
 from typing import Any, NoReturn
 
 import torch
@@ -103,7 +104,7 @@ class ParameterNames:
 
 
 def _same(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
-    return len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True))
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 def _plain(name: str) -> str:

@@ -43,7 +43,7 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 def _of_python() -> list[Any]:
     version, numbers, gauss = random.getstate()
-    return [version, torch.from_numpy(np.array(numbers)), gauss]  # torch.tensor takes five times as long
+    return [version, torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers))), gauss]  # the fastest of all ways
 
 
 def _of_numpy() -> dict[str, Any]:
