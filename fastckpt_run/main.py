@@ -167,12 +167,19 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
     if command.is_dry_run:
         show_dry_run(command)
         return
+    arguments.signals_to_handle = _without_ignored(arguments.signals_to_handle)
     if status.fast:
         _raise_at_signals(arguments.signals_to_handle)
     node_check = NodeCheck(settings)
     node_check.before_joining()  # first of all: some rendezvous end for all nodes when one of them leaves
     with substituted(settings, node_check, status):
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
+
+
+def _without_ignored(names: str) -> str:
+    """The signals that torch is to handle, without SIGHUP if that is ignored, as by nohup."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return ",".join(name for name in names.split(",") if not (is_ignored and name.strip() == "SIGHUP"))
 
 
 def _raise_at_signals(names: str) -> None:

@@ -1,6 +1,7 @@
 """The launcher's command line: torchrun's own parser, with an option for each of our settings."""
 
 import inspect
+import logging
 import re
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,11 @@ from fastckpt._core.config import Settings, variable
 from fastckpt.errors import ConfigError
 from fastckpt_run.commands import version_line
 
+logger = logging.getLogger("fastckpt.launcher")
+
 PREFIX = "--fast"
+_OF_LAUNCHERS = "--nproc", "--nnodes", "--max-restarts", "--max_restarts", "--standalone", "--rdzv"
+"""How options of torchrun begin that no script is likely to have."""
 USAGE = "%(prog)s [--fast-OPTION ...] [TORCHRUN OPTION ...] training_script [SCRIPT ARGUMENT ...]"
 DESCRIPTION = """\
 Launch a script as torchrun does, with checkpoints in shared memory that outlive its workers.
@@ -50,10 +55,21 @@ def read(argv: Sequence[str]) -> CommandLine:
         raise click.UsageError(_unknown(ours[0].partition("=")[0], list(parser.ours)))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if "--" not in argv:
+        _look_behind_the_script(namespace.training_script, namespace.training_script_args, parser)
     is_dry_run = vars(namespace).pop("fast_dry_run")
     options = {field.name: vars(namespace).pop(_destination(field)) for field in fields(Settings)}
     given = {name: value for name, value in options.items() if value is not None}
     return CommandLine(replace(Settings.from_environment(), **given), namespace, frozenset(given), is_dry_run)
+
+
+def _look_behind_the_script(script: str, arguments: Sequence[str], parser: "LauncherParser") -> None:
+    """Raise click.UsageError for options of ours among the script's arguments; warn of torchrun's."""
+    names = [each.partition("=")[0] for each in arguments]
+    if ours := [name for name in names if name in parser.ours]:
+        raise click.UsageError(f"{ours[0]} comes after {script}, which would get it: give it before the script")
+    if torchs := [name for name in names if name.startswith(_OF_LAUNCHERS)]:
+        logger.warning("%s comes after %s, which gets it: an option of the launcher comes before", torchs[0], script)
 
 
 def require_positive(arguments: Namespace) -> None:

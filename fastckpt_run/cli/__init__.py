@@ -26,7 +26,19 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Commands(click.Group):
+    """The commands; one that starts a job is no part of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Same as click's; raises UsageError with the name of the launcher for `fastckpt run`."""
+        if args[0] in ("run", "launch"):
+            raise click.UsageError(f"the launcher is fastckpt-run: fastckpt-run {' '.join(args[1:])}".rstrip(), ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it and exit."
 )

@@ -103,6 +103,16 @@ class Endpoints:
         """Host and port of each, and whether this process may hold the store there."""
         return [(host, port, number in self._own) for number, (host, port) in enumerate(self._list)]
 
+    def own_address(self) -> str:
+        """The address by which other nodes reach this one: its name, or, if that has none, one that leads to them."""
+        name = socket.getfqdn()
+        if _has_address(name):
+            return name
+        for host, port, is_here in self.places():
+            with suppress(OSError):
+                return host if is_here else _source_of(host, port)
+        return name
+
     def connect(
         self, rounds_in: Callable[[StoreConnection], int], timeout: float, *, hold: bool = True
     ) -> StoreConnection:
@@ -216,3 +226,18 @@ class Endpoints:
             text = f"no store can be held at {self}, where is_host demands one: is it in use?"
             raise RendezvousConnectionError(coded(text, "FC-037"))
         return False
+
+
+def _has_address(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
+
+
+def _source_of(host: str, port: int) -> str:
+    """The address of the interface that leads to a host; raises OSError."""
+    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])

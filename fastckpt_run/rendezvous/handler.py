@@ -36,6 +36,7 @@ from fastckpt_run.shutdown import given_up
 logger = logging.getLogger("fastckpt.launcher")
 
 BACKEND = "c10d"
+_LOOPBACK = "127.0.0.1"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOK_ELSEWHERE = 2.0
 """Seconds between two looks of a node that waits in its own store for the others."""
@@ -77,7 +78,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             endpoints: The hosts that may hold the store.
             limits: How many nodes take part.
             timing: How long to wait for what.
-            local_address: The address by which the other nodes reach this one; None for the host's name.
+            local_address: The address by which the other nodes reach this one; None for `Endpoints.own_address`.
             secret: The secret of the job; None for one that the store hands out.
             calls: Where calls of stores are counted, by `endpoints`, too.
         """
@@ -89,7 +90,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._seen = BEFORE_THE_FIRST
         self._job, self._given, self._limits, self._timing = job, secret, limits, timing
         self._endpoints = endpoints
-        address = local_address or socket.getfqdn()
+        alone = limits.most + limits.spares == 1  # then no name is needed
+        address = local_address or (_LOOPBACK if alone else endpoints.own_address())
         self._me = Node(self.id, socket.gethostname(), address, Process.current().to_record())
         self._alive = KeepAlive(self.id, timing.interval, timing.silence, endpoints)
         self._records: RoundStore | None = None

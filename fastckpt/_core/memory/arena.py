@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import resource
 import secrets
 import shutil
 import stat
@@ -242,7 +243,8 @@ class Arena:
             is_large = allocate(fd, size, urgent)
         except OSError as error:
             temporary.unlink()
-            raise ArenaTooSmall(too_small(size, 1, headroom(self.path.parent))) from error
+            too_large = file_too_large(name, size) if error.errno == errno.EFBIG else ""
+            raise ArenaTooSmall(too_large or too_small(size, 1, headroom(self.path.parent))) from error
         finally:
             os.close(fd)
         temporary.rename(slot / name)
@@ -348,6 +350,16 @@ def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
     return coded(
         f"{found.medium} cannot hold {slots} x {binary(size)}{beside}, {binary(need)} in all: {found}. "
         f"{found.remedies(need - found.free)}.{fewer}",
+        "FC-001",
+    )
+
+
+def file_too_large(name: str, size: int) -> str:
+    """The text of an ArenaTooSmall for a file of which the process may not write as many bytes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return coded(
+        f"{name} has {binary(size)}, and no file of this process may have more than {binary(max(0, limit))}. Raise "
+        "that limit before the start: ulimit -f unlimited; h_fsize of Grid Engine.",
         "FC-001",
     )
 

@@ -2,6 +2,7 @@
 
 import platform
 import re
+import signal
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,7 @@ from fastckpt._core.config import Settings, variable
 from fastckpt._core.version import VERSION
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli import main as inspect_checkpoints
-from fastckpt_run.main import main
+from fastckpt_run.main import _without_ignored, main
 from fastckpt_run.options import LauncherParser, parse
 from tests.e2e.launcher.conftest import program
 
@@ -113,8 +114,8 @@ def test_the_last_of_repeated_options_counts() -> None:
 @pytest.mark.parametrize(
     ("argv", "ours", "theirs"),
     [
-        (["t.py", "--fast-slots", "2"], {}, ["t.py", "--fast-slots", "2"]),
-        (["--", "t.py", "--fast-slots", "2"], {}, ["--", "t.py", "--fast-slots", "2"]),
+        (["t.py", "--fast-tokens", "2"], {}, ["t.py", "--fast-tokens", "2"]),
+        (["--", "t.py", "--fast-tokens", "2"], {}, ["--", "t.py", "--fast-tokens", "2"]),
         (["-m", "--fast-slots", "2", "t", "-m"], {"slots": 2}, ["-m", "t", "-m"]),
         (["-r3", "--fast-slots=2", "t.py"], {"slots": 2}, ["-r3", "t.py"]),
         (["--fast-shm-dir", "t.py", "x"], {"shm_dir": "t.py"}, ["x"]),
@@ -264,3 +265,32 @@ def test_both_commands_print_versions_of_library_torch_and_python(capsys: pytest
         inspect_checkpoints(["--version"], prog_name="fastckpt")
     assert (end.value.code, capsys.readouterr().out) == (0, f"fastckpt{rest}")
     assert parse(["train.py", "--version"])[1].training_script_args == ["--version"]
+
+
+def test_options_behind_the_script_are_refused_if_they_are_ours_and_reported_if_they_are_torchs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(click.UsageError, match=r"--fast-slots comes after train.py, which would get it"):
+        parse(["train.py", "--fast-slots=2"])
+    caplog.set_level("WARNING", logger="fastckpt.launcher")
+    for arguments in (["--", "--fast-slots", "2"], ["--fast-tokenizer"], ["--role", "x"]):
+        assert parse(["train.py", *arguments])[1].training_script_args == [each for each in arguments if each != "--"]
+        assert not caplog.text
+    assert parse(["train.py", "--max-restarts", "3"])[1].max_restarts == 0
+    assert "--max-restarts comes after train.py, which gets it" in caplog.text
+
+
+@pytest.mark.parametrize("word", ["run", "launch"])
+def test_the_command_of_the_tools_names_the_launcher(word: str) -> None:
+    with pytest.raises(click.UsageError, match=r"the launcher is fastckpt-run: fastckpt-run x.py"):
+        inspect_checkpoints([word, "x.py"], standalone_mode=False)
+
+
+def test_a_hangup_that_is_ignored_at_the_start_stays_ignored() -> None:
+    names = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    assert _without_ignored(names) == names
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert _without_ignored(names) == "SIGTERM,SIGINT,SIGQUIT"
+    finally:
+        signal.signal(signal.SIGHUP, before)
