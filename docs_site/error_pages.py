@@ -1266,6 +1266,31 @@ PAGES: Sequence[ErrorPage] = (
         "Nothing: the process that was there first goes on saving.",
         ("fastckpt._core.saver.writers",),
     ),
+    ErrorPage(
+        "FC-048",
+        "Ranks have unlike what one of them saves for all",
+        (
+            "ranks have unlike <entries>, of which one would be saved for all. Have ranks make it equal, or use "
+            "fastckpt.Checkpointer, which saves of each rank what is no replica of a shard",
+        ),
+        "Trainer, accelerate, DeepSpeed and torch's DCP save weights, buffers and states of an optimizer from one rank. "
+        "Ranks compare digests of them before the first save, and then about each 100 steps: where they are unlike, a "
+        "resume would give all ranks what one had. The save is refused on all ranks.",
+        (
+            "An optimizer divides its states over the ranks, as Muon or Shampoo may.",
+            "Buffers such as averages of BatchNorm are not made equal: `broadcast_buffers=False` of "
+            "DistributedDataParallel, `ddp_broadcast_buffers=False` of Trainer.",
+            "Ranks start with unlike weights, or train apart.",
+            "A processor has computed wrongly before the first comparison after a start: then a restart goes on.",
+        ),
+        (
+            "Use `fastckpt.Checkpointer` or `DdpCheckpointer`: they keep what differs of each rank.",
+            "Have buffers made equal: `broadcast_buffers=True`, `ddp_broadcast_buffers=True`.",
+            "Of torch's DCP, give what differs a name of its own on each rank.",
+        ),
+        "What was saved before stays.",
+        ("fastckpt._core.replicas.rank_differences",),
+    ),
 )
 
 _HEAD = """\

@@ -19,7 +19,7 @@ from fastckpt._core.client.save_results import at_least
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
-from fastckpt._core.replicas.own_entries import UNLIKE, with_own
+from fastckpt._core.replicas.own_entries import COMPARED, UNLIKE, with_own
 from fastckpt._core.replicas.rank_differences import RankDifferences
 from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt._core.resume.candidates import RequiredFiles
@@ -261,6 +261,8 @@ class DdpCheckpointer(BaseCheckpointer):
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
         state: dict[str, Any] = {"rng": rng_state(), "state": dict(rank_state or {})}
+        if self._differences.compared:
+            state[COMPARED] = self._differences.compared
         if unlike := self._differences.own(state_dict):
             state[UNLIKE] = unlike
         own = {self._own: state}
@@ -319,7 +321,7 @@ class DdpCheckpointer(BaseCheckpointer):
             )
         unlike = own.get(UNLIKE, {}) if own else {}
         whole = with_own(state, unlike, self._writer.place.world_size, rank)
-        self._differences.know(whole, unlike)
+        self._differences.know(whole, unlike, own.get(COMPARED, 0) if own else 0)
         return whole
 
 

@@ -91,7 +91,7 @@ class FastckptAgent(HookedAgent):
         self._saver = Saver(settings)
         self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
-        self._watch, self._left = DeathWatch({}), LeftProcesses()
+        self._watch, self._left = DeathWatch({}), LeftProcesses(spec.entrypoint)
         self._watcher = Watcher(settings, self._saver, self._recorder.lines)
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry, self._watcher.channel)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
@@ -157,6 +157,7 @@ class FastckptAgent(HookedAgent):
                 close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, received)
                 self._left.close()
         finally:
+            self._left.close(at_once=True)
             self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()

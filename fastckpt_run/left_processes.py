@@ -20,6 +20,8 @@ _TRACKER = b"resource_tracker"
 _COMPUTES = re.compile(r".*python.*|[a-z]*sh|")
 """Names of programs that may go on with a worker's work: they are killed at once. Shells start others."""
 _PAUSE = 0.002
+_ROUNDS = 20
+"""Looks for what was forked meanwhile, before all of a group is killed."""
 
 
 def kill_group(leader: int) -> None:
@@ -29,21 +31,32 @@ def kill_group(leader: int) -> None:
     kill_members([leader])
 
 
-def kill_members(groups: Collection[int]) -> dict[Process, bool]:
+def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bool]:
     """Kill what is in the groups of workers that are dead or dying, but for programs that clean up.
 
     Returns these, and whether each is a resource tracker.
+
+    Args:
+        groups: The pids of the workers.
+        program: The name of the program that the workers run: their forks compute, too.
     """
-    members, killed = members_of(groups), set[Process]()
-    while doomed := {each for each, kind in members.items() if kind is None} - killed:
-        signal_together([*doomed], signal.SIGKILL)
+    killed = set[Process]()
+    for _ in range(_ROUNDS):
+        members = members_of(groups, program)
+        if not (doomed := {each for each, kind in members.items() if kind is None} - killed):
+            return {each: kind for each, kind in members.items() if kind is not None}
+        for each in doomed.difference(signal_together([*doomed], signal.SIGKILL)):
+            with suppress(OSError):  # of another user, whom this one may kill
+                os.kill(each.pid, signal.SIGKILL)
         killed |= doomed
-        time.sleep(_PAUSE)
-        members = members_of(groups)  # they may have forked meanwhile
-    return {each: kind for each, kind in members.items() if kind is not None}
+        time.sleep(_PAUSE)  # they may have forked meanwhile
+    for group in groups:  # somebody starts others again and again
+        with suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+    return {}
 
 
-def members_of(groups: Collection[int]) -> dict[Process, bool | None]:
+def members_of(groups: Collection[int], program: str = "") -> dict[Process, bool | None]:
     """The living processes in these groups, but for the leaders.
 
     For each, whether it is a resource tracker or another program that cleans up; None for what computes.
@@ -52,7 +65,7 @@ def members_of(groups: Collection[int]) -> dict[Process, bool | None]:
         return {}
     wanted, places = set(map(str, groups)), [place for place in Path("/proc").iterdir() if place.name.isdigit()]
     inside = [place for place in places if place.name not in wanted and {*stat_of(place)[2:3]} & wanted]
-    found = {Process.of(int(place.name)): _cleans_up(place) for place in inside}
+    found = {Process.of(int(place.name)): _cleans_up(place, program) for place in inside}
     return {process: kind for process, kind in found.items() if process.ticks}
 
 
@@ -61,21 +74,31 @@ class LeftProcesses:
 
     What computes, such as the workers of a data loader, is killed at once: it holds ports, devices and memory. Resource
     trackers wait for that, and then remove segments that nobody has any more.
+
+    Args:
+        program: What the workers run, if it is a command.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: object = "") -> None:
+        self._program = Path(program).name if isinstance(program, str) else ""
+        self._groups = frozenset[int]()
         self._processes: Mapping[Process, bool] = {}
         self._timer: Timer | None = None
         self._end = 0.0
 
     def leave(self, groups: Collection[int]) -> None:
         """Kill what is left of the groups of reaped workers; programs have a moment, beside what follows."""
+        if self._groups == {*groups}:
+            return  # the end of a job comes twice
         self.close(at_once=True)
+        self._groups = frozenset(groups)
         # The kernel gives the number of a group that has members to no new process: if there is a process of that
-        # number, it is another's group.
-        if found := kill_members([leader for leader in groups if not Path(f"/proc/{leader}").exists()]):
+        # number, it is another's group; or the worker itself, which the kernel does not let die.
+        stats = {leader: stat_of(Path(f"/proc/{leader}")) for leader in groups}
+        own = str(os.getpid())
+        if found := kill_members([each for each, stat in stats.items() if stat[1:2] in ([], [own])], self._program):
             self._processes, self._end = found, time.monotonic() + MOMENT
-            self._timer = Timer(MOMENT, self._kill)
+            self._timer = Timer(MOMENT, _kill, [self._groups])
             self._timer.daemon = True
             self._timer.start()
 
@@ -90,12 +113,15 @@ class LeftProcesses:
             if not at_once:
                 _wait(self._processes, self._end)
             self._timer.cancel()
-            self._timer = None
-            self._kill()
+            self._timer, self._processes = None, {}
+            _kill(self._groups)
 
-    def _kill(self) -> None:
-        signal_together([*self._processes], signal.SIGKILL)
-        self._processes = {}
+
+def _kill(groups: Collection[int]) -> None:
+    for group in groups:
+        if not Path(f"/proc/{group}").exists():  # else it is a process that was started since
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
 
 
 def _has_members(group: int) -> bool:
@@ -108,11 +134,12 @@ def _has_members(group: int) -> bool:
     return True
 
 
-def _cleans_up(place: Path) -> bool | None:
+def _cleans_up(place: Path, program: str) -> bool | None:
     try:
         if _TRACKER in (place / "cmdline").read_bytes():
             return True
-        return None if _COMPUTES.fullmatch((place / "exe").readlink().name) else False
+        name = (place / "exe").readlink().name
+        return None if name == program or _COMPUTES.fullmatch(name) else False
     except OSError:
         return None
 

@@ -38,6 +38,10 @@ settings.load_profile(os.environ.get("TEST_EXAMPLES", "repeatable"))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile once what else each process would compile, where PYTHONDONTWRITEBYTECODE is set: a fifth of its start."""
+    # In the background of a shell, or by nohup, these are ignored, and so in all that tests start.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     if not hasattr(config, "workerinput"):
         for folder in ("fastckpt", "fastckpt_run", "tests"):
             compileall.compile_dir(ROOT / folder, quiet=1)

@@ -299,6 +299,7 @@ class RankInfo:
     Attributes:
         store_outlives_workers: Whether the process group is formed in a store of torchrun's, also by restarted workers.
         gloo_is_lazy: Whether ranks connect when they first talk, and so need each other's addresses until then.
+        contradiction: Why variables say no place on the node, or too little; empty if they do.
     """
 
     rank: int = 0
@@ -313,6 +314,7 @@ class RankInfo:
     agent: str = ""
     store_outlives_workers: bool = False
     gloo_is_lazy: bool = False
+    contradiction: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
@@ -329,11 +331,12 @@ class RankInfo:
 
         rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
         place = launcher_place(environment, rank, world_size)
-        # Of another rank it is that of a worker that has started this process.
+        # Of another rank, or beside a LOCAL_RANK, it is that of a worker that has started this process.
         own, _, local_rank = environment.get(PLACE_VARIABLE, "").partition(" ")
+        is_given = own == str(rank) and number("LOCAL_RANK", 0) == 0 and local_rank.isdecimal()
         return cls(
             rank=rank,
-            local_rank=int(local_rank) if own == str(rank) else place.local_rank,
+            local_rank=min(int(local_rank), place.local_world_size - 1) if is_given else place.local_rank,
             world_size=world_size,
             local_world_size=place.local_world_size,
             group_rank=place.group_rank,
@@ -344,4 +347,5 @@ class RankInfo:
             agent=environment.get(AGENT_VARIABLE, ""),
             store_outlives_workers=environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
             gloo_is_lazy=environment.get("TORCH_GLOO_LAZY_INIT", "0") != "0",
+            contradiction=place.contradiction,
         )

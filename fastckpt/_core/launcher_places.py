@@ -9,25 +9,40 @@ from fastckpt.errors import ConfigError
 Environment = Mapping[str, str]
 
 _LAUNCHERS = (
-    ("DeepSpeed", "RANK", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", ""),
-    ("MPICH", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    (
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_NODEID",
+        "SLURM_STEP_NUM_NODES",
+    ),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "",
+        "",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""),
 )
-"""Launchers that are not torchrun: their variables with a worker's rank, local rank, the number of workers on its node
-(of Slurm of each node, such as ``4,2(x3)``), the node's number and the number of nodes."""
+"""Variables of DeepSpeed, Slurm, Open MPI and MPICH: a worker's rank, the number of ranks, its local rank, the number
+of workers on its node (of Slurm of each node, such as ``4,2(x3)``), the node's number and the number of nodes."""
 _MASKS = "_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 """How variables end that say which devices a process sees."""
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 class LauncherPlace(NamedTuple):
-    """Numbers as `RankInfo` has them."""
+    """Numbers as `RankInfo` has them, and in words why they cannot be."""
 
     local_rank: int
     local_world_size: int
     group_rank: int
     group_world_size: int
+    contradiction: str = ""
 
 
 def launcher_place(environment: Environment, rank: int, world_size: int) -> LauncherPlace:
@@ -41,17 +56,18 @@ def launcher_place(environment: Environment, rank: int, world_size: int) -> Laun
         rank: Its rank.
         world_size: The number of ranks.
 
-    Raises:
-        ConfigError: They contradict each other, or say too little.
+    Raises ConfigError for what is no number.
     """
     # 1. the number of workers on the node   2. the node's number   3. the local rank: as it is given, unless that is 0
-    local, here, node, nodes = _of_launcher(environment, rank)
+    local, here, node, nodes = _of_launcher(environment, rank, world_size)
     if "LOCAL_WORLD_SIZE" in environment:
         local = node = nodes = None
         here = _number(environment, "LOCAL_WORLD_SIZE", 1)
-    given = _number(environment, "LOCAL_RANK", rank if here is None else 0) if world_size > 1 else 0
-    if here is None and given != rank and world_size > 1:
-        raise _contradiction(environment, "nothing says how many ranks a node has")
+    given, why = _number(environment, "LOCAL_RANK", rank if here is None else 0), ""
+    if world_size == 1:
+        given, here = 0, 1
+    elif here is None and given != rank:
+        why = _contradiction(environment, "nothing says how many ranks a node has")
     here = world_size if here is None else here
     divides = here > 0 and world_size % here == 0
     node = _first(environment, ("GROUP_RANK", "NODE_RANK"), node, rank // here if divides else 0)
@@ -61,14 +77,21 @@ def launcher_place(environment: Environment, rank: int, world_size: int) -> Laun
     if given == 0 and local is not None and 0 <= local < here:
         given = local
     if not (0 <= given < here <= world_size):
-        raise _contradiction(environment, f"that is local rank {given} of {here}")
-    return LauncherPlace(given, here, node, nodes)
+        why = _contradiction(environment, f"that is local rank {given} of {here}")
+    return LauncherPlace(given, here, node, nodes, why)
 
 
-def _of_launcher(environment: Environment, rank: int) -> tuple[int | None, int | None, int | None, int | None]:
-    """The local rank, the number of workers here, the node and the number of nodes; None for what is not known."""
-    for _, own, local, here, node, nodes in _LAUNCHERS:
-        if {own, local, here} <= environment.keys() and _number(environment, own, -1) == rank:
+def _of_launcher(
+    environment: Environment, rank: int, world_size: int
+) -> tuple[int | None, int | None, int | None, int | None]:
+    """The local rank, the number of workers here, the node and the number of nodes; None for what is not known.
+
+    A launcher whose numbers are others has started what has started this worker.
+    """
+    for own, world, local, here, node, nodes in _LAUNCHERS:
+        if not {own, world, local, here} <= environment.keys():
+            continue
+        if (_number(environment, own, -1), _number(environment, world, -1)) == (rank, world_size):
             found = _number(environment, node, -1) if node in environment else None
             count = _number(environment, nodes, 1) if nodes in environment else None
             return _number(environment, local, 0), _tasks(environment, here, found or 0), found, count
@@ -78,7 +101,7 @@ def _of_launcher(environment: Environment, rank: int) -> tuple[int | None, int |
 def _sees_one(environment: Environment) -> bool:
     """Whether a worker sees one device alone."""
     masks = [value for name, value in environment.items() if name.endswith(_MASKS)]
-    return any(value and "," not in value for value in masks)
+    return any(value and "," not in value and value not in ("-1", "NoDevFiles") for value in masks)
 
 
 def _tasks(environment: Environment, name: str, node: int) -> int:
@@ -102,10 +125,10 @@ def _number(environment: Environment, name: str, default: int) -> int:
         raise ConfigError(f"{name} is {environment[name]!r}; give a whole number") from error
 
 
-def _contradiction(environment: Environment, why: str) -> ConfigError:
+def _contradiction(environment: Environment, why: str) -> str:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     given = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
-    return ConfigError(
+    return (
         f"the environment has {given}: {why}. Start the script with fastckpt-run or torchrun, or set LOCAL_RANK (of "
         "the ranks of this node, from 0), LOCAL_WORLD_SIZE, GROUP_RANK (the node's number) and GROUP_WORLD_SIZE (the "
         "number of nodes) in each worker"

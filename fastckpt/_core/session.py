@@ -48,7 +48,7 @@ from fastckpt._core.snapshot.snapshotter import Snapshotter
 from fastckpt._core.storage.store import is_url, normalised, target_in
 from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import idle_cores
-from fastckpt.errors import FastckptError, PersistError, StepError
+from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
 
 __all__ = ["SaveResult", "Session", "SessionOptions", "StorageType"]
 
@@ -102,6 +102,8 @@ class Session:
         optimizers = optimizers_in(options.overlap)
         self.verify, self.weights_only = verify_mode(options.verify), options.weights_only
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
+        if self.place.contradiction:
+            raise ConfigError(self.place.contradiction)
         write_events_to(self.settings.events)
         choose(self.settings.mode)
         self.directory = normalised(arguments.directory(checkpoint_dir))

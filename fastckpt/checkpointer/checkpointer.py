@@ -227,7 +227,9 @@ class Checkpointer:
                     step,
                 )
             return None
-        self._differences.is_alone = not scheduled.snapshot  # metrics may be given by one rank
+        # Metrics may be given by one rank.
+        self._differences.is_alone = not scheduled.snapshot
+        self._differences.all_persist = scheduled.persist or bool(epoch) if metrics else None
         result = self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
         if metrics and not scheduled.snapshot and result.reason.startswith(ABSENT):
             self._measures_alone = True  # else each such step would wait for the others as long
@@ -269,7 +271,7 @@ class Checkpointer:
 
         So only the first rank of a node waits for ranks: no other waits for it.
         """
-        self._differences.is_alone = True
+        self._differences.is_alone, self._differences.all_persist = True, None
         start, patience = time.monotonic(), self._writer.settings.flush_timeout
         is_first, may_try_again = self._writer.place.local_rank == 0, True  # once more: it may be decided otherwise
         while True:

@@ -24,7 +24,15 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
-from fastckpt._core.replicas.own_entries import UNLIKE, loaded_alone, shared_shards, with_own, without_alone
+from fastckpt._core.replicas.own_entries import (
+    COMPARED,
+    UNLIKE,
+    loaded_alone,
+    of_another_world,
+    shared_shards,
+    with_own,
+    without_alone,
+)
 from fastckpt._core.replicas.rank_differences import RankDifferences
 from fastckpt._core.replicas.replica_faults import Lacking
 from fastckpt._core.resume.load import RankState, load_copy
@@ -255,6 +263,8 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         whole = {} if self._stage.name else state.shards | state.common
         persists = at_least(storage_type, metrics) is not StorageType.MEMORY
         self._differences.turn(step, lambda: whole, persists=persists, whole=state.common.keys)
+        if self._differences.compared:
+            own[COMPARED] = self._differences.compared
         if unlike := self._differences.own(whole):
             own[UNLIKE] = unlike
             state = state._replace(shards=shared_shards(state.shards, unlike, writer.place.rank))
@@ -347,8 +357,10 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         except CheckpointException as error:
             # DCP wraps in it what the readers and planners of all ranks raise.
             ours = {rank: each for rank, (each, _) in error.failures.items() if isinstance(each, FastckptError)}
+            # States of a rank's own shards fit no others.
+            hint = of_another_world(self._reader.unlike, self._writer.place.world_size)
             if (own := ours.get(self._writer.place.rank)) is not None:
-                raise own from error
+                raise (ConfigError(f"{own}. {hint}") if hint and isinstance(own, ConfigError) else own) from error
             for rank, each in ours.items():
                 raise type(each)(f"rank {rank}: {each}") from error
             raise
@@ -357,7 +369,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         loaded = with_own(
             self._reader.common | extra.of(leaves) | state, self._reader.unlike, place.world_size, place.rank
         )
-        self._differences.know(loaded, self._reader.unlike)
+        self._differences.know(loaded, self._reader.unlike, self._reader.compared)
         return {name: loaded.pop(name) for name in state}, loaded
 
     def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
@@ -410,6 +422,11 @@ class _Reader(SharedMemoryReader):
     def unlike(self) -> dict[str, Any]:
         """What this rank had unlike others, of what was found."""
         return self._own.get(UNLIKE, {}) if self._own else {}
+
+    @property
+    def compared(self) -> int:
+        """The number of ranks that had compared what they have, when it was saved."""
+        return int(self._own.get(COMPARED, 0)) if self._own else 0
 
     def restore(self) -> None:
         """Put the random generators into the state in which they were saved, if this rank was there."""

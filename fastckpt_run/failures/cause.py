@@ -24,9 +24,10 @@ _TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastck
 _LONGEST = 200
 """Characters of an exception that are shown."""
 _LOST_CONNECTION = re.compile(
-    "Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|failed to recv, got 0 bytes"
+    r"(RuntimeError|torch\.distributed\.\w+): .*"
+    "(Connection (closed|reset) by peer|Broken pipe|remote process exited|ncclRemoteError|failed to recv, got 0 bytes)"
 )
-"""What exceptions say that follow from the end of another rank: of gloo, NCCL and TCPStore."""
+"""What exceptions of torch say that follow from the end of another rank: of gloo, NCCL and TCPStore."""
 CAUSE_PATIENCE, CAUSE_PATIENCE_OF_SEVERAL = 4.0, 1.0
 """Seconds for which a failure that is only a lost connection waits for its cause, on one node and on several: there it
 may be another's."""
@@ -50,7 +51,7 @@ class Cause:
     @property
     def is_lost_connection(self) -> bool:
         """Whether it follows from the failure of another rank."""
-        return _LOST_CONNECTION.search(self.exception) is not None
+        return _LOST_CONNECTION.match(self.exception) is not None
 
 
 def with_cause(

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -143,6 +144,7 @@ class Heartbeat:
         self.show_mark()
         _report_exit()
         observe(self._see)
+        self.optimizers = WeakSet[Optimizer]()
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     @contextmanager
@@ -214,6 +216,7 @@ class Heartbeat:
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # in a child that was forked meanwhile
             return
+        self.optimizers.add(optimizer)
         if self.by_script:
             self._line.beat()
             return

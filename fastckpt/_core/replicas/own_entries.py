@@ -13,6 +13,8 @@ logger = logging.getLogger("fastckpt")
 
 UNLIKE = "unlike"
 """Key, in a rank's own file, of what it has unlike others."""
+COMPARED = "compared"
+"""Key beside that: how many ranks have compared what they have, when it was saved."""
 WORLD, THERE, ABSENT, ALONE = "world", "there", "absent", "alone"
 """Keys in that: the number of ranks, entries with their paths, and names of entries that this rank lacks, and of those
 that ranks have in unlike shapes, so that nobody else could load them."""
@@ -78,6 +80,14 @@ def loaded_alone(own: Mapping[str, Any], world: int) -> list[str]:
             f"has {world}: go on with {own[WORLD]} ranks"
         )
     return list(alone)
+
+
+def of_another_world(own: Mapping[str, Any], world: int) -> str:
+    """A sentence about what ranks of another number saved of their own; empty for nothing."""
+    if not own or own[WORLD] == world:
+        return ""
+    names = abbreviated(sorted(own_names(own)))
+    return f"Of {names} each of {own[WORLD]} ranks has saved its own, and this job has {world}: go on with {own[WORLD]}"
 
 
 def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> dict[str, Any]:

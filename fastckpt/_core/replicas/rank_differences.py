@@ -47,7 +47,8 @@ PATIENCE = 60.0
 """Seconds that a rank may be later than others at a comparison."""
 TRIES = 2
 """Comparisons, one after the other, to which a rank does not come, before there are no more: it may never save."""
-LEARNED = ("model", "optimizer", "state_dict", "optimizer_states")
+MODELS = ("model", "state_dict")
+LEARNED = (*MODELS, "optimizer", "optimizer_states")
 """Parts of a state, as checkpointers call them, of which replicas that were equal stay so."""
 
 PARTS = 64
@@ -110,6 +111,9 @@ class RankDifferences:
         unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
         agreed: The newest step that was saved to storage when all ranks had the same; None before that.
         is_alone: Whether other ranks may not make the save that follows: it waits for no comparison but the first.
+        all_persist: Whether all ranks save what follows to storage; None for what each says itself.
+        compared: The number of ranks that were compared last, since they have loaded; 0 before that, and if one was
+            missed.
     """
 
     def __init__(self, session: Session, *, keeps: bool = True, lacking: Lacking = "unlike") -> None:
@@ -118,13 +122,14 @@ class RankDifferences:
         self._ranks: Agreement | None = None
         self._ignored, self._buffers, self._left_out = frozenset[str](), frozenset[str](), frozenset[str]()
         self._has_begun = self.is_alone = False
+        self.all_persist: bool | None = None
         self._reset()
 
     def _reset(self) -> None:
         self.unlike: dict[str, bool] = {}
         self._known: dict[str, str] = {}
         self._last = self._next = -1
-        self._failures, self._since = 0, 0.0
+        self._failures, self._since, self.compared = 0, 0.0, 0
         self.agreed: int | None = None
 
     def leave_out(self, name: str) -> None:
@@ -152,7 +157,7 @@ class RankDifferences:
         world = self._session.place.world_size
         self._ranks = agreement(world, self._name) if world > 1 and dist.is_initialized() else None
 
-    def know(self, loaded: State, own: Mapping[str, Any]) -> None:
+    def know(self, loaded: State, own: Mapping[str, Any], compared: int) -> None:
         """Have what all ranks have loaded equal be a fault where it is not any more at the first comparison.
 
         Not so what a rank has left as it was: it may be another's to change.
@@ -160,7 +165,10 @@ class RankDifferences:
         Args:
             loaded: The state, as this rank has loaded it.
             own: What `own` gave of this rank when that was saved; empty for nothing.
+            compared: What `compared` was then: nothing is known of what was not, or by another number of ranks.
         """
+        if compared != self._session.place.world_size:
+            return
         names = frozenset(own_names(own))
         self._known = {
             name: _sampled(leaf)
@@ -172,7 +180,7 @@ class RankDifferences:
         """Compare nothing any more; no rank waits for this one."""
         if self._ranks is not None:
             self._ranks.leave()
-        self._ranks = None
+        self._ranks, self.compared = None, 0
 
     def turn(
         self, step: int, state: Callable[[], State], *, persists: bool, whole: Callable[[], Collection[str]] = tuple
@@ -191,6 +199,7 @@ class RankDifferences:
         """
         if not self._has_begun or step < self._last:
             self.begin()
+        persists = persists if self.all_persist is None else self.all_persist
         if self._ranks is None or not self._is_due(step, persists):
             return
         start = time.monotonic()
@@ -205,7 +214,7 @@ class RankDifferences:
         except (FastckptError, dist.DistError) as error:
             self._missed(step, error)
         else:
-            self._failures = 0
+            self._failures, self.compared = 0, self._session.place.world_size
             self.agreed = step if persists else self.agreed
 
     def _is_due(self, step: int, persists: bool) -> bool:
@@ -225,7 +234,7 @@ class RankDifferences:
             "and are not any more" if is_last else "and will be later",
             error,
         )
-        self._known, self._last, self._next = {}, step, step + EVERY
+        self._known, self._last, self._next, self.compared = {}, step, step + EVERY, 0
         if is_last:
             self.leave()
 
@@ -241,8 +250,15 @@ class RankDifferences:
         digests = {name: digest_of(leaf) for name, leaf in compared}
         wait, unlike = self._wait(step, start), dict[str, bool]()
         alike, wait = ranks.decide([_digest_of_each(groups(digests)), wait, step], _alike_and_longest, PATIENCE)
-        learned = {name: digests[name] for name, leaf in compared if self._is_learned(name, leaf)}
-        now = learned if self._last >= 0 else {name: _sampled(leaf) for name, leaf in compared if name in learned}
+        parameters = self._parameters()
+        learned = {
+            name: digests[name]
+            for name, leaf in compared
+            if self._is_learned(name, leaf) and _is_trained(name, leaf, parameters)
+        }
+        now = learned
+        if self._last < 0:  # what is known is of what was loaded
+            now = {name: _sampled(leaf) for name, leaf in compared if name in learned and name in self._known}
         changed = {name for name, digest in now.items() if digest != self._known.get(name, digest)}
         known = self._known.keys() if self._last >= 0 else changed
         if not alike:
@@ -280,10 +296,11 @@ class RankDifferences:
         if found.fault is not None:
             self._raise(ranks, step, ReplicaFault(*found.fault), found.hosts)
         if found.refused:
-            raise ConfigError(
+            text = (
                 f"ranks have unlike {abbreviated(found.refused)}, of which one would be saved for all. Have ranks "
                 "make it equal, or use fastckpt.Checkpointer, which saves of each rank what is no replica of a shard"
             )
+            raise ConfigError(coded(text, "FC-048"))
         self._keep(found.unlike)
         return found.unlike
 
@@ -305,6 +322,11 @@ class RankDifferences:
             elif (first := first_replica(leaf)) is not None:
                 found[f"{name}{SHARD}{first})"] = local_part(leaf)
         return sorted(found.items(), key=itemgetter(0))
+
+    def _parameters(self) -> set[int]:
+        """Addresses of the parameters of all optimizers that have made a step."""
+        groups = (group for each in self._session.beats.optimizers for group in each.param_groups)
+        return {_address(local_part(each)) for group in groups for each in group["params"]}
 
     def _is_learned(self, name: str, leaf: object) -> bool:
         return name.partition(".")[0] in LEARNED and torch.is_tensor(leaf) and name not in self._buffers
@@ -338,10 +360,27 @@ class RankDifferences:
             logger.warning("ranks have unlike %s: %s %d ranks", abbreviated(fresh), does, place.world_size)
 
 
+def _is_trained(name: str, leaf: torch.Tensor, parameters: Collection[int]) -> bool:
+    """Whether an entry is a parameter or of an optimizer: buffers of a model may begin to differ."""
+    return name.partition(".")[0] not in MODELS or isinstance(leaf, torch.nn.Parameter) or _address(leaf) in parameters
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # of a layout without one
+        return 0
+
+
 def _sampled(tensor: torch.Tensor) -> str:
-    """A digest of some elements, by which it is seen that training has changed a tensor."""
-    is_whole = type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_quantized
-    return digest_of(tensor if is_whole else tensor.detach().reshape(-1)[:SAMPLE].cpu())
+    """A digest of some elements, by which it is seen that training has changed a tensor; empty for one of a few types.
+
+    Nothing is known of those: they count as left as they were.
+    """
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        return ""
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    return digest_of(tensor.detach()[index].reshape(-1)[:SAMPLE].cpu())
 
 
 def _key(key: object) -> str:

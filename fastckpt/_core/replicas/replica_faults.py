@@ -58,15 +58,17 @@ def unlike_entries(
     Args:
         ranks: The digests of each rank.
         lacking: What it is if a rank lacks an entry that is no shard.
-        whole: Objects of which one rank saves all, so that it is unlike if a rank lacks an entry.
+        whole: Objects of which one rank saves all: there is unlike what the first rank lacks, or one that has some.
     """
     found: dict[str, set[str]] = {}
     for each in ranks:
         for name, digest in each.items():
             found.setdefault(name, set()).add(digest)
+    objects = [{head_of(name, whole) for name in each} for each in ranks]
     for name, digests in found.items():
-        how = "unlike" if head_of(name, whole) else lacking
-        if SHARD not in name and not _has_enough(name, ranks, how):
+        head = head_of(name, whole)
+        those = [each for i, each in enumerate(ranks) if head is None or not i or head in objects[i]]
+        if SHARD not in name and not _has_enough(name, those, lacking if head is None else "unlike"):
             digests.add("")
     return {
         name: len({digest.partition(":")[0] for digest in digests}) == 1

@@ -52,7 +52,7 @@ SHORT = ["-r3", "-r=1", "-t3", "-mr3", "-mt=1", "-mm", "-mx", "-r-1"]
 SHORT_PAIRS = [["-r", "3"], ["-t", "0:1"], ["-mr", "3"], ["-mmt", "2"]]
 ODD = ["--bogus", "--bogus=1", "-q", "--n", "--no", "--nnodes-", "--st", "--fas", "-h", "--help", "--nproc"]
 SCRIPTS = ["train.py", "-1", "-", "", "--log dir", "--a b=c", "my.module", "-2.5"]
-SCRIPT_ARGUMENTS = ["--nnodes", "3", "--fast-slots", "--fast-slots=9", "--fast-bogus", "-x", "--", "", "-m", "--lr=1"]
+SCRIPT_ARGUMENTS = ["--nnodes", "3", "--fast-tokens", "--fast-tokens=9", "--fast-bogus", "-x", "--", "", "-m", "--lr=1"]
 OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-slots", "2"], {"slots": 2}),
     (["--fast-slots=3"], {"slots": 3}),

@@ -4,13 +4,14 @@ import copy
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fastckpt._core.replicas.own_entries import ABSENT, ALONE, THERE, entries, own_entries, with_own, without
-from fastckpt._core.replicas.rank_differences import EVERY
+from fastckpt._core.replicas.rank_differences import EVERY, RankDifferences
 from fastckpt._core.replicas.replica_faults import ReplicaFault, replica_fault, unlike_entries
 from fastckpt._core.replicas.state_digest import digest_of, sum_of_words
 from tests.e2e.fsdp.test_loop import survived
@@ -104,6 +105,25 @@ def test_unlike_entries_are_named_with_whether_their_shapes_are_alike():
     assert unlike_entries(ranks) == {"a": True, "c": False, "d": False}
     assert unlike_entries(ranks, "fine") == {"a": True, "c": False}
     assert unlike_entries(ranks, "fine", ["d"]) == {"a": True, "c": False, "d": False}
+    assert unlike_entries([*reversed(ranks)], "fine", ["d"]) == {"a": True, "c": False}, "the other gives nothing of d"
+    more = [{**each, "d.5": "x:1"} for each in ranks]
+    more[1]["d.6"] = "x:1"
+    assert unlike_entries(more, "fine", ["d"]) == {"a": True, "c": False, "d": False, "d.6": False}
+
+
+def test_what_was_loaded_is_known_to_be_equal_if_as_many_ranks_had_compared_it():
+    session: Any = SimpleNamespace(place=SimpleNamespace(world_size=2, rank=0))
+    differences, expanded = RankDifferences(session), torch.ones(1).expand(1 << 50)
+    loaded = {
+        "model": {"a": torch.ones(2), "b": torch.ones(3, device="meta"), "c": expanded},
+        "optimizer": {"x": torch.ones(2), "y": 5},
+        "others": {"z": torch.ones(1)},
+    }
+    own = own_entries(loaded, {"optimizer.x": True}, 2)
+    differences.know(loaded, own, 1)
+    assert not differences._known
+    differences.know(loaded, own, 2)
+    assert [*differences._known] == ["model.a", "model.b", "model.c"]
 
 
 @pytest.mark.parametrize("one", [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}])

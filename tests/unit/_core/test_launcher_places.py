@@ -1,9 +1,13 @@
 """The place of a worker, of the variables that launchers set; also where each worker sees its own device alone."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from fastckpt._core.config import AGENT_VARIABLE, PLACE_VARIABLE, RankInfo
 from fastckpt._core.launcher_places import launcher_place
+from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import ConfigError
 
 MASKED = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "0"}
@@ -18,7 +22,9 @@ def torchrun(rank: int, *nodes: int, masked: bool = False) -> dict[str, str]:
 
 
 def place(environment: dict[str, str]) -> tuple[int, ...]:
-    return tuple(launcher_place(environment, int(environment["RANK"]), int(environment["WORLD_SIZE"])))
+    *numbers, why = launcher_place(environment, int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+    assert not why
+    return tuple(numbers)
 
 
 @pytest.mark.parametrize("nodes", [(1,), (4,), (2, 2), (1, 1, 1), (3, 2, 1), (1, 3)])
@@ -37,17 +43,18 @@ def test_workers_that_see_their_own_device_alone_have_places_of_their_own(nodes:
 
 def slurm(rank: int, local: int, node: int, tasks: str, **more: str) -> dict[str, str]:
     own = {"SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node}
-    sizes = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NUM_NODES": 2, "RANK": rank, "WORLD_SIZE": 5}
+    sizes = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": 5}
+    sizes |= {"RANK": rank, "WORLD_SIZE": 5}
     return {name: str(value) for name, value in (own | sizes).items()} | more
 
 
-def mpi(rank: int, world: int, here: int, names: tuple[str, str, str]) -> dict[str, str]:
-    found = dict(zip(names, (rank, rank % here, here), strict=True)) | {"RANK": rank, "WORLD_SIZE": world}
+def mpi(rank: int, world: int, here: int, names: tuple[str, str, str, str]) -> dict[str, str]:
+    found = dict(zip(names, (rank, rank % here, here, world), strict=True)) | {"RANK": rank, "WORLD_SIZE": world}
     return {name: str(value) for name, value in found.items()}
 
 
-OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
-MPICH = "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"
+MPICH = "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_SIZE"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +68,11 @@ MPICH = "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
         pytest.param(mpi(3, 4, 2, MPICH), (1, 2, 1, 2), id="mpich"),
         pytest.param(torchrun(1, 4) | {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, (1, 4, 0, 1), id="torchrun by srun"),
         pytest.param({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 0, 1), id="by hand, one node"),
+        pytest.param(
+            slurm(0, 0, 0, "1", SLURM_STEP_NUM_TASKS="1", LOCAL_RANK="0"), (0, 5, 0, 1), id="workers of a task of slurm"
+        ),
+        pytest.param(torchrun(0, 8) | {"WORLD_SIZE": "1"}, (0, 1, 0, 1), id="a child of its own"),
+        pytest.param(torchrun(3, 3, 2, 1) | {"CUDA_VISIBLE_DEVICES": "-1"}, (0, 2, 1, 3), id="no device"),
         pytest.param(
             {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "LOCAL_RANK": "1"},
             (1, 2, 1, 2),
@@ -91,11 +103,28 @@ def test_other_launchers_tell_it_in_variables_of_their_own(environment: dict[str
         ({"RANK": "3", "WORLD_SIZE": "4", **MASKED}, "nothing says how many ranks a node has"),
         (torchrun(1, 2) | {"LOCAL_RANK": "2"}, "that is local rank 2 of 2"),
         (torchrun(1, 2) | {"LOCAL_WORLD_SIZE": "0"}, "that is local rank 1 of 0"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_at_construction(
+    environment: dict[str, str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in [name for name in os.environ if name.endswith(("RANK", "WORLD_SIZE"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert RankInfo.from_environment().rank == int(environment["RANK"])
+    with pytest.raises(ConfigError, match=why):
+        DdpCheckpointer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
         (torchrun(1, 2) | {"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x'; give a whole number"),
         (slurm(1, 1, 0, ","), "SLURM_STEP_TASKS_PER_NODE is ','"),
     ],
 )
-def test_what_contradicts_itself_is_refused_by_name(environment: dict[str, str], why: str):
+def test_what_is_no_number_is_named(environment: dict[str, str], why: str):
     with pytest.raises(ConfigError, match=why):
         place(environment)
 
@@ -104,5 +133,6 @@ def test_the_agent_tells_its_workers_whatever_local_rank_says():
     by_agent = {AGENT_VARIABLE: "x", PLACE_VARIABLE: "4 1"}
     own = RankInfo.from_environment(torchrun(4, 3, 2, 1, masked=True) | by_agent)
     assert (own.local_rank, own.local_world_size, own.group_rank) == (1, 2, 1)
-    other = RankInfo.from_environment(torchrun(1, 2) | by_agent)
-    assert other.local_rank == 1, "a job that a worker starts has ranks of its own"
+    for other in (torchrun(1, 2), torchrun(4, 6)):
+        local = RankInfo.from_environment(other | by_agent).local_rank
+        assert local == int(other["LOCAL_RANK"]), "a job that a worker starts has ranks of its own"

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -740,6 +741,7 @@ class TestPins:
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         one.save_checkpoint(2, state(2), storage_type=MEMORY)
+        ranks.workers_die()
         program = f"""
 import os, signal, time
 from fastckpt._core.ipc import messages as m
@@ -756,10 +758,9 @@ os.kill(os.getpid(), signal.SIGKILL)
         reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
         assert reader.stdout.readline() == "2\n"
         reader.wait(60)
-        until(
-            lambda: one.save_checkpoint(one._writer._last.step + 1, state(3), storage_type=MEMORY).saved,
-            "the pins are gone",
-        )
+        (one,) = ranks.start_workers()
+        steps = itertools.count(3)
+        until(lambda: one.save_checkpoint(next(steps), state(3), storage_type=MEMORY).saved, "the pins are gone")
         for step in range(100, 106):
             assert one.save_checkpoint(step, state(step), storage_type=MEMORY), "each slot can be written to again"
         os.killpg(reader.pid, signal.SIGKILL)
