@@ -13,7 +13,7 @@ from fastckpt._core.memory.processes import Process, signal_together, stat_of
 
 MOMENT = 2.0
 """Seconds that programs which a dead worker has left have to end by themselves."""
-TRACKER_MOMENT = 0.5
+TRACKER_MOMENT = 1.0
 """Seconds that the next workers wait for resource trackers, whose segments may have names that they take again."""
 _TRACKER = b"resource_tracker"
 """What the command of a resource tracker has in it, of multiprocessing and of loky."""

@@ -38,6 +38,7 @@ def test_a_job_survives_its_containers_one_killed_amid_a_save_one_amid_a_persist
     # 1. killed amid a save: rank 0 stands still in its copy, and storage has what is older
     first = job.begin()
     job.until(lambda: job.injected() == 1, "the copy")
+    job.until(lambda: job.stored() == [10], "step 10 on storage")
     first.kill()
     occupy_numbers(job)
     # 2. another host name, and amid a persist: 40 MB at 1 MB/s

@@ -223,7 +223,11 @@ class Host:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # the kernel kills all others of its namespace
         for process in self._started:
-            # nsenter stops with what it has started, and reaps nothing then: the namespace would wait for it.
+            # nsenter stops with what it has started, and reaps nothing then: the namespace would wait for it. It lets
+            # that go on, too, which has to be dead before.
+            end = time.monotonic() + 5
+            while any(map(_is_alive, _children(process.pid))) and time.monotonic() < end:
+                time.sleep(0.001)
             process.send_signal(signal.SIGCONT)
         _release(self._process)
 
@@ -289,3 +293,17 @@ def obstacle() -> str:
     except (HostError, FileNotFoundError) as error:
         return f"no hosts of namespaces are permitted here: {error}"
     return ""
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

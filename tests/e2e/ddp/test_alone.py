@@ -87,6 +87,7 @@ import torch
 from fastckpt.ddp import DdpCheckpointer
 checkpointer = DdpCheckpointer(sys.argv[1])
 checkpointer.save_checkpoint(1, {"weights": torch.ones(10)})
+checkpointer.wait_latest_checkpoint(60)  # the end of a persist would be told by the number of a descriptor
 os.closerange(3, 256)
 pairs = [socket.socketpair() for _ in range(8)]
 assert pairs[0][0].fileno() == 3
