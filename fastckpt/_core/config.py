@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fastckpt._core.arguments import meant
-from fastckpt._core.launcher_places import launcher_place
+from fastckpt._core.launcher_places import launcher_place, number
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -323,17 +323,11 @@ class RankInfo:
         if "RANK" not in environment:
             return cls(agent=environment.get(AGENT_VARIABLE, ""))
 
-        def number(name: str, default: int) -> int:
-            try:
-                return int(environment.get(name, default))
-            except ValueError as error:
-                raise ConfigError(f"{name} is {environment[name]!r}; give a whole number") from error
-
-        rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+        rank, world_size = number(environment, "RANK", 0), number(environment, "WORLD_SIZE", 1)
         place = launcher_place(environment, rank, world_size)
         # Of another rank, or beside a LOCAL_RANK, it is that of a worker that has started this process.
         own, _, local_rank = environment.get(PLACE_VARIABLE, "").partition(" ")
-        is_given = own == str(rank) and number("LOCAL_RANK", 0) == 0 and local_rank.isdecimal()
+        is_given = own == str(rank) and number(environment, "LOCAL_RANK", 0) == 0 and local_rank.isdecimal()
         return cls(
             rank=rank,
             local_rank=min(int(local_rank), place.local_world_size - 1) if is_given else place.local_rank,
@@ -341,7 +335,7 @@ class RankInfo:
             local_world_size=place.local_world_size,
             group_rank=place.group_rank,
             group_world_size=place.group_world_size,
-            restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
+            restart_count=number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),
             agent=environment.get(AGENT_VARIABLE, ""),

@@ -62,8 +62,8 @@ def launcher_place(environment: Environment, rank: int, world_size: int) -> Laun
     local, here, node, nodes = _of_launcher(environment, rank, world_size)
     if "LOCAL_WORLD_SIZE" in environment:
         local = node = nodes = None
-        here = _number(environment, "LOCAL_WORLD_SIZE", 1)
-    given, why = _number(environment, "LOCAL_RANK", rank if here is None else 0), ""
+        here = number(environment, "LOCAL_WORLD_SIZE", 1)
+    given, why = number(environment, "LOCAL_RANK", rank if here is None else 0), ""
     if world_size == 1:
         given, here = 0, 1
     elif here is None and given != rank:
@@ -91,10 +91,10 @@ def _of_launcher(
     for own, world, local, here, node, nodes in _LAUNCHERS:
         if not {own, world, local, here} <= environment.keys():
             continue
-        if (_number(environment, own, -1), _number(environment, world, -1)) == (rank, world_size):
-            found = _number(environment, node, -1) if node in environment else None
-            count = _number(environment, nodes, 1) if nodes in environment else None
-            return _number(environment, local, 0), _tasks(environment, here, found or 0), found, count
+        if (number(environment, own, -1), number(environment, world, -1)) == (rank, world_size):
+            found = number(environment, node, -1) if node in environment else None
+            count = number(environment, nodes, 1) if nodes in environment else None
+            return number(environment, local, 0), _tasks(environment, here, found or 0), found, count
     return None, None, None, None
 
 
@@ -115,10 +115,11 @@ def _tasks(environment: Environment, name: str, node: int) -> int:
 def _first(environment: Environment, names: tuple[str, ...], known: int | None, otherwise: int) -> int:
     """The number in the first of these variables that is set; else what is known, or follows from other numbers."""
     name = next((name for name in names if name in environment), None)
-    return _number(environment, name, 0) if name else otherwise if known is None else known
+    return number(environment, name, 0) if name else otherwise if known is None else known
 
 
-def _number(environment: Environment, name: str, default: int) -> int:
+def number(environment: Environment, name: str, default: int) -> int:
+    """The number in a variable; raises ConfigError for what is none."""
     try:
         return int(environment.get(name, default))
     except ValueError as error:

@@ -59,7 +59,7 @@ def with_cause(
     watch: DeathWatch,
     cause: Callable[[Death], Cause],
     is_known: Callable[[], bool],
-    patience: float = CAUSE_PATIENCE,
+    patience: float,
 ) -> list[Death]:
     """The deaths, and those that follow within some seconds, as long as all have only lost a connection.
 
@@ -80,7 +80,7 @@ def with_cause(
 
 def cause_of_death(death: Death, reported: str, workers: PContext | None) -> Cause:
     """Find out why a worker died, before torch has looked; as `cause_of`."""
-    log = str(getattr(workers, "stderrs", {}).get(death.local_rank) or "")
+    log = _log_of(death, workers)
     return _read(reported or tail_of(log), log)
 
 
@@ -111,7 +111,7 @@ def last_words(failure: ProcessFailure, reported: str, workers: PContext | None)
     return reported or recorded or tail_of(_log_of(failure, workers))
 
 
-def _log_of(failure: ProcessFailure, workers: PContext | None) -> str:
+def _log_of(failure: ProcessFailure | Death, workers: PContext | None) -> str:
     """The path of the file to which a worker's stderr went; empty if it was not caught."""
     return str(getattr(workers, "stderrs", {}).get(failure.local_rank) or "")
 
