@@ -1,7 +1,7 @@
 """A hang that was found: its log lines, the groups of ranks first and then the stacks of this node, and its event."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class Hang:
     Attributes:
         groups: Of the ranks of all nodes; None if other nodes were not heard.
         asked: Seconds that the exchange with them took.
+        spared: Why nobody is killed, since they may wait in good health; empty if the culprits are.
     """
 
     culprits: tuple[int, ...]
@@ -33,6 +34,17 @@ class Hang:
     look: CloseLook
     groups: StackGroups | None = None
     asked: float = 0.0
+    spared: str = ""
+
+    @property
+    def places(self) -> frozenset[str]:
+        """Where those to blame are; of all nodes, if these were heard."""
+        return self.groups.places if self.groups else frozenset(self.witnesses[rank].place for rank in self.culprits)
+
+    @property
+    def idle(self) -> float:
+        """Seconds for which those to blame have done nothing."""
+        return self.groups.idle if self.groups else min(self.witnesses[rank].idle for rank in self.culprits)
 
 
 def log(hang: Hang, workers: NodeWorkers) -> None:
@@ -40,7 +52,8 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
     ranks = workers.ranks
     blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
     silent = max(sight.silent for sight in hang.sights.values())
-    logger.error(coded("the job hangs, for %.1f s: %s %s; killing", "FC-031"), silent, blamed, hang.reason)
+    what = hang.spared or "killing"
+    logger.error(coded("the job hangs, for %.1f s: %s %s; %s", "FC-031"), silent, blamed, hang.reason, what)
     if hang.groups is not None:
         _log_groups(hang.groups, workers)
     found = []
@@ -59,7 +72,7 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
         silence = f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer"
         logger.error("rank %d (%s) after %d steps, %s:\n%s", ranks[rank], process, witness.steps, silence, text)
     metrics.event(
-        "hang",
+        "hang_spared" if hang.spared else "hang",
         culprits=[ranks[rank] for rank in hang.culprits],
         reason=hang.reason,
         silent=silent,
@@ -68,7 +81,17 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
         unheard=[*hang.groups.unheard] if hang.groups else [],
         awaited=awaited(hang.groups, [*ranks.values()]) if hang.groups else None,
         asked=hang.asked,
+        spared=hang.spared,
     )
+
+
+def log_external(look: CloseLook, workers: NodeWorkers, told: Collection[int]) -> None:
+    """Log what holds workers up that is not theirs; that nobody reads the output of a rank once, unless it was told."""
+    if look.is_debugged:
+        logger.info("workers that are silent are being debugged")
+    for rank, output in look.unread.items():
+        if rank not in told:
+            logger.warning("rank %d waits: nobody reads its output (%s)", workers.ranks[rank], output)
 
 
 def log_found_elsewhere(host: str, groups: StackGroups, workers: NodeWorkers) -> None:

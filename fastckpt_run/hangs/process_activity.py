@@ -1,5 +1,6 @@
 """Activity of worker processes according to the kernel: whether they compute, wait, are stopped or gone."""
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ _MOVED = 10_000
 """Bytes per second that a process reads and writes when it does something: to files, pipes and through TLS."""
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
+_WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}.get(os.uname().machine, ())
+"""The numbers of the system calls write and writev."""
 
 Work = dict[tuple[int, str], float]
 """Work done so far by each thread, and by the ended children of each process; in units of
@@ -26,6 +29,23 @@ def state_of(pid: int) -> str:
     return fields[0] if fields and fields[0] not in "ZX" else ""
 
 
+def unread_output(pid: int) -> str:
+    """What a process waits to write to since nobody reads it, such as ``/dev/pts/0``; empty if it does not.
+
+    That is its standard output or error, by whatever descriptor, if it is a pipe, a socket or a terminal; the kernel
+    tells it to who may trace the process (ptrace(2), PTRACE_MODE_ATTACH), as the process that has started it may.
+    """
+    process = _PROC / str(pid)
+    for thread in _numbered(process / "task"):
+        with contextlib.suppress(OSError):  # it is gone, or may not be traced
+            call = (thread / "syscall").read_text().split()
+            if call[0] in _WRITES:
+                written, found = process / "fd" / str(int(call[1], 16)), process / "fd" / "1"
+                if not written.is_file() and (written.samefile(found) or written.samefile(found.with_name("2"))):
+                    return str(written.readlink())
+    return ""
+
+
 def processor_times(workers: Collection[int]) -> dict[int, float]:
     """Seconds of processor time that each worker has had, with the processes that it started."""
     times = dict.fromkeys(workers, 0.0)
@@ -36,49 +56,55 @@ def processor_times(workers: Collection[int]) -> dict[int, float]:
 
 
 class Activity:
-    """The last time at which workers did anything."""
+    """The last time at which each worker did anything."""
 
     def __init__(self, workers: Collection[int], now: float) -> None:
-        self._workers = workers
-        self._last = self._sampled = now
-        self._work: Work = {}
+        self._last = dict.fromkeys(workers, now)
+        self._spoken = self._sampled = now
+        self._work: dict[int, Work] = {}
         self._runnable: set[int] = set()
 
     def idle(self, now: float, spoken: float) -> float:
         """Seconds for which none has reported or done anything; ``spoken`` is when one last reported."""
-        self._last = max(self._last, spoken)
+        self._spoken = max(self._spoken, spoken)
         if now - spoken < _WINDOW:
             self._work = {}
         elif not self._work or now - self._sampled >= _WINDOW:
             self._sample(now)
-        return now - self._last
+        return now - max([self._spoken, *self._last.values()])
+
+    def idle_of(self, worker: int, now: float) -> float:
+        """Seconds for which none has reported, and this one has done nothing; as the last `idle` has found."""
+        return now - max(self._spoken, self._last[worker])
 
     def _sample(self, now: float) -> None:
         before, runnable = self._work, self._runnable
-        self._work, waiting = _work(self._workers)
-        self._runnable = {thread for thread, state in waiting.items() if state == "R"}
+        self._work, waiting = _work(self._last)
+        self._runnable = {thread for states in waiting.values() for thread, state in states.items() if state == "R"}
         passed, self._sampled = now - self._sampled, now
-        done = max([much - before.get(what, 0.0) for what, much in self._work.items()], default=0.0)
-        # A thread that was runnable at both looks wants a processor
-        # and gets none: the host is overloaded, not the job hung.
-        starved = not runnable.isdisjoint(self._runnable)
-        if not before or done > passed or starved or "D" in waiting.values():
-            self._last = now
+        for worker, work in self._work.items():
+            past, states = before.get(worker, {}), waiting[worker]
+            done = max([much - past.get(what, 0.0) for what, much in work.items()], default=0.0)
+            # A thread that was runnable at both looks wants a processor
+            # and gets none: the host is overloaded, not the job hung.
+            starved = not runnable.isdisjoint(thread for thread, state in states.items() if state == "R")
+            if not before or done > passed or starved or "D" in states.values():
+                self._last[worker] = now
 
 
-def _work(workers: Collection[int]) -> tuple[Work, dict[int, str]]:
-    """Work done so far, and the threads that wait for a disk (D) or a processor (R)."""
-    found: Work = {}
-    waiting = {}
-    for _, pid, fields in _members(workers):
-        process = _PROC / str(pid)
-        found[pid, "children"] = sum(map(int, fields[13:15])) * _TICK / _BUSY
-        found[pid, "bytes"] = _moved(process) / _MOVED
+def _work(workers: Collection[int]) -> tuple[dict[int, Work], dict[int, dict[int, str]]]:
+    """Work done so far by each worker, and its threads that wait for a disk (D) or a processor (R)."""
+    found: dict[int, Work] = {worker: {} for worker in workers}
+    waiting: dict[int, dict[int, str]] = {worker: {} for worker in workers}
+    for worker, pid, fields in _members(workers):
+        process, work = _PROC / str(pid), found[worker]
+        work[pid, "children"] = sum(map(int, fields[13:15])) * _TICK / _BUSY
+        work[pid, "bytes"] = _moved(process) / _MOVED
         for thread in _numbered(process / "task"):
             if own := stat_of(thread):
-                found[int(thread.name), "time"] = sum(map(int, own[11:13])) * _TICK / _BUSY
+                work[int(thread.name), "time"] = sum(map(int, own[11:13])) * _TICK / _BUSY
                 if own[0] in "DR":
-                    waiting[int(thread.name)] = own[0]
+                    waiting[worker][int(thread.name)] = own[0]
     return found, waiting
 
 

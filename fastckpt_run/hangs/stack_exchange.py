@@ -21,9 +21,9 @@ logger = logging.getLogger("fastckpt.launcher")
 HANG, STACKS, FOUND = "hang", "hang stacks", "hang found"
 """What is asked: the groups, of the first node; the stacks of its workers, of each; nothing, when each is told."""
 ALL_IDLE, IDLE = "hang all idle", "hang idle"
-"""And whether nobody does anything: on any node, and on one."""
+"""And for how long nobody has done anything: on any node, and on one."""
 IDLE_TIMEOUT = 2.0
-"""Seconds that nodes have to say so: what one has not said is no."""
+"""Seconds that nodes have to say so: what one has not said is 0."""
 IDLE_SHARED = 5.0
 """Seconds for which that answers others."""
 NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
@@ -49,7 +49,7 @@ class NodeReport:
         age: Seconds since its workers were started.
         is_occupied: Whether one of them does something that others may wait for: it keeps to the limit of its phase, or
             is being debugged.
-        is_idle: Whether none of them has done anything for longer than a healthy job would.
+        idle: Seconds for which none of them has done anything.
         world: How many ranks the job has.
         ranks: Those of this node, each with the seconds for which it is silent; infinite if it never reported.
     """
@@ -57,7 +57,7 @@ class NodeReport:
     host: str
     age: float
     is_occupied: bool
-    is_idle: bool
+    idle: float
     world: int
     ranks: Sequence[tuple[CaughtRank, float]]
 
@@ -75,6 +75,7 @@ class NodeReport:
                     "state": witness.state,
                     "has_left": witness.has_left,
                     "waits": witness.waits,
+                    "idle": witness.idle,
                     "silent": None if math.isinf(silent) else silent,
                     "place": each.place,
                     "in_collective": each.in_collective,
@@ -85,7 +86,7 @@ class NodeReport:
             "host": self.host,
             "age": self.age,
             "occupied": self.is_occupied,
-            "idle": self.is_idle,
+            "idle": self.idle,
             "world": self.world,
             "ranks": ranks,
             "stacks": [list(stack) for stack in stacks],
@@ -102,10 +103,11 @@ class NodeReport:
             witness = Witness(
                 int(each["rank"]), int(each["steps"]), str(each["state"]), has_left=flags[0], waits=flags[1]
             )
+            witness = replace(witness, idle=_seconds(each["idle"]))
             caught = CaughtRank(witness, host, stacks[each["stack"]], place, bool(each["in_collective"]))
             ranks.append((caught, math.inf if each["silent"] is None else float(each["silent"])))
-        does = bool(found["occupied"]), found["idle"] is True
-        return cls(host, float(found["age"]), *does, int(found["world"]), ranks)
+        idle = _seconds(found["idle"])
+        return cls(host, float(found["age"]), bool(found["occupied"]), idle, int(found["world"]), ranks)
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,12 @@ class Collected:
     Attributes:
         groups: Of all ranks; None if workers of other nodes are occupied, so that these may wait for them.
         occupied: Where these are.
-        all_idle: Whether all nodes have answered, and all are idle.
+        idle: Seconds for which nobody on any node has done anything; 0 if one has not answered.
     """
 
     groups: StackGroups | None
     occupied: tuple[str, ...] = ()
-    all_idle: bool = False
+    idle: float = 0.0
 
 
 class StackExchange:
@@ -132,7 +134,7 @@ class StackExchange:
     Args:
         channel: To the agents of other nodes.
         report: The report on this node's workers; called in any thread.
-        is_idle: Whether none of them has done anything for longer than a healthy job would; called in any thread.
+        idle: Seconds for which none of them has done anything; called in any thread.
         told: Called in any thread, with the host that found a hang, and the groups, before workers are killed there.
     """
 
@@ -140,7 +142,7 @@ class StackExchange:
         self,
         channel: NodeChannel,
         report: Callable[[], NodeReport],
-        is_idle: Callable[[], bool],
+        idle: Callable[[], float],
         told: Callable[[str, StackGroups], None],
     ) -> None:
         self._channel, self._report, self._told = channel, report, told
@@ -151,9 +153,9 @@ class StackExchange:
         channel.answer(STACKS, lambda sender, body: report().to_json())
         channel.answer(FOUND, self._take_note)
         self._idle_lock = threading.Lock()
-        self._last_idle: tuple[object, float, bool] | None = None
+        self._last_idle: tuple[object, float, float] | None = None
         channel.answer(ALL_IDLE, self._answer_idle)
-        channel.answer(IDLE, lambda sender, body: {"idle": is_idle()})
+        channel.answer(IDLE, lambda sender, body: {"idle": idle()})
 
     @property
     def nodes(self) -> int:
@@ -180,14 +182,14 @@ class StackExchange:
             occupied = tuple(map(str, answer["occupied"]))
             groups = None if occupied else StackGroups.of_json(answer["groups"])
         logger.debug("collected the stacks of %d nodes in %.3f s", self.nodes, time.monotonic() - began)
-        return Collected(groups, occupied, answer.get("idle") is True)
+        return Collected(groups, occupied, _seconds(answer.get("idle")))
 
-    def all_idle(self) -> bool:
-        """Whether, as the first node has heard, nobody does anything on any node; False if it gives no answer."""
+    def idle(self) -> float:
+        """Seconds for which nobody on any node has done anything, as the first one has heard; 0 without its answer."""
         try:
-            return self._channel.ask(0, ALL_IDLE, {}, REACH, reach=REACH).get("idle") is True
+            return _seconds(self._channel.ask(0, ALL_IDLE, {}, REACH, reach=REACH).get("idle"))
         except (OSError, FastckptError):
-            return False
+            return 0.0
 
     # --- the first node
 
@@ -214,7 +216,7 @@ class StackExchange:
         # 1. all nodes at once   2. those of another round are left out   3. groups   4. tell those that have not asked
         reports = self._reports(lately)
         if occupied := [report.host for report in reports.values() if report.is_occupied]:
-            return {"occupied": occupied, "idle": False, "groups": None}
+            return {"occupied": occupied, "idle": 0.0, "groups": None}
         ranks: dict[int, CaughtRank] = {}
         for report in reports.values():
             for caught, silent in report.ranks:
@@ -227,7 +229,7 @@ class StackExchange:
         body = {"host": host, "groups": groups}
         told = [node for node in reports if node not in self._askers]
         self._channel.ask_all(FOUND, body, TOLD_TIMEOUT, nodes=told, at_once=AT_ONCE)
-        idle = not unheard and all(report.is_idle for report in reports.values())
+        idle = 0.0 if unheard else min(report.idle for report in reports.values())
         return {"occupied": [], "idle": idle, "groups": groups}
 
     def _reports(self, lately: float) -> dict[int, NodeReport]:
@@ -245,9 +247,9 @@ class StackExchange:
             now, round = time.monotonic(), self._channel.round
             if self._last_idle is None or self._last_idle[0] is not round or now - self._last_idle[1] > IDLE_SHARED:
                 answers = self._channel.ask_all(IDLE, {}, IDLE_TIMEOUT, at_once=AT_ONCE)
-                idle = [answer.get("idle") is True for answer in answers.values()]
-                all_idle = len(idle) == self._channel.nodes and all(idle)
-                self._last_idle = round, time.monotonic(), all_idle
+                idle = [_seconds(answer.get("idle")) for answer in answers.values()]
+                least = min(idle, default=0.0) if len(idle) == self._channel.nodes else 0.0
+                self._last_idle = round, time.monotonic(), least
             return {"idle": self._last_idle[2]}
 
     # --- each node
@@ -255,6 +257,11 @@ class StackExchange:
     def _take_note(self, sender: int, body: Body) -> Body:
         self._told(str(body["host"]), StackGroups.of_json(body["groups"]))
         return {}
+
+
+def _seconds(found: object) -> float:
+    """What another agent has sent, as seconds; 0 if it is nothing of the kind."""
+    return float(found) if isinstance(found, int | float) and found > 0 else 0.0
 
 
 def awaited(groups: StackGroups, here: Sequence[int]) -> dict[str, Any] | None:

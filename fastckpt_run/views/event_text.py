@@ -168,6 +168,7 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "workers_finished": lambda event: "all workers have finished",
     "worker_died": _died,
     "hang": _hang,
+    "hang_spared": lambda event: f"{_hang(event)}; {text(event, 'spared')}",
     "restarted": lambda event: text(event, "text"),
     "gave_up": lambda event: text(event, "text") or f"no restart: {text(event, 'why')}",
     "skipped": lambda event: f"{_step(event)} was not saved: {text(event, 'reason')}{_earlier(event)}",

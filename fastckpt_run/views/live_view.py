@@ -344,6 +344,7 @@ _ALARMS = {
     "worker_died",
     "worker_failed",
     "hang",
+    "hang_spared",
     "node_lost",
     "host_left_out",
     "replica_skipped",

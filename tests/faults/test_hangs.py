@@ -19,6 +19,8 @@ from tests.unit._core.report.schema import faults
 
 TIMEOUT = 2.5
 SLOW = TIMEOUT + 0.7
+PATIENCE = ("--patience", "150")
+"""Half of it is what ranks that wait have under "auto"."""
 
 
 def start(job: Job, *script: str, timeout: str = str(TIMEOUT), **options) -> Job:
@@ -141,9 +143,10 @@ def test_hangs_of_first_steps_and_of_saves_are_noticed(new_job, uninterrupted):
 @pytest.mark.campaign
 def test_auto_notices_a_hang_when_all_ranks_are_idle(new_job, uninterrupted):
     job = new_job().with_faults(stop(rank=1, at="train.step", step=21))
-    assert start(job, timeout="auto").wait() == 0, job.text()
+    assert start(job, *PATIENCE, timeout="auto").wait() == 0, job.text()
     [found] = hangs(job)
-    assert (found["culprits"], found["silent"] > 60) == ([1], True)
+    assert (found["culprits"], found["silent"] > 75) == ([1], True)
+    assert "rank 1 is stopped (SIGSTOP); they have 75 s, as they may wait in good health" in job.text()
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
@@ -154,8 +157,8 @@ def test_auto_kills_no_busy_or_waiting_rank_without_a_restart_left(new_job):
         hang(rank=1, at="train.step", step=21, function="loop_in_c_with_the_gil")
     )
     waits = new_job("waits").with_faults(stop(rank=1, at="train.step", step=21))
-    start(computes, timeout="auto", restarts=1)
-    start(waits, timeout="auto", restarts=0)
+    start(computes, *PATIENCE, timeout="auto", restarts=1)
+    start(waits, *PATIENCE, timeout="auto", restarts=0)
     for job in (computes, waits):
         job.until(lambda job=job: job.injected() == 1, "the fault")
     time.sleep(120)
@@ -165,7 +168,7 @@ def test_auto_kills_no_busy_or_waiting_rank_without_a_restart_left(new_job):
     assert (computes.wait(), waits.wait()) == (0, 1)
 
 
-def start_two_nodes(new_job, fault, **options) -> tuple[Job, Job]:
+def start_two_nodes(new_job, fault, *script, **options) -> tuple[Job, Job]:
     """Two agents of a rank each, in one checkpoint directory."""
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
@@ -173,7 +176,7 @@ def start_two_nodes(new_job, fault, **options) -> tuple[Job, Job]:
     second.faults, second.checkpoint_dir = first.faults, first.checkpoint_dir
     for job in (first, second):
         launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)
-        start(job, "--out", str(first.folder), launcher=launcher, **options)
+        start(job, "--out", str(first.folder), *script, launcher=launcher, **options)
     return first, second
 
 
@@ -216,7 +219,7 @@ def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninte
 
 @pytest.mark.campaign
 def test_auto_notices_a_hang_of_two_nodes_when_all_ranks_of_both_are_idle(new_job, uninterrupted):
-    first, second = start_two_nodes(new_job, stop(1, "train.step", 23), timeout="auto")
+    first, second = start_two_nodes(new_job, stop(1, "train.step", 23), *PATIENCE, timeout="auto")
     assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
     found = hangs(first) + hangs(second)
     assert [1] in [line["culprits"] for line in found] and all(60 < line["silent"] < 600 for line in found)
@@ -227,7 +230,8 @@ def test_auto_notices_a_hang_of_two_nodes_when_all_ranks_of_both_are_idle(new_jo
 @pytest.mark.campaign
 def test_auto_kills_nobody_on_two_nodes_while_a_rank_of_the_other_computes(new_job):
     """The agent of the one that waits sees no work of its own; it asks the other."""
-    first, second = start_two_nodes(new_job, hang(1, "train.step", 23, "loop_in_c_with_the_gil"), timeout="auto")
+    fault = hang(1, "train.step", 23, "loop_in_c_with_the_gil")
+    first, second = start_two_nodes(new_job, fault, *PATIENCE, timeout="auto")
     first.until(lambda: first.injected() == 1, "the fault")
     time.sleep(100)
     assert hangs(first) + hangs(second) == [], first.text() + second.text()

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -57,6 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--remote", default="", help="location of the remote tier")
     parser.add_argument("--evaluate-at", type=int, default=0, help="a phase after this step")
+    parser.add_argument("--patience", type=float, default=1800.0, help="seconds that collectives may take")
     parser.add_argument("--skip-at", type=int, default=0, help="a barrier after this step, which rank 1 skips once")
     return parser.parse_args()
 
@@ -168,7 +170,7 @@ def main() -> None:
     args = parse_arguments()
     if args.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=args.patience))
     train(args)
     # The model is gone by now: were it the last to hold the process group, its end would wait, with the GIL, for a
     # thread of gloo that may be waiting for the GIL.

@@ -19,7 +19,7 @@ from fastckpt._core.memory.step_clock import AWAY, STEPS, StepClock, running
 from fastckpt._core.memory.telemetry import Line
 from fastckpt._core.metrics import observe, unobserve
 from fastckpt._core.policy.hangs import EXIT
-from fastckpt._core.torch_private.tensors import makes_optimizer_states, untraced
+from fastckpt._core.torch_private.tensors import collective_timeout, makes_optimizer_states, untraced
 from fastckpt.errors import ConfigError
 
 
@@ -34,6 +34,8 @@ class _Mark:
 _LONGEST = 1e9
 _OVERRUN = 600.0
 """Seconds by which a phase may overrun its own timeout before that is a hang."""
+_PATIENCE_KEPT = 1.0
+"""Seconds for which the limits of process groups are not read again."""
 _marks: list[_Mark] = []
 _ended = [0.0, 0.0]
 """Seconds that marked phases took, and of the processor."""
@@ -133,7 +135,7 @@ class Heartbeat:
         self._pid = os.getpid()
         self._has_optimizer = self._works = self.by_script = False
         self._newest = 0
-        self.stalled = 0.0
+        self.stalled = self._patience_due = 0.0
         self.clock: Callable[[], int] | None = None
         self._counted = -1
         self._steps = 0
@@ -152,6 +154,7 @@ class Heartbeat:
     def work(self, name: str, timeout: float | None = None) -> Iterator[None]:
         """Report that a phase of ours lasts, whose parts `metrics.phase` names; one with a timeout ends by itself."""
         self._works = True
+        self._tell_patience()
         self._line.enter(name, 0 if timeout is None else _nanoseconds(max(0.0, timeout) + _OVERRUN))
         clock = running.clock
         part = clock.enter(AWAY) if clock else AWAY
@@ -212,6 +215,12 @@ class Heartbeat:
         unobserve(self._see)
         _open.remove(self)
         self._line.leave()
+
+    def _tell_patience(self) -> None:
+        """Report how long process groups let ranks wait; scripts add groups, and change their limits."""
+        if (now := time.monotonic()) >= self._patience_due:
+            self._patience_due = now + _PATIENCE_KEPT
+            self._line.wait_at_most(_nanoseconds(collective_timeout()))
 
     @untraced
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:

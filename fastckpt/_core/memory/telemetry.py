@@ -23,9 +23,10 @@ STEP_BOUNDS = tuple(2**power / 1000 for power in range(21))
 """Seconds up to which a step is in one of the first buckets; longer ones are in one more."""
 PARTS = ("data", "forward", "backward", "rest", "wait")
 """Parts of a step; all but the last are the rank's own time, that is the wait in collectives."""
-_GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _TURN, _STEPPING = range(12)
+_GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _PATIENCE = range(11)
+_TURN, _STEPPING = 11, 12
 """Indices of eight-byte words, whose stores are never torn. The phase is written alternately in two places."""
-_DURATIONS = range(12, 13 + len(STEP_BOUNDS))
+_DURATIONS = range(13, 14 + len(STEP_BOUNDS))
 _SHORTEST, _LONGEST = _DURATIONS[0], _DURATIONS[-1]
 _PARTS = range(_DURATIONS.stop, _DURATIONS.stop + len(PARTS))
 _NUMBERS, _PHASE = 8 * _PARTS.stop, 52
@@ -60,6 +61,7 @@ class Telemetry:
         named: How many steps it had completed when it named ``step``.
         pid: The process that reports; 0 once it has deregistered.
         stacks: How to ask for its Python stacks, as `memory.stacks` knows it; 0 if one cannot.
+        patience: How long its process groups let it wait in a collective, at most; 0 if that is unknown.
         allowed: How long its phase may last, by its own account; 0 if that is unknown.
         phase: What it is doing, such as "snapshot.fill"; empty for taking steps.
         durations: How many steps took at most each of `STEP_BOUNDS` (and more than the one before), and longer ones;
@@ -78,6 +80,7 @@ class Telemetry:
     named: int = 0
     pid: int = 0
     stacks: int = 0
+    patience: int = 0
     allowed: int = 0
     phase: str = ""
     durations: tuple[int, ...] = (0,) * len(_DURATIONS)
@@ -191,7 +194,7 @@ class Line:
         """Report that a process has begun; clears what its predecessor reported."""
         self._words[_PID] = 0
         fresh = {_GENERATION: generation, _STEP: -1, _LOADED: -1}
-        for word in (*range(_PID), _STEPPING, *_DURATIONS, *_PARTS):
+        for word in (*range(_PID), _PATIENCE, _STEPPING, *_DURATIONS, *_PARTS):
             self._words[word] = fresh.get(word, 0)
         for place in range(0, len(self._windows), _WINDOW // 8):
             self._windows[place] = 0
@@ -233,6 +236,10 @@ class Line:
             self._left = 0
         elif phase and not self._left:
             self._left = now
+
+    def wait_at_most(self, nanoseconds: int) -> None:
+        """Report how long process groups let this process wait in a collective."""
+        self._words[_PATIENCE] = nanoseconds
 
     def spend(self, times: Sequence[int]) -> None:
         """Add the nanoseconds of each of `PARTS` that a step took."""

@@ -8,7 +8,7 @@ from math import inf
 MANY = 20
 """Under "auto" a rank may be silent for so many times the slowest of the recent steps."""
 IDLE = 60.0
-"""Seconds, at least, under "auto", if nobody on the node does anything."""
+"""Seconds, at least, under "auto", after which it is reported that nobody does anything."""
 LONG = 3600.0
 """Seconds, at least, under "auto", if somebody does something, or none of the ranks takes steps.
 
@@ -33,12 +33,14 @@ class Limits:
         phase: Before its first step, and in a phase for which the script gives no limit.
         idle: Between two steps, if no worker of the node does anything, not even compute.
         first: Before its first step, if that is longer than ``phase``.
+        told: The same as ``idle``, until it is reported.
     """
 
     step: float
     phase: float
     idle: float = inf
     first: float = 0.0
+    told: float = inf
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Witness:
         has_left: Whether it has closed its checkpointer, or exited.
         waits: Whether it waits in a collective for other ranks.
         place: Its place in the program, in words; empty if unknown.
+        idle: Seconds for which it has neither computed, moved data nor waited for a disk.
     """
 
     rank: int
@@ -93,18 +96,30 @@ class Witness:
     has_left: bool = False
     waits: bool = False
     place: str = ""
+    idle: float = 0.0
 
 
 def limits(
-    setting: str, pace: float, alarms: int = 0, *, start: float = 0.0, sees_all: bool = True, may_restart: bool = True
+    setting: str,
+    pace: float,
+    alarms: int = 0,
+    *,
+    start: float = 0.0,
+    patience: float = 0.0,
+    sees_all: bool = True,
+    may_restart: bool = True,
 ) -> Limits:
     """The limits that a setting means.
+
+    Under "auto" ranks that wait may do so in good health: for a file, a person, another job. What they wait in ends by
+    itself when the process group's own limit is reached, so half of that is what they have.
 
     Args:
         setting: "auto", "off" or a number of seconds.
         pace: Seconds of the slowest of the recent steps; 0 if none but first ones were seen.
         alarms: Hangs found in this job. Under "auto" each doubles the limits: it may have been in error.
         start: Seconds that the slowest start has taken, up to its first step.
+        patience: Seconds that process groups let ranks wait in a collective; 0 if that is unknown.
         sees_all: Whether all ranks of the job are in sight.
         may_restart: Whether an error can be made good by a restart.
     """
@@ -114,11 +129,12 @@ def limits(
         return Limits(float(setting), PHASES * float(setting), first=STARTS * start)
     longest, doubled = MANY * pace, 2.0**alarms
     # A slow job gets longer limits than the constants, never shorter ones.
-    busy = max(LONG if may_restart else LAST, longest) * doubled
-    # Without a measured step nothing is known of the job's pace, so a short limit would be a guess.
-    idle = max(IDLE if may_restart and pace else LONG, longest) * doubled
-    # If ranks of other nodes are not visible, idle workers here may wait for one of them.
-    return Limits(busy, busy, idle if sees_all else inf, STARTS * start)
+    half, told = patience / 2, max(IDLE, longest)
+    busy = max(LONG if may_restart else LAST, longest, half) * doubled
+    idle = max(told, half or LONG, 0.0 if may_restart else LONG) * doubled
+    if not sees_all:  # idle workers here may wait for one of those that are not visible
+        idle = told = inf
+    return Limits(busy, busy, idle, STARTS * start, told)
 
 
 def hung(sights: Sequence[Observation], limits: Limits, idle: float) -> list[int]:

@@ -84,8 +84,10 @@ class CaughtRank:
         witness = self.witness
         if witness.state in _OF_KERNEL:
             return _OF_KERNEL[witness.state]
-        if witness.has_left or witness.goes_on:
-            return "left" if witness.has_left else "goes_on"
+        if witness.has_left:
+            return "left" if witness.state else "exited"
+        if witness.goes_on:
+            return "goes_on"
         if not self.frames:
             return "unknown"
         return "waits" if witness.waits else "computes" if self.in_collective else "elsewhere"
@@ -98,11 +100,14 @@ STATES: Mapping[str, tuple[str, str]] = {
     "elsewhere": ("is in {}", "are in {}"),
     "computes": ("computes in {}", "compute in {}"),
     "unknown": ("gives no stack", "give no stack"),
-    "left": ("has ended or closed its checkpointer", "have ended or closed their checkpointers"),
+    "exited": ("has exited", "have exited"),
+    "left": ("has closed its checkpointer", "have closed their checkpointers"),
     "waits": ("waits in {}", "wait in {}"),
     "goes_on": ("goes on", "go on"),
 }
 """What ranks may do, in words for one and for several, ``{}`` being the place: the most suspicious first."""
+_FOR_GOOD = {"exited", "waits", "computes"}
+"""What ranks do in a job that cannot go on: who computes in a collective spins in it."""
 _ORDER = {state: order for order, state in enumerate(STATES)}
 
 
@@ -117,6 +122,7 @@ class StackGroup:
         state: What they do, as one of `STATES`.
         place: Where they do it; empty if it is not known.
         stack: Their frames, the innermost first.
+        idle: Seconds for which none of them has done anything.
     """
 
     ranks: tuple[int, ...]
@@ -125,6 +131,7 @@ class StackGroup:
     state: str
     place: str
     stack: tuple[str, ...] = ()
+    idle: float = 0.0
 
     @property
     def name(self) -> str:
@@ -174,6 +181,22 @@ class StackGroups:
         return tuple(group for group in self.groups if group.is_odd)
 
     @property
+    def places(self) -> frozenset[str]:
+        """Where those are that hold the others up; where all are, if that is not known."""
+        return frozenset(group.place for group in self.odd or self.groups)
+
+    @property
+    def idle(self) -> float:
+        """Seconds for which those have done nothing that hold the others up; or all, if that is not known."""
+        return min([group.idle for group in self.odd or self.groups], default=0.0)
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whether all ranks that run wait for others, some of which have exited: nobody can end that."""
+        states = {group.state for group in self.groups}
+        return "exited" in states and states <= _FOR_GOOD and not (self.unheard or self.more[0])
+
+    @property
     def line(self) -> str:
         """What is known, in one line of bounded length."""
         named, counted = self.groups[:SHOWN], self.groups[SHOWN:]
@@ -220,7 +243,13 @@ def _group_of_json(found: Mapping[str, Any]) -> StackGroup:
     if found["state"] not in STATES or not found["ranks"]:
         raise ValueError("this is no group of ranks")
     return StackGroup(
-        tuple(map(int, found["ranks"])), hosts, bool(found["is_odd"]), found["state"], str(found["place"]), stack
+        tuple(map(int, found["ranks"])),
+        hosts,
+        bool(found["is_odd"]),
+        found["state"],
+        str(found["place"]),
+        stack,
+        float(found["idle"]),
     )
 
 
@@ -250,7 +279,8 @@ def grouped(ranks: Sequence[CaughtRank], world: int, unheard: Sequence[str] = ()
 def _group(key: tuple[bool, str, str, tuple[str, ...]], members: Sequence[CaughtRank]) -> StackGroup:
     is_odd, state, place, stack = key
     hosts = tuple(dict.fromkeys(each.host for each in members))
-    return StackGroup(tuple(each.witness.rank for each in members), hosts, is_odd, state, place, stack)
+    idle = min(each.witness.idle for each in members)
+    return StackGroup(tuple(each.witness.rank for each in members), hosts, is_odd, state, place, stack, idle)
 
 
 def _judged(ranks: Sequence[CaughtRank], *, sees_all: bool) -> tuple[frozenset[int], str]:

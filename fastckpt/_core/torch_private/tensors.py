@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from types import FrameType
@@ -103,6 +104,16 @@ def group_stores() -> list[tuple["dist.ProcessGroup", "dist.distributed_c10d.Sto
     """All process groups of this process, each with the store in which it was formed."""
     pairs = dist.distributed_c10d._world.pg_map.items()
     return [(group, store) for group, (_, store) in pairs if store is not None]
+
+
+def collective_timeout() -> float:
+    """Seconds that ranks wait in a collective, at most, in the most patient of this process's groups; 0 if unknown."""
+    longest = 0.0
+    for group in [*dist.distributed_c10d._world.pg_map] if dist.is_available() else ():
+        for device in group._device_types:
+            with suppress(AttributeError, RuntimeError, TypeError):  # a backend of others need not tell
+                longest = max(longest, group._get_backend(device).options._timeout.total_seconds())
+    return longest
 
 
 def init_method() -> Any:

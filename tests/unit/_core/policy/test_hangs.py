@@ -9,35 +9,42 @@ from fastckpt._core.policy.hangs import IDLE, LAST, LONG, Limits, Observation, W
 MINUTE = 60.0
 
 
-@pytest.mark.parametrize(
-    ("setting", "pace", "alarms", "sees_all", "expected"),
-    [
-        ("off", 1.0, 0, True, Limits(inf, inf)),
-        ("5", 1.0, 0, True, Limits(5.0, 50.0)),
-        ("5", 100.0, 7, False, Limits(5.0, 50.0)),
-        ("auto", 0.0, 0, True, Limits(LONG, LONG, LONG)),
-        ("auto", 0.1, 0, True, Limits(LONG, LONG, IDLE)),
-        ("auto", 10.0, 0, True, Limits(LONG, LONG, 200.0)),
-        ("auto", 600.0, 0, True, Limits(12000.0, 12000.0, 12000.0)),
-        ("auto", 0.1, 2, True, Limits(4 * LONG, 4 * LONG, 4 * IDLE)),
-        ("auto", 0.1, 0, False, Limits(LONG, LONG)),
-    ],
-)
-def test_limits_follow_from_setting_pace_and_false_alarms(setting, pace, alarms, sees_all, expected):
-    assert limits(setting, pace, alarms, sees_all=sees_all) == expected
+GLOO = 1800.0
 
 
 @pytest.mark.parametrize(
-    ("setting", "pace", "sees_all", "expected"),
+    ("setting", "pace", "alarms", "patience", "sees_all", "expected"),
     [
-        ("5", 1.0, True, Limits(5.0, 50.0)),
-        ("auto", 1.0, True, Limits(LAST, LAST, LONG)),
-        ("auto", 300.0, True, Limits(LAST, LAST, 6000.0)),
-        ("auto", 1.0, False, Limits(LAST, LAST)),
+        ("off", 1.0, 0, GLOO, True, Limits(inf, inf)),
+        ("5", 1.0, 0, GLOO, True, Limits(5.0, 50.0)),
+        ("5", 100.0, 7, GLOO, False, Limits(5.0, 50.0)),
+        ("auto", 0.0, 0, 0.0, True, Limits(LONG, LONG, LONG, told=IDLE)),
+        ("auto", 0.1, 0, 0.0, True, Limits(LONG, LONG, LONG, told=IDLE)),
+        ("auto", 0.1, 0, GLOO, True, Limits(LONG, LONG, GLOO / 2, told=IDLE)),
+        ("auto", 0.1, 0, 100.0, True, Limits(LONG, LONG, IDLE, told=IDLE)),
+        ("auto", 0.1, 0, 4 * LONG, True, Limits(2 * LONG, 2 * LONG, 2 * LONG, told=IDLE)),
+        ("auto", 10.0, 0, GLOO, True, Limits(LONG, LONG, GLOO / 2, told=200.0)),
+        ("auto", 600.0, 0, GLOO, True, Limits(12000.0, 12000.0, 12000.0, told=12000.0)),
+        ("auto", 0.1, 2, GLOO, True, Limits(4 * LONG, 4 * LONG, 2 * GLOO, told=IDLE)),
+        ("auto", 0.1, 0, GLOO, False, Limits(LONG, LONG)),
     ],
 )
-def test_limits_are_longer_without_a_restart_left(setting, pace, sees_all, expected):
-    assert limits(setting, pace, sees_all=sees_all, may_restart=False) == expected
+def test_limits_follow_from_setting_pace_patience_and_false_alarms(setting, pace, alarms, patience, sees_all, expected):
+    assert limits(setting, pace, alarms, patience=patience, sees_all=sees_all) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "pace", "patience", "sees_all", "expected"),
+    [
+        ("5", 1.0, GLOO, True, Limits(5.0, 50.0)),
+        ("auto", 1.0, GLOO, True, Limits(LAST, LAST, LONG, told=IDLE)),
+        ("auto", 1.0, 4 * LONG, True, Limits(LAST, LAST, 2 * LONG, told=IDLE)),
+        ("auto", 300.0, GLOO, True, Limits(LAST, LAST, 6000.0, told=6000.0)),
+        ("auto", 1.0, GLOO, False, Limits(LAST, LAST)),
+    ],
+)
+def test_limits_are_longer_without_a_restart_left(setting, pace, patience, sees_all, expected):
+    assert limits(setting, pace, patience=patience, sees_all=sees_all, may_restart=False) == expected
 
 
 @pytest.mark.parametrize("setting", ["5", "auto"])

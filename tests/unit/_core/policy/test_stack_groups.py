@@ -107,10 +107,15 @@ TABLE = {
         (),
         "2 of 2 ranks, ranks 0-1 on host h0, give no stack; which of them is to blame is not known",
     ),
+    "one has exited": (
+        [*waiting(8, but=(5,)), caught(5, [], has_left=True, state="")],
+        (),
+        "1 of 8 ranks, rank 5 on host h0, has exited; 7 wait in all_reduce (train.py:40)",
+    ),
     "one has left": (
         [*waiting(8, but=(5,)), caught(5, [], has_left=True)],
         (),
-        "1 of 8 ranks, rank 5 on host h0, has ended or closed its checkpointer; 7 wait in all_reduce (train.py:40)",
+        "1 of 8 ranks, rank 5 on host h0, has closed its checkpointer; 7 wait in all_reduce (train.py:40)",
     ),
     "one goes on, elsewhere": (
         [*waiting(8, but=(5,)), caught(5, TAKE, goes_on=True)],

@@ -38,6 +38,34 @@ EXECS = """
 def train():
     os.execvp("sleep", ["sleep", "600"])
 """
+SPINS = f"""
+code = compile("def all_reduce():\\n    while True: pass", {IN_TORCH!r}, "exec")
+exec(code)
+def train():
+    all_reduce()
+"""
+COMPUTES = """
+import time
+def deeper(depth):
+    if depth:
+        return deeper(depth - 1)
+    end = time.monotonic() + 0.02
+    while time.monotonic() < end: pass
+def train():
+    step = 0
+    while True:
+        step += 1
+        deeper(step % 97)
+"""
+PRINTS = """
+def train():
+    while True:
+        sys.stdout.write("x" * 65536)
+"""
+EXITS = """
+def train():
+    os._exit(0)
+"""
 _PROGRAM = """
 import os, sys, threading
 from fastckpt._core.memory.stacks import offer

@@ -1,0 +1,94 @@
+"""What follows when workers are silent: a report, again when that has lasted twice as long, or their end."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.policy.stack_groups import Frame
+
+_LOOKS = 3
+"""Looks at equal stacks after which workers count as waiting."""
+_LATER = 1.25
+"""So many times longer they are silent at each look than at the one before."""
+
+Stacks = Mapping[int, tuple[Frame, ...]]
+"""The frames of each worker's main thread."""
+
+
+class Stillness:
+    """For how long workers have been at the same places while they use the processor: who waits over NCCL spins."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Look at new workers, or at those that have gone on."""
+        self._stacks: Stacks = {}
+        self._since, self._looks, self._next = 0.0, 0, 0.0
+
+    def seconds(self, now: float, silent: float, allowed: float, look: Callable[[], Stacks]) -> float:
+        """Seconds for which workers have not gone on, if several looks found them at the same places, else 0.
+
+        Args:
+            now: By the monotonic clock.
+            silent: Seconds since one of them reported.
+            allowed: Seconds of silence before the first look.
+            look: Takes their stacks.
+        """
+        if silent < allowed:
+            self.begin()
+        elif silent >= self._next:
+            self._next = silent * _LATER
+            if (stacks := look()) != self._stacks:
+                self._stacks, self._since, self._looks = stacks, now, 0
+            self._looks += 1
+        return allowed + now - self._since if self._looks >= _LOOKS else 0.0
+
+
+class Silences:
+    """What was told of silent workers since they were started, and where those before them were.
+
+    Attributes:
+        told: Seconds of silence at the last report; 0 if there was none since they went on.
+        at: When that was, by the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.told = self.at = 0.0
+        self._is_spared = False
+        self._where = self._before = (frozenset[str](), -1)
+
+    def begin(self) -> None:
+        """Watch new workers."""
+        self._before, self._where = self._where, (frozenset[str](), -1)
+        self.end()
+
+    def end(self) -> None:
+        """Count from 0 again."""
+        self.told, self._is_spared = 0.0, False
+
+    def gone_on(self) -> None:
+        """Note that workers have gone on, so that their end, if it comes, is another's."""
+        self._where = frozenset[str](), -1
+        self.end()
+
+    def is_due(self, silent: float, *, is_beyond: bool) -> bool:
+        """Whether to look closely at workers that are ``silent`` for so many seconds, perhaps beyond their limit."""
+        return silent >= 2 * self.told or (is_beyond and not self._is_spared)
+
+    def note(
+        self, silent: float, places: Collection[str], lines: Collection[Telemetry], *, is_spared: bool = False
+    ) -> None:
+        """Note where workers are that are reported, killed, or are ``is_spared`` though they are beyond their limit."""
+        self.told, self.at, self._is_spared = silent, time.monotonic(), is_spared
+        self._where = frozenset(places), _newest(lines)
+
+    def is_again(self, places: Collection[str], lines: Collection[Telemetry]) -> bool:
+        """Whether those before were silent at the same places when they ended, and these have come no further."""
+        before, step = self._before
+        return bool(before) and before == frozenset(places) and step >= _newest(lines)
+
+
+def _newest(lines: Collection[Telemetry]) -> int:
+    """The newest step that workers have named."""
+    return max([line.step for line in lines], default=-1)

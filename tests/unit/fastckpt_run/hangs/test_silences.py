@@ -1,0 +1,161 @@
+"""Workers of a node that are silent under "auto": reported at once, and killed only when that cannot be sound."""
+
+import contextlib
+import logging
+import signal
+import time
+
+import pytest
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
+from fastckpt._core.policy import hangs
+from fastckpt_run.hangs import process_activity
+from fastckpt_run.hangs.detector import HangWatch
+from tests.unit.fastckpt_run.hangs.agents import COMPUTES, EXITS, LOOPS, PRINTS, SLEEPS, SPINS, WAITS, CaughtWorker
+
+TOLD = 1.0
+LONG, SHORT = 3600, 3
+"""Limits of process groups in seconds: half of one is never reached here, half of the other soon."""
+
+
+class SilentNode:
+    """A node whose workers have done some steps, and do nothing more that they report."""
+
+    def __init__(self, folder, *programs: str, patience: int) -> None:
+        self.programs, self.patience = programs, patience
+        self.block = TelemetryBlock(telemetry_name(folder / "arena"), len(programs))
+        self.lines = [self.block.line(rank) for rank in range(len(programs))]
+        ranks = range(len(programs))
+        self.watch = HangWatch("auto", lambda: {"run": [self.block.read(rank) for rank in ranks]})
+        self.workers: list[CaughtWorker] = []
+        self.start()
+
+    def start(self, step: int = 7) -> None:
+        self.end_workers()
+        self.workers = [CaughtWorker(program) for program in self.programs]
+        pids = {rank: worker.pid for rank, worker in enumerate(self.workers)}
+        world = len(pids)
+        self.watch.started(pids, [Worker(rank, global_rank=rank, world_size=world) for rank in pids])
+        for line, worker in zip(self.lines, self.workers, strict=True):
+            line.begin(0, worker.pid, worker.stacks)
+            line.wait_at_most(self.patience * 10**9)
+            line.step()
+            line.at(step)
+        assert not self.watch.end_hang(may_restart=True)
+
+    def kills_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.watch.end_hang(may_restart=True):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def killed(self) -> list[int]:
+        """The ranks that were."""
+        return [rank for rank, worker in enumerate(self.workers) if worker.pid in self.watch.killed]
+
+    def end_workers(self) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def end(self) -> None:
+        self.end_workers()
+        self.block.close()
+        unlink(self.block.name)
+
+
+@pytest.fixture
+def silent(tmp_path, monkeypatch):
+    """Start a node, with a second for a minute."""
+    monkeypatch.setattr(hangs, "IDLE", TOLD)
+    monkeypatch.setattr(process_activity, "_WINDOW", 0.2)
+    with contextlib.ExitStack() as stack:
+
+        def start(*programs: str, patience: int) -> SilentNode:
+            node = SilentNode(tmp_path, *programs, patience=patience)
+            stack.callback(node.end)
+            return node
+
+        yield start
+
+
+def told(events, name: str = "hang_spared") -> list:
+    return [event for event in events if event["event"] == name]
+
+
+def test_ranks_that_wait_are_reported_and_left_alone_until_they_go_on(silent, events, caplog):
+    node = silent(WAITS, SLEEPS, patience=LONG)
+    with caplog.at_level(logging.WARNING, "fastckpt.launcher"):
+        assert not node.kills_within(5 * TOLD)
+        for line in node.lines:
+            line.step()
+        assert not node.watch.end_hang(may_restart=True)
+    found = told(events)
+    assert 2 <= len(found) <= 3, "again when that has lasted twice as long"
+    assert all(event["culprits"] == [1] and "they have 1800 s" in event["spared"] for event in found)
+    assert "is not where the others wait for it; they have 1800 s, as they may wait in good health" in caplog.text
+    assert " in train" in caplog.text, "the stacks"
+    assert "the workers go on, after" in caplog.text
+    assert node.killed() == []
+
+
+def test_ranks_that_wait_are_killed_at_half_of_what_the_process_group_allows(silent, events):
+    node = silent(WAITS, SLEEPS, patience=SHORT)
+    assert node.kills_within(60)
+    assert node.killed() == [1] and told(events, "hang")[0]["silent"] > SHORT / 2
+    assert node.workers[1]._process.wait(10) == -signal.SIGKILL
+
+
+def test_ranks_that_wait_without_a_restart_left_are_reported_and_not_killed(silent, events):
+    node = silent(WAITS, SLEEPS, patience=SHORT)
+    end = time.monotonic() + 2 * SHORT
+    while time.monotonic() < end:
+        assert not node.watch.end_hang(may_restart=False)
+        time.sleep(0.05)
+    assert told(events) and node.killed() == []
+
+
+def test_a_start_is_not_killed_where_the_one_before_was_unless_it_came_further(silent, events):
+    node = silent(WAITS, SLEEPS, patience=SHORT)
+    assert node.kills_within(60)
+    node.start()
+    assert not node.kills_within(4 * SHORT), "its limit has doubled"
+    assert "not killed again" in told(events)[-1]["spared"]
+    node.start(step=8)
+    assert node.kills_within(60), "that is another hang"
+
+
+def test_ranks_that_wait_for_one_that_has_exited_are_killed_at_once(silent, events):
+    node = silent(WAITS, EXITS, WAITS, patience=LONG)
+    assert node.kills_within(60)
+    assert told(events, "hang")[0]["silent"] < 60 and not told(events)
+
+
+def test_a_rank_that_waits_while_others_spin_as_over_nccl_is_named_and_killed_at_half_the_limit(silent, events):
+    node = silent(SPINS, SPINS, SLEEPS, patience=2 * SHORT)
+    assert node.kills_within(60)
+    assert node.killed() == [2]
+    assert [event["culprits"] for event in told(events)] and told(events)[0]["culprits"] == [2]
+
+
+def test_a_rank_that_computes_while_others_spin_is_named_and_left_alone(silent, events):
+    node = silent(SPINS, SPINS, LOOPS, patience=SHORT)
+    assert not node.kills_within(6 * SHORT)
+    assert {tuple(event["culprits"]) for event in told(events)} == {(2,)}
+    assert "not killed, as these compute" in told(events)[-1]["spared"]
+
+
+def test_ranks_whose_stacks_change_are_not_reported(silent, events):
+    node = silent(COMPUTES, SPINS, patience=SHORT)
+    assert not node.kills_within(3 * SHORT)
+    assert not told(events)
+
+
+def test_a_rank_that_writes_what_nobody_reads_does_not_hang(silent, events, caplog):
+    node = silent(WAITS, PRINTS, patience=1)
+    with caplog.at_level(logging.WARNING, "fastckpt.launcher"):
+        assert not node.kills_within(5 * TOLD)
+    assert caplog.text.count("rank 1 waits: nobody reads its output (pipe:[") == 1
+    assert not told(events) and node.killed() == []
