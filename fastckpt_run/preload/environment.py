@@ -21,15 +21,27 @@ READ_BY_LIBRARIES = re.compile(
 SCANS = {
     "tqdm.utils": "TQDM_",
     "networkx.utils.backends": "NETWORKX_",
+    "fsspec.config": "FSSPEC",
     "torch._inductor.cpp_builder": "TORCH",
     "torch._inductor.utils": "TORCH",
 }
 """Modules that go through all variables when they are imported, and how the names begin of those that they keep.
 
-torch imports tqdm where it is installed, and networkx for its compiler, which gives all to what it starts.
+torch imports tqdm where it is installed, and networkx for its compiler, which gives all to what it starts; Lightning
+imports fsspec.
 """
 _DEEPEST = 6
 """Callers that may be between a read and such a module, at most."""
+RANK_KEEPERS = frozenset(
+    {
+        "lightning.fabric.utilities.rank_zero",
+        "lightning_fabric.utilities.rank_zero",
+        "torchmetrics.utilities.prints",
+    }
+)
+"""Modules that keep the rank which they read in their body: `import_effects` has each worker read it again."""
+_OF_RANK = frozenset({"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"})
+_READS_AGAIN = "fastckpt_run.preload.import_effects"
 
 _read: set[str] = set()
 
@@ -57,11 +69,20 @@ def _record(name: str) -> None:
         return
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
-        prefix = SCANS.get(frame.f_globals.get("__name__", "")) if frame else None
-        if prefix is not None and not name.startswith(prefix):
+        if frame is None:
+            break
+        prefix = SCANS.get(frame.f_globals.get("__name__", ""))
+        if (prefix is not None and not name.startswith(prefix)) or _is_read_again(name, frame):
             return
-        frame = frame.f_back if frame else None
+        frame = frame.f_back
     _read.add(name)
+
+
+def _is_read_again(name: str, frame: FrameType) -> bool:
+    """Return whether workers read again what a frame reads: not what others read by a function of such a module."""
+    module = frame.f_globals.get("__name__")
+    is_body = module in RANK_KEEPERS and frame.f_code.co_name == "<module>"
+    return name in _OF_RANK and (is_body or module == _READS_AGAIN)
 
 
 @contextmanager

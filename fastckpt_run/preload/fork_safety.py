@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt_run.preload.environment import current
+from fastckpt_run.preload.import_effects import SET
 
 
 class Traces:
@@ -66,13 +67,14 @@ class Traces:
         yield from self.base_faults(before)
         if self.tasks - before.tasks and self.threads == before.threads:
             yield "started a thread in native code"
-        if changed := self.environment.items() ^ before.environment.items():
+        if changed := (self.environment.items() ^ before.environment.items()) - SET:
             yield f"changed the variable {min(name for name, _ in changed)}"
         for name, value in before.python.items():
             if self.python[name] != value:
                 yield f"changed {name}"
         for name, state in before.generators.items():
-            if self.generators[name] != state:
+            now = self.generators[name]
+            if now != state and not (name == "random" and _has_only_drawn(state, now)):
                 yield f"used the random generator of {name}"
         if (
             self.seeds != before.seeds and self.generators.keys() == before.generators.keys()
@@ -81,6 +83,8 @@ class Traces:
 
 
 _seeds: list[int] = []
+_MOST_DRAWN = 16
+"""How often a generator may have come to its end and made new words, 624 each time, by draws of imports."""
 
 
 @contextmanager
@@ -145,12 +149,26 @@ def _descriptors() -> frozenset[str]:
 
 
 def _generators() -> dict[str, Any]:
-    states: dict[str, Any] = {"random": hash(random.getstate())}
+    states: dict[str, Any] = {"random": random.getstate()}
     if "numpy.random" in sys.modules:
         states["numpy"] = str(sys.modules["numpy.random"].get_state())
     if "torch" in sys.modules:
         states["torch"] = bytes(sys.modules["torch"].get_rng_state().numpy())
     return states
+
+
+def _has_only_drawn(before: Any, now: Any) -> bool:
+    """Whether the second state of Python's generator follows from the first one without a seed.
+
+    It is seeded by the system, in a fork as in a new process: what it has drawn since is of no effect.
+    """
+    generator = random.Random()
+    generator.setstate(before)
+    for _ in range(_MOST_DRAWN):
+        if generator.getstate()[1][:-1] == now[1][:-1]:  # the words; then comes how many of them have been drawn
+            return True
+        generator.getrandbits(32 * 624)
+    return False
 
 
 def _torch(part: str, question: str) -> bool:

@@ -21,7 +21,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from fastckpt_run.parent_death import die_with
-from fastckpt_run.preload import environment
+from fastckpt_run.preload import environment, import_effects
 from fastckpt_run.preload.fork_request import GO, ForkReport, ForkRequest
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
@@ -38,9 +38,9 @@ class ForkedProcess:
         self._pid = os.getpid()
         # 1. environment, command line, signals   2. wait for the agent, which may kill this process until then
         # 3. the agent's death signal, once the agent is the parent   4. descriptors and text streams
-        # 5. what imports printed in the template, as if they ran here   6. seeds, keys, thread ids
+        # 5. what imports printed in the template, as if they ran here   6. seeds, keys, thread ids, kept ranks
         output = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
-        environment.replace(self._order.environment)
+        environment.replace(self._order.environment | import_effects.variables())
         _show(self._order.argv, self._order.environment)
         _restore_signals(set(self._order.ignored))
         # End of file: the agent has died, or given this fork up.
@@ -57,6 +57,7 @@ class ForkedProcess:
         for number, text in enumerate(output, start=1):
             os.write(number, text)
         _renew_identity()
+        import_effects.read_ranks()
 
     def script(self) -> Callable[[], int]:
         """A function that runs the script as Python does; `end` takes its result.

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 
-from fastckpt_run.preload import compiler
+from fastckpt_run.preload import compiler, import_effects
 from fastckpt_run.preload.environment import PER_WORKER, recorded
 from fastckpt_run.preload.fork_safety import Traces, seeds_counted
 from fastckpt_run.preload.source_watch import is_installed
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """Modules that every worker of a job imports: torch._dynamo with its first optimizer, which takes a second."""
-_UNFIT = ("fastckpt.lightning", "fastckpt.huggingface")
+_UNFIT = ("fastckpt.huggingface",)
 """Modules of ours whose frameworks read the rank, or start threads: a template with them would be replaced."""
 _LONGEST = 1000
 """Characters of an error that are shown, at most."""
@@ -90,7 +90,8 @@ def preload(receive: Callable[[], ImportPlan]) -> ImportOutcome:
                 before = now
                 fault = _import(name, attributes)
                 now = Traces()
-                if fault := fault or next(iter((*_reads_of_rank(read), *now.faults(before))), ""):
+                faults = *_reads_of_rank(read), *import_effects.unknown(), *now.faults(before)
+                if fault := fault or next(iter(faults), ""):
                     return ImportOutcome(name, fault)
     if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
         return ImportOutcome("", f"{shadowed} has the name of a module that torch imports")

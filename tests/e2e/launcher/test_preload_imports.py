@@ -77,9 +77,12 @@ def test_only_imports_before_other_effects_are_preloaded(tmp_path: Path, source:
     assert [name for name, _ in read([str(tmp_path / "train.py")]).first_imports] == first
 
 
-@pytest.mark.parametrize(("module", "variable"), [("tqdm", "TQDM_NCOLS"), ("networkx", "NETWORKX_FALLBACK_TO_NX")])
+@pytest.mark.parametrize(
+    ("module", "variable"),
+    [("tqdm", "TQDM_NCOLS"), ("networkx", "NETWORKX_FALLBACK_TO_NX"), ("fsspec", "FSSPEC_FILE_AUTO_MKDIR")],
+)
 def test_a_module_that_iterates_over_the_environment_reads_what_it_keeps(module: str, variable: str) -> None:
-    """These do, which torch imports: tqdm where it is installed, and networkx with its compiler."""
+    """These do: tqdm, which torch imports where it is installed, networkx with its compiler, fsspec with Lightning."""
     source = f"""if True:
         import os
         from fastckpt_run.preload.environment import recorded
@@ -165,6 +168,10 @@ SPOILERS = {
     "odd": ("raise BaseException('x' * 10**6)", "raised BaseException: xxx"),
     "handler": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "changed the handler of SIGUSR1"),
     "generator": ("import random\nrandom.seed(0)", "used the random generator of random"),
+    "draws and a seed": (
+        "import random\nrandom.getrandbits(9999)\nrandom.seed(0)",
+        "used the random generator of random",
+    ),
     "numpy": ("import numpy\nkept = numpy.random.default_rng()", "made a random generator without a seed"),
     "folder": ("import os\nos.chdir('/')", "changed the working directory"),
     "raises": ("import none_such", "raised ModuleNotFoundError: No module named 'none_such'"),
@@ -208,7 +215,7 @@ def test_a_module_that_is_unsafe_to_fork_is_not_preloaded(
     write(
         tmp_path / "modules",
         spoiler=source,
-        harmless="import subprocess\nsubprocess.run(['true'])\nimport numpy.random",
+        harmless="import random, subprocess\nsubprocess.run(['true'])\nimport numpy.random\nrandom.getrandbits(99999)",
     )
     write(tmp_path, train=SCRIPT)
     starter = plain("train.py", "harmless,spoiler,colorsys")
@@ -222,6 +229,48 @@ def test_a_module_that_is_unsafe_to_fork_is_not_preloaded(
     assert message.startswith(f"spoiler is not preloaded: it {why}")
     assert len(message) < 2000
     assert starter.template._template.started == since, "the next template has no more time than the first"
+
+
+KEEPER = """
+import os
+def _get_rank():
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+def rank_zero_only():
+    pass
+rank_zero_only.rank = getattr(rank_zero_only, "rank", _get_rank() or 0)
+"""
+"""As Lightning has it."""
+UNLIKE = {
+    "another name": (KEEPER.replace("zero_only.rank", "zero_only.number"), "", "in a way that is not known"),
+    "more than the rank": (KEEPER.replace("or 0)", "or 0) + 1"), "", "keep another rank than it reads"),
+    "also elsewhere": (KEEPER, "rank = utilities.rank_zero._get_rank()", "read the variable RANK"),
+    "as it reads it": (KEEPER, "", ""),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_a_module_that_keeps_the_rank_is_preloaded_if_workers_can_have_it_read_again(
+    kind: str, plain: Callable[..., Starter], tmp_path: Path, caplog
+) -> None:
+    """Another release may keep it in another way: it is left to the workers then, with the reason."""
+    keeper, reader, why = UNLIKE[kind]
+    package = tmp_path / "modules" / "lightning_fabric"
+    (package / "utilities").mkdir(parents=True)
+    write(
+        package,
+        __init__=f"import os\nos.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] = '1'\nfrom . import utilities\n{reader}",
+    )
+    write(package / "utilities", __init__="from . import rank_zero", rank_zero=keeper)
+    shown = "loaded, vars(rank_zero.rank_zero_only), os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']"
+    imports = (
+        "import os, sys\nloaded = 'lightning_fabric' in sys.modules\nfrom lightning_fabric.utilities import rank_zero"
+    )
+    write(tmp_path, train=f"{imports}\nprint({shown})")
+    starter = plain("train.py", "colorsys,lightning_fabric")
+    executed, forked = starter.both("train.py", RANK="5")
+    kept = executed.wait()[1].removeprefix("False ")
+    assert forked.wait() == (0, f"{not why} {kept}", "")
+    assert len(caplog.records) == bool(why) and why in caplog.text
 
 
 def test_output_of_imported_modules_is_printed_by_each_worker(plain: Callable[..., Starter], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from tests.faults.conftest import new_job, reference_runs  # noqa: F401 (a fixtu
 from tests.faults.jobs import run_without_fastckpt
 
 PROGRAM = str(Path(__file__).with_name("train.py"))
-OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "transformers,matplotlib.pyplot,s3fs"}
+OPTIONS = {"program": PROGRAM}
 
 
 uninterrupted = reference_runs(**OPTIONS)
