@@ -35,7 +35,7 @@ from fastckpt_run.failures.cause import (
     with_cause,
 )
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
-from fastckpt_run.failures.restart_notice import RestartNotice
+from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.left_processes import LeftProcesses
@@ -45,6 +45,7 @@ from fastckpt_run.peer_agents import PeerAgents
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.proof import persist_kills
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.meeting import closed_error
 from fastckpt_run.script import require_script
 from fastckpt_run.shutdown import close_with_timeout, given_up, signals_counted, signals_in
 from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
@@ -98,8 +99,7 @@ class FastckptAgent(HookedAgent):
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
         if spec.entrypoint is torchrun.run_script_path:
             spec.entrypoint = run_script_path
-        last_words, hung = self._preloader.last_words, self._hangs.killed
-        self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
+        self._restarts = Restarts(settings, spec, self._saver.telemetry, self._preloader.last_words, self._hangs.killed)
         self._notice = RestartNotice(self._restarts.limit)
         self._peers = PeerAgents(settings, spec.rdzv_handler, self._saver, self._watcher.meet)
         self._node_check = node_check or NodeCheck(settings)
@@ -111,6 +111,7 @@ class FastckptAgent(HookedAgent):
         if isinstance(spec.rdzv_handler, FastckptRendezvousHandler):
             spec.rdzv_handler.before_joining = self._preloader.wait
             spec.rdzv_handler.is_checked = settings.node_check
+            spec.rdzv_handler.why_ended = lambda: self._notice.newest
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
@@ -185,7 +186,7 @@ class FastckptAgent(HookedAgent):
                 while not self._met(proceed):
                     logger.warning("a round ended before all its agents had met; another one begins")
             except RendezvousTimeoutError as error:
-                raise RendezvousTimeoutError(f"{error}{self._whom_it_lacks()}") from error
+                raise RendezvousTimeoutError(f"{error}{_whom_it_lacks(handler, self._left_out)}") from error
 
     def _met(self, proceed: Callable[[], None]) -> bool:
         """Meet once; False if the round ended meanwhile, because a node is gone that was to take part."""
@@ -204,15 +205,6 @@ class FastckptAgent(HookedAgent):
             if handler.is_given_up():
                 self._or_leave(self._node_check.given_up)
         return False
-
-    def _whom_it_lacks(self) -> str:
-        """Nodes of the last round that do not come any more, in words; empty if there are none."""
-        handler = self.get_worker_group().spec.rdzv_handler
-        bad = {member.host for member in self._left_out}
-        gone = set(handler.gone_hosts()) if isinstance(handler, FastckptRendezvousHandler) else set[str]()
-        names = [f"{host} failed the node check" for host in sorted(bad)]
-        names += [f"{host} was lost" for host in sorted(gone - bad)]
-        return f". Of the last round, {', '.join(names)}" if names else ""
 
     def _checked_with_others(self) -> bool:
         """Check the nodes of the round with each other; False if it has to end without one of them."""
@@ -296,11 +288,12 @@ class FastckptAgent(HookedAgent):
 
         alone = (self.get_worker_group().group_world_size or 1) == 1
         patience = CAUSE_PATIENCE if alone else CAUSE_PATIENCE_OF_SEVERAL
-        return with_cause(deaths, self._watch, cause, self._is_awaited, patience)
+        return with_cause(deaths, self._watch, cause, lambda: bool(self._elsewhere()), patience)
 
-    def _is_awaited(self) -> bool:
+    def _elsewhere(self) -> str:
+        """What another node did before the workers of this one failed, in words; empty if nothing of that is known."""
         group = self.get_worker_group()
-        return (group.group_world_size or 1) > 1 and _is_awaited(group.spec.rdzv_handler)
+        return _elsewhere(group.spec.rdzv_handler) if (group.group_world_size or 1) > 1 else ""
 
     def _is_due(self) -> bool:
         """Whether to look at more than deaths: often while workers start, then once a second."""
@@ -346,11 +339,13 @@ class FastckptAgent(HookedAgent):
         # Who has only lost a connection is named if nobody has failed by itself.
         culprits = {rank: why for rank, why in culprits.items() if not why[1].is_lost_connection} or culprits
         nodes, handler = group.group_world_size or 1, group.spec.rdzv_handler
-        follows = self._is_awaited()
-        if isinstance(handler, FastckptRendezvousHandler) and not follows:
+        first = self._elsewhere()
+        if isinstance(handler, FastckptRendezvousHandler) and not first:
             causes = (cause_of_host(exitcode, cause.exception) for exitcode, cause in culprits.values())
             handler.fault = next(filter(None, causes), "")
-        self._notice.failed(culprits, self.restarts_left, nodes=nodes, follows=follows)
+        self._notice.failed(culprits, self.restarts_left, nodes=nodes, first=first)
+        if isinstance(handler, FastckptRendezvousHandler) and not self.restarts_left:
+            handler.set_closed()  # before the last flush: workers of other nodes fail for want of these, and know why
 
     def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:
         """Some workers have failed: let the others' memory be as new as it can before they are stopped."""
@@ -450,6 +445,21 @@ class FastckptAgent(HookedAgent):
         if result is not None and self.context is not None:
             for failure in result.failures.values():
                 explain(failure, self.context, self._hangs.killed, self._saver.lost)
+
+
+def _whom_it_lacks(handler: RendezvousHandler, left_out: Sequence[Member]) -> str:
+    """Nodes of the last round that do not come any more, in words; empty if there are none."""
+    bad = {member.host for member in left_out}
+    gone = set(handler.gone_hosts()) if isinstance(handler, FastckptRendezvousHandler) else set[str]()
+    names = [f"{host} failed the node check" for host in sorted(bad)]
+    names += [f"{host} was lost" for host in sorted(gone - bad)]
+    return f". Of the last round, {', '.join(names)}" if names else ""
+
+
+def _elsewhere(handler: RendezvousHandler) -> str:
+    if isinstance(handler, FastckptRendezvousHandler) and handler.ending:
+        return str(closed_error(handler.ending))
+    return ELSEWHERE if _is_awaited(handler) else ""
 
 
 def _is_awaited(handler: RendezvousHandler) -> bool:

@@ -100,21 +100,22 @@ def _main(argv: Sequence[str] | None) -> None:
         run(sys.argv[1:] if argv is None else argv, status)
     except tuple(_ENDINGS) as error:
         ending = next(ending for kind, ending in _ENDINGS.items() if isinstance(error, kind))
-        _exit(status.code(ending), _text(error), status)
+        _exit(status.code(ending), _text(error, ending), status)
     # torch raises these for wrong arguments, too: only when they come from its readers are they the user's mistake.
     except (ValueError, RuntimeError, AssertionError) as error:
         if not _raised_in(error, *_READERS):
             raise
-        _exit(status.code(Ending.REFUSED), _text(error), status)
+        _exit(status.code(Ending.REFUSED), _text(error, Ending.REFUSED), status)
 
 
-def _text(error: BaseException) -> str:
-    """What the user reads of an error that ends the agent."""
+def _text(error: BaseException, ending: Ending) -> str:
+    """What the user reads of an error that ends the agent; torch's own of a rendezvous have no text."""
     if isinstance(error, SignalException | KeyboardInterrupt):  # torch handles signals once workers have started
         return f"fastckpt-run: stopped by {getattr(error, 'sigval', signal.SIGINT).name}"
     if isinstance(error, ChildFailedError):
         return str(error)
-    return f"fastckpt-run: error: {error.format_message() if isinstance(error, click.ClickException) else error}"
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    return f"fastckpt-run: error: {text or ending.when}"
 
 
 @contextmanager

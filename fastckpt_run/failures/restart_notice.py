@@ -23,7 +23,7 @@ PATIENCE = 10.0
 """Seconds after which a restart is logged though no worker of this job has ever had a checkpointer."""
 _NAMED = 3
 """Workers that failed at the same time and are named, at most."""
-_ELSEWHERE = "workers were stopped for another node, which failed or joined"
+ELSEWHERE = "workers were stopped for another node, which failed or joined"
 
 
 @dataclass
@@ -70,11 +70,13 @@ class RestartNotice:
 
     The meter counts the steps that are repeated: the report will read the same events by the same code.
 
-    Args:
-        limit: The value of --max-restarts.
+    Attributes:
+        newest: What befell the workers of this round, in words: how they failed, or that they have finished.
     """
 
     def __init__(self, limit: int) -> None:
+        """``limit`` is the value of --max-restarts."""
+        self.newest = ""
         self._limit = limit
         self._pid = os.getpid()
         # Events come from the saver's thread, everything else from the agent's main thread.
@@ -96,23 +98,26 @@ class RestartNotice:
             match event["event"]:
                 case "rendezvous":  # and not with their start: one may have joined before the last is started
                     self._round, self._hang, self._awaited, self._failed_at = _Round(), {}, None, 0
+                    self.newest = ""
                 case "worker_died":
                     # The first death is the failure; the others follow from it.
                     self._failed_at = self._failed_at or at
+                case "workers_finished":
+                    self.newest = "its workers have finished"
                 case "hang":
                     self._hang, self._failed_at, self._awaited = event, at, AwaitedRank.of(event)
                 case _:
                     self._round.observe(event, at)
             self._has_joined |= bool(self._round.joined)
 
-    def failed(self, culprits: Mapping[int, tuple[int, Cause]], left: int, *, nodes: int, follows: bool) -> None:
+    def failed(self, culprits: Mapping[int, tuple[int, Cause]], left: int, *, nodes: int, first: str) -> None:
         """Workers of this node have failed.
 
         Args:
             culprits: By rank: exit code, and why.
             left: How many restarts are left, before this one.
             nodes: How many nodes the job has.
-            follows: Whether another node waits already, so that it may have failed first.
+            first: What another node did before, in words; empty if nothing of that is known.
         """
         self._log("but the workers failed again before they had loaded anything")
         after = max(0, left - 1)
@@ -129,9 +134,8 @@ class RestartNotice:
                 restarts_left=after,
                 restarts=self._limit,
             )
-        what = _named(failures, nodes)
-        if follows:
-            what = f"{_ELSEWHERE}; then {what}"
+        before = f"{first}; then " if first else ""
+        what, self.newest = (f"{before}{_named(failures, count)}" for count in (nodes, 1))
         if left:
             self._pending = _Pending(what, self._failed_at or time.monotonic_ns(), after, _is_killed(failures))
         else:
@@ -142,7 +146,7 @@ class RestartNotice:
     def interrupted(self, left: int) -> None:
         """Workers that run are to be restarted for the sake of another node."""
         self._log("but the workers were stopped again before they had loaded anything")
-        self._pending = _Pending(_ELSEWHERE, time.monotonic_ns(), left)
+        self._pending = _Pending(ELSEWHERE, time.monotonic_ns(), left)
 
     def look(self, left: int) -> None:
         """Log the last restart if it is due and was not logged; ``left`` is how many more there may be."""

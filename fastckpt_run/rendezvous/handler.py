@@ -3,6 +3,7 @@
 import logging
 import secrets
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -13,8 +14,8 @@ from typing import cast
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -26,7 +27,7 @@ from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
-from fastckpt_run.rendezvous.meeting import Meeting, Timing
+from fastckpt_run.rendezvous.meeting import Meeting, Timing, closed_error
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.round_waits import RoundWaits
@@ -98,6 +99,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._master: TCPStore | None = None
         self._has_closed = False
         self._next_look = 0.0
+        self.why_ended: Callable[[], str] = lambda: ""
+        """Returns why this node ends the job, for the others; empty if that is not known."""
         self.before_joining: Callable[[], None] = lambda: None
         """Called before this node ends a round of others; while it lasts they train on."""
         self.parks: Callable[[Callable[[], str], bytes], None] = lambda first, secret: None
@@ -135,7 +138,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             # Each time: a node that waited for a place may have done so for hours when its store or its round is lost.
             deadline = time.monotonic() + self._timing.join
             if self._alive.is_closed:
-                raise RendezvousClosedError("another node has ended the job")
+                raise closed_error(self._alive.ending)
             try:
                 info = self._take_part(self._connect(), deadline)
             except StoreLost as lost:
@@ -154,13 +157,20 @@ class FastckptRendezvousHandler(RendezvousHandler):
             return self._alive.is_closed or (records is not None and records.last_round().is_closed)
         return self._alive.is_closed
 
+    @property
+    def ending(self) -> str:
+        """The node that has ended the job, and why, in words; empty if none has, or nothing of that is known."""
+        return self._alive.ending
+
     def set_closed(self) -> None:
         """End the job: there is no next round."""
         records = self._alive.store
         with suppress(StoreLost):
             if records is not None and not self._has_closed:
                 self._has_closed = True
-                records.close()
+                error = sys.exception()  # torch's launcher calls this while the error that ends it is raised
+                why = str(error) if isinstance(error, RendezvousError) else self.why_ended()
+                records.close(f"{self._me.host}{why and ': '}{why}")
 
     def num_nodes_waiting(self) -> int:
         """1 if the round has ended, because nodes are gone or wait for a place in it. Asks nobody."""

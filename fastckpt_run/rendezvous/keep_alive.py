@@ -66,6 +66,7 @@ class KeepAlive:
     Attributes:
         signs: What was seen of other nodes.
         rung: Set when there is something to read in the store.
+        ending: Which node has ended the job, and why, in words; empty if that is not known.
         answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.
     """
@@ -76,6 +77,7 @@ class KeepAlive:
         self._endpoints = endpoints
         self.signs = SignsOfLife(timeout)
         self.rung = threading.Event()
+        self.ending = ""
         self.answering: Callable[[Collection[str]], frozenset[str]] = lambda ids: frozenset()
         self._lock = threading.RLock()
         self._store: RoundStore | None = None
@@ -221,6 +223,7 @@ class KeepAlive:
             self._ended = store.is_ended(round)
         if read and not self._ended:
             last = store.last_round()
+            self.ending = self.ending or last.ending
             self._closed = self._closed or last.is_closed
             self._ended = last.name != round.name
         if beats and not self._ended:

@@ -318,8 +318,13 @@ class Meeting:
         return bool(self._alive.silent([node.id], self._records.beats([node.id])))
 
 
+def closed_error(ending: str) -> RendezvousClosedError:
+    """The error of a node whose job another one has ended."""
+    return RendezvousClosedError(f"another node has ended the job{ending and ', '}{ending}")
+
+
 def _check_open(last: Round, *, waits: bool) -> None:
     if last.is_closed and waits:
         raise RendezvousGracefulExitError("the other nodes have ended the job")
     if last.is_closed:
-        raise RendezvousClosedError("another node has ended the job")
+        raise closed_error(last.ending)

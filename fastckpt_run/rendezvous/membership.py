@@ -61,6 +61,7 @@ class Round:
         name: A random word: rounds of two halves of a job may have one number, but not one name.
         nodes: The nodes by their group ranks.
         is_closed: Whether the job was ended: no round follows.
+        ending: The host that ended it, and why, in words; empty if that is not known.
         faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
     """
 
@@ -69,6 +70,7 @@ class Round:
     nodes: tuple[Node, ...] = ()
     is_closed: bool = False
     faults: HostFaults = field(default_factory=dict)
+    ending: str = ""
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
@@ -84,8 +86,8 @@ class Round:
         """Raises ValueError if ``record`` describes no round."""
         match record:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
-                faults = faults_in(record.get("faults", {}))
-                return cls(number, name, tuple(Node.from_record(node) for node in nodes), is_closed, faults)
+                faults, ending = faults_in(record.get("faults", {})), str(record.get("ending", ""))
+                return cls(number, name, tuple(Node.from_record(node) for node in nodes), is_closed, faults, ending)
         raise ValueError("it describes no round")
 
 

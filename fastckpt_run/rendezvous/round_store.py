@@ -154,11 +154,11 @@ class RoundStore:
         """Whether a round was ended."""
         return self._read(bool, round.name, "end") is not None
 
-    def close(self) -> None:
-        """End the job: no round follows."""
+    def close(self, ending: str) -> None:
+        """End the job: no round follows. Who is the first to end it says why."""
         while True:
             record, last = self._last()
-            closed = self._summary(replace(last, is_closed=True))
+            closed = self._summary(replace(last, is_closed=True, ending=ending))
             if last.is_closed or self.connection.replace(self._key("last"), record, closed) == closed:
                 break
         waiting = [self.joined(last, slot) for slot in range(self.slots(last))]

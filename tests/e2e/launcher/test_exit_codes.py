@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,13 @@ SAVE = program("save.py")
 FAST = "--fast-exit-codes"
 SHELL = ("--no-python", "sh", "-c")
 """A command; torch replaces $$ by $ in it."""
+WAIT = """
+import pathlib, sys, time
+pathlib.Path("{0}/up.{1}").touch()
+while not pathlib.Path("{0}/go.{1}").exists():
+    time.sleep(0.05)
+{2}
+"""
 STUCK = """
 import ctypes, os
 libc = ctypes.CDLL(None)  # which holds the lock of Python's interpreter no more while it waits: state D
@@ -285,9 +293,9 @@ class TestJobs:
 
 
 class TestNodes:
-    def start(self, launch: Launch, port: int, *arguments: str, nodes: str = "2") -> "subprocess.Popen[bytes]":
-        place = (f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={port}", "--rdzv-backend=c10d")
-        return launch.start(f"--nnodes={nodes}", *place, *arguments)
+    def start(self, launch: Launch, port: int, *arguments: str, backend: str = "c10d") -> "subprocess.Popen[bytes]":
+        place = (f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={port}", f"--rdzv-backend={backend}")
+        return launch.start("--nnodes=2", *place, *arguments)
 
     def test_a_node_that_waits_in_vain_for_others_is_75(self, launch: Launch) -> None:
         alone = self.start(launch, free_port(), "--rdzv-conf=join_timeout=1", *SHELL, "exit 0")
@@ -295,18 +303,67 @@ class TestNodes:
         nobody = self.start(launch, 1, "--rdzv-conf=is_host=0,read_timeout=1", *SHELL, "exit 0")
         assert nobody.wait(120) == 75, launch.text
 
-    def test_a_job_that_another_node_has_ended_is_1(self, launch: Launch) -> None:
-        """The one whose script failed has ended it; the other finds that when it would meet it again."""
-        port, folder = free_port(), launch.folder
-        wait = "touch {0}/up.{1}; while [ ! -e {0}/go.{1} ]; do sleep 0.05; done; exit 3"
-        one = self.start(launch, port, "--rdzv-conf=is_host=0", *SHELL, wait.format(folder, 1))
-        other = self.start(launch, port, "--rdzv-conf=is_host=1", "--max-restarts=3", *SHELL, wait.format(folder, 2))
-        until(lambda: len([*folder.glob("up.*")]) == 2, "both workers")
-        (folder / "go.1").touch()
-        assert one.wait(120) == Ending.SCRIPT.fast, launch.text
-        (folder / "go.2").touch()
+    @pytest.mark.parametrize(
+        ("end", "holds", "why"),
+        [
+            ("raise ValueError('bad batch')", False, "rank . died: exit code 1, ValueError: bad batch, in <module> "),
+            ("sys.exit(3)", True, "rank . died: exit code 3$"),
+            ("sys.exit(0)", False, "its workers have finished$"),
+        ],
+        ids=["raises", "exits and held the store", "succeeds"],
+    )
+    def test_a_job_that_another_node_has_ended_is_1_and_names_the_node_and_the_cause(
+        self, launch: Launch, end: str, holds: bool, why: str
+    ) -> None:
+        """The one whose script has ended has ended it; the other finds that when it would meet it again."""
+        port, events, code = free_port(), launch.folder / "events", int("(0)" not in end)
+        (launch.folder / "one.py").write_text(WAIT.format(launch.folder, 1, end))
+        (launch.folder / "other.py").write_text(WAIT.format(launch.folder, 2, "sys.exit(4)"))
+        host, options = "--rdzv-conf=is_host={:d}".format, ("--fast-preload=math", f"--fast-events={events}")
+        one = self.start(launch, port, host(holds), *options, f"{launch.folder}/one.py")
+        other = self.start(launch, port, host(not holds), "--max-restarts=3", f"{launch.folder}/other.py")
+        until(lambda: len([*launch.folder.glob("up.*")]) == 2, "both workers")
+        (launch.folder / "go.1").touch()
+        if code:
+            assert one.wait(120) == code, launch.text
+        else:  # the agent waits for the other one
+            until(lambda: '"workers_finished"' in events.read_text(), "the end of the first worker")
+        (launch.folder / "go.2").touch()
         assert other.wait(120) == Ending.ENDED_ELSEWHERE.fast == 1, launch.text
-        assert "another node has ended the job" in launch.text
+        assert one.wait(120) == code, launch.text
+        told = f"^fastckpt-run: error: another node has ended the job, {re.escape(socket.gethostname())}: {why}"
+        assert re.search(told, launch.text, re.MULTILINE), launch.text
+
+    def test_a_node_whose_workers_lost_those_of_another_names_the_cause_there(self, launch: Launch) -> None:
+        """Both have no restart left, and end at the same time."""
+        port, script = free_port(), launch.folder / "train.py"
+        script.write_text(
+            "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+            "for step in range(100):\n    if step == 5 and dist.get_rank() == 1: raise ValueError('bad batch')\n"
+            "    dist.all_reduce(torch.ones(1))\n"
+        )
+        nodes = [self.start(launch, port, "--fast-preload=auto", str(script)) for _ in range(2)]
+        assert [node.wait(120) for node in nodes] == [Ending.SCRIPT.fast] * 2, launch.text
+        first = (
+            f"another node has ended the job, {re.escape(socket.gethostname())}: rank 1 died: exit code 1, ValueError"
+        )
+        told = f"^fastckpt-run: {first}: bad batch, in <module> .*; then rank 0 died on .*; not restarted"
+        assert re.search(told, launch.text, re.MULTILINE), launch.text
+
+    def test_a_job_that_another_node_has_ended_says_so_with_torchs_rendezvous(self, launch: Launch) -> None:
+        """Whose error has no text."""
+        port = free_port()
+        for number in (1, 2):
+            (launch.folder / f"{number}.py").write_text(WAIT.format(launch.folder, number, "sys.exit(4)"))
+        host, way = "--rdzv-conf=is_host={:d}".format, {"backend": "c10d-torch"}
+        one = self.start(launch, port, host(False), f"{launch.folder}/1.py", **way)
+        other = self.start(launch, port, host(True), "--max-restarts=3", f"{launch.folder}/2.py", **way)
+        until(lambda: len([*launch.folder.glob("up.*")]) == 2, "both workers")
+        (launch.folder / "go.1").touch()
+        assert one.wait(120) == Ending.SCRIPT.fast, launch.text
+        (launch.folder / "go.2").touch()
+        assert other.wait(120) == Ending.ENDED_ELSEWHERE.fast, launch.text
+        assert f"fastckpt-run: error: {Ending.ENDED_ELSEWHERE.when}\n" in launch.text
 
     def test_a_node_that_fails_its_check_is_76(self, launch: Launch) -> None:
         code = launch.run("--fast-node-check", f"--fast-shm-dir={launch.folder}", "train.py")

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt._core import metrics
 from fastckpt_run.failures import restart_notice
 from fastckpt_run.failures.cause import Cause, cause_of
-from fastckpt_run.failures.restart_notice import RestartNotice
+from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
 from tests.e2e.launcher.conftest import Jobs, program
 
 PAGE = " (FC-030, docs/errors.md#fc-030)"
@@ -55,9 +55,9 @@ class Told:
             metrics.event("progress", directory="dir", ranks=ranks, saves=1)
         metrics.event("workers_stopped", pids=[1, 2])
 
-    def fail(self, left: int = 3, nodes: int = 1, *, follows: bool = False) -> None:
+    def fail(self, left: int = 3, nodes: int = 1, first: str = "") -> None:
         metrics.event("worker_died", local_rank=1, rank=1, exitcode=-9)
-        self.notice.failed(KILLED, left, nodes=nodes, follows=follows)
+        self.notice.failed(KILLED, left, nodes=nodes, first=first)
         self.stop()
         if left:
             self.start()
@@ -89,7 +89,7 @@ def test_the_restart_line_is_printed_once_after_all_ranks_have_loaded(told: Told
 
 
 def test_a_rank_that_joins_before_all_are_started_counts_for_the_restart_line(told: Told) -> None:
-    told.notice.failed(KILLED, 3, nodes=1, follows=False)
+    told.notice.failed(KILLED, 3, nodes=1, first="")
     metrics.event("rendezvous", seconds=0.0, node=0, nodes=1, world_size=2, ranks=[0, 1])
     told.join(0)
     metrics.event("workers_started", pids={0: 1, 1: 2}, restart_count=0, world_size=2, master_port=1)
@@ -149,7 +149,7 @@ def test_each_restart_and_the_final_failure_have_a_line(told: Told) -> None:
 
 def test_a_job_that_ends_before_its_restart_has_no_restart_line(told: Told) -> None:
     told.start()
-    told.notice.failed(KILLED, 1, nodes=1, follows=False)
+    told.notice.failed(KILLED, 1, nodes=1, first="")
     told.notice.end()
     [line] = told.lines
     assert line == f"rank 1 died: SIGKILL; the job ended before they were started again, 0 of 3 restarts left{PAGE}"
@@ -157,7 +157,6 @@ def test_a_job_that_ends_before_its_restart_has_no_restart_line(told: Told) -> N
 
 def test_a_restart_for_another_node_names_it(told: Told) -> None:
     """One that failed or joined, and one that failed before a worker of this node did."""
-    elsewhere = "workers were stopped for another node, which failed or joined"
     told.start()
     told.join(0, 1)
     told.notice.interrupted(3)
@@ -165,12 +164,12 @@ def test_a_restart_for_another_node_names_it(told: Told) -> None:
     told.start()
     told.join(0, 1)
     told.load(0, 1)
-    told.fail(nodes=2, follows=True)
+    told.fail(nodes=2, first=ELSEWHERE)
     told.join(0, 1)
     told.load(0, 1)
     one, other = told.lines
-    assert one.startswith(f"{elsewhere}; resumed step 44 from memory after T, 1 step repeated")
-    assert re.match(rf"{elsewhere}; then rank 1 died on [^ ]+: SIGKILL; resumed", other)
+    assert one.startswith(f"{ELSEWHERE}; resumed step 44 from memory after T, 1 step repeated")
+    assert re.match(rf"{ELSEWHERE}; then rank 1 died on [^ ]+: SIGKILL; resumed", other)
 
 
 def test_a_restart_after_a_hang_and_several_deaths_names_them(told: Told) -> None:
@@ -178,7 +177,7 @@ def test_a_restart_after_a_hang_and_several_deaths_names_them(told: Told) -> Non
     ranks = [{"rank": 1, "place": "take (data.py:88)"}]
     metrics.event("hang", culprits=[1], reason="r", silent=61.5, ranks=ranks)
     many = {rank: (-9, Cause()) for rank in range(1, 6)}
-    told.notice.failed(many, 1, nodes=1, follows=False)
+    told.notice.failed(many, 1, nodes=1, first="")
     told.notice.end()
     rest = "rank 2 died: SIGKILL; rank 3 died: SIGKILL and 2 more"
     assert told.lines[0].startswith(f"rank 1 hung for 61.5 s in take (data.py:88); {rest}; the job ended")

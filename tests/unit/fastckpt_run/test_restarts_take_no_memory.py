@@ -50,7 +50,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
         metrics.event("progress", directory="/run", ranks=[], saves=number)
         metrics.event("worker_died", local_rank=0, rank=0, worker_pid=100 + number, exitcode=-9, restarts_left=9)
         restarts.failed({0: ProcessFailure(0, 100 + number, -9, error_file="")}, None, 10**5)
-        notice.failed({0: (-9, Cause())}, 10**5, nodes=1, follows=False)
+        notice.failed({0: (-9, Cause())}, 10**5, nodes=1, first="")
         metrics.event("workers_stopped", pids=[100 + number])
         notice.look(10**5)
         job.collect()

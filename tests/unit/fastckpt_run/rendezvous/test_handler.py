@@ -3,6 +3,7 @@
 import base64
 import logging
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -243,6 +244,21 @@ def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused() -
             nodes[2].next_rendezvous()
         with pytest.raises(RendezvousClosedError):
             nodes[0].next_rendezvous()
+
+
+def test_nodes_learn_from_the_first_one_that_ends_the_job_why_it_did_also_when_its_store_has_gone() -> None:
+    with agents(3, 3) as job:
+        nodes = job.several(3)
+        meet(nodes)
+        holder, follower, other = sorted(nodes, key=lambda node: node._endpoints.server is None)
+        holder.why_ended, follower.why_ended = lambda: "rank 0 died: exit code 3", lambda: "rank 1 died: exit code 1"
+        holder.set_closed()
+        follower.set_closed()  # it failed for want of the first
+        holder.shutdown()
+        text = f"another node has ended the job, {socket.gethostname()}: rank 0 died: exit code 3"
+        for node in (follower, other):
+            with pytest.raises(RendezvousClosedError, match=f"^{re.escape(text)}$"):
+                node.next_rendezvous()
 
 
 def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
