@@ -1291,6 +1291,37 @@ PAGES: Sequence[ErrorPage] = (
         "What was saved before stays.",
         ("fastckpt._core.replicas.rank_differences",),
     ),
+    ErrorPage(
+        "FC-049",
+        "Another directory shows in the place of the checkpoint directory",
+        (
+            "<directory> on <host> is not the directory any more in which this job has saved: <what it lacks>. Nothing "
+            "is written there, and memory keeps the newest checkpoint. Mount its file system again, and that is "
+            "persisted without a restart; if it was made again on purpose, start the job again",
+            "<directory> on <host> is not the directory in which the other nodes of this job save: it has <no> mark. "
+            "This host takes no part in the job. Mount the file system of the others there, and start its agent again",
+        ),
+        "The checkpoint directory has a mark, `.fastckpt/identity`, which is read before each write. It is missing, or "
+        "is another one. With the first message the job goes on in memory, and persists are tried again; of several "
+        "nodes no checkpoint becomes durable without the parts of this one. With the second, the agent of a host that "
+        "joins nodes which have saved leaves with exit code 76, and they go on without it.",
+        (
+            "The file system is not mounted any more on this host, or not yet: what shows is the empty directory below.",
+            "A container was started without its volume.",
+            "Somebody has removed the directory while the job ran, and made it again.",
+        ),
+        (
+            "On the host: `df DIR; cat DIR/.fastckpt/identity`, and the same on another node.",
+            "Mount the file system again. It may have another device number: the mark counts.",
+            "If the directory was made again on purpose, stop the whole job and start it again. A directory that was "
+            "only emptied is written to as before.",
+        ),
+        "Nothing while the hosts live: memory has the newest checkpoint. Memory of a host that is left out stays there.",
+        (
+            "fastckpt._core.saver.persistence.directory_mark",
+            "fastckpt._core.storage.local.identity",
+        ),
+    ),
 )
 
 _HEAD = """\

@@ -16,6 +16,10 @@ class ConfigError(FastckptError, ValueError):
     """A setting has a value that cannot be used."""
 
 
+class WrongDirectory(ConfigError):
+    """The checkpoint directory on this host is not the one in which the other nodes of the job save."""
+
+
 class UnsupportedTorch(FastckptError, ImportError):
     """The torch that is installed is older than all that this library works with."""
 

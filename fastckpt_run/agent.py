@@ -314,7 +314,7 @@ class FastckptAgent(HookedAgent):
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             self._record_death(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
-            self._node_check.failed()
+            self._or_leave(partial(self._node_check.failed, self._saver.misplaced))
             self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
             self._failed_by = Ending.LOST_WORKERS if self._restarts.may_go_on else Ending.SCRIPT
             self._end_if_lost()

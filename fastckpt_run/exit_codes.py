@@ -51,7 +51,11 @@ class Ending(Enum):
         "the script succeeded, but nothing that it saved on one node is durable; with `--fast-require-persist`, the "
         "newest is not",
     )
-    NODE_CHECK = BAD_NODE, BAD_NODE, "this node failed the node check (`--fast-node-check`)"
+    NODE_CHECK = (
+        BAD_NODE,
+        BAD_NODE,
+        "this node failed the node check (`--fast-node-check`), or has not the checkpoint directory of the others",
+    )
     STUCK = _FAILED, BAD_NODE, "the kernel lets workers neither run nor die (state D), as with a device that is gone"
     NEVER_WHOLE = _FAILED, _FAILED, "the script succeeded, but none of its saves came to be whole"
     FAULT = _FAILED, _FAILED, "any other error of the launcher, which it prints"

@@ -4,8 +4,8 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -38,6 +38,7 @@ class Member:
         replicas: Its `--fast-replicas`, which is the same for all.
         domain: What fails together with it.
         partners: The agents that keep something for it, or it for them, as of the last round.
+        marks: The marks of the checkpoint directories in which it has saved, by directory.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Member:
     replicas: str = "0"
     domain: str = ""
     partners: Sequence[str] = ()
+    marks: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def drawn_secret(store: "dist.distributed_c10d.Store", group_rank: int) -> bytes:

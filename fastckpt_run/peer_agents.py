@@ -80,6 +80,7 @@ class PeerAgents:
             self._secret = self._given_secret() or drawn_secret(store, rank)
             watch = self._listen(self._secret)
             own = replace(own, address=f"{host}:{self._saver.serve_peers()}", watch=f"{host}:{_port(watch.address)}")
+            own = replace(own, marks=self._saver.marks())
         self._members = exchange(store, rank, count, own)
         self._own = self._members[rank]
         self._saver.slot = self._own.slot
@@ -95,7 +96,7 @@ class PeerAgents:
 
     def _round_of(self, rank: int) -> PeerRound:
         """The round as the saver knows it, with the partners of this agent."""
-        peers = [Peer(one.id, one.memory, one.address, one.launch, one.host) for one in self._members]
+        peers = [Peer(one.id, one.memory, one.address, one.launch, one.host, one.marks) for one in self._members]
         nodes = [ReplicaNode(one.id, one.domain, tuple(one.partners)) for one in self._members]
         if size := self._settings.parity:
             group = next(group for group in grouped(nodes, size) if self._own.id in group)

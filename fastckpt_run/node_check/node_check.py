@@ -59,9 +59,14 @@ class NodeCheck:
         if self._results is not None:
             self._record("start", self._results, self._seconds)
 
-    def failed(self) -> None:
-        """Have `after_failure` check: workers of this node have failed."""
+    def failed(self, misplaced: str = "") -> None:
+        """Have `after_failure` check: workers of this node have failed.
+
+        Raises NodeCheckFailed if it is ``misplaced``, for that reason: a restart would go the same way.
+        """
         self._has_failed = True
+        if misplaced:
+            raise NodeCheckFailed(misplaced)
 
     def after_failure(self) -> None:
         """Check this node again before its workers are restarted, if they have failed; raises NodeCheckFailed."""

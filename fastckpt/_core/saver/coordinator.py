@@ -110,7 +110,7 @@ class Coordinator:
         if not alone:
             text = coded("writers of an earlier job still use %s: its memory is not resumed", "FC-004")
             logger.warning(text, self.arena.path)
-        await self._marking.settle(alone=alone)
+        await self._marking.settle(alone=alone, of_others=self._among.mark_of(self._directory))
         loans.forget(self.arena.path)
         await loop.run_in_executor(None, self.peers.clear_away)
         self.arena.make_slots(self._settings.slots)

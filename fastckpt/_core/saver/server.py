@@ -35,7 +35,7 @@ from fastckpt._core.saver.skipped_saves import warn_of_several
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.history import Record
-from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError, SaverError
+from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError, SaverError, WrongDirectory
 
 logger = logging.getLogger("fastckpt")
 
@@ -67,6 +67,7 @@ class Saver:
         unfinished: Whether `close` has left a persist behind that would not end.
         slot: Which of the agents that share this host's memory this one is; None where the ranks of nodes decide.
         prefetch: What this node brings of others while it is a spare.
+        misplaced: Why this host can take no part in its job: a checkpoint directory there is another. Else empty.
     """
 
     def __init__(self, settings: Settings, address: str = "") -> None:
@@ -81,7 +82,7 @@ class Saver:
         self._peers = AgentPeers(self._memory_of, settings.replica_mbps)
         self.prefetch = self._peers.prefetch = SparePrefetch(settings, self._bytes_of)
         self._logged = RanksValues()
-        self._shut_out = ""
+        self._shut_out = self.misplaced = ""
         self._ending = threading.Event()
         self._entering: Coordinator | None = None
         self._coordinators: dict[str, Coordinator] = {}
@@ -207,6 +208,11 @@ class Saver:
     def arenas(self) -> dict[str, Path]:
         """Where the memory of each checkpoint directory is; at any time."""
         return {directory: coordinator.arena.path for directory, coordinator in [*self._coordinators.items()]}
+
+    def marks(self) -> dict[str, str]:
+        """The mark of each checkpoint directory that has one, by directory; at any time."""
+        claims = {directory: coordinator.arena.claim for directory, coordinator in [*self._coordinators.items()]}
+        return {directory: claim.seen for directory, claim in claims.items() if claim.seen}
 
     @property
     def lost(self) -> str:
@@ -377,6 +383,9 @@ class Saver:
                     await self._open(coordinator)
                 except PlaceInUse as error:
                     self._shut_out = str(error)
+                    raise
+                except WrongDirectory as error:
+                    self.misplaced = str(error)
                     raise
                 finally:
                     self._entering = None

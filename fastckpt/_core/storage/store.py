@@ -164,6 +164,9 @@ class StoreOf(Protocol[Kept, Place]):
     def mark(self, claim: str) -> str:
         """Mark this place with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
 
+    def know(self, mark: str) -> None:
+        """Write from now on only while this is the place that has this mark now, where another may get its name."""
+
     def close(self) -> None:
         """Let go of threads and connections."""
 

@@ -99,6 +99,12 @@ class AgentPeers:
             self._server.set_secret(round.secret)
         return not former <= {peer.id for peer in round.peers}
 
+    def mark_of(self, directory: str) -> str:
+        """The mark of a checkpoint directory, as another agent of this round knows it; empty if none does."""
+        round = self.round
+        others = [peer for rank, peer in enumerate(round.peers) if rank != round.own] if round else []
+        return next((peer.marks[directory] for peer in others if directory in peer.marks), "")
+
     def common_saves(self, directory: str) -> CommonSaves:
         """What all agents of this round hold of a directory, as far as they have reported it to this one."""
         with self._lock:

@@ -1,7 +1,7 @@
 """The agents of one round, and which of them keep copies of what this one holds."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 KEEPERS = 2
 """Other hosts that keep a node's small files."""
@@ -17,6 +17,7 @@ class Peer:
         address: Where it serves files, HOST:PORT.
         launch: The name by which histories know it.
         host: Its host's name, for people to read.
+        marks: The marks of the checkpoint directories in which it has saved before this round, by directory.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Peer:
     address: str
     launch: str = ""
     host: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import socket
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import Arena
 from fastckpt._core.storage.store import Store, is_url
-from fastckpt.errors import FastckptError
+from fastckpt.errors import FastckptError, WrongDirectory
 
 logger = logging.getLogger("fastckpt")
 
@@ -33,12 +35,27 @@ class DirectoryMark:
         """Know whether this is the first node: at a URL the last writer would win, so it alone writes there."""
         self._writes = first or not is_url(self._location)
 
-    async def settle(self, *, alone: bool) -> None:
+    async def settle(self, *, alone: bool, of_others: str = "") -> None:
         """Keep what memory holds if it is of this directory, and nobody else may write to it; else give it up.
 
-        Raises PersistError if the directory's mark cannot be read, or a store cannot be written to.
+        Args:
+            alone: Whether nobody else writes to that memory.
+            of_others: The mark that other nodes of the job know; empty if they know none yet.
+
+        Raises:
+            WrongDirectory: They have another directory of this name. Memory stays as it is, and nothing is written.
+            PersistError: The directory's mark cannot be read, or a store cannot be written to.
         """
         identity = await asyncio.get_running_loop().run_in_executor(None, self._storage.identity)
+        if of_others and identity.mark != of_others:
+            raise WrongDirectory(
+                coded(
+                    f"{self._location} on {socket.gethostname()} is not the directory in which the other nodes of this "
+                    f"job save: it has {'another' if identity.mark else 'no'} mark. This host takes no part in the "
+                    "job. Mount the file system of the others there, and start its agent again",
+                    "FC-049",
+                )
+            )
         if not alone:
             await self._give_up("processes of an earlier job still write to it")
         # A directory that was emptied or made again has no mark, or another: its name alone proves nothing.
@@ -57,15 +74,20 @@ class DirectoryMark:
             logger.warning("%s of %s in %s is given up: %s", newest, self._location, self._arena.path, why)
 
     async def _mark(self) -> None:
-        if not self._arena.claim.due:
-            return
-        # Other nodes only look for what the first has written: of two writers to a store the last would win.
-        ask = self._storage.mark if self._writes else lambda _: self._storage.identity().mark
         # In a thread: a request that storage never answers must not stop the event loop.
-        self._work = asyncio.get_running_loop().run_in_executor(None, ask, self._arena.claim.wanted)
+        self._work = asyncio.get_running_loop().run_in_executor(None, self._seen)
         await asyncio.wait([self._work])
         if mark := self._work.result():
             self._arena.saw(mark)
+
+    def _seen(self) -> str:
+        """The mark of the directory, which gets one if it is due; from then on only that directory is written to."""
+        claim, mark = self._arena.claim, self._arena.claim.seen
+        if claim.due:
+            # Other nodes only look for what the first has written: of two writers to a store the last would win.
+            mark = self._storage.mark(claim.wanted) if self._writes else self._storage.identity().mark
+        self._storage.know(mark)
+        return mark
 
     async def _keep_trying(self) -> None:
         logger.info("%s has no mark yet; %s holds what belongs to it all the same", self._location, self._arena.path)

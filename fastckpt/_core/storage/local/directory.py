@@ -14,7 +14,7 @@ from fastckpt._core.io.durable import explained
 from fastckpt._core.storage.history import DirectoryHistories
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import part_files, removal
-from fastckpt._core.storage.local.identity import DirectoryIdentity, identity, inode, mark
+from fastckpt._core.storage.local.identity import DirectoryIdentity, KnownDirectory, identity, inode, mark
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.part_files import Contribution, PartFiles
 from fastckpt._core.storage.local.publish import Publication
@@ -164,6 +164,11 @@ class CheckpointDirectory:
         """Mark this directory with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
         with explained("read the mark", self.path):
             return mark(self.path, claim)
+
+    def know(self, mark: str) -> None:
+        """Write from now on only while this is the directory that has this mark now; raises PersistError."""
+        with explained("read the mark", self.path):
+            self._layout.known = KnownDirectory.of(self.path, mark) if mark else None
 
     def close(self) -> None:
         """Do nothing: nothing is held between two calls."""

@@ -6,11 +6,15 @@ import fcntl
 import os
 import re
 import secrets
+import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from fastckpt._core.error_codes import coded
 from fastckpt._core.io.directory_root import WITHOUT_LINKS, DirectoryRoot
 from fastckpt._core.io.regular_file import read_small
+from fastckpt.errors import PersistError
 
 _NAME = ".fastckpt/identity"
 _MARK = re.compile("[0-9a-f]{32}")
@@ -46,6 +50,62 @@ def inode(directory: Path) -> int:
         return directory.stat().st_ino
     except FileNotFoundError:
         return 0
+
+
+Place = tuple[int, int]
+"""Device and inode of a directory."""
+
+
+def _place(directory: Path) -> Place | None:
+    """The place of a directory, whichever links lead there; None if there is none."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@dataclass(frozen=True)
+class KnownDirectory:
+    """A marked directory in which a job saves: it is told from one that shows under its name when its mount is lost.
+
+    Attributes:
+        mark: Its mark.
+        place: Its place when that was seen.
+        above: The place of the directory that it was in.
+    """
+
+    mark: str
+    place: Place | None
+    above: Place | None
+
+    @classmethod
+    def of(cls, directory: Path, mark: str) -> Self:
+        """Know what is there now; raises OSError."""
+        return cls(mark, _place(directory), _place(directory.parent))
+
+    def is_removed(self, directory: Path) -> bool:
+        """Whether nothing has its name any more, so that it may be made, and marked, again.
+
+        Raises PersistError if another directory has its name, OSError if that cannot be seen.
+        """
+        # The mark alone counts while it is there: what is mounted again has another device number.
+        if (found := identity(directory)) == self.mark:
+            return False
+        place = _place(directory)
+        if not found and place is not None and place == self.place:
+            return False  # it was emptied
+        if place is None and _place(directory.parent) == self.above is not None:
+            return True
+        what = "it has another mark" if found else f"it has no {_NAME}"
+        raise PersistError(
+            coded(
+                f"{directory} on {socket.gethostname()} is not the directory any more in which this job has saved: "
+                f"{what}. Nothing is written there, and memory keeps the newest checkpoint. Mount its file system "
+                "again, and that is persisted without a restart; if it was made again on purpose, start the job again",
+                "FC-049",
+            )
+        )
 
 
 def mark(directory: Path, claim: str) -> str:

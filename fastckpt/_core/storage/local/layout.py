@@ -16,6 +16,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest, file_named
 from fastckpt._core.io.directory_root import DirectoryRoot, Entry
 from fastckpt._core.io.durable import make_directories
+from fastckpt._core.storage.local.identity import KnownDirectory, mark
 from fastckpt._core.storage.local.stored import read_manifest, with_manifests
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 
@@ -66,6 +67,8 @@ class Layout:
         """All that is done in this directory is done by this."""
         self.private = root / PRIVATE
         self.tracker = root / TRACKER
+        self.known: KnownDirectory | None = None
+        """The directory that is written to alone; None for whichever has its name."""
 
     def home(self, id: SaveId, target: str) -> Path:
         """The directory in which a checkpoint's manifest belongs that has this ``target``."""
@@ -208,10 +211,14 @@ class Layout:
     def writing(self) -> Iterator[None]:
         """Tell sweeps of any process on any node to keep off; raises PersistError if one takes too long.
 
-        Where the file system has no locks, writers go on, and sweeps never find themselves alone.
+        Raises it also if the directory is not the one that is known. Where the file system has no locks, writers go
+        on, and sweeps never find themselves alone.
         """
+        is_removed = self.known is not None and self.known.is_removed(self.root)
         make_directories(self.root)
         self.files.make_directory(self.private, durable=True)
+        if self.known is not None and is_removed:
+            mark(self.root, self.known.mark)  # by which other nodes see that it is this job's
         with self._lock() as lock:
             deadline = time.monotonic() + SWEEP_DEADLINE
             while not _locked(lock, fcntl.LOCK_SH, otherwise=True):

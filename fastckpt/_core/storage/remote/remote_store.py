@@ -322,6 +322,9 @@ class RemoteStore:
             # Read back: of two nodes that wrote at once, both then go by the last one's.
             return self.identity().mark
 
+    def know(self, mark: str) -> None:
+        """Do nothing: no mount stands between this process and a store."""
+
     def close(self) -> None:
         """End the threads and the connections."""
         self._objects.close()

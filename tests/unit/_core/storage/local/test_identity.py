@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.identity import identity, mark
 from fastckpt.errors import PersistError
+from tests.unit._core.storage.checkpoints import ids, publish
 
 ONE, TWO = "1" * 32, "2" * 32
 MARK = ".fastckpt/identity"
@@ -141,3 +143,102 @@ def test_a_full_or_read_only_disk_gets_its_identity_later_and_keeps_no_draft(dis
     assert mark(disk, ONE) == ""
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     assert mark(disk, TWO) == identity(disk) == TWO
+
+
+# --- a directory that is known: another one that shows under its name is not written to
+
+
+def known(path: Path) -> CheckpointDirectory:
+    """A directory as the saver of a job knows it that has marked it, and saved in it."""
+    path.mkdir(exist_ok=True)
+    directory = CheckpointDirectory(path)
+    directory.know(directory.mark(ONE))
+    publish(directory, SaveId(1, 1))
+    return directory
+
+
+def mounted(path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=True)
+
+
+REFUSED = r"is not the directory any more in which this job has saved: {}.*Mount its file system again.*FC-049"
+
+
+@pytest.mark.parametrize("below", ["", "run"], ids=["at its mount", "below its mount"])
+def test_a_directory_whose_mount_is_lost_is_not_written_to_until_it_is_back(disk: Path, below: str) -> None:
+    directory = known(disk / below)
+    (aside := disk.with_name("aside")).mkdir()
+    subprocess.run(["mount", "--bind", str(disk), str(aside)], check=True)
+    subprocess.run(["umount", str(disk)], check=True)
+    try:
+        with pytest.raises(PersistError, match=REFUSED.format("it has no .fastckpt/identity")):
+            publish(directory, SaveId(1, 2))
+        assert not [path for path in disk.iterdir() if not path.name.startswith("image-")]
+    finally:
+        subprocess.run(["mount", "--bind", str(aside), str(disk)], check=True)
+        subprocess.run(["umount", str(aside)], check=True)
+    publish(directory, SaveId(1, 3))
+    assert ids(directory) == [SaveId(1, 3), SaveId(1, 1)]
+
+
+def test_a_directory_that_has_another_mark_is_not_written_to(tmp_path: Path) -> None:
+    directory = known(tmp_path)
+    (tmp_path / MARK).write_text(TWO)
+    with pytest.raises(PersistError, match=REFUSED.format("it has another mark")):
+        publish(directory, SaveId(1, 2))
+    assert ids(directory) == [SaveId(1, 1)]
+
+
+def test_a_directory_that_is_mounted_again_with_another_device_number_is_the_same(disk: Path) -> None:
+    directory, before = known(disk), disk.stat().st_dev
+    shutil.copytree(disk, copy := disk.with_name("copy"))
+    mounted(disk)
+    try:
+        shutil.copytree(copy, disk, dirs_exist_ok=True)
+        assert disk.stat().st_dev != before
+        publish(directory, SaveId(1, 2))
+        assert ids(directory) == [SaveId(1, 2), SaveId(1, 1)]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_directory_behind_a_link_is_known_by_what_the_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("first")
+    directory = known(link)
+    publish(directory, SaveId(1, 2))
+    link.unlink()
+    link.symlink_to("second")
+    with pytest.raises(PersistError, match=REFUSED.format("it has no .fastckpt/identity")):
+        publish(directory, SaveId(1, 3))
+    assert not any((tmp_path / "second").iterdir())
+
+
+def test_a_directory_that_was_emptied_is_written_to(tmp_path: Path) -> None:
+    directory = known(tmp_path / "run")
+    for path in (tmp_path / "run").iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    publish(directory, SaveId(1, 2))
+    assert ids(directory) == [SaveId(1, 2)] and identity(tmp_path / "run") == ""
+
+
+def test_a_directory_that_was_removed_is_made_again_with_its_mark(tmp_path: Path) -> None:
+    """By its mark the other nodes, which did not see it go, write there, too."""
+    directory, other = known(tmp_path / "run"), CheckpointDirectory(tmp_path / "run")
+    other.know(ONE)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "in its place").mkdir()  # else its inode might come again
+    publish(directory, SaveId(1, 2))
+    publish(other, SaveId(1, 3))
+    assert ids(directory) == [SaveId(1, 3), SaveId(1, 2)] and identity(tmp_path / "run") == ONE
+
+
+def test_a_directory_that_somebody_else_made_again_is_not_written_to(tmp_path: Path) -> None:
+    directory = known(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "aside")  # else its inode might come again
+    (tmp_path / "run").mkdir()
+    with pytest.raises(PersistError, match=REFUSED.format("it has no .fastckpt/identity")):
+        publish(directory, SaveId(1, 2))
+    assert not any((tmp_path / "run").iterdir())
