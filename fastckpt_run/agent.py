@@ -55,7 +55,6 @@ from fastckpt_run.workers import run_script_path
 logger = logging.getLogger("fastckpt.launcher")
 
 T = TypeVar("T")
-_CLOSE_MARGIN = 60.0
 _LOOK, _START = 1.0, 30.0
 """Seconds from one look at workers that run to the next, and after a start in which each wake is one."""
 _HEARTBEAT = 5.0
@@ -139,7 +138,7 @@ class FastckptAgent(HookedAgent):
         finally:
             self._finish(signals, outcome)
         if result is None:  # torch swallows RendezvousGracefulExitError, and its launcher fails on the None
-            logger.warning("this node waited for a place in the job until the other nodes had ended it")
+            logger.warning("this node waited without workers until the other nodes had ended the job")
             return RunResult(WorkerState.SUCCEEDED)
         # After the flush: only now is it known what is durable.
         newest = self._job_settings.require_persist
@@ -155,7 +154,7 @@ class FastckptAgent(HookedAgent):
             with signals_counted(signals) as received:
                 self._peers.close()
                 self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
-                close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, received)
+                close_with_timeout(self._saver, self._job_settings.flush_timeout, received, outcome)
                 self._left.close()
         finally:
             self._left.close(at_once=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
-from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousHandler
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AUTO, Settings
@@ -174,7 +174,10 @@ class PeerAgents:
         self._handler.leave_round()
 
     def rejoin(self) -> None:
-        """Wait, without workers, until the nodes that have the checkpoint directory are reached, or have left it."""
+        """Wait, without workers, until the nodes that have the checkpoint directory are reached, or have left it.
+
+        Raises RendezvousGracefulExitError if they have brought the job to its good end.
+        """
         is_told = False
         while self.may_rejoin and (record := self._saver.taken_by) is not None:
             assert isinstance(self._handler, FastckptRendezvousHandler)
@@ -183,6 +186,8 @@ class PeerAgents:
                 logger.warning("joining the nodes that go on: reached %s", holder)
                 return
             if self._saver.may_return():
+                if self._saver.ended_elsewhere:
+                    raise RendezvousGracefulExitError(f"{holder} has brought the job to its end")
                 logger.warning("going on: %s has left the checkpoint directory, or is lost", holder)
                 return
             if not is_told:

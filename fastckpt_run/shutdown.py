@@ -18,24 +18,28 @@ logger = logging.getLogger("fastckpt.launcher")
 SIGNALS_TO_GIVE_UP = 3
 given_up = threading.Event()
 """Set when a flush or a heartbeat was left unfinished: its thread would keep this process from ending, or abort it."""
-_TICK = 0.1
+_TICK, _MARGIN = 0.1, 60.0
 
 
-def close_with_timeout(saver: Saver, timeout: float, signals: Sequence[signal.Signals | None]) -> None:
-    """Close ``saver``, for at most ``timeout`` seconds; a job's third signal gives up.
+def close_with_timeout(
+    saver: Saver, flush_timeout: float, signals: Sequence[signal.Signals | None], outcome: str
+) -> None:
+    """Close ``saver``, for the seconds of a flush and `_MARGIN` at most; a job's third signal gives up.
 
-    ``signals`` grows as they come; see `signals_counted`. Raises SignalException when it gives up.
+    ``signals`` grows as they come; see `signals_counted`. Raises SignalException when it gives up. If the ``outcome``
+    is that the job succeeded, no other node has to run its end.
     """
     closed = threading.Event()
 
     def close() -> None:
         try:
-            saver.close()
+            saver.close(finished=outcome == "succeeded")
         finally:
             closed.set()
 
     # In a thread that the process does not wait for, if we give up.
     threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
+    timeout = flush_timeout + _MARGIN
     end = time.monotonic() + timeout
     # Short waits: a signal's handler runs within one, and only this loop acts on what it has counted.
     while not closed.wait(_TICK):

@@ -210,7 +210,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
         def rounds_of_agent(connection: StoreConnection) -> int:
             last = self._records_at(connection).last_round()
-            if all(Process.from_record(dict(node.process)) != agent for node in last.nodes):
+            if last.is_closed or all(Process.from_record(dict(node.process)) != agent for node in last.nodes):
                 raise StoreLost("it is not the one that is looked for", ended=False)
             return last.number
 

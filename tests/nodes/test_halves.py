@@ -7,7 +7,7 @@ from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import name_of
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Line
-from tests.nodes.test_restarts import assert_bitwise
+from tests.nodes.test_restarts import assert_bitwise, starts
 
 SAVES = ("--memory", "5", "--disk", "10")
 WAITS = "waiting without workers for process"
@@ -86,6 +86,37 @@ def test_of_two_halves_one_goes_on_and_the_other_joins_it(
     join(job, (0,), (1,))
     assert_one_half_saved(job, going, waiting)
     assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+
+
+def test_a_half_that_waits_ends_well_with_the_other_one_and_runs_no_end_of_its_own(new_cluster: NewCluster) -> None:
+    job = NodesJob(new_cluster(0, 1), *SAVES, "--batches", "2", nodes="1:2", meeting=endpoint(0, 1))
+    job.launch(0, 1)
+    job.do_steps(16)
+    (goes_on,), (waits,) = split(job, (0,), (1,))
+    done, started = steps(job, waits), starts(job, waits)
+    goal = job.reached() + 12
+    job.until(lambda: max(steps(job, goes_on)) >= goal, f"step {goal}")
+    job.end()
+    assert steps(job, waits) == done and starts(job, waits) == started
+    assert "this node waited without workers until the other nodes had ended the job" in output(job, waits)
+    assert "is in memory only" not in output(job, waits)
+    ends = [line for number in (0, 1) for line in job.lines(number) if line["what"] == "ended"]
+    assert len(ends) == 1
+    for host in job.cluster.hosts.values():
+        assert not host.run("ls", "/dev/shm"), "memory of the half that waited is kept for nobody"
+
+
+@campaign
+def test_a_half_that_waits_goes_on_when_the_other_one_fails(new_cluster: NewCluster) -> None:
+    job = NodesJob(new_cluster(0, 1), *SAVES, "--batches", "2", nodes="1:2", meeting=endpoint(0, 1))
+    job.launch(0, 1)
+    job.do_steps(16)
+    (goes_on,), (waits,) = split(job, (0,), (1,))
+    failed = job.kill_node(goes_on)
+    recovery = job.recovered(failed)
+    assert recovery.ranks == {waits: 0}
+    job.do_steps(5)
+    job.end()
 
 
 @campaign

@@ -496,10 +496,11 @@ class Coordinator:
         news, durable = self.news(writer), list(way.durable or ())
         return Status(waiting, durable, news, way.trouble, way.stats.since, way.waiting, filling)
 
-    async def close(self) -> bool:
+    async def close(self, *, finished: bool = False) -> bool:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable.
 
-        Returns whether all persists have come to an end.
+        Of a job that has ``finished`` other nodes need not run the end once more. Returns whether all persists have
+        come to an end.
         """
         # 1. read what late writers have left   2. flush, and wait for persists and uploads   3. look whether what was
         # durable still is   4. close the records of histories   5. remove the memory, or keep it if its newest
@@ -510,13 +511,14 @@ class Coordinator:
         drained = await self._marking.finish() and drained
         for text in await self.tiers.gone() if drained else ():
             logger.error("%s", text)
-        await self.tiers.leave()
+        newest = self.newest()
+        await self.tiers.leave(finished=finished and drained and (newest is None or self.persister.durable is not None))
         await self._end(wait=drained)
         self._ended = True
-        newest = self.newest()
         ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
         self._skipped.report(max(ids, default=None), self._directory)
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
+        lost = lost and not self.tiers.ended_elsewhere  # nobody will resume it
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             # Only the locks: the files stay for the next job, which adopts them.
             self.arena.release()

@@ -240,6 +240,12 @@ class Saver:
             logger.debug("%s", error)
             return False
 
+    @property
+    def ended_elsewhere(self) -> bool:
+        """Whether these have brought the job to its good end, as `may_return` has seen."""
+        lost = [coordinator.tiers for coordinator in [*self._coordinators.values()] if coordinator.tiers.lost_to]
+        return bool(lost) and all(tiers.ended_elsewhere for tiers in lost)
+
     def telemetry(self) -> dict[str, list[Telemetry]]:
         """The last telemetry of each local rank, by checkpoint directory; at any time, also when all have ended."""
         found: dict[str, list[Telemetry]] = {}
@@ -251,8 +257,10 @@ class Saver:
         """The newest windows of steps of each local rank, by checkpoint directory; at any time."""
         return {directory: coordinator.progress.windows() for directory, coordinator in [*self._coordinators.items()]}
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, *, failed: bool = False, finished: bool = False) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
+
+        Of a job that has ``finished`` no other node has to run the end.
 
         Before that, writers in other processes have a moment to finish; if this process has ``failed``, whose own rank
         the others may be waiting for, only as long as a save may still become whole by them. One that ends with a
@@ -265,7 +273,8 @@ class Saver:
             return
         self.prefetch.close()
         self._peers.close()
-        self._call(self._close(failed=failed)).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
+        closing = self._call(self._close(failed=failed, finished=finished))
+        closing.result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -301,7 +310,7 @@ class Saver:
         # Kept for ever: the end of its sockets would close numbers that may be other files' of the script by now.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
-    async def _close(self, *, failed: bool) -> None:
+    async def _close(self, *, failed: bool, finished: bool) -> None:
         # 1. end waits for other jobs   2. let writers finish what may become whole   3. no new connections   4. flush
         # and close all directories at once   5. hang up on workers
         self._ending.set()
@@ -312,7 +321,8 @@ class Saver:
         self._server.close()
         # At once, so that a storage that does not answer keeps none of the time from the others.
         ends = await asyncio.gather(
-            *(coordinator.close() for coordinator in self._coordinators.values()), return_exceptions=True
+            *(coordinator.close(finished=finished) for coordinator in self._coordinators.values()),
+            return_exceptions=True,
         )
         self.unfinished = not all(end is True for end in ends)
         for error in (end for end in ends if isinstance(end, BaseException)):

@@ -48,6 +48,7 @@ class Record:
         since: When it was opened, to be read by people.
         count: How often it was renewed; of one that cannot be read, a number that differs with its text.
         closed: Whether its holder has come to an orderly end.
+        finished: Whether that was the good end of the job: the script is done, and what it saved is durable.
     """
 
     history: int
@@ -60,6 +61,7 @@ class Record:
     since: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
     count: int = 0
     closed: bool = False
+    finished: bool = False
 
     def renewed(self) -> "Record":
         """The same, counted up."""
@@ -68,7 +70,7 @@ class Record:
     def to_bytes(self) -> bytes:
         """JSON in whole pages: of a size that renewals do not change."""
         body = vars(self) | {"parent": self.parent.to_json() if self.parent else None, "count": f"{self.count:020}"}
-        text = json.dumps(body | {"closed": int(self.closed)}).encode()
+        text = json.dumps(body | {"closed": int(self.closed), "finished": int(self.finished)}).encode()
         return text.ljust(-(-len(text) // _PAGE) * _PAGE - 1) + b"\n"
 
     @classmethod
@@ -79,10 +81,11 @@ class Record:
             parent = SaveId.from_json(body["parent"]) if body["parent"] else None
             names = {name: str(body[name]) for name in ("token", "launch", "location", "since")}
             members, holder = tuple(map(str, body["members"])), dict(body["holder"])
-            count, closed = int(body["count"]), bool(body["closed"])
+            count, closed, finished = int(body["count"]), bool(body["closed"]), bool(body.get("finished"))
         except (ValueError, KeyError, TypeError, RecursionError, ProtocolError):
             return cls(history, since="some time ago", count=int(hashlib.sha256(text).hexdigest()[:12], 16))
-        return cls(history, **names, holder=holder, members=members, parent=parent, count=count, closed=closed)
+        found = cls(history, **names, holder=holder, members=members, parent=parent, count=count)
+        return replace(found, closed=closed, finished=finished)
 
 
 class Histories(Protocol):

@@ -36,4 +36,4 @@ def test_a_spare_node_that_never_got_a_place_ends_with_success_and_says_so(jobs:
     (tmp_path / "go").touch()
     assert first.wait(60) == 0
     assert spare.wait(60) == 0, spare.stderr.read()
-    assert "this node waited for a place in the job until the other nodes had ended it" in spare.stderr.read()
+    assert "this node waited without workers until the other nodes had ended the job" in spare.stderr.read()

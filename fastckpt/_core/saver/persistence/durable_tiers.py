@@ -82,6 +82,12 @@ class DurableTiers:
         """Whether those have left all places; blocks. Raises PersistError if one does not answer."""
         return all(tenure.may_return() for tenure in self._tenures)
 
+    @property
+    def ended_elsewhere(self) -> bool:
+        """Whether those have brought the job to its good end, as `may_return` has seen."""
+        lost = [tenure for tenure in self._tenures if tenure.lost_to]
+        return bool(lost) and all(tenure.ended_elsewhere for tenure in lost)
+
     async def assume(self, hello: Hello) -> int:
         """Take this node's part in a new round, in which another may be the first; returns the newest history.
 
@@ -242,9 +248,10 @@ class DurableTiers:
         for tenure in self._tenures:
             tenure.stop()
 
-    async def leave(self) -> None:
-        """Record in each tier that this job has ended, so that others need not wait for it."""
-        await asyncio.gather(*(asyncio.to_thread(tenure.close) for tenure in self._tenures))
+    async def leave(self, *, finished: bool) -> None:
+        """Record in each tier that this job has ended, so that others need not wait for it, nor end it once more."""
+        ends = (asyncio.to_thread(tenure.close, finished=finished) for tenure in self._tenures)
+        await asyncio.gather(*ends)
 
 
 def _is_first(hello: Hello) -> bool:

@@ -121,6 +121,12 @@ class Tenure:
             self.lost_to = newest  # an agent that was started again in their place, say
         return False
 
+    @property
+    def ended_elsewhere(self) -> bool:
+        """Whether those to whom the place was lost have brought the job to its good end, as `may_return` has seen."""
+        newest = self._vigil.record if self.lost_to and self._vigil else None
+        return newest is not None and newest.finished and newest.location == self._party.location
+
     def enable(self) -> int:
         """Hold histories from now on, in place of the node that was first before; as `enter`."""
         self._enabled = True
@@ -367,21 +373,21 @@ class Tenure:
         """Wait for nobody any more."""
         self._end.set()
 
-    def close(self) -> None:
-        """Let others go on at once: this job has come to an orderly end."""
+    def close(self, *, finished: bool = False) -> None:
+        """Let others go on at once: this job has come to an orderly end, which is its good one if it has finished."""
         self.stop()
-        self.step_down()
+        self.step_down(finished=finished)
         if self._thread is not None:
             self._thread.join(LAST)
 
-    def step_down(self) -> None:
+    def step_down(self, *, finished: bool = False) -> None:
         """Close the record that is held; saves that are still to come open further histories."""
         # A place that does not answer holds the lock: then others wait until the record counts as stale.
         if not self._lock.acquire(timeout=LAST):
             return
         try:
             if self._held is not None and not self.lost:
-                self._histories.write(replace(self._held.renewed(), closed=True))
+                self._histories.write(replace(self._held.renewed(), closed=True, finished=finished))
         except FastckptError as error:
             logger.warning("other jobs will wait for this one: %s", error)
         finally:

@@ -67,7 +67,7 @@ def test_a_history_record_is_read_as_it_was_written_and_renewed(store: Store) ->
     assert histories.excludes and histories.newest() == 0 and histories.read(1) is None
     assert histories.create(record()) and histories.create(record(12))
     assert histories.newest() == 12 and histories.read(1) == record() and histories.read(11) is None
-    later = replace(record().renewed(), closed=True)
+    later = replace(record().renewed(), closed=True, finished=True)
     histories.write(later)
     assert histories.read(1) == later and len(later.to_bytes()) == len(record().to_bytes())
     assert store.checkpoints() == [] and store.sweep() == [], "a record is no remains"

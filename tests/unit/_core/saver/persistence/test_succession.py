@@ -137,6 +137,25 @@ def test_a_half_that_lost_its_place_goes_on_when_the_others_have_closed_it(nodes
     assert nodes.tenures["c"].may_return() and nodes.meet("c") == 2
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_half_that_waits_knows_whether_the_others_have_brought_the_job_to_its_end(
+    nodes: Nodes, finished: bool
+) -> None:
+    waits = lost_by_c(nodes)
+    assert not waits.may_return() and not waits.ended_elsewhere
+    nodes.tenures["a"].close(finished=finished)
+    assert waits.may_return() and waits.ended_elsewhere == finished
+    assert nodes.meet("c") == 2 and not waits.ended_elsewhere, "a round that begins all the same is of this half"
+
+
+def test_a_job_of_another_directory_that_has_finished_ends_nobody(nodes: Nodes) -> None:
+    waits = lost_by_c(nodes)
+    other = Tenure(nodes.store, Job("x", "/elsewhere", take_over=True))
+    other.take_from("a")
+    other.close(finished=True)
+    assert waits.may_return() and not waits.ended_elsewhere
+
+
 def test_a_node_that_opens_no_history_reports_nothing_once_others_have_opened_one(nodes: Nodes) -> None:
     before = nodes.opening("abc", 1, 5)
     assert nodes.tenures["b"].check(before)
