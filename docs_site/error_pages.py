@@ -818,12 +818,14 @@ PAGES: Sequence[ErrorPage] = (
         "FC-031",
         "The job hangs",
         (
-            "the job hangs, for <seconds> s: <ranks> <reason>; killing",
+            "the job hangs, for <seconds> s: <ranks> <reason>; <killing, or why nobody is killed>",
             "the job hangs, as the agent on host <host> has found: <groups of ranks>",
         ),
         "No rank has made progress for longer than steps of this job take, and not because they wait for something "
-        "that moves. All workers are killed and start again from the newest save. The lines after it have the stacks "
-        "of all ranks; the odd ones are named first.",
+        "that moves. That is reported after a minute, and again each time that it has lasted twice as long; the job "
+        "may go on. At half of the limit that its process group has for collectives all workers are killed and start "
+        "again from the newest save; at once, if those that wait do so for a rank that has exited. The lines after it "
+        "have the stacks of all ranks; the odd ones are named first.",
         (
             "A rank waits for a file system, a data source or a lock: its stack says where.",
             "Ranks call different collectives, as after a condition that differs among them, or an exception that one "
@@ -835,7 +837,8 @@ PAGES: Sequence[ErrorPage] = (
             "Read the stack of the rank that is blamed; `fastckpt report DIR` shows it later, too.",
             "If it is always one host: `fastckpt check` there.",
             "If the job was only slow: mark that part with `with fastckpt.phase('evaluation', timeout=3600):`, or "
-            "give `--fast-hang-timeout SECONDS`. [hangs.md](operate/hangs.md) has the rules.",
+            "let the process group wait longer (`init_process_group(timeout=...)`). If it was a hang: "
+            "`--fast-hang-timeout SECONDS` ends the next one sooner. [hangs.md](operate/hangs.md) has the rules.",
         ),
         "Steps since the newest save.",
         ("fastckpt_run.hangs.hang_record",),
@@ -894,20 +897,24 @@ PAGES: Sequence[ErrorPage] = (
         (
             "fastckpt_run.detection.neighbor_watch",
             "fastckpt_run.peer_agents",
-            "fastckpt_run.rendezvous.handler",
+            "fastckpt_run.rendezvous.first_node",
             "fastckpt_run.rendezvous.keep_alive",
         ),
     ),
     ErrorPage(
         "FC-034",
-        "Nodes run different versions of fastckpt",
+        "Nodes run different versions of fastckpt, or of torch",
         (
             "nodes run unlike versions of fastckpt: <host> has <version>, <host> has <version>. Install the same on "
             "all nodes.",
             "its version is <version>, ours is <version>: run one version of fastckpt everywhere",
+            "this node runs <product> <version>, and the nodes of the job <version>: install <product> <version> here",
+            "this node runs <product> <version>, and the nodes of the job <version>: it waits until none of these is "
+            "left",
         ),
         "Agents exchange messages and files whose form belongs to a version. They refuse to start rather than to "
-        "misunderstand each other.",
+        "misunderstand each other. A node that comes later is compared before it costs the job anything: one of an "
+        "older version ends with code 2, one of a newer version waits until all nodes of the older one have ended.",
         (
             "Images or environments of the hosts differ.",
             "One was updated while the job ran.",
@@ -915,10 +922,12 @@ PAGES: Sequence[ErrorPage] = (
         (
             "On each host: `fastckpt-run --version`, in the environment of the job.",
             "Install one version everywhere; then start again.",
+            "To go over to a newer version, end and start one node after the other: the job goes on with the last.",
         ),
         "Nothing.",
         (
             "fastckpt_run.members",
+            "fastckpt_run.rendezvous.job_terms",
             "fastckpt_run.rendezvous.signing",
         ),
     ),
@@ -1320,6 +1329,35 @@ PAGES: Sequence[ErrorPage] = (
         (
             "fastckpt._core.saver.persistence.directory_mark",
             "fastckpt._core.storage.local.identity",
+        ),
+    ),
+    ErrorPage(
+        "FC-050",
+        "A node does not fit the job that it would join",
+        (
+            "<setting> is <value> on this node, and <value> on the nodes of the job that it would join: give all nodes "
+            "the same, and another job another --rdzv-id",
+            "<directory> is not the checkpoint directory of the job on this node: mount there what the others have",
+            "<directory> cannot be read on this node: <error>. The job has its checkpoints in <directory>",
+            "<option> is <directory> on this node, and the job that it would join has its checkpoints in <directory>, "
+            "another directory: give all nodes the same, and another job another --rdzv-id",
+        ),
+        "A node that comes to a running job, or waits as its spare, is compared with its members: `--fast-replicas`, "
+        "`--nnodes`, the script's name and the checkpoint directory. With one that differs the job would end on all "
+        "nodes. So it ends with code 2 before it joins; the members notice nothing.",
+        (
+            "The file system of the checkpoint directory is not mounted on this host, or at another path.",
+            "Another job has the same `--rdzv-endpoint` and `--rdzv-id`.",
+            "The node was started with another command line.",
+        ),
+        (
+            "Correct what the message names, and start this node again.",
+            "To change it for the whole job, end all its nodes first.",
+        ),
+        "Nothing.",
+        (
+            "fastckpt_run.rendezvous.job_terms",
+            "fastckpt_run.rendezvous.node_admission",
         ),
     ),
 )

@@ -23,7 +23,12 @@ class Ending(Enum):
     """A cause of the agent's end: its exit code, the one with `--fast-exit-codes`, and the cause in words."""
 
     SUCCEEDED = _OK, _OK, "the script succeeded; or this node waited without workers until the others ended the job"
-    SETTING = _USAGE, _USAGE, "an option is unknown, or it or a `FASTCKPT_*` variable has a value that cannot be used"
+    SETTING = (
+        _USAGE,
+        _USAGE,
+        "an option is unknown, or it or a `FASTCKPT_*` variable has a value that cannot be used; or this node does not "
+        "fit the job that it would join",
+    )
     REFUSED = _FAILED, _USAGE, "torch refuses the value of an option of torchrun"
     STOPPED = (
         _FAILED,

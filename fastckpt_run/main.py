@@ -9,10 +9,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import click
+import torch
 import torch.distributed.run as torchrun
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -28,6 +30,7 @@ from torch.distributed.launcher import api as launcher_api
 
 from fastckpt._core.config import Settings
 from fastckpt._core.saver.arena_location import copies_place
+from fastckpt._core.version import VERSION
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.dry_run.dry_run_text import show_dry_run
@@ -37,6 +40,8 @@ from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.options import read, require_positive, require_room_for_spares
 from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.rendezvous.handler import create_handler
+from fastckpt_run.rendezvous.job_terms import JobTerms
+from fastckpt_run.rendezvous.node_admission import NodeAdmission
 from fastckpt_run.rendezvous.signing import secret_of
 from fastckpt_run.shutdown import given_up
 from fastckpt_run.torchrun_patches import (
@@ -120,9 +125,12 @@ def _text(error: BaseException, ending: Ending) -> str:
 
 @contextmanager
 def substituted(
-    settings: Settings, node_check: NodeCheck | None = None, status: ExitStatus | None = None
+    settings: Settings, command: Sequence[str], node_check: NodeCheck, status: ExitStatus
 ) -> Iterator[None]:
-    """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
+    """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers.
+
+    ``command`` is the script and its arguments.
+    """
     # torch offers no hook for its agent or its workers: names are replaced where torch looks them up, while it runs.
     preloader = Preloader(settings.preload)
     agent = partial(FastckptAgent, settings=settings, preloader=preloader, node_check=node_check, status=status)
@@ -136,12 +144,15 @@ def substituted(
     try:
         for module, name, value in ours:
             setattr(module, name, value)
+        release = torch.__version__.partition("+")[0]
+        terms = JobTerms(VERSION, release, settings.replicas, script=Path(command[0]).name)
         create = partial(
             create_handler,
             secret=secret_of(settings),
             is_here=is_this_host,
             spares=settings.spares,
             exclude_after=settings.exclude_after,
+            admission=NodeAdmission(terms, command[1:]),
         )
         with registered(create):
             yield
@@ -158,22 +169,23 @@ def run(argv: Sequence[str], status: ExitStatus | None = None) -> None:
         argv: The command line.
         status: Learns how the agent ends.
     """
-    command = read(argv)
-    settings, arguments = command.settings, command.torchrun
+    line = read(argv)
+    settings, arguments = line.settings, line.torchrun
     status = status or ExitStatus()
     status.fast = settings.exit_codes
     require_positive(arguments)
     require_room_for_spares(settings, arguments)
     copies_place(settings)  # raises ConfigError
-    if command.is_dry_run:
-        show_dry_run(command)
+    if line.is_dry_run:
+        show_dry_run(line)
         return
     arguments.signals_to_handle = _without_ignored(arguments.signals_to_handle)
     if status.fast:
         _raise_at_signals(arguments.signals_to_handle)
     node_check = NodeCheck(settings)
     node_check.before_joining()  # first of all: some rendezvous end for all nodes when one of them leaves
-    with substituted(settings, node_check, status):
+    command = [arguments.training_script, *arguments.training_script_args]
+    with substituted(settings, command, node_check, status):
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
 
 

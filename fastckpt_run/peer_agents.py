@@ -51,6 +51,8 @@ class PeerAgents:
     ) -> None:
         self._settings, self._handler, self._saver, self._met = settings, handler, saver, met
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
+        if ours:
+            ours.admission.arenas = saver.arenas
         if ours and settings.spares:
             ours.parks = saver.prefetch.begin
         self._own = Member(
@@ -91,8 +93,8 @@ class PeerAgents:
             self._watch.watch([(member.id, member.watch) for member in self._members])
             if isinstance(self._handler, FastckptRendezvousHandler):
                 self._handler.ask_before_a_verdict(self._watch.answering)
-                if self._settings.spares and rank == 0 and count > 1:
-                    self._handler.announce_server(self._own.address)
+        if isinstance(self._handler, FastckptRendezvousHandler) and rank == 0:
+            self._handler.announce_server(self._own.address if count > 1 else "")
 
     def _round_of(self, rank: int) -> PeerRound:
         """The round as the saver knows it, with the partners of this agent."""

@@ -13,6 +13,7 @@ from fastckpt._core.report.report import report
 from fastckpt._core.storage.local.layout import PRIVATE
 from fastckpt._core.storage.store import as_path, is_url, normalised
 from fastckpt.errors import ConfigError
+from fastckpt_run.script import option_values
 from fastckpt_run.script_analysis import read as read_script
 
 _NAMED = re.compile(r"(?i)--?[\w-]*(checkpoint|ckpt)[\w-]*(dir|path|folder)?")
@@ -41,15 +42,12 @@ def known_directories(command: list[str], shm_dir: str) -> list[tuple[str, str]]
 
 def _in_arguments(arguments: Sequence[str], arenas: Sequence[ArenaEntry]) -> Iterator[tuple[str, str]]:
     in_memory = {arena.directory for arena in arenas}
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        option, equals, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
-        if argument.startswith("-") and not equals:
-            continue
+    for option, value in option_values(arguments):
         named = _NAMED.fullmatch(option) and not _NOT_DIRECTORIES.fullmatch(option)
         place = as_path(value)
         has_ours = not is_url(value) and (Path(place) / PRIVATE).is_dir()
         if value and (named or is_url(value) or has_ours or os.path.realpath(place) in in_memory):
-            how = f"{option} of the script" if option.startswith("-") else "an argument of the script"
+            how = f"{option} of the script" if option else "an argument of the script"
             yield value, how
 
 

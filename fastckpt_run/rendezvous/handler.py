@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -23,15 +23,18 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from fastckpt._core.config import copy_of_environment
-from fastckpt._core.error_codes import coded
 from fastckpt._core.memory.processes import Process
+from fastckpt.errors import ConfigError
 from fastckpt_run.rendezvous.endpoints import Endpoints
+from fastckpt_run.rendezvous.first_node import WAIT, FirstNode, store_of_round
+from fastckpt_run.rendezvous.job_terms import UNKNOWN
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
-from fastckpt_run.rendezvous.meeting import Meeting, Timing, closed_error
+from fastckpt_run.rendezvous.meeting import Hooks, Meeting, Timing, closed_error
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits, Round
+from fastckpt_run.rendezvous.node_admission import NodeAdmission
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.round_waits import RoundWaits
-from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, reached, threads_end
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
 from fastckpt_run.shutdown import given_up
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -41,11 +44,6 @@ _LOOPBACK = "127.0.0.1"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOK_ELSEWHERE = 2.0
 """Seconds between two looks of a node that waits in its own store for the others."""
-_WAIT = timedelta(seconds=60)
-"""For which the agents of a round wait for each other in its store."""
-_UNREACHED, _REACH = 7.0, 20.0
-"""Seconds after which a node reports that it does not reach the first of its round, and after which it leaves if no
-other has reported so; less than `_WAIT`, for which the others wait."""
 _FAREWELL = 1.0
 """Seconds that the store's holder stays for others which have not read that the job has ended."""
 
@@ -59,6 +57,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         round: The last round in which this node took part, with all nodes by their group ranks.
         fault: Why the workers of this node failed in that round, if its host may be to blame; empty else.
         is_checked: Whether this host has passed the node check before its first round.
+        admission: What compares this node with the members of the job.
     """
 
     def __init__(
@@ -88,6 +87,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self.round = BEFORE_THE_FIRST
         self.fault = ""
         self.is_checked = False
+        self.admission = NodeAdmission(UNKNOWN)
+        self._serves = ""
         self._seen = BEFORE_THE_FIRST
         self._job, self._given, self._limits, self._timing = job, secret, limits, timing
         self._endpoints = endpoints
@@ -95,6 +96,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         address = local_address or (_LOOPBACK if alone else endpoints.own_address())
         self._me = Node(self.id, socket.gethostname(), address, Process.current().to_record())
         self._alive = KeepAlive(self.id, timing.interval, timing.silence, endpoints)
+        self._alive.each_look = self._announce
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
         self._has_closed = False
@@ -130,7 +132,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
         Raises RendezvousClosedError if the job was ended, RendezvousGracefulExitError if it was while this node waited
         for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached,
-        or not the first node.
+        or not the first node, ConfigError if this node does not fit the members.
         """
         self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
@@ -147,6 +149,9 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 logger.warning(text, str(lost), self._endpoints)
                 self._alive.give_up()
                 continue
+            except (ConfigError, RendezvousConnectionError):
+                self.leave()  # alone: torch ends the job for all when this one fails
+                raise
             if info is not None:
                 return info
 
@@ -324,33 +329,41 @@ class FastckptRendezvousHandler(RendezvousHandler):
     def _park(self, records: RoundStore, round: Round) -> None:
         def first() -> str:
             with suppress(StoreLost):
-                return records.server(round)
+                return str(records.first(round).get("address", ""))
             return ""
 
         self.parks(first, records.secret)
 
     def announce_server(self, address: str) -> None:
-        """Announce, as the first node of the round, where its agent serves others."""
+        """Announce, as the first node of the round, where its agent serves others; empty if it does not."""
+        self._serves = address
         if self._records is not None:
             with suppress(StoreLost):
-                self._records.announce_server(self.round.name, address)
+                self._announce(self._records, self.round)
+
+    def _announce(self, records: RoundStore, round: Round) -> None:
+        if round.ranks.get(self.id) == 0 and self._limits.most + self._limits.spares > 1:
+            directories = self.admission.directories()
+            records.announce_first(round.name, {"address": self._serves, "directories": directories})
 
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""
         running = records.last_round()
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one
-        me = self._me._replace(fault=self.fault, is_checked=self.is_checked)
-        parks = partial(self._park, records)
-        meeting = Meeting(records, me, self._limits, self._timing, self._alive, self._give_way, parks)
+        me = self._me._replace(fault=self.fault, is_checked=self.is_checked, terms=self.admission.terms)
+        patience = max(self._limits.last_call, self._timing.silence)
+        admits = partial(self.admission.admits, records, me, patience)
+        hooks = Hooks(self._give_way, admits, partial(self._park, records))
+        meeting = Meeting(records, me, self._limits, self._timing, self._alive, hooks)
         try:
             self.round = meeting.hold(self._seen, deadline)
         finally:
             self._seen = meeting.seen
-        self.fault, self.is_checked = "", False
+        self.fault, self.is_checked, self._serves = "", False, ""
         rank = self.round.ranks[self.id]
         if rank == 0:
-            self._master = _round_store(self._me.address)
+            self._master = store_of_round(self._me.address)
             port = self._master.port
             master = Master(self._me.address, port, port if self.use_agent_store else _free_port(), records.holder())
             records.announce(self.round, master)
@@ -359,50 +372,16 @@ class FastckptRendezvousHandler(RendezvousHandler):
             if found is None:
                 return None
             master = found
-            store_of_first = self._reach(meeting, records, master)
+            first = FirstNode(records, self.round, master, self._limits)
+            has_ended, holds_store = partial(meeting.has_ended, self.round), self._endpoints.server is not None
+            store_of_first = first.reach(self._timing.interval, has_ended, holds_store=holds_store)
             if store_of_first is None:
                 return None
             self._master = store_of_first
         self._alive.watch(self.round, master.holder)
         bootstrap = RendezvousStoreInfo(master.address, master.workers_port)
-        store = cast(Store, RoundWaits(PrefixStore("agents", self._master), _WAIT, self._has_ended))
+        store = cast(Store, RoundWaits(PrefixStore("agents", self._master), WAIT, self._has_ended))
         return RendezvousInfo(store, rank, len(self.round.nodes), bootstrap)
-
-    def _reach(self, meeting: Meeting, records: RoundStore, master: Master) -> TCPStore | None:
-        """The store at the first node of the round; None if the round ended before it was reached.
-
-        If this node alone does not reach it, though it is alive, and the others can go on, this node leaves: raises
-        RendezvousConnectionError then. Raises StoreLost if it is not reached for as long as the others wait.
-        """
-        begin, has_reported = time.monotonic(), False
-
-        def goes_on() -> bool:
-            nonlocal has_reported
-            if meeting.has_ended(self.round):
-                return False
-            waited = time.monotonic() - begin
-            if waited > _UNREACHED and not has_reported:
-                records.report_unreached(self.round)
-                has_reported = True
-            if waited > _REACH and self._is_dispensable(records):
-                self.leave()
-                first = f"{self.round.nodes[0].host}, at {master.address}:{master.port}"
-                raise RendezvousConnectionError(
-                    coded(
-                        f"this node meets the others, and does not reach the first of them, {first}: they go on "
-                        "without it. Look at the network between the two hosts",
-                        "FC-033",
-                    )
-                )
-            return True
-
-        return reached(partial(_round_store, master.address, master.port), self._timing.interval, goes_on)
-
-    def _is_dispensable(self, records: RoundStore) -> bool:
-        """Whether this node alone does not reach the first one, and the others can go on without it."""
-        if self._endpoints.server is not None or records.unreached(self.round) > 1:
-            return False  # they meet in its store; or it is the first one that is cut off
-        return len(self.round.nodes) > self._limits.fewest or records.slots(self.round) > 0
 
 
 def create_handler(
@@ -412,6 +391,7 @@ def create_handler(
     is_here: Callable[[str], bool],
     spares: int = 0,
     exclude_after: int = 0,
+    admission: NodeAdmission | None = None,
 ) -> FastckptRendezvousHandler:
     """Create the handler that torchrun's options describe; raises ValueError.
 
@@ -421,11 +401,12 @@ def create_handler(
         is_here: Whether a name or an address is that of this host.
         spares: Nodes that may wait beside the most that take part.
         exclude_after: Failures of a host alone after which it is left out while one of them waits; 0 for any number.
+        admission: What compares this node with the members of a job that it would join; None for no comparison.
     """
     calls = Counter[str]()
     endpoints = Endpoints(parameters.endpoint, is_here=is_here, is_host=parameters.get_as_bool("is_host"), calls=calls)
     last_call = _seconds(parameters, "last_call_timeout", 30.0)
-    return FastckptRendezvousHandler(
+    made = FastckptRendezvousHandler(
         parameters.run_id,
         endpoints,
         NodeLimits(parameters.min_nodes, parameters.max_nodes, last_call, spares, exclude_after),
@@ -439,6 +420,11 @@ def create_handler(
         secret=secret,
         calls=calls,
     )
+    if admission is not None:
+        fewest, most = parameters.min_nodes, parameters.max_nodes
+        nodes = f"{most}" if fewest == most else f"{fewest}:{most}"
+        admission.terms, made.admission = replace(admission.terms, nodes=nodes), admission
+    return made
 
 
 def _seconds(parameters: RendezvousParameters, name: str, default: float) -> float:
@@ -457,11 +443,3 @@ def _seconds(parameters: RendezvousParameters, name: str, default: float) -> flo
 def _free_port() -> int:
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def _round_store(address: str, port: int | None = None) -> TCPStore:
-    """The store of a round, or a client of it."""
-    try:
-        return TCPStore(address, port or 0, is_master=port is None, wait_for_workers=False, timeout=_WAIT)
-    except RuntimeError as error:
-        raise StoreLost(f"the store of the round at {address}: {str(error).splitlines()[0]}", ended=False) from error

@@ -67,6 +67,7 @@ class KeepAlive:
         signs: What was seen of other nodes.
         rung: Set when there is something to read in the store.
         ending: Which node has ended the job, and why, in words; empty if that is not known.
+        each_look: Called with the store and the round at each look at what others have left there.
         answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.
     """
@@ -79,6 +80,7 @@ class KeepAlive:
         self.rung = threading.Event()
         self.ending = ""
         self.answering: Callable[[Collection[str]], frozenset[str]] = lambda ids: frozenset()
+        self.each_look: Callable[[RoundStore, Round], None] = lambda store, round: None
         self._lock = threading.RLock()
         self._store: RoundStore | None = None
         self._round: Round | None = None
@@ -226,6 +228,7 @@ class KeepAlive:
             self.ending = self.ending or last.ending
             self._closed = self._closed or last.is_closed
             self._ended = last.name != round.name
+            self.each_look(store, round)
         if beats and not self._ended:
             # The first watches all others, and these watch the first: what they look at does not grow with the round.
             first = round.ranks.get(self._id) == 0

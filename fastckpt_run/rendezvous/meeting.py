@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -15,6 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 from fastckpt._core import metrics
 from fastckpt._core.error_codes import coded
 from fastckpt._core.policy.hosts.host_exclusion import HostFaults
+from fastckpt_run.rendezvous.job_terms import UNKNOWN
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.membership import (
     BEFORE_THE_FIRST,
@@ -24,8 +26,10 @@ from fastckpt_run.rendezvous.membership import (
     Round,
     assign_ranks,
     collect_faults,
+    fitting,
     is_complete,
     leave_out,
+    terms_of,
 )
 from fastckpt_run.rendezvous.round_store import RoundStore
 
@@ -58,6 +62,20 @@ class Timing:
     silence: float = 2.0
 
 
+class Hooks(NamedTuple):
+    """Calls from a meeting.
+
+    Attributes:
+        stay: Called while the meeting lasts; it raises StoreLost if another store takes precedence.
+        admits: Returns whether this node may come to the round after the last one by now; it raises if it never may.
+        parks: Called when this node begins to wait for a place in a round that has none.
+    """
+
+    stay: Callable[[], None]
+    admits: Callable[[Round], bool]
+    parks: Callable[[Round], None]
+
+
 class Meeting:
     """The way of one node into a round.
 
@@ -72,12 +90,9 @@ class Meeting:
         limits: NodeLimits,
         timing: Timing,
         keep_alive: KeepAlive,
-        stay: Callable[[], None],
-        parks: Callable[[Round], None],
+        hooks: Hooks,
     ) -> None:
-        """``stay`` is called while the meeting lasts; it raises StoreLost if another store takes precedence.
-
-        ``parks`` is called when this node begins to wait for a place in a round that has none.
+        """Begin a meeting.
 
         Attributes:
             seen: The newest round that this node has seen, whether it took part in it or waited for a place.
@@ -87,7 +102,8 @@ class Meeting:
         self._limits = limits
         self._timing = timing
         self._alive = keep_alive
-        self._stay, self._parks = stay, parks
+        self._hooks = hooks
+        self._deadline = 0.0
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
         self._gone = self._left = frozenset[str]()
@@ -100,13 +116,14 @@ class Meeting:
         """Take part in the round that follows ``mine``, or that of the others; returns the next one with this node.
 
         Raises RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError at the ``deadline`` on the
-        monotonic clock, or StoreLost.
+        monotonic clock, StoreLost, or ConfigError if it does not fit the members.
         """
+        self._deadline = deadline
         # A node that waits for a place brings the round along, too: in a store that others have not reached yet, nodes
         # that wait would take themselves for a first round, and begin the job once more.
         self.seen = mine
         self.seen = self._records.carry_over(mine)
-        while self._me.id not in (now := self._join(self.seen, deadline)).ranks:
+        while self._me.id not in (now := self._join(self.seen)).ranks:
             self.seen = now
         self.seen = now
         return now
@@ -125,32 +142,41 @@ class Meeting:
             self._records.end(round)
         return self._records.is_ended(round) or self._records.last_round().is_closed
 
-    def _join(self, last: Round, deadline: float) -> Round:
-        """Join the round after ``last``, and wait for it."""
+    def _join(self, last: Round) -> Round:
+        """Join the round after ``last``, and wait for it; returns another one if that came meanwhile."""
         records = self._records
+        _check_open(last, waits=False)
+        # Before the node leaves anything in the store: else the members would stop their workers for it.
+        while not self._hooks.admits(last):
+            self._hooks.stay()
+            self._rung_within(self._timing.interval)
+            self._deadline = time.monotonic() + self._timing.join
+            _check_open(now := records.last_round(), waits=True)
+            if now.name != last.name:
+                return now
         self._nodes, self._holes, self._fewest_since = {}, {}, None
         self._gone, self._left = self._known_gone(last), frozenset[str]()
-        _check_open(last, waits=False)
         waits = not self._end(last)
         mine, begin = records.join(last, self._me), time.monotonic()
         if waits:
-            self._parks(last)
+            self._hooks.parks(last)
         if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
             records.ring([first.id])  # before that, the round would hardly be complete
         with metrics.phase("rendezvous.wait"):
-            return self._wait_for_round(last, mine, begin, deadline, waits=waits)
+            return self._wait_for_round(last, mine, begin, waits=waits)
 
-    def _wait_for_round(self, last: Round, mine: int, begin: float, deadline: float, *, waits: bool) -> Round:
+    def _wait_for_round(self, last: Round, mine: int, begin: float, *, waits: bool) -> Round:
         """Wait for the round after ``last``, in which this node has taken a place."""
         records, decides = self._records, mine == 0
         report_at = begin + _FIRST_REPORT
         while True:
             if decides and (now := self._decide(last)):
                 return now
-            if time.monotonic() > deadline and not waits:
+            if time.monotonic() > self._deadline and not waits:
+                came, needed, seconds = len(self._nodes), _needed(self._limits), self._timing.join
                 raise RendezvousTimeoutError(
                     coded(
-                        f"{len(self._nodes)} of {self._needed} nodes came to {self._place} in {self._timing.join:g} s. "
+                        f"{came} of {needed} nodes came to {records.place} in {seconds:g} s. "
                         f"Start the others with the same {_ALIKE}, or give them more time "
                         "(--rdzv-conf join_timeout=SECONDS)",
                         "FC-036",
@@ -158,8 +184,8 @@ class Meeting:
                 )
             if not waits and time.monotonic() > report_at:
                 report_at += _NEXT_REPORT
-                self._report_wait(last, deadline)
-            self._stay()
+                _report_wait(records, last, self._limits, self._deadline - time.monotonic())
+            self._hooks.stay()
             rung = self._rung_within(self._pause(max(begin, self._came)) if decides else self._timing.interval)
             if rung:
                 self._looked = 0.0  # all came that may: who is gone has been reported
@@ -170,27 +196,6 @@ class Meeting:
             if now.name != last.name:
                 return now
             decides = decides or (not rung and self._must_decide(last, mine))
-
-    def _report_wait(self, last: Round, deadline: float) -> None:
-        """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
-        came, fewest = self._records.slots(last), self._limits.fewest
-        if came < fewest:
-            text = coded(
-                "%d of %s nodes have come to %s; waiting for the others, for %.0f s at most. They need the same %s",
-                "FC-036",
-            )
-            logger.warning(text, came, self._needed, self._place, deadline - time.monotonic(), _ALIKE)
-        elif last.nodes:
-            text = coded("%d nodes have come to %s; waiting for others of the last round", "FC-036")
-            logger.warning(text, came, self._place)
-        else:
-            text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
-            logger.warning(text, came, self._place, self._limits.most, self._limits.last_call)
-
-    @property
-    def _needed(self) -> str:
-        fewest = self._limits.fewest
-        return str(fewest) if fewest == self._limits.most else f"at least {fewest}"
 
     def _pause(self, since: float) -> float:
         """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""
@@ -224,10 +229,6 @@ class Meeting:
         self._alive.rung.clear()
         return rung
 
-    @property
-    def _place(self) -> str:
-        return f"{self._records.connection.host}:{self._records.connection.port}"
-
     # --- who decides, and what
 
     def _must_decide(self, last: Round, mine: int) -> bool:
@@ -258,7 +259,7 @@ class Meeting:
             reported = self._records.gone(last)
             self._left = frozenset(id for id, has_left in reported.items() if has_left)
             self._gone = (self._known_gone(last) | reported.keys()) - came.keys() | silent
-        present = [node for node in came.values() if node.id not in self._gone]
+        present = fitting(last, [node for node in came.values() if node.id not in self._gone])
         if len(present) < self._limits.fewest:
             self._fewest_since = None
         elif self._fewest_since is None:
@@ -269,10 +270,11 @@ class Meeting:
         faults = collect_faults(last, [*came.values()], self._gone - self._left)
         chosen, left_out = leave_out(last, present, faults, self._limits)
         nodes = assign_ranks(last, chosen, self._limits.most)
-        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults)
+        terms, nodes = terms_of(last, nodes), tuple(node._replace(terms=UNKNOWN) for node in nodes)
+        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults, terms=terms)
         if not self._records.complete(last, done):
             return None
-        self._report_left_out([node for node in left_out if node.id in last.ranks], faults)
+        _report_left_out([node for node in left_out if node.id in last.ranks], faults)
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
 
@@ -291,13 +293,6 @@ class Meeting:
         members = silent & last.ranks.keys()
         self._silent_since = {id: self._silent_since.get(id, now) for id in members}
         return silent - {id for id in members if now - self._silent_since[id] < self._limits.last_call}
-
-    def _report_left_out(self, left_out: Sequence[Node], faults: HostFaults) -> None:
-        for node in left_out:
-            causes = list(faults[node.host])
-            text = "host %s is left out while a spare waits: it failed %d times, and no other for the same cause: %s"
-            logger.warning(text, node.host, len(causes), "; ".join(causes))
-            metrics.event("host_left_out", host=node.host, causes=causes)
 
     def _node_at(self, last: Round, slot: int) -> Node | None:
         if slot not in self._nodes:
@@ -321,6 +316,35 @@ class Meeting:
 def closed_error(ending: str) -> RendezvousClosedError:
     """The error of a node whose job another one has ended."""
     return RendezvousClosedError(f"another node has ended the job{ending and ', '}{ending}")
+
+
+def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: float) -> None:
+    """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
+    came, place = records.slots(last), records.place
+    if came < limits.fewest:
+        text = coded(
+            "%d of %s nodes have come to %s; waiting for the others, for %.0f s at most. They need the same %s",
+            "FC-036",
+        )
+        logger.warning(text, came, _needed(limits), place, left, _ALIKE)
+    elif last.nodes:
+        text = coded("%d nodes have come to %s; waiting for others of the last round", "FC-036")
+        logger.warning(text, came, place)
+    else:
+        text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
+        logger.warning(text, came, place, limits.most, limits.last_call)
+
+
+def _needed(limits: NodeLimits) -> str:
+    return str(limits.fewest) if limits.fewest == limits.most else f"at least {limits.fewest}"
+
+
+def _report_left_out(left_out: Sequence[Node], faults: HostFaults) -> None:
+    for node in left_out:
+        causes = list(faults[node.host])
+        text = "host %s is left out while a spare waits: it failed %d times, and no other for the same cause: %s"
+        logger.warning(text, node.host, len(causes), "; ".join(causes))
+        metrics.event("host_left_out", host=node.host, causes=causes)
 
 
 def _check_open(last: Round, *, waits: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.policy.hosts.host_exclusion import HostFaults, suspects, with_faults
+from fastckpt_run.rendezvous.job_terms import UNKNOWN, JobTerms, common, misfit
 
 
 class Node(NamedTuple):
@@ -19,6 +20,7 @@ class Node(NamedTuple):
         process: Its process, as `Process.to_record` describes it.
         fault: Why its workers failed in the last round, if its host may be to blame; empty else.
         is_checked: Whether it has taken part in no round yet, and its host has passed the node check.
+        terms: What it has to have in common with the others; not known of a node of a round, which has them for all.
     """
 
     id: str
@@ -27,10 +29,11 @@ class Node(NamedTuple):
     process: Mapping[str, Any]
     fault: str = ""
     is_checked: bool = False
+    terms: JobTerms = UNKNOWN
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
-        return self._asdict()
+        return self._asdict() | {"terms": self.terms.to_record()}
 
     @classmethod
     def from_record(cls, record: Any) -> Self:
@@ -44,7 +47,8 @@ class Node(NamedTuple):
         is_text = type(id) is type(host) is type(address) is type(fault) is str
         if not (is_text and type(process) is dict and type(is_checked) is bool):
             raise ValueError("it describes no node")
-        return cls(id, host, address, process, fault, is_checked)
+        terms = JobTerms.from_record(given) if (given := record.get("terms")) else UNKNOWN
+        return cls(id, host, address, process, fault, is_checked, terms)
 
     def is_dead_here(self) -> bool:
         """Whether it was a process of this host, in this boot, that has ended."""
@@ -63,6 +67,7 @@ class Round:
         is_closed: Whether the job was ended: no round follows.
         ending: The host that ended it, and why, in words; empty if that is not known.
         faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
+        terms: What its nodes have in common, and had in the rounds before that each shared a node with the next.
     """
 
     number: int
@@ -71,6 +76,7 @@ class Round:
     is_closed: bool = False
     faults: HostFaults = field(default_factory=dict)
     ending: str = ""
+    terms: JobTerms = UNKNOWN
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
@@ -79,7 +85,8 @@ class Round:
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
-        return asdict(replace(self, nodes=())) | {"nodes": [node.to_record() for node in self.nodes]}
+        nodes = [node.to_record() for node in self.nodes]
+        return asdict(replace(self, nodes=())) | {"nodes": nodes, "terms": self.terms.to_record()}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -87,7 +94,8 @@ class Round:
         match record:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
                 faults, ending = faults_in(record.get("faults", {})), str(record.get("ending", ""))
-                return cls(number, name, tuple(Node.from_record(node) for node in nodes), is_closed, faults, ending)
+                nodes = tuple(Node.from_record(node) for node in nodes)
+                return cls(number, name, nodes, is_closed, faults, ending, JobTerms.from_record(record.get("terms")))
         raise ValueError("it describes no round")
 
 
@@ -166,6 +174,19 @@ def is_complete(
     if any(node.id in last.ranks for node in present):
         return True
     return len(present) >= limits.most or since_fewest >= limits.last_call
+
+
+def fitting(last: Round, present: Sequence[Node]) -> list[Node]:
+    """The nodes that may take part together: if a member of the last round is there, those that fit its terms."""
+    if all(node.id not in last.ranks for node in present):
+        return [*present]
+    return [node for node in present if node.id in last.ranks or not misfit(node.terms, last.terms)]
+
+
+def terms_of(last: Round, nodes: Sequence[Node]) -> JobTerms:
+    """The terms of the round of these nodes: what they have in common, and had in the last round if one was in it."""
+    known = [last.terms] if any(node.id in last.ranks for node in nodes) else []
+    return common([*known, *(node.terms for node in nodes)])
 
 
 def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node, ...]:

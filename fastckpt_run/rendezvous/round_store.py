@@ -3,13 +3,14 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastckpt._core.error_codes import coded
-from fastckpt._core.policy.hosts.host_exclusion import HostFaults
+from fastckpt_run.rendezvous.job_terms import UNKNOWN, JobTerms
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round, faults_in
 from fastckpt_run.rendezvous.signing import Refused, Signer
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
@@ -18,6 +19,10 @@ logger = logging.getLogger("fastckpt.launcher")
 
 _GIVEN = b"given:"
 _RING = b"1"
+_PROTOCOL = "2"
+"""Names the records. Agents of another one would end a round of others before these could compare it with them."""
+_READ_ONCE = "nodes", "faults", "terms"
+"""What is the same for as long as a round lasts, in a record of its own."""
 T = TypeVar("T")
 
 
@@ -51,13 +56,13 @@ class RoundStore:
         self._disagrees = False
         self.secret = self._agree(given, offer or secrets.token_hex(32).encode())
         self._signer = Signer(self.secret)
-        self._prefix = f"{self._job}/{self._signer.fingerprint}"
+        self._prefix = f"{self._job}/{_PROTOCOL}/{self._signer.fingerprint}"
         self._refused = set[str]()
         self._seen = set[str]()
         self._bell: StoreConnection | None = None
         self._has_left = False
-        self._nodes: tuple[str, tuple[Node, ...], HostFaults] = ("", (), {})
-        self._announced = ("", "")
+        self._read_last = BEFORE_THE_FIRST
+        self._announced: tuple[str, Mapping[str, Any]] = ("", {})
 
     def at(self, connection: StoreConnection) -> "RoundStore":
         """The records of the same job, for the same agent, in another store."""
@@ -68,6 +73,11 @@ class RoundStore:
     def rounds_at(self, connection: StoreConnection) -> int:
         """The number of rounds that the job has had in another store."""
         return self.at(connection).last_round().number
+
+    @property
+    def place(self) -> str:
+        """Where the store is."""
+        return f"{self.connection.host}:{self.connection.port}"
 
     # --- the last round
 
@@ -82,8 +92,10 @@ class RoundStore:
             return False
         if now.nodes:
             record = now.to_record()
-            self._put({"nodes": record["nodes"], "faults": record["faults"]}, now.name, "nodes")
-            self._nodes = now.name, now.nodes, now.faults
+            self._put({name: record[name] for name in _READ_ONCE}, now.name, "nodes")
+            self._read_last = now
+        if not before.number:
+            _close_to_the_first_protocol(self.connection, self._job, self._signer)
         summary = self._summary(now)
         return self.connection.replace(self._key("last"), found, summary) == summary
 
@@ -92,7 +104,7 @@ class RoundStore:
         while (last := self.last_round()).number < mine.number and not last.is_closed:
             self.complete(last, mine)
         if self._announced[0] == mine.name == last.name:
-            self.announce_server(*self._announced)
+            self._put(dict(self._announced[1]), mine.name, "first")
         return last
 
     # --- the next round
@@ -128,14 +140,18 @@ class RoundStore:
         """The place where a round meets; None if it is not known yet."""
         return self._read(Master.from_record, round.name, "master")
 
-    def announce_server(self, name: str, address: str) -> None:
-        """Announce, to nodes that wait for a place, where the first agent of the round of that name serves others."""
-        self._announced = name, address
-        self._put({"address": address}, name, "server")
+    def announce_first(self, name: str, first: Mapping[str, Any]) -> None:
+        """Announce, to nodes that wait for a place or come later, what the first agent of the round of that name says.
 
-    def server(self, round: Round) -> str:
-        """Where the first agent of a round serves others; empty if it is not known."""
-        return self._read(lambda record: str(record["address"]), round.name, "server") or ""
+        That is where it serves others, as ``address``, and the checkpoint directories, as ``directories``.
+        """
+        if self._announced != (name, first):
+            self._put(dict(first), name, "first")
+            self._announced = name, first
+
+    def first(self, round: Round) -> dict[str, Any]:
+        """What the first agent of a round has announced; empty if it has announced nothing."""
+        return self._read(dict, round.name, "first") or {}
 
     # --- the end of rounds
 
@@ -301,8 +317,8 @@ class RoundStore:
             return None, BEFORE_THE_FIRST
         try:
             last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
-            nodes, faults = self._nodes_of(last)
-            return record, replace(last, nodes=nodes, faults=faults)
+            read = self._with_nodes(last)
+            return record, replace(read, is_closed=last.is_closed, ending=last.ending)
         except (Refused, ValueError) as error:
             self._refuse(key, error)
             self.connection.delete(key)  # it is nobody's: an agent with another secret uses other keys
@@ -310,20 +326,19 @@ class RoundStore:
 
     def _summary(self, round: Round) -> bytes:
         """The record of the last round. Its nodes have one of their own: agents read them once, and this often."""
-        return self._signer.seal(self._key("last"), replace(round, nodes=(), faults={}).to_record())
+        return self._signer.seal(self._key("last"), replace(round, nodes=(), faults={}, terms=UNKNOWN).to_record())
 
-    def _nodes_of(self, round: Round) -> tuple[tuple[Node, ...], HostFaults]:
-        """The nodes of a round by its name, and the faults; raises ValueError if they are not there, or refused."""
+    def _with_nodes(self, round: Round) -> Round:
+        """A round with its nodes, faults and terms; raises ValueError if they are not there, or refused."""
         if not round.number:
-            return (), {}
-        name, nodes, faults = self._nodes  # several threads read
-        if name != round.name:
-            read = self._read(_nodes_and_faults, round.name, "nodes")
+            return round
+        known = self._read_last  # several threads read
+        if known.name != round.name:
+            read = self._read(partial(_with_nodes, round), round.name, "nodes")
             if read is None:
                 raise ValueError("its nodes are not there")
-            nodes, faults = read
-            self._nodes = round.name, nodes, faults
-        return nodes, faults
+            self._read_last = known = read
+        return known
 
     def _refuse(self, key: str, why: Exception) -> None:
         text = f"the record {key.removeprefix(self._job)} in the store of the rendezvous was refused: {why}"
@@ -332,5 +347,12 @@ class RoundStore:
             logger.warning("%s", text)
 
 
-def _nodes_and_faults(record: dict[str, Any]) -> tuple[tuple[Node, ...], HostFaults]:
-    return tuple(map(Node.from_record, record["nodes"])), faults_in(record.get("faults", {}))
+def _with_nodes(round: Round, record: dict[str, Any]) -> Round:
+    nodes, faults = tuple(map(Node.from_record, record["nodes"])), faults_in(record.get("faults", {}))
+    return replace(round, nodes=nodes, faults=faults, terms=JobTerms.from_record(record.get("terms")))
+
+
+def _close_to_the_first_protocol(connection: StoreConnection, job: str, signer: Signer) -> None:
+    """Have agents of versions before terms find that the job is over, unless one of theirs runs in this store."""
+    key = f"{job}/{signer.fingerprint}/last"
+    connection.replace(key, None, signer.seal(key, replace(BEFORE_THE_FIRST, is_closed=True).to_record()))

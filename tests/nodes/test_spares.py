@@ -45,13 +45,13 @@ def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_wh
 
 
 def started(
-    new_cluster: NewCluster, nodes: int, spares: int, endpoints: Sequence[int] = ()
+    new_cluster: NewCluster, nodes: int, spares: int, endpoints: Sequence[int] = (), script: Sequence[str] = ()
 ) -> tuple[NodesJob, dict[int, subprocess.Popen[bytes]]]:
     """A job that has done some steps, and the agents of its spares, which wait."""
     cluster = new_cluster(*range(nodes + spares))
     flags = ("--fast-spares", str(spares))
     meeting = endpoint(*(endpoints or range(nodes + spares)))
-    job = NodesJob(cluster, "--memory", str(EVERY), nodes=str(nodes), meeting=meeting, flags=flags)
+    job = NodesJob(cluster, "--memory", str(EVERY), *script, nodes=str(nodes), meeting=meeting, flags=flags)
     job.launch(*range(nodes))
     events = {number: cluster.folder / f"events.{number}" for number in range(nodes, nodes + spares)}
     job.do_steps(1)

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from fastckpt_run.rendezvous import handler, meeting
+from fastckpt_run.rendezvous import first_node, handler, meeting
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.membership import Master, Round
@@ -276,9 +276,10 @@ def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
 @pytest.fixture
 def unreached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nodes give up early what they do not reach."""
-    monkeypatch.setattr(handler, "_UNREACHED", 0.5)
-    monkeypatch.setattr(handler, "_REACH", 1.5)
-    monkeypatch.setattr(handler, "_WAIT", timedelta(seconds=5))
+    monkeypatch.setattr(first_node, "_UNREACHED", 0.5)
+    monkeypatch.setattr(first_node, "_REACH", 1.5)
+    for module in (first_node, handler):
+        monkeypatch.setattr(module, "WAIT", timedelta(seconds=5))
     monkeypatch.setattr(handler, "given_up", threading.Event())
     yield
     assert threads_end(PATIENCE)

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from fastckpt_run.rendezvous.job_terms import JobTerms
 from fastckpt_run.rendezvous.membership import (
     BEFORE_THE_FIRST,
     Node,
@@ -13,8 +14,10 @@ from fastckpt_run.rendezvous.membership import (
     Round,
     assign_ranks,
     collect_faults,
+    fitting,
     is_complete,
     leave_out,
+    terms_of,
 )
 
 NOBODY = frozenset[str]()
@@ -106,8 +109,9 @@ def test_a_round_is_complete(last: str, present: str, gone: str, since: float, c
 
 
 def test_a_round_can_be_written_and_read() -> None:
-    node = Node("i", "h", "a", {"pid": 1}, "signal 9", is_checked=True)
-    round = Round(3, "r", (node,), is_closed=True, faults={"h": ("signal 9", "lost in round 2")})
+    node = Node("i", "h", "a", {"pid": 1}, "signal 9", is_checked=True, terms=JobTerms("0.6.0"))
+    faults = {"h": ("signal 9", "lost in round 2")}
+    round = Round(3, "r", (node,), is_closed=True, faults=faults, terms=JobTerms(torch="2.13.0"))
     assert Round.from_record(json.loads(json.dumps(round.to_record()))) == round
 
 
@@ -115,6 +119,39 @@ def test_records_of_earlier_versions_have_no_faults() -> None:
     record = {"id": "i", "host": "h", "address": "a", "process": {}}
     found = Round.from_record({"number": 1, "name": "r", "nodes": [record], "is_closed": False})
     assert found == Round(1, "r", (Node("i", "h", "a", {}),))
+
+
+def test_terms_that_are_none_are_not_known_and_refuse_no_record() -> None:
+    record = Round(1, "r", (node("n"),)).to_record()
+    for terms in (None, 3, [], "x", {"version": 6}, {"unheard of": "x"}):
+        damaged = record | {"terms": terms, "nodes": [record["nodes"][0] | {"terms": terms}]}
+        assert Round.from_record(damaged) == Round(1, "r", (node("n"),))
+
+
+def fits(id: str, version: str) -> Node:
+    return node(id)._replace(terms=JobTerms(version, replicas="1"))
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ("a1 b1 c1", "a b c"),
+        ("x2 a1 b1", "a b"),  # also where it came first
+        ("x2 y1", "x y"),  # nobody is left of the last round: they meet as for a first one
+        ("x2 a2", "a"),  # a member is one
+    ],
+)
+def test_where_a_member_is_left_others_have_to_fit_the_terms_of_its_round(present: str, expected: str) -> None:
+    last = Round(1, "r", (node("a"), node("b")), terms=JobTerms("1", replicas="1"))
+    assert [each.id for each in fitting(last, [fits(*text) for text in present.split()])] == expected.split()
+
+
+def test_terms_of_a_round_are_what_its_nodes_have_in_common_and_had_in_the_rounds_before() -> None:
+    first = terms_of(BEFORE_THE_FIRST, [fits("a", "1"), fits("b", "2")])
+    assert first == JobTerms(replicas="1")
+    last = Round(1, "r", (node("a"), node("b")), terms=first)
+    assert terms_of(last, [fits("a", "1")]) == first, "it has had an unlike one beside it"
+    assert terms_of(last, [fits("c", "1")]) == JobTerms("1", replicas="1"), "nobody is left of them"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,345 @@
+"""Nodes that come to a running job, over real stores: those that do not fit cost its members nothing."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+
+from fastckpt._core.memory.directory_claim import DirectoryClaim
+from fastckpt._core.storage.local.identity import mark
+from fastckpt.errors import ConfigError
+from fastckpt_run.rendezvous import node_admission
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.job_terms import JobTerms
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Node, Round
+from fastckpt_run.rendezvous.node_admission import JobDirectory, NodeAdmission, _Witnesses
+from fastckpt_run.rendezvous.signing import Signer
+from fastckpt_run.rendezvous.store_connection import threads_end
+from tests.ports import free_port
+from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, Agents, agents, in_thread, kill, meet, ranks, until
+
+TERMS = JobTerms("0.5.0", "2.13.0", "1", "1:3", "train.py")
+NEWER = replace(TERMS, version="0.6.0")
+OTHER = replace(TERMS, replicas="2")
+
+
+def new(
+    job: Agents, terms: JobTerms = TERMS, arguments: Sequence[str] = (), **options: object
+) -> FastckptRendezvousHandler:
+    made = job.new(**options)  # type: ignore[arg-type]
+    made.admission = NodeAdmission(terms, arguments)
+    return made
+
+
+def several(job: Agents, count: int) -> list[FastckptRendezvousHandler]:
+    """Members of a job that has had its first round."""
+    nodes = [new(job) for _ in range(count)]
+    meet(nodes)
+    return nodes
+
+
+def assert_undisturbed(members: Sequence[FastckptRendezvousHandler]) -> None:
+    """Nobody has ended their round, and nobody waits for a place in the next one."""
+    assert [node.num_nodes_waiting() for node in members] == [0] * len(members)
+    records = members[0]._alive.store
+    assert records is not None
+    last = records.last_round()
+    assert last.name == members[0].round.name and not records.is_ended(last) and records.slots(last) == 0
+
+
+def assert_joins(job: Agents, members: Sequence[FastckptRendezvousHandler]) -> None:
+    fitting = new(job)
+    joined = in_thread(fitting.next_rendezvous)
+    until(lambda: all(node.num_nodes_waiting() for node in members), "the members see the newcomer")
+    meet([*members])
+    joined.result(PATIENCE)
+    assert ranks([fitting]) == [len(members)]
+
+
+def refused(future: "Future[object]") -> str:
+    """Why a node was refused."""
+    with pytest.raises(ConfigError) as error:
+        future.result(PATIENCE)
+    return str(error.value)
+
+
+def test_a_newcomer_that_does_not_fit_is_refused_and_its_members_notice_nothing() -> None:
+    with agents(1, 3) as job:
+        members = several(job, 2)
+        for terms in (OTHER, replace(TERMS, version="0.4.9"), replace(TERMS, torch="2.12.0")):
+            stranger = new(job, terms)
+            assert " the nodes of the job " in refused(in_thread(stranger.next_rendezvous))
+            stranger.shutdown()  # as torch does after an error, which ends the job
+            assert_undisturbed(members)
+        assert not members[0].is_closed()
+        assert_joins(job, members)
+
+
+def test_a_spare_that_does_not_fit_is_refused_when_it_parks_and_one_that_fits_is_not() -> None:
+    with agents(2, 2, spares=1) as job:
+        members = several(job, 2)
+        assert "--fast-replicas is 2" in refused(in_thread(new(job, OTHER).next_rendezvous))
+        assert_undisturbed(members)
+        spare = new(job)
+        joined = in_thread(spare.next_rendezvous)
+        records = members[0]._records
+        assert records is not None
+        until(lambda: records.slots(members[0].round) == 1, "it waits")
+        members[1].leave()
+        until(members[0].num_nodes_waiting, "the other member sees it")
+        meet(members[:1])
+        joined.result(PATIENCE)
+
+
+def test_nodes_of_a_newer_version_wait_say_so_once_and_go_on_when_the_others_have_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with agents(1, 3, join=4.0, last_call=1.0) as job:
+        store = job.new(job="another")  # what holds the store stays
+        members = several(job, 2)
+        newer = [new(job, NEWER), new(job, NEWER)]
+        waiting = [in_thread(node.next_rendezvous) for node in newer]
+        time.sleep(5.0)  # longer than nodes wait for enough others
+        assert_undisturbed(members)
+        meet(members)  # a restart of the members
+        time.sleep(1.0)
+        assert_undisturbed(members)
+        members[1].leave()
+        until(members[0].num_nodes_waiting, "the member sees it")
+        meet(members[:1])
+        assert members[0].round.number == 3 and not any(future.done() for future in waiting)
+        assert caplog.text.count("this node runs fastckpt 0.6.0, and the nodes of the job 0.5.0: it waits") == 2
+        members[0].leave()
+        assert all(future.result(PATIENCE) for future in waiting)
+        assert sorted(ranks(newer)) == [0, 1] and newer[0].round.number == 4
+        assert newer[0].round.terms == NEWER
+        late = new(job)
+        assert "install fastckpt 0.6.0 here" in refused(in_thread(late.next_rendezvous))
+        assert_undisturbed(newer)
+        assert store._endpoints.server is not None
+
+
+def test_a_node_that_waits_for_members_of_an_older_version_ends_in_good_order_with_their_job() -> None:
+    with agents(1, 3) as job:
+        members = several(job, 1)
+        waits = in_thread(new(job, NEWER).next_rendezvous)
+        time.sleep(1.0)
+        assert not waits.done()
+        members[0].set_closed()
+        with pytest.raises(RendezvousGracefulExitError):
+            waits.result(PATIENCE)
+
+
+def test_a_job_whose_members_are_all_lost_locks_nobody_out() -> None:
+    """As one whose store another job holds, and that is started again with other settings."""
+    with agents(1, 2, silence=1.0, last_call=2.0) as job:
+        store = job.new(job="another")
+        for node in several(job, 2):
+            kill(node)
+        begin = time.monotonic()
+        nodes = [new(job, OTHER), new(job, OTHER)]
+        meet(nodes)
+        assert time.monotonic() - begin >= 2.0, "they may only have been late"
+        assert nodes[0].round.terms == OTHER and nodes[0].round.number == 2
+        assert store._endpoints.server is not None
+
+
+def test_a_node_of_a_newer_version_waits_on_in_the_next_store() -> None:
+    endpoint = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with agents(1, 3, silence=1.0, last_call=6.0, endpoint=endpoint) as job:
+        members = several(job, 3)
+        newer = new(job, NEWER)
+        waits = in_thread(newer.next_rendezvous)
+        time.sleep(1.0)
+        kill(members[0])  # it holds the store
+        until(lambda: all(node.num_nodes_waiting() for node in members[1:]), "the store has gone with a member")
+        meet(members[1:])
+        time.sleep(3.0)
+        assert_undisturbed(members[1:])
+        assert not waits.done() and members[1].round.number == 2
+        for node in members[1:]:
+            node.leave()
+        waits.result(PATIENCE)
+        assert newer.round.ranks == {newer.id: 0}
+        until(lambda: threads_end(0.1), "calls of the dead store have ended")
+
+
+def test_a_node_that_has_come_all_the_same_is_left_out_by_who_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that took all members for lost, and was first in the next meeting."""
+    with agents(1, 3) as job:
+        members = several(job, 2)
+        stranger = new(job, OTHER)
+        admits, asked = stranger.admission.admits, list[Round]()
+
+        def admits_once(records, me, patience, last):  # type: ignore[no-untyped-def]
+            asked.append(last)
+            return len(asked) == 1 or admits(records, me, patience, last)
+
+        monkeypatch.setattr(stranger.admission, "admits", admits_once)
+        came = in_thread(stranger.next_rendezvous)
+        until(lambda: all(node.num_nodes_waiting() for node in members), "it has ended the round")
+        meet(members)
+        assert members[0].round.ranks.keys() == {node.id for node in members}
+        assert "--fast-replicas is 2" in refused(came)
+        assert_undisturbed(members)
+
+
+def test_of_many_members_one_that_lives_is_found_though_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_admission, "_FRESH", 0.3)
+    with agents(1, 3) as job:
+        observer, alive = job.new(), job.new()
+        records = observer._records
+        assert records is not None
+        dead = tuple(Node(f"dead-{number}", "h", "a", {}) for number in range(70))
+        last = Round(1, "r", (*dead, alive._me))
+        assert records.complete(BEFORE_THE_FIRST, last)
+        witnesses = _Witnesses()
+        assert witnesses.live(records, last, 5.0) is None, "nobody has given a sign yet"
+        until(lambda: witnesses.live(records, last, 5.0), "its sign is seen")
+        kill(alive)
+        begin = time.monotonic()
+        until(lambda: witnesses.live(records, last, 5.0) is False, "none is seen any more")
+        assert time.monotonic() - begin > 4.0
+
+
+# --- the checkpoint directory
+
+
+def directory(path: Path, text: str = "0" * 32) -> Path:
+    path.mkdir(parents=True)
+    assert mark(path, text) == text
+    return path
+
+
+def arena_of(directory: Path, folder: Path) -> Path:
+    folder.mkdir()
+    DirectoryClaim(seen=(directory / ".fastckpt/identity").read_text()).write(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--lr", "1"], None),  # the path that the job has
+        (["--dir", "{job}"], None),
+        (["--dir={link}"], None),  # another path of it
+        (["--dir", "{link}", "--dir", "{empty}"], None),
+        (["--data", "{empty}"], None),
+        (["--dir", "{empty}"], "--dir is {empty} on this node, and the job that it would join has its checkpoints in"),
+        (["--dir={other}"], "--dir is {other} on this node, and the job that it would join has"),
+        (["--dir", "{file}"], "--dir is {file} on this node"),
+        (["--dir", "{nowhere}"], "--dir is {nowhere} on this node"),
+    ],
+)  # fmt: skip
+def test_a_node_that_has_another_directory_does_not_fit(tmp_path: Path, arguments: list[str], text: str | None) -> None:
+    places = {"job": directory(tmp_path / "job"), "other": directory(tmp_path / "other", "1" * 32)}
+    places |= {name: tmp_path / name for name in ("link", "empty", "file", "nowhere")}
+    places["link"].symlink_to(places["job"])
+    places["empty"].mkdir()
+    places["file"].touch()
+    known = JobDirectory(str(places["job"]), "0" * 32, ["--dir"])
+    found = known.misfit([each.format(**places) for each in arguments])
+    assert (found is None) == (text is None)
+    assert found is None or (text or "").format(**places) in found.text
+
+
+@pytest.mark.parametrize("kind", ["empty", "absent", "another", "unreadable"])
+def test_a_node_without_the_directory_does_not_fit(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "job"
+    if kind == "another":
+        directory(place, "1" * 32)
+    elif kind != "absent":
+        place.mkdir()
+    if kind == "unreadable":
+        (place / ".fastckpt/identity").mkdir(parents=True)
+    found = JobDirectory(str(place), "0" * 32).misfit([])
+    expected = "cannot be read on this node" if kind == "unreadable" else "is not the checkpoint directory of the job"
+    assert found is not None and f"{place} {expected}" in found.text and not found.waits
+
+
+def test_a_directory_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_admission, "_ANSWER", 0.2)
+    monkeypatch.setattr(node_admission, "identity", lambda place: time.sleep(1.0))
+    found = JobDirectory(str(tmp_path), "0" * 32).misfit([])
+    assert found is not None and "cannot be read on this node: it has not answered for 0.2 s" in found.text
+
+
+def test_the_first_node_announces_directories_as_soon_as_they_are_known_and_the_next_first_one_all_the_same(
+    tmp_path: Path,
+) -> None:
+    place = directory(tmp_path / "job")
+    with agents(1, 3) as job:
+        store = job.new(job="another")
+        first = new(job, arguments=["--dir", str(place)])
+        meet([first])
+        found = {str(place): arena_of(place, tmp_path / "arena"), "s3://bucket/run": tmp_path / "arena"}
+        first.admission.arenas = lambda: found
+        records = first._records
+        assert records is not None
+        known = [{"path": str(place), "mark": "0" * 32, "options": ["--dir"]}]
+        until(lambda: records.first(first.round).get("directories") == known, "it is announced while the round lasts")
+        stranger = new(job, arguments=["--dir", str(tmp_path)])
+        assert f"--dir is {tmp_path} on this node" in refused(in_thread(stranger.next_rendezvous))
+        assert_undisturbed([first])
+        second = new(job)
+        joined = in_thread(second.next_rendezvous)
+        until(first.num_nodes_waiting, "the member sees the newcomer")
+        meet([first])
+        joined.result(PATIENCE)
+        first.leave()
+        until(second.num_nodes_waiting, "the other one sees it")
+        meet([second])  # its own workers have opened nothing yet
+        second.announce_server("")
+        assert second._records is not None
+        assert second._records.at(second._records.connection).first(second.round).get("directories") == known
+        assert store._endpoints.server is not None
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [None, 3, "x", [3], [{"path": 1}], [{"path": "/x", "mark": "0"}], [{"path": "/x", "mark": "0", "options": 1}]],
+)
+def test_an_announcement_that_describes_no_directory_refuses_nobody(entries: object) -> None:
+    with agents(1, 3) as job:
+        members = several(job, 1)
+        records = members[0]._records
+        assert records is not None
+        members[0]._alive.each_look = lambda store, round: None
+        records.announce_first(members[0].round.name, {"directories": entries})
+        assert_joins(job, members)
+
+
+# --- agents of earlier versions, which know of no terms
+
+
+def test_agents_of_earlier_versions_find_that_the_job_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    secret = b"0123456789abcdef"
+    signer = Signer(secret)
+    key = f"fastckpt/job/{signer.fingerprint}/last"
+    with agents(1, 2) as job:
+        members = [new(job, secret=secret) for _ in range(2)]
+        meet(members)
+        body = signer.open(key, job.stranger().get(key))
+        assert body["is_closed"] is True and body["number"] == 0 and body["nodes"] == []
+        meet(members)
+        assert_undisturbed(members)
+
+
+def test_a_job_of_earlier_versions_in_the_same_store_is_not_ended() -> None:
+    secret = b"0123456789abcdef"
+    key = f"fastckpt/job/{Signer(secret).fingerprint}/last"
+    with agents(1, 2) as job:
+        member = new(job, secret=secret)
+        job.stranger().set(key, json.dumps({"a round": 7}))
+        meet([member])
+        assert re.search("a round", job.stranger().get(key).decode())
