@@ -1,4 +1,4 @@
-"""What follows when workers are silent: a report, again when that has lasted twice as long, or their end."""
+"""Silence of workers: for how long they are at one place, and what of it was reported, and where."""
 
 import time
 from collections.abc import Callable, Collection, Mapping

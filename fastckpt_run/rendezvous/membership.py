@@ -94,8 +94,8 @@ class Round:
         match record:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
                 faults, ending = faults_in(record.get("faults", {})), str(record.get("ending", ""))
-                nodes = tuple(Node.from_record(node) for node in nodes)
-                return cls(number, name, nodes, is_closed, faults, ending, JobTerms.from_record(record.get("terms")))
+                terms, found = JobTerms.from_record(record.get("terms")), tuple(map(Node.from_record, nodes))
+                return cls(number, name, found, is_closed, faults, ending, terms)
         raise ValueError("it describes no round")
 
 

@@ -84,8 +84,16 @@ class Record:
             count, closed, finished = int(body["count"]), bool(body["closed"]), bool(body.get("finished"))
         except (ValueError, KeyError, TypeError, RecursionError, ProtocolError):
             return cls(history, since="some time ago", count=int(hashlib.sha256(text).hexdigest()[:12], 16))
-        found = cls(history, **names, holder=holder, members=members, parent=parent, count=count)
-        return replace(found, closed=closed, finished=finished)
+        return cls(
+            history,
+            **names,
+            holder=holder,
+            members=members,
+            parent=parent,
+            count=count,
+            closed=closed,
+            finished=finished,
+        )
 
 
 class Histories(Protocol):
