@@ -172,7 +172,7 @@ def computing_in_torch():
 
 def key_of_a_store():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    later(store.set, "key", "x")
+    later(dist.TCPStore("127.0.0.1", store.port).set, "key", "x")
     assert store.get("key") == b"x"
 
 
