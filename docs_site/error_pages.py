@@ -967,20 +967,30 @@ PAGES: Sequence[ErrorPage] = (
             "<number> nodes have come to <endpoint>; waiting for others of the last round",
             "<number> of <number> nodes came to <endpoint> in <seconds> s. Start the others with the same <options>, "
             "or give them more time (--rdzv-conf join_timeout=SECONDS)",
+            "this node waits at <endpoint> for the other nodes of --nnodes <number>, for <seconds> s at most. They need "
+            "<options>",
+            "this node does not reach the one of --node-rank 0 at <endpoint>; trying for <seconds> s at most. They need "
+            "<options>",
+            "not all of <number> nodes came to <endpoint> in <seconds> s: <error> Start the others with <options>, or "
+            "give them more time (--rdzv-conf timeout=SECONDS)<remedy>",
         ),
         "The agents meet before workers start. This one waits for as many as `--nnodes` says.",
         (
             "The others have not been started yet, or wait in a queue.",
             "They were given another endpoint, `--rdzv-id`, `--nnodes` or secret, and wait elsewhere.",
+            "`--nnodes 2` alone: torch's static rendezvous then waits at 127.0.0.1, which no other host reaches.",
             "A name resolves to another address there, or a firewall closes the port.",
         ),
         (
             "Look at the other agents: each says where it waits, and for how many.",
             "From each host: `nc -vz HOST PORT` of the endpoint.",
-            "For hosts that come late: `--rdzv-conf join_timeout=3600`, or fewer nodes at least: `--nnodes 3:4`.",
+            "Without `--rdzv-backend`, give each host the same `--master-addr`, and `--node-rank` 0, 1 and so on; or "
+            "`--rdzv-backend c10d --rdzv-endpoint HOST`, which is the same on all.",
+            "For hosts that come late: `--rdzv-conf join_timeout=3600` (of the static one `timeout=3600`), or fewer "
+            "nodes at least: `--nnodes 3:4`.",
         ),
         "Nothing.",
-        ("fastckpt_run.rendezvous.meeting",),
+        ("fastckpt_run.rendezvous.meeting", "fastckpt_run.rendezvous.static_rendezvous"),
     ),
     ErrorPage(
         "FC-037",
@@ -989,6 +999,7 @@ PAGES: Sequence[ErrorPage] = (
             "no store of the rendezvous answers at <endpoints> after <seconds> s<names>, and this host can hold none. "
             "Name an endpoint on which an agent runs, or several with commas in between (--rdzv-endpoint)",
             "no store can be held at <endpoints>, where is_host demands one: is it in use?",
+            "the first node cannot hold its store at <endpoint>, or is not reached there: <error>",
         ),
         "One agent holds the store in which the nodes meet: that of a host which `--rdzv-endpoint` names. Nobody "
         "listens there, and this host is none of these.",
@@ -1003,7 +1014,7 @@ PAGES: Sequence[ErrorPage] = (
             "Name several hosts, so that any of them can hold the store: `--rdzv-endpoint node0:29400,node1:29400`.",
         ),
         "Nothing.",
-        ("fastckpt_run.rendezvous.endpoints",),
+        ("fastckpt_run.rendezvous.endpoints", "fastckpt_run.rendezvous.static_rendezvous"),
     ),
     ErrorPage(
         "FC-038",

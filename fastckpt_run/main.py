@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
+    static_tcp_rendezvous,
 )
 from torch.distributed.launcher import api as launcher_api
 
@@ -43,6 +44,7 @@ from fastckpt_run.rendezvous.handler import create_handler
 from fastckpt_run.rendezvous.job_terms import JobTerms
 from fastckpt_run.rendezvous.node_admission import NodeAdmission
 from fastckpt_run.rendezvous.signing import secret_of
+from fastckpt_run.rendezvous.static_rendezvous import StaticRendezvous
 from fastckpt_run.shutdown import given_up
 from fastckpt_run.torchrun_patches import (
     SIGNAL_HANDLER,
@@ -139,6 +141,7 @@ def substituted(
         (multiprocessing, "SubprocessContext", partial(ScriptWorkers, grace=settings.stop_grace)),
         (multiprocessing, "MultiprocessContext", partial(FunctionWorkers, grace=settings.stop_grace)),
         (multiprocessing_api, "get_subprocess_handler", partial(BoundSubprocessHandler, preloader=preloader)),
+        (static_tcp_rendezvous, "StaticTCPRendezvous", StaticRendezvous),
     ]
     torchs = [(module, name, getattr(module, name)) for module, name, _ in ours]
     try:

@@ -36,8 +36,8 @@ from fastckpt_run.rendezvous.round_store import RoundStore
 logger = logging.getLogger("fastckpt.launcher")
 
 _POLL = 0.05
-_FIRST_REPORT = 5.0
-_NEXT_REPORT = 60.0
+FIRST_REPORT = 5.0
+NEXT_REPORT = 60.0
 """Seconds between two lines that say which nodes are waited for."""
 _ALIKE = "--nnodes, --rdzv-id, --rdzv-endpoint and secret"
 """What agents that do not find each other may have given differently."""
@@ -168,7 +168,7 @@ class Meeting:
     def _wait_for_round(self, last: Round, mine: int, begin: float, *, waits: bool) -> Round:
         """Wait for the round after ``last``, in which this node has taken a place."""
         records, decides = self._records, mine == 0
-        report_at = begin + _FIRST_REPORT
+        report_at = begin + FIRST_REPORT
         while True:
             if decides and (now := self._decide(last)):
                 return now
@@ -183,7 +183,7 @@ class Meeting:
                     )
                 )
             if not waits and time.monotonic() > report_at:
-                report_at += _NEXT_REPORT
+                report_at += NEXT_REPORT
                 _report_wait(records, last, self._limits, self._deadline - time.monotonic())
             self._hooks.stay()
             rung = self._rung_within(self._pause(max(begin, self._came)) if decides else self._timing.interval)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -18,6 +18,7 @@ torch's server looks up a name for each client that connects, and answers nobody
 server loses takes 5 s. A host that was found dead need not be waited for so long: see `StoreConnection.give_up`.
 """
 _NOTHING = "-"
+T = TypeVar("T")
 _blocked: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
@@ -45,12 +46,12 @@ def threads_end(timeout: float) -> bool:
     return not any(thread.is_alive() for thread in _blocked)
 
 
-def reached(connect: Callable[[], TCPStore], pause: float, goes_on: Callable[[], bool]) -> TCPStore | None:
+def reached(connect: Callable[[], T], pause: float, goes_on: Callable[[], bool]) -> T | None:
     """What ``connect`` returns; None as soon as ``goes_on``, asked every ``pause`` seconds, says no. Raises StoreLost.
 
     torch looks names up, and waits for a first answer, without a deadline: one that comes too late is left behind.
     """
-    answer: queue.SimpleQueue[TCPStore | _Lost] = queue.SimpleQueue()
+    answer: queue.SimpleQueue[T | _Lost] = queue.SimpleQueue()
 
     def run() -> None:
         try:

@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,27 @@ class TestSignals:
         job.send_signal(signal.SIGTERM)
         assert job.wait(120) == 75, launch.text
 
+    @pytest.mark.parametrize(
+        ("name", "option", "code"),
+        [("INT", "0", 1), ("INT", "1", 75), ("TERM", "0", -signal.SIGTERM), ("TERM", "1", 75)],
+    )
+    def test_a_signal_ends_the_wait_of_torchs_static_rendezvous(
+        self, launch: Launch, name: str, option: str, code: int
+    ) -> None:
+        """That of --nnodes alone, in which torch waits in C++ without a word, for fifteen minutes."""
+        port = free_port()
+        job = launch.start("--nnodes=2", f"--master-port={port}", *SHELL, "exit 0", FASTCKPT_EXIT_CODES=option)
+        until(
+            lambda: f"waits at 127.0.0.1:{port} for the other nodes of --nnodes 2" in launch.text, "a line about them"
+        )
+        assert "name the first one with --master-addr" in launch.text
+        since = time.monotonic()
+        job.send_signal(getattr(signal, f"SIG{name}"))
+        assert job.wait(120) == code, launch.text
+        print(f"ended after {time.monotonic() - since:.2f} s")
+        assert time.monotonic() - since < 10
+        assert (f"fastckpt-run: stopped by SIG{name}" in launch.text) == (code > 0)
+
     def test_a_signal_while_storage_fails_is_74_and_the_next_launch_resumes(self, launch: Launch, broken: Path) -> None:
         """Whether the flush ran into its limit, or two more signals gave it up."""
         for signals in (1, 3):
@@ -302,6 +324,22 @@ class TestNodes:
         assert alone.wait(120) == Ending.LACKS_NODES.fast == 75, launch.text
         nobody = self.start(launch, 1, "--rdzv-conf=is_host=0,read_timeout=1", *SHELL, "exit 0")
         assert nobody.wait(120) == 75, launch.text
+
+    def test_torchs_static_rendezvous_waits_in_vain_or_for_a_first_node_that_comes_late(self, launch: Launch) -> None:
+        """The second node is the first to come, and says whom it does not reach; a second first one is refused."""
+        place = ("--nnodes=2", f"--master-port={free_port()}")
+        assert launch.start(*place, "--rdzv-conf=timeout=2", *SHELL, "exit 0").wait(120) == 75, launch.text
+        assert "not all of 2 nodes came to 127.0.0.1" in launch.text
+        second = launch.start(*place, "--node-rank=1", *SHELL, "sleep 3")
+        until(lambda: "does not reach the one of --node-rank 0" in launch.text, "a line of the second node")
+        first = launch.start(*place, *SHELL, "sleep 3")
+        assert [first.wait(120), second.wait(120)] == [0, 0], launch.text
+        one = launch.start(*place, *SHELL, "exit 0")
+        until(lambda: launch.text.count("waits at 127.0.0.1") == 1, "the wait of a first node")
+        assert launch.start(*place, *SHELL, "exit 0").wait(120) == Ending.LACKS_NODES.fast, launch.text
+        assert "the first node cannot hold its store" in launch.text
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(120) == 75, launch.text
 
     @pytest.mark.parametrize(
         ("end", "holds", "why"),
