@@ -221,12 +221,15 @@ PAGES: Sequence[ErrorPage] = (
         "finds no slot is made up for by the next one; what cannot become whole is skipped until the reason is gone.",
         (
             "Storage is slower than saves come, and all slots wait to be persisted.",
+            "A rank is late, hangs, or has ended: this is logged once it has lasted for 5 s. If the rank has failed, or "
+            "hangs, the launcher names the cause: an exception, a signal, a hang, a lost host.",
+            "Some ranks never save, for instance because they do not call `save_checkpoint()` or `step()`.",
             "A rank has closed its checkpointer before the others, because it got fewer batches (uneven data), and it "
             "had nothing to lend: sharded states need all ranks.",
             "Ranks save different steps: a condition such as `if loss < best` is not the same on all ranks.",
         ),
         (
-            "Read the reason at the end of the line.",
+            "Read the reason at the end of the line. If a worker was restarted, look at the line of the restart instead.",
             "Slow storage: persist less often (`every={'storage': N}`, or the interval of `StorageType.DISK`), or "
             "have three slots.",
             "Uneven data: give all ranks as many batches, with `drop_last=True` or ResumableDataLoader, which fills "

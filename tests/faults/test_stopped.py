@@ -32,7 +32,7 @@ def test_saves_while_one_worker_is_stopped_are_skipped_and_name_it(new_job, unin
     assert_agent_answers(job)
     reasons = {line["skipped"]: line["reason"] for line in job.log(0) if "skipped" in line}
     assert set(reasons) == set(range(8, 61, 2)), "three slots are taken"
-    assert all("step 6 waits for local rank 1, which must save it too" in reason for reason in reasons.values())
+    assert all("step 6 waits for local rank 1 to save it, too" in reason for reason in reasons.values())
     os.kill(job.pid(1), signal.SIGCONT)
     assert job.wait() == 0, job.text()
     assert {line["skipped"] for line in job.log(1) if "skipped" in line} == set(reasons), "alike for both"

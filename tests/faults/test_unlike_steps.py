@@ -35,6 +35,31 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+LATE = """
+import os, signal, sys, time
+from pathlib import Path
+import torch.distributed as dist
+from fastckpt.ddp import DdpCheckpointer, StorageType
+
+out, dies = Path(sys.argv[1]), sys.argv[2] == "dies"
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+with DdpCheckpointer(out / "checkpoints") as checkpointer:
+    checkpointer.load_checkpoint()
+    for step in range(1, 40):
+        if rank == 0 or (dies and step < 4):
+            checkpointer.save_checkpoint(step, {"step": step}, storage_type=StorageType.MEMORY)
+        elif dies:
+            time.sleep(1.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.2 if rank == 0 else 0.0)
+    (out / f"done.{rank}").touch()
+    while not (out / "done.0").exists():  # what rank 1 closes without a save is lent to the others
+        time.sleep(0.1)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
 
 def run(folder: Path, *steps: list[int | None], code: int = 0) -> tuple[str, list[Any]]:
     (folder / "train.py").write_text(PROGRAM)
@@ -61,3 +86,16 @@ def test_a_rank_whose_save_failed_once_joins_the_next_save(tmp_path: Path):
     """It failed, and was caught: the others are at the same place with it from the next step on."""
     text, ranks = run(tmp_path, [1, 3, 4, 5], [1, None, 4, 5])
     assert [loaded for _, *loaded in ranks] == [[5, {"time": 3}]] * 2, text
+
+
+@pytest.mark.parametrize("way", ["dies", "never saves"])
+def test_what_a_rank_has_to_do_is_said_if_it_never_saves_and_not_if_it_dies(tmp_path: Path, way: str):
+    """It is late in both cases at first, while the other one goes on; the launcher says of what it died."""
+    (tmp_path / "train.py").write_text(LATE)
+    text = run_forked(tmp_path, "--nproc_per_node=2", tmp_path / "train.py", tmp_path, way, code=int(way == "dies"))
+    skipped = [line for line in text.splitlines() if "saves are skipped from step" in line]
+    if way == "dies":
+        assert "rank 1 died: SIGKILL" in text and not skipped, text
+    else:
+        assert len(skipped) == 1 and "waits for local rank 1 to save it, too" in skipped[0], text
+        assert "If one of them never saves, call save_checkpoint(), or step(), on every rank" in skipped[0]

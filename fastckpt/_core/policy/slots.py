@@ -6,8 +6,8 @@ from enum import StrEnum
 
 Id = tuple[int, int]
 
-EVERY_RANK = ". Call save_checkpoint(), or step(), on every rank"
-"""The remedy if ranks are not late, but never save."""
+EVERY_RANK = ". If one of them never saves, call save_checkpoint(), or step(), on every rank"
+"""The remedy if ranks are not known to be late, as they have saved nothing yet."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,10 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Col
         if slot.id == newest and not slot.pinned and newest not in common and set(common).intersection(committed):
             return i
     reasons = [reason for slot in slots if (reason := _obstacle(slot, newest, common))]
-    late = any(slot.writers - slot.done for slot in slots if slot.id is not None and not slot.committed)
-    return Skip("; ".join(reasons) + EVERY_RANK * late, SkipKind.LATE if late else SkipKind.BUSY)
+    late = frozenset[int]().union(*(s.writers - s.done for s in slots if s.id is not None and not s.committed))
+    # Who has saved before calls what it has to: it is late, hangs or is dead, which others find out.
+    remedy = EVERY_RANK if late - latest.keys() else ""
+    return Skip("; ".join(reasons) + remedy, SkipKind.LATE if late else SkipKind.BUSY)
 
 
 def _rank(slot: SlotView) -> tuple[int, Id]:
@@ -111,4 +113,4 @@ def _obstacle(slot: SlotView, newest: Id | None, common: Collection[Id]) -> str:
     if slot.id in common:
         return f"step {slot.id[1]} is the newest that all nodes hold"
     missing = ", ".join(str(writer) for writer in sorted(slot.writers - slot.done))
-    return f"step {slot.id[1]} waits for local rank {missing}, which must save it too"
+    return f"step {slot.id[1]} waits for local rank {missing} to save it, too"

@@ -175,7 +175,7 @@ class Coordinator:
     def join(self, hello: Hello, pid: int) -> int:
         """Register a writer; returns the history that it writes. Raises FastckptError if it has a checkpointer here."""
         if self.writers.is_new:
-            self._skipped.reasons.clear()  # others have come in place of those that were gone
+            self._skipped.begin()
             self._borrowed_from.clear()
         history = self.writers.join(hello.local_rank, pid, hello.rank)
         try:
@@ -347,7 +347,7 @@ class Coordinator:
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
             self.persister.stats.skip(decision)
-            self._lose(save, obstacle) if obstacle else self._skipped.skip(save, decision.reason)
+            self._lose(save, obstacle) if obstacle else self._skipped.skip(save, decision)
         self._skipped.last_was_skipped = isinstance(decision, Skip)
         self.peers.changed()
         self._decisions[save] = decision

@@ -1,21 +1,28 @@
 """The saves of one directory that were skipped, or can never be whole: what is logged of them."""
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Mapping
 
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Hello
+from fastckpt._core.policy.slots import Skip, SkipKind
 from fastckpt._core.preflight import several_directories
+from fastckpt._core.saver.writers import ENDED
 
 logger = logging.getLogger("fastckpt")
 
 _SKIPPED = coded("saves are skipped from step %d on: %s", "FC-007")
+_PATIENCE = 5.0
+"""Seconds for which nothing is logged of a rank that is late, or has ended: if it failed, the launcher says why."""
+_SLOT = "no slot"
 
 
 class SkippedSaves:
-    """Each reason is logged once, when it begins; the end of the job counts what no later checkpoint made up for.
+    """Each reason is logged once, when it is certain; the end of the job counts what no later checkpoint made up for.
 
     Attributes:
         reasons: How many saves were lost since a rank is gone, or has failed, by reason.
@@ -26,7 +33,14 @@ class SkippedSaves:
         self.reasons: Counter[str] = Counter()
         self.last_was_skipped = False
         self._newest = SaveId(0, 0)
+        self._since: dict[str, tuple[SaveId, float]] = {}
         self._warned = False
+
+    def begin(self) -> None:
+        """Others have come in place of ranks that were gone."""
+        self.reasons.clear()
+        self._since.clear()
+        self.last_was_skipped = False
 
     def lose(self, save: SaveId, why: str) -> None:
         """A save can never be whole, since a rank is gone, or has failed; it is counted once."""
@@ -34,14 +48,22 @@ class SkippedSaves:
         if save <= self._newest:
             return
         self._newest = save
-        if not self.reasons[why]:
-            logger.warning(_SKIPPED, save.step, why)
         self.reasons[why] += 1
+        self._log(why, save, why, is_certain=not why.endswith(ENDED))
 
-    def skip(self, save: SaveId, why: str) -> None:
+    def skip(self, save: SaveId, skip: Skip) -> None:
         """A save found no slot."""
         if not self.last_was_skipped:
-            logger.warning(_SKIPPED, save.step, why)
+            self._since.pop(_SLOT, None)
+        self._log(_SLOT, save, skip.reason, is_certain=skip.kind is not SkipKind.LATE)
+
+    def _log(self, what: str, save: SaveId, why: str, *, is_certain: bool) -> None:
+        """Log it once, and of what may have a cause that is not known yet that it lasts."""
+        now = time.monotonic()
+        first, since = self._since.setdefault(what, (save, now))
+        if since < math.inf and (is_certain or now - since > _PATIENCE):
+            logger.warning(_SKIPPED, first.step, why)
+            self._since[what] = first, math.inf
 
     def warn_of_mismatch(self, mismatch: str) -> None:
         """Ranks save different steps; logged once."""

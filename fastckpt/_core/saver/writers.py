@@ -16,6 +16,8 @@ REMEMBERED = 16
 """Saves of which it is known who began them."""
 CLOSED = "has closed"
 """How a writer has left that deregistered."""
+ENDED = "has ended without closing its checkpointer"
+"""How one has left that did not."""
 FAILED = "could not write its part"
 """What a writer has done that is here, and without whose part a save is."""
 
@@ -162,7 +164,7 @@ class Writers:
         if (process := self._present.get(rank)) is None or process.pid != pid:
             return False
         del self._present[rank]
-        self._gone[rank] = Departure("has ended without closing its checkpointer", self._latest.get(rank))
+        self._gone[rank] = Departure(ENDED, self._latest.get(rank))
         return True
 
     def next_history(self, rank: int) -> int:

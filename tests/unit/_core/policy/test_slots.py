@@ -46,6 +46,11 @@ SKIPS = [
     ("both reasons", [whole(1), whole(0, "read by 7"), filling(2, 0)], at(3, 1), "read by 7; step 2 waits for local"),
     ("nothing whole yet", [filling(1, 0), filling(2, 0)], at(3, 0), "step 1 waits for local rank 1"),
 ]
+NEVER_SAVED = [
+    ("rank 1 is at the save before", [whole(1), filling(2, 0)], at(3, 1), False),
+    ("rank 1 has saved nothing", [filling(1, 0), filling(2, 0)], {0: (1, 3)}, True),
+    ("rank 1 has saved nothing, and all is read", [whole(1, "read"), whole(2, "read")], {0: (1, 3)}, False),
+]
 
 
 @pytest.mark.parametrize(("slots", "latest", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
@@ -58,6 +63,12 @@ def test_a_save_without_a_free_slot_is_skipped_with_a_reason(slots, latest, reas
     choice = choose_slot(slots, latest)
     assert isinstance(choice, Skip)
     assert choice.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("slots", "latest", "is_advised"), [row[1:] for row in NEVER_SAVED])
+def test_only_of_a_rank_that_has_saved_nothing_it_is_said_that_every_rank_has_to(slots, latest, is_advised):
+    choice = choose_slot(slots, latest)
+    assert isinstance(choice, Skip) and ("on every rank" in choice.reason) == is_advised
 
 
 COMMON = [

@@ -140,7 +140,7 @@ def test_kinds_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_
     saver = Counted()
     for number in range(50):
         kind = SkipKind.LATE if number % 5 else SkipKind.BUSY
-        saver.stats[0].skip(Skip(f"step 7 waits for local rank {number}, which must save it too", kind))
+        saver.stats[0].skip(Skip(f"step 7 waits for local rank {number} to save it, too", kind))
     saver.values = {4: (7, {"loss": 0.5}), 9: (7, {"loss": 1.0})}  # rank 9 was of an earlier round
     found = Watched(saver).found()
     reasons = {key: value for key, value in found.items() if key.startswith("skipped_saves_total")}
