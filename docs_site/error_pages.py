@@ -883,13 +883,18 @@ PAGES: Sequence[ErrorPage] = (
             "waiting without workers for <process>: this node joins it when it is reached",
             "this node meets the others, and does not reach the first of them, <host, address>: they go on without it. "
             "Look at the network between the two hosts",
+            "the round ends: <count> nodes do not reach its first one, <host, address>, which came last",
+            "the other nodes do not reach this one, the first of their round, at <address>: they go on without it. Let "
+            "them connect to all ports of this host, or name an address that they reach (--local-addr)",
         ),
         "Seen from here most nodes are gone: rather this one is. It stops its workers, keeps its memory, and looks "
         "for the others. If they have gone on, it joins them when it reaches them. One that alone does not reach "
-        "the first node of a round, at which the others meet, ends after 20 s, if these can go on or a spare waits.",
+        "the first node of a round, at which the others meet, ends after 20 s, if these can go on or a spare waits. A "
+        "first node that has just replaced a lost one, and that several others do not reach for 7 s, ends itself.",
         (
             "A cable, a switch or an interface is down.",
-            "A firewall rule was changed.",
+            "A firewall rule was changed, or a spare has one that the other hosts have not.",
+            "The name of a host has no address on the others.",
             "The address of the host changed.",
         ),
         (

@@ -1,9 +1,10 @@
-"""The first node of a round, at whose store the others meet: each reaches it, or leaves if it alone does not."""
+"""The first node of a round, at whose store the others meet: each reaches it, or one of both leaves."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -13,11 +14,17 @@ from fastckpt_run.rendezvous.membership import Master, NodeLimits, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.store_connection import StoreLost, reached
 
+logger = logging.getLogger("fastckpt.launcher")
+
 WAIT = timedelta(seconds=60)
 """For which the agents of a round wait for each other in its store."""
 _UNREACHED, _REACH = 7.0, 20.0
 """Seconds after which a node reports that it does not reach the first of its round, and after which it leaves if no
 other has reported so; less than `WAIT`, for which the others wait."""
+_SEVERAL = 2
+"""Nodes, of many half of them, that do not reach a first one that is new: then the round ends without it."""
+_PAUSE = 1.0
+"""Seconds from one attempt to reach it to the next, where it fails at once."""
 
 
 def store_of_round(address: str, port: int | None = None) -> TCPStore:
@@ -36,16 +43,22 @@ class FirstNode:
         round: The round.
         master: Where the first node has announced its store.
         limits: How many nodes there may be.
+        is_new: Whether it has come in the place of the one before, and nobody of the others has reached it yet.
     """
 
-    def __init__(self, records: RoundStore, round: Round, master: Master, limits: NodeLimits) -> None:
+    def __init__(
+        self, records: RoundStore, round: Round, master: Master, limits: NodeLimits, *, is_new: bool = False
+    ) -> None:
         self._records, self._round, self._master, self._limits = records, round, master, limits
+        self._is_new = is_new
+        self._is_over = threading.Event()
 
     def reach(self, pause: float, has_ended: Callable[[], bool], *, holds_store: bool) -> TCPStore | None:
         """The store at the first node; None if the round ended before it was reached. Raises StoreLost at last.
 
-        Raises RendezvousConnectionError if this node alone does not reach it, though it is alive, and the others can
-        go on. They could not if this one ``holds_store``, in which they meet.
+        The round ends without the first node if that is new, and several others do not reach it, or the only other
+        one. Raises RendezvousConnectionError if this node alone does not reach it, though it is alive, and the others
+        can go on. They could not if this one ``holds_store``, in which they meet.
         """
         begin, has_reported = time.monotonic(), False
 
@@ -57,21 +70,65 @@ class FirstNode:
             if waited > _UNREACHED and not has_reported:
                 self._records.report_unreached(self._round)
                 has_reported = True
+            if has_reported and self._is_reached_by_nobody():
+                logger.warning(
+                    coded("the round ends: %d nodes do not reach its first one, %s, which came last", "FC-033"),
+                    self._records.unreached(self._round),
+                    self._where,
+                )
+                self._records.report_gone(self._round, [self._round.nodes[0].id])
+                self._records.end(self._round)
+                return False
             if waited > _REACH and not holds_store and self._is_reached_by_others():
-                first = f"{self._round.nodes[0].host}, at {self._master.address}:{self._master.port}"
                 raise RendezvousConnectionError(
                     coded(
-                        f"this node meets the others, and does not reach the first of them, {first}: they go on "
+                        f"this node meets the others, and does not reach the first of them, {self._where}: they go on "
                         "without it. Look at the network between the two hosts",
                         "FC-033",
                     )
                 )
             return True
 
-        return reached(partial(store_of_round, self._master.address, self._master.port), pause, goes_on)
+        try:
+            return reached(self._connected, pause, goes_on)
+        finally:
+            self._is_over.set()
+
+    @property
+    def _where(self) -> str:
+        return f"{self._round.nodes[0].host}, at {self._master.address}:{self._master.port}"
+
+    def _connected(self) -> TCPStore:
+        """A client of its store, which may not be there for a moment; raises StoreLost after `WAIT`."""
+        end = time.monotonic() + WAIT.total_seconds()
+        while True:
+            try:
+                return store_of_round(self._master.address, self._master.port)
+            except StoreLost:
+                if time.monotonic() > end or self._is_over.wait(_PAUSE):
+                    raise
+
+    def _is_reached_by_nobody(self) -> bool:
+        """Whether it is rather the first one that is cut off, which has replaced one that was reached."""
+        others = len(self._round.nodes) - 1
+        return self._is_new and self._records.unreached(self._round) >= min(others, max(_SEVERAL, others // 2))
 
     def _is_reached_by_others(self) -> bool:
         """Whether this node alone does not reach it, and the others can go on without this one."""
         if self._records.unreached(self._round) > 1:
             return False  # it is the first one that is cut off
         return len(self._round.nodes) > self._limits.fewest or self._records.slots(self._round) > 0
+
+
+def is_reached(records: RoundStore, last: Round, id: str) -> bool:
+    """Whether the others have not ended a round for want of this node, the first one, which they did not reach."""
+    return last.ranks.get(id) != 0 or not (records.unreached(last) and id in records.gone(last))
+
+
+def cut_off(address: str) -> RendezvousConnectionError:
+    """The error of a first node that the others do not reach."""
+    text = (
+        f"the other nodes do not reach this one, the first of their round, at {address}: they go on without it. Let "
+        "them connect to all ports of this host, or name an address that they reach (--local-addr)"
+    )
+    return RendezvousConnectionError(coded(text, "FC-033"))

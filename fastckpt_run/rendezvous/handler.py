@@ -26,7 +26,7 @@ from fastckpt._core.config import copy_of_environment
 from fastckpt._core.memory.processes import Process
 from fastckpt.errors import ConfigError
 from fastckpt_run.rendezvous.endpoints import Endpoints
-from fastckpt_run.rendezvous.first_node import WAIT, FirstNode, store_of_round
+from fastckpt_run.rendezvous.first_node import WAIT, FirstNode, cut_off, is_reached, store_of_round
 from fastckpt_run.rendezvous.job_terms import UNKNOWN
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.meeting import Hooks, Meeting, Timing, closed_error
@@ -348,7 +348,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
     def _take_part(self, records: RoundStore, deadline: float) -> RendezvousInfo | None:
         """Take part in the next round; None if it ended before this node's workers could start."""
-        running = records.last_round()
+        running, before = records.last_round(), self.round
+        if not is_reached(records, before, self.id):
+            self.round = BEFORE_THE_FIRST  # it does not leave in good order: what the others have reported stays
+            raise cut_off(self._me.address)
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one
         me = self._me._replace(fault=self.fault, is_checked=self.is_checked, terms=self.admission.terms)
@@ -372,7 +375,9 @@ class FastckptRendezvousHandler(RendezvousHandler):
             if found is None:
                 return None
             master = found
-            first = FirstNode(records, self.round, master, self._limits)
+            follows = self.id in before.ranks and self.round.number == before.number + 1
+            is_new = follows and self.round.nodes[0].id not in before.ranks
+            first = FirstNode(records, self.round, master, self._limits, is_new=is_new)
             has_ended, holds_store = partial(meeting.has_ended, self.round), self._endpoints.server is not None
             store_of_first = first.reach(self._timing.interval, has_ended, holds_store=holds_store)
             if store_of_first is None:

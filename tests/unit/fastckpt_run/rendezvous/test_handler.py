@@ -340,6 +340,39 @@ def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_on
 
 
 @pytest.mark.usefixtures("unreached")
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_takes_the_rank(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    endpoint = f"127.0.0.1:{store.port}"
+    with agents(count, count, endpoint=endpoint, spares=2, exclude_after=2, silence=600.0) as job:
+        nodes = [job.new(host=False) for _ in range(count)]
+        meet(nodes)
+        lost, *others = by_rank(nodes)
+        bad, good = job.new(host=False), job.new(host=False)
+        begun = []
+        for number, (name, spare) in enumerate({"bad": bad, "good": good}.items()):
+            spare._me = spare._me._replace(host=name)
+            begun.append(in_thread(spare.next_rendezvous))
+            until(lambda number=number: others[0]._records.slots(lost.round) > number, "it waits")  # type: ignore
+        monkeypatch.setattr(bad._records, "announce", announces_elsewhere(bad, free_port()))
+        kill(lost)
+        others[0].lost([lost.id])
+        until(lambda: all(node.num_nodes_waiting() for node in others), "the others see it")
+        members = [in_thread(node.next_rendezvous) for node in others]
+        begun[0].result(PATIENCE)
+        until(bad.num_nodes_waiting, "the round has ended for it")
+        with pytest.raises(RendezvousConnectionError, match="the other nodes do not reach this one"):
+            bad.next_rendezvous()
+        assert all(each.result(PATIENCE) for each in (*members, begun[1]))
+        assert ranks([good, *others]) == [0, *range(1, count)]
+        assert good.round.faults["bad"] == ("lost in round 2",)
+        bad.shutdown()
+        assert not good.is_closed()
+
+
+@pytest.mark.usefixtures("unreached")
 def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
