@@ -92,7 +92,7 @@ class FastckptAgent(HookedAgent):
         self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch, self._left = DeathWatch({}), LeftProcesses(spec.entrypoint)
-        self._watcher = Watcher(settings, self._saver, self._recorder.lines)
+        self._watcher = Watcher(settings, self._saver, self._recorder.lines, spec.rdzv_handler)
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry, self._watcher.channel)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0

@@ -6,6 +6,7 @@ from fastckpt_run.cli.chaos import chaos
 from fastckpt_run.cli.check import check
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.doctor import doctor
+from fastckpt_run.cli.drain import drain
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
 from fastckpt_run.cli.plan import plan
@@ -53,9 +54,27 @@ def main() -> None:
 
     Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
     which: checkpoints exist, but none can be loaded; check, doctor: there is a problem; chaos: something did not come
-    back; prove: the runs differ); 2 if there is no answer (wrong usage, no such checkpoint, an unreadable file).
+    back; prove: the runs differ; drain: the job cannot); 2 if there is no answer (wrong usage, no such checkpoint, an
+    unreadable file).
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm, report, top, plan, check, doctor, chaos, prove):
+for _command in (
+    ls,
+    show,
+    which,
+    verify,
+    diff,
+    export,
+    prune,
+    shm,
+    report,
+    top,
+    drain,
+    plan,
+    check,
+    doctor,
+    chaos,
+    prove,
+):
     main.add_command(_command)

@@ -58,8 +58,8 @@ def top(where: str, once: bool) -> CommandOutput:
 
     Exit code: 0 if the job answered last, 2 if not.
     """
-    directory = "" if _is_page(where) else where
-    url = find_page(where) if directory else _clean(where)
+    directory = "" if is_page(where) else where
+    url = find_page(where) if directory else without_token(where)
     document = fetch(url)
 
     def show(screen: Screen) -> None:
@@ -71,11 +71,12 @@ def top(where: str, once: bool) -> CommandOutput:
     return CommandOutput({"url": url, **document}, show)
 
 
-def _is_page(where: str) -> bool:
+def is_page(where: str) -> bool:
+    """Whether this is a URL, not a directory."""
     return where.startswith(("http://", "https://"))
 
 
-def _clean(url: str) -> str:
+def without_token(url: str) -> str:
     """The URL of the page, without the token that the launcher logs with it."""
     return url.partition("#")[0].rstrip("/")
 

@@ -117,7 +117,10 @@ class FirstNode:
         """Whether this node alone does not reach it, and the others can go on without this one."""
         if self._records.unreached(self._round) > 1:
             return False  # it is the first one that is cut off
-        return len(self._round.nodes) > self._limits.fewest or self._records.slots(self._round) > 0
+        drained = self._round.drained
+        return len(self._round.nodes) > self._limits.fewest or any(
+            node.host not in drained for node in self._records.waiting(self._round)
+        )
 
 
 def is_reached(records: RoundStore, last: Round, id: str) -> bool:

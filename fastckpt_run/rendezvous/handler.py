@@ -27,6 +27,7 @@ from fastckpt._core.memory.processes import Process
 from fastckpt.errors import ConfigError
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.first_node import WAIT, FirstNode, cut_off, is_reached, store_of_round
+from fastckpt_run.rendezvous.host_drain import HostDrain
 from fastckpt_run.rendezvous.job_terms import UNKNOWN
 from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.meeting import Hooks, Meeting, Timing, closed_error
@@ -387,6 +388,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
         bootstrap = RendezvousStoreInfo(master.address, master.workers_port)
         store = cast(Store, RoundWaits(PrefixStore("agents", self._master), WAIT, self._has_ended))
         return RendezvousInfo(store, rank, len(self.round.nodes), bootstrap)
+
+    def host_drain(self) -> HostDrain:
+        """The means to leave hosts out of the job, for any thread."""
+        return HostDrain(self._endpoints, self._limits, lambda: self._records, 2.5 * self._timing.interval)
 
 
 def create_handler(

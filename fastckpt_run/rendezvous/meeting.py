@@ -106,7 +106,7 @@ class Meeting:
         self._deadline = 0.0
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
-        self._gone = self._left = frozenset[str]()
+        self._gone = self._left = self._drained = frozenset[str]()
         self._looked = self._came = 0.0
         self._fewest_since: float | None = None
         self._silent_since: dict[str, float] = {}
@@ -156,9 +156,14 @@ class Meeting:
                 return now
         self._nodes, self._holes, self._fewest_since = {}, {}, None
         self._gone, self._left = self._known_gone(last), frozenset[str]()
-        waits = not self._end(last)
+        # One that is drained ends no round: it would be left out of the next one, too.
+        is_drained = bool(last.nodes) and self._me.id not in last.ranks and self._me.host in records.drained(last)
+        waits = is_drained or not self._end(last)
         mine, begin = records.join(last, self._me), time.monotonic()
-        if waits:
+        if is_drained:
+            text = "this host is drained: it waits until somebody takes it back in (fastckpt drain --undo %s)"
+            logger.warning(text, self._me.host)
+        elif waits:
             self._hooks.parks(last)
         if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
             records.ring([first.id])  # before that, the round would hardly be complete
@@ -259,22 +264,27 @@ class Meeting:
             reported = self._records.gone(last)
             self._left = frozenset(id for id, has_left in reported.items() if has_left)
             self._gone = (self._known_gone(last) | reported.keys()) - came.keys() | silent
-        present = fitting(last, [node for node in came.values() if node.id not in self._gone])
+            self._drained = self._records.drained(last)
+        out = {node.id for node in (*last.nodes, *came.values()) if node.host in self._drained}
+        present = fitting(last, [node for node in came.values() if node.id not in self._gone | out])
         if len(present) < self._limits.fewest:
             self._fewest_since = None
         elif self._fewest_since is None:
             self._fewest_since = now
         since = now - self._fewest_since if self._fewest_since is not None else 0.0
-        if pending or not is_complete(last, present, self._gone, self._limits, since):
+        if pending or not is_complete(last, present, self._gone | out, self._limits, since):
             return None
         faults = collect_faults(last, [*came.values()], self._gone - self._left)
         chosen, left_out = leave_out(last, present, faults, self._limits)
         nodes = assign_ranks(last, chosen, self._limits.most)
         terms, nodes = terms_of(last, nodes), tuple(node._replace(terms=UNKNOWN) for node in nodes)
-        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults, terms=terms)
+        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults, terms=terms, drained=self._drained)
         if not self._records.complete(last, done):
             return None
         _report_left_out([node for node in left_out if node.id in last.ranks], faults)
+        for host in sorted({node.host for node in last.nodes if node.id in out}):
+            logger.warning("host %s is drained: the job goes on without it, on %d nodes", host, len(nodes))
+            metrics.event("host_left_out", host=host, causes=["drained"])
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
 

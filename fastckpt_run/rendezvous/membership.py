@@ -68,6 +68,7 @@ class Round:
         ending: The host that ended it, and why, in words; empty if that is not known.
         faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
         terms: What its nodes have in common, and had in the rounds before that each shared a node with the next.
+        drained: Names of hosts that are left out until somebody takes them back in.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Round:
     faults: HostFaults = field(default_factory=dict)
     ending: str = ""
     terms: JobTerms = UNKNOWN
+    drained: frozenset[str] = frozenset()
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
@@ -85,8 +87,8 @@ class Round:
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
-        nodes = [node.to_record() for node in self.nodes]
-        return asdict(replace(self, nodes=())) | {"nodes": nodes, "terms": self.terms.to_record()}
+        lists = {"nodes": [node.to_record() for node in self.nodes], "drained": sorted(self.drained)}
+        return asdict(replace(self, nodes=())) | lists | {"terms": self.terms.to_record()}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -95,7 +97,8 @@ class Round:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
                 faults, ending = faults_in(record.get("faults", {})), str(record.get("ending", ""))
                 terms, found = JobTerms.from_record(record.get("terms")), tuple(map(Node.from_record, nodes))
-                return cls(number, name, found, is_closed, faults, ending, terms)
+                if isinstance(drained := record.get("drained", []), list):
+                    return cls(number, name, found, is_closed, faults, ending, terms, frozenset(map(str, drained)))
         raise ValueError("it describes no round")
 
 

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from fastckpt._core.error_codes import coded
-from fastckpt_run.rendezvous.job_terms import UNKNOWN, JobTerms
-from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round, faults_in
+from fastckpt_run.rendezvous.job_terms import UNKNOWN
+from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, Round
 from fastckpt_run.rendezvous.signing import Refused, Signer
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost
 
@@ -21,7 +20,7 @@ _GIVEN = b"given:"
 _RING = b"1"
 _PROTOCOL = "2"
 """Names the records. Agents of another one would end a round of others before these could compare it with them."""
-_READ_ONCE = "nodes", "faults", "terms"
+_READ_ONCE = "nodes", "faults", "terms", "drained"
 """What is the same for as long as a round lasts, in a record of its own."""
 T = TypeVar("T")
 
@@ -152,6 +151,28 @@ class RoundStore:
     def first(self, round: Round) -> dict[str, Any]:
         """What the first agent of a round has announced; empty if it has announced nothing."""
         return self._read(dict, round.name, "first") or {}
+
+    def waiting(self, last: Round) -> list[Node]:
+        """The nodes that have taken a place in the round that follows, and have none in the last one."""
+        came = self.all_joined(last, range(self.slots(last)))
+        return list({node.id: node for node in came if node and node.id not in last.ranks}.values())
+
+    def drain(self, last: Round, host: str, *, undo: bool = False) -> None:
+        """Have the round that follows, and those after it, leave out a host; or take it back in."""
+        key = self._key(last.name, "drain")
+        self.connection.append(key, self._signer.seal(key, {"host": host, "undo": undo}) + b"\n")
+
+    def drained(self, last: Round) -> frozenset[str]:
+        """The hosts that the round that follows leaves out."""
+        found, key = set(last.drained), self._key(last.name, "drain")
+        for line in (self.connection.peek(key) or b"").splitlines():
+            try:
+                record = self._signer.open(key, line)
+                host = str(record["host"])
+                found.discard(host) if record.get("undo") else found.add(host)
+            except (Refused, KeyError) as error:
+                self._refuse(key, error)
+        return frozenset(found)
 
     # --- the end of rounds
 
@@ -317,8 +338,7 @@ class RoundStore:
             return None, BEFORE_THE_FIRST
         try:
             last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
-            read = self._with_nodes(last)
-            return record, replace(read, is_closed=last.is_closed, ending=last.ending)
+            return record, self._with_nodes(last)
         except (Refused, ValueError) as error:
             self._refuse(key, error)
             self.connection.delete(key)  # it is nobody's: an agent with another secret uses other keys
@@ -326,30 +346,26 @@ class RoundStore:
 
     def _summary(self, round: Round) -> bytes:
         """The record of the last round. Its nodes have one of their own: agents read them once, and this often."""
-        return self._signer.seal(self._key("last"), replace(round, nodes=(), faults={}, terms=UNKNOWN).to_record())
+        bare = replace(round, nodes=(), faults={}, terms=UNKNOWN, drained=frozenset())
+        return self._signer.seal(self._key("last"), bare.to_record())
 
     def _with_nodes(self, round: Round) -> Round:
-        """A round with its nodes, faults and terms; raises ValueError if they are not there, or refused."""
+        """A round of which the summary was read; raises ValueError if its nodes are not there, or refused."""
         if not round.number:
             return round
         known = self._read_last  # several threads read
         if known.name != round.name:
-            read = self._read(partial(_with_nodes, round), round.name, "nodes")
+            read = self._read(lambda record: Round.from_record({**round.to_record(), **record}), round.name, "nodes")
             if read is None:
                 raise ValueError("its nodes are not there")
             self._read_last = known = read
-        return known
+        return replace(known, is_closed=round.is_closed, ending=round.ending)
 
     def _refuse(self, key: str, why: Exception) -> None:
         text = f"the record {key.removeprefix(self._job)} in the store of the rendezvous was refused: {why}"
         if text not in self._refused and len(self._refused) < 100:
             self._refused.add(text)
             logger.warning("%s", text)
-
-
-def _with_nodes(round: Round, record: dict[str, Any]) -> Round:
-    nodes, faults = tuple(map(Node.from_record, record["nodes"])), faults_in(record.get("faults", {}))
-    return replace(round, nodes=nodes, faults=faults, terms=JobTerms.from_record(record.get("terms")))
 
 
 def _close_to_the_first_protocol(connection: StoreConnection, job: str, signer: Signer) -> None:

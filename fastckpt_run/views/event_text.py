@@ -122,6 +122,8 @@ def _node_lost(event: Event) -> str:
 
 def _left_out(event: Event) -> str:
     causes = event.get("causes")
+    if causes == ["drained"]:
+        return f"{text(event, 'host')} is drained: the job goes on without it"
     why = "; ".join(map(str, causes)) if isinstance(causes, list) else "?"
     return f"{text(event, 'host')} is left out while a spare waits, since it failed again: {why}"
 

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const INTERVAL = 2000, LIMIT = 10000, ARMED = 5000, TOKEN = "fastckpt-token";
+  const INTERVAL = 2000, LIMIT = 10000, LIMIT_OF_DRAIN = 240000, ARMED = 5000, TOKEN = "fastckpt-token";
   const find = (id) => document.getElementById(id);
   const shown = {};
   let seen = Date.now(), misses = 0, timer = 0, acting = false;
@@ -59,8 +59,8 @@
     document.querySelectorAll("#buttons button").forEach((button) => { button.disabled = acting || misses > 0; });
   }
 
-  async function ask(path, options) {
-    return fetch(path, { ...options, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(LIMIT) });
+  async function ask(path, options, limit = LIMIT) {
+    return fetch(path, { ...options, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(limit) });
   }
 
   async function update() {
@@ -78,12 +78,12 @@
     timer = setTimeout(update, document.hidden ? 5 * INTERVAL : INTERVAL);
   }
 
-  async function act(path, say) {
+  async function act(path, say, body = null, limit = LIMIT) {
     const had = document.activeElement;
     acting = true;
     tick();
     try {
-      const answer = await ask(path, { method: "POST", headers: { "X-Fastckpt-Token": token } });
+      const answer = await ask(path, { method: "POST", headers: { "X-Fastckpt-Token": token }, body }, limit);
       if (answer.status === 403) {
         find("said").textContent = "The agent refuses this token: open the link that this launch has logged.";
         allow(false);
@@ -112,22 +112,33 @@
     return (answer.nodes.length ? "The job ends, with a flush." : "The job is not stopped.") + missing + refused;
   }
 
+  function drained(answer) {
+    if (answer.outcome === "refused") return `${answer.why}.`;
+    if (answer.outcome === "known") return `${answer.host} is drained already.`;
+    const spare = answer.new.length ? `, with ${answer.new.join(", ")} in its place` : "";
+    return `${answer.host} is drained: the job goes on with ${answer.nodes} nodes${spare}.`;
+  }
+
+  // What ends something is done when it is pressed twice.
+  function twice(button, question, what) {
+    const text = button.textContent;
+    const rest = () => { button.classList.remove("armed"); button.textContent = text; };
+    button.addEventListener("click", () => {
+      if (button.classList.contains("armed")) {
+        rest();
+        what();
+        return;
+      }
+      button.classList.add("armed");
+      button.textContent = question;
+      setTimeout(rest, ARMED);
+    });
+  }
+
   find("flush").addEventListener("click", () => act("flush", flushed));
-  find("stop").addEventListener("click", (event) => {
-    const button = event.currentTarget;
-    if (button.classList.contains("armed")) {
-      button.classList.remove("armed");
-      button.textContent = "Stop with a flush";
-      act("stop", stopped);
-      return;
-    }
-    button.classList.add("armed");
-    button.textContent = "Press again to stop the job";
-    setTimeout(() => {
-      button.classList.remove("armed");
-      button.textContent = "Stop with a flush";
-    }, ARMED);
-  });
+  twice(find("stop"), "Press again to stop the job", () => act("stop", stopped));
+  twice(find("drain"), "Press again to drain it", () =>
+    act("drain", drained, JSON.stringify({ host: find("host").value.trim() }), LIMIT_OF_DRAIN));
   allow(Boolean(token));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) update(); });
   addEventListener("pageshow", update);

@@ -90,9 +90,11 @@ def html(parts: Mapping[str, str]) -> str:
 
 
 _ACTIONS = (
-    '<section class="actions" aria-label="Actions"><p id="readonly">Read only. To flush or stop, open the '
+    '<section class="actions" aria-label="Actions"><p id="readonly">Read only. To flush, drain or stop, open the '
     "link in the launcher's log.</p>"
     '<div id="buttons" hidden><button id="flush" type="button">Flush now</button>'
+    '<input id="host" aria-label="Host to drain" placeholder="host" size="12">'
+    '<button id="drain" type="button" class="danger">Drain the host</button>'
     '<button id="stop" type="button" class="danger">Stop with a flush</button></div>'
     '<p id="said" role="status"></p></section>'
 )

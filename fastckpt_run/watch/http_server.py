@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
                 b"this page cannot be made: see the log of the job\n", status=HTTPStatus.INTERNAL_SERVER_ERROR
             )
         finally:
-            reader.is_awaited = True
+            reader.since, reader.is_awaited = time.monotonic(), True  # a page may take long: it has yet to be sent
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: whoever scrapes comes every few seconds."""

@@ -1,15 +1,18 @@
-"""The actions on a running job that the live page offers: a flush now, and a stop with a flush."""
+"""The actions on a running job that the live page offers: a flush now, a drain of a host, and a stop with a flush."""
 
+import json
 import logging
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
+from fastckpt_run.rendezvous.host_drain import DrainRefused, HostDrain
 from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
 from fastckpt_run.watch.node_channel import NodeChannel
 
@@ -23,6 +26,9 @@ ANSWER = 5.0
 """Seconds that a node has to answer."""
 ATTEMPTS = 5
 """How often a flush is tried again if a save was overwritten on a node meanwhile."""
+HAND_OVER = 120.0
+"""Seconds for the newest save to be durable before a host is drained."""
+_LOOK = 0.2
 _LATER = 0.2
 """Seconds from the answer of an agent that is asked to stop to the signal."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,16 +39,18 @@ class JobActions:
 
     A flush persists the newest save that all nodes have in memory: each node's own newest may be another one, which
     could never become whole on storage. It pins that save's slot as any persist does, until it is durable or has
-    failed; meanwhile saves take the other slots. A stop is the signal that ends one agent, sent to all of them.
+    failed; meanwhile saves take the other slots. A drain is a flush, and then a round without a host. A stop is the
+    signal that ends one agent, sent to all of them.
 
     Args:
         channel: Asks the agents of other nodes.
         saver: Persists what this node has in memory.
+        hosts: Leaves hosts out; None if the rendezvous of the job cannot.
     """
 
-    def __init__(self, channel: NodeChannel, saver: Saver) -> None:
-        self._channel, self._saver = channel, saver
-        self._flushing, self._stopping = threading.Lock(), threading.Lock()
+    def __init__(self, channel: NodeChannel, saver: Saver, hosts: HostDrain | None = None) -> None:
+        self._channel, self._saver, self._hosts = channel, saver, hosts
+        self._flushing, self._stopping, self._draining = (threading.Lock() for _ in range(3))
         self._is_stopped = False
         channel.answer(HELD, lambda sender, body: self._held())
         channel.answer(FLUSH, self._persist)
@@ -69,7 +77,7 @@ class JobActions:
         if missing := [rank for rank in range(self._channel.nodes) if rank not in answers]:
             why = f"node {missing[0]} does not answer, and a checkpoint needs the parts of all nodes"
             directories = {name for answer in answers.values() for name in answer["directories"]}
-            return {name: _nothing(why) for name in directories}
+            return {name: _nothing(why) | {"missing": missing} for name in directories}
         held = {rank: answer["directories"] for rank, answer in answers.items()}
         return {name: self._flush_directory(name, held) for name in sorted({n for own in held.values() for n in own})}
 
@@ -87,6 +95,80 @@ class JobActions:
             return _nothing("each save was overwritten before all nodes had begun to persist it", again=True)
         outcome = "begun" if "begun" in found else "known"
         return {"step": common.step, "history": common.history, "outcome": outcome}
+
+    def drain(self, body: bytes) -> Json:
+        """Have the job go on without a host, once its newest save is durable; or take it back in, with ``undo``.
+
+        Args:
+            body: A JSON object with the ``host``; with ``undo``; and with ``now``, if the save is not waited for.
+
+        Returns the ``host`` and an ``outcome``: ``drained``, with the number of ``nodes`` that go on, the hosts that
+        are ``new`` among them, and the ``step`` that is durable; ``known`` if it was drained; ``back``, or ``waits``
+        if there is no place for it yet; or ``refused``, and ``why``. What is not known is null, or empty.
+        """
+        host = ""
+        try:
+            asked = json.loads(body)
+            host, undo, now = (asked.get(name, default) for name, default in (("host", ""), ("undo", 0), ("now", 0)))
+            if not (isinstance(host, str) and host):
+                raise ValueError
+            with self._draining:  # of two that drain at once, the second sees what is left
+                answer = self._take_back(host) if undo else self._drain(host, hands_over=not now)
+        except (ValueError, AttributeError, RecursionError):
+            answer = {"outcome": "refused", "why": "the request names no host"}
+        except DrainRefused as error:
+            answer = {"outcome": "refused", "why": str(error)}
+        answer = {"host": host, "outcome": "", "nodes": None, "new": [], "step": None, "why": "", **answer}
+        logger.warning("drain of %s, asked for on the live page: %s", host, answer["why"] or answer["outcome"])
+        return answer
+
+    def _drain(self, name: str, *, hands_over: bool) -> Json:
+        # 1. whether the job can go on without it   2. the newest save of all nodes is durable   3. a round without it
+        if self._hosts is None:
+            raise DrainRefused("a job with this rendezvous cannot go on without a host; --rdzv-backend c10d can")
+        host, is_drained = self._hosts.find(name)
+        if is_drained:
+            return {"host": host, "outcome": "known"}
+        members = set(self._channel.hosts)
+        step = self._hand_over(host) if hands_over else None
+        hosts = [node.host for node in self._hosts.leave_out(host).nodes]
+        new = sorted({*hosts} - members)
+        return {"host": host, "outcome": "drained", "nodes": len(hosts), "new": new, "step": step}
+
+    def _take_back(self, name: str) -> Json:
+        if self._hosts is None:
+            raise DrainRefused("a job with this rendezvous drains no hosts")
+        host, takes_part = self._hosts.take_back(name)
+        return {"host": host, "outcome": "back" if takes_part else "waits"}
+
+    def _hand_over(self, host: str) -> int | None:
+        """Wait until the newest save that all nodes have is durable; its step, None for no save.
+
+        Raises DrainRefused if that fails. A host that does not answer has nothing to hand over any more; a round that
+        ends meanwhile has flushed what its nodes had.
+        """
+        end, round, names, step = time.monotonic() + HAND_OVER, self._channel.round, self._channel.hosts, None
+        for directory, one in self.flush()["directories"].items():
+            if missing := [name for rank, name in enumerate(names) if rank in one.get("missing", ()) and name != host]:
+                raise DrainRefused(f"{host} is not drained: {missing[0]} does not answer")
+            if one["outcome"] == "nothing":
+                continue
+            save = SaveId(one["history"], one["step"])
+            while (durable := self._durable(directory)) is None or durable < save:
+                if self._channel.round is not round:
+                    return step
+                if time.monotonic() > end:
+                    failure = next((s.last_failure for s in self._saver.report() if str(s.directory) == directory), "")
+                    raise DrainRefused(
+                        f"{host} is not drained: {save} in its memory is not durable after {HAND_OVER:g} s"
+                        f"{f' ({failure})' if failure else ''}. Mend storage, or go on without it: --now"
+                    )
+                time.sleep(_LOOK)
+            step = max(save.step, step or 0)
+        return step
+
+    def _durable(self, directory: str) -> SaveId | None:
+        return next((stats.durable for stats in self._saver.report() if str(stats.directory) == directory), None)
 
     def stop(self) -> Json:
         """Ask all agents to end as by a signal: the job ends flushed, with the exit code of one."""

@@ -72,6 +72,7 @@ class LivePage:
             ("GET", "/live"): self._live,
             ("GET", "/status.json"): self._status,
             ("POST", "/flush"): lambda request: self._act(request, actions.flush),
+            ("POST", "/drain"): lambda request: self._act(request, lambda: actions.drain(request.body)),
             ("POST", "/stop"): lambda request: self._act(request, actions.stop),
         }
         channel.answer(PAGE, lambda sender, body: {"url": self._url, "host": socket.gethostname()})

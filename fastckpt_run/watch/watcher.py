@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch.distributed.elastic.agent.server.api import Worker
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from fastckpt._core.config import Settings
 from fastckpt._core.policy.stragglers import SlowRank
 from fastckpt._core.saver.peers.peer_round import PeerRound
 from fastckpt._core.saver.server import Saver
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.http_server import HttpServer, Page
 from fastckpt_run.watch.job_actions import JobActions
@@ -52,12 +54,13 @@ class Watcher:
         settings: Those of the job.
         saver: Has the telemetry of the workers, and serves the agents of other nodes.
         lines: Events of this launch so far; only ever grows.
+        handler: That of the rendezvous, by which hosts are drained.
 
     Attributes:
         stragglers: The watch for slow ranks; None if the user wants none.
     """
 
-    def __init__(self, settings: Settings, saver: Saver, lines: Sequence[bytes]) -> None:
+    def __init__(self, settings: Settings, saver: Saver, lines: Sequence[bytes], handler: RendezvousHandler) -> None:
         self._settings, self._saver = settings, saver
         self._looks: list[Callable[[], None]] = []
         self._pages: dict[tuple[str, str], Page] = {}
@@ -67,7 +70,8 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
         self.channel = NodeChannel(saver)
         self.workers = WatchedWorkers(0, {}, {}, 0)
-        self._actions, self._lines = JobActions(self.channel, saver), lines
+        hosts = handler.host_drain() if isinstance(handler, FastckptRendezvousHandler) else None
+        self._actions, self._lines = JobActions(self.channel, saver, hosts), lines
         status = NodeStatus(saver, lambda: self.workers)
         self.channel.answer(STATUS, lambda sender, body: status.read())
         self.job = JobWatch(settings, saver, lambda: self.workers.ranks)

@@ -84,6 +84,9 @@ KEYS: dict[str, dict[str, Any]] = {
         "loss": [{"directory", "worker", "node", "storage"}], "events": list, "directory": str, "trouble": str,
         "reported": float,
     },
+    "drain": {
+        "url": str, "at": float, "host": str, "outcome": str, "nodes": int, "new": list, "step": int, "why": str,
+    },
     "chaos": {
         "directory": str, "warnings": list, "kills": list, "came_back": int, "tiers": dict, "ended": str, "job": str,
         "seconds": float, "faults": list,
@@ -98,8 +101,8 @@ KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-OF_JOBS = ("chaos", "prove")
-"""Commands that take a job: tests/e2e/chaos has them."""
+OF_JOBS = ("chaos", "prove", "drain")
+"""Commands that take a job: tests/e2e/chaos has them, and tests/nodes."""
 
 
 @pytest.mark.parametrize("command", [command for command in KEYS if command not in OF_JOBS])
@@ -278,6 +281,19 @@ def test_top_says_what_is_wrong_with_a_server_that_is_no_page(fastckpt: Fastckpt
         server.join(60)
     is_torn = answer not in STRANGERS.values()
     assert said.code == 2 and ("does not answer" if is_torn else "is not the live page of a job") in said.err
+
+
+def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt: Fastckpt, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    for where in (url, f"{url}/#token="):
+        said = fastckpt("drain", "node1", where)
+        assert said.code == 2 and f"no token for {url}: give the link that the launcher has logged" in said.err
+    for arguments in ([f"{url}/#token=x"], [url, "--token", "x"], [f"{url}/#token=x", "--undo"]):
+        said = fastckpt("drain", "node1", *arguments)
+        assert said.code == 2 and f"{url} does not answer" in said.err
+    said = fastckpt("drain", "node1", tmp_path, "--token", "x")
+    assert said.code == 2 and f"{tmp_path} has no event log" in said.err
 
 
 def test_a_bad_newest_checkpoint_is_a_finding_with_output(fastckpt: Fastckpt, three: Path):

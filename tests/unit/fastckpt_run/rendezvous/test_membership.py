@@ -111,7 +111,9 @@ def test_a_round_is_complete(last: str, present: str, gone: str, since: float, c
 def test_a_round_can_be_written_and_read() -> None:
     node = Node("i", "h", "a", {"pid": 1}, "signal 9", is_checked=True, terms=JobTerms("0.6.0"))
     faults = {"h": ("signal 9", "lost in round 2")}
-    round = Round(3, "r", (node,), is_closed=True, faults=faults, terms=JobTerms(torch="2.13.0"))
+    round = Round(
+        3, "r", (node,), is_closed=True, faults=faults, terms=JobTerms(torch="2.13.0"), drained=frozenset("ba")
+    )
     assert Round.from_record(json.loads(json.dumps(round.to_record()))) == round
 
 
@@ -155,7 +157,8 @@ def test_terms_of_a_round_are_what_its_nodes_have_in_common_and_had_in_the_round
 
 
 @pytest.mark.parametrize(
-    "damage", [{"nodes": 3}, {"nodes": [{"id": 1}]}, {"number": "x"}, {"name": None}, {"faults": {"h": 3}}]
+    "damage",
+    [{"nodes": 3}, {"nodes": [{"id": 1}]}, {"number": "x"}, {"name": None}, {"faults": {"h": 3}}, {"drained": 3}],
 )
 def test_a_record_that_describes_no_round_is_refused(damage: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="it describes no"):

@@ -59,10 +59,10 @@ class Served:
         for page, server in zip(self.pages, self.servers, strict=True):
             page.serve_at(server.host, server.url)
 
-    def ask(self, node, path, token=None, **headers):
+    def ask(self, node, path, token=None, body=None, **headers):
         given = {} if token is None else {"X-Fastckpt-Token": token}
-        method = "GET" if token is None else "POST"
-        request = urllib.request.Request(self.servers[node].url + path, method=method, headers=given | headers)
+        method, url = "GET" if token is None else "POST", self.servers[node].url + path
+        request = urllib.request.Request(url, body, method=method, headers=given | headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, answer.read().decode(), answer.headers
@@ -311,6 +311,34 @@ def test_all_parts_of_a_page_are_there_in_their_order(nodes):
     parts = json.loads(nodes.ask(0, "/live")[1])["parts"]
     assert tuple(parts) == live_view.ORDER
     assert re.findall(r'data-part="(\w+)"', nodes.ask(0, "/")[1]) == list(live_view.ORDER)
+
+
+# --- drains: tests/nodes/test_drained_hosts.py has those of real jobs
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "the request names no host"),
+        (b"\xff", "the request names no host"),
+        (b"[" * 50_000, "the request names no host"),
+        (b'["host1"]', "the request names no host"),
+        (b'{"host": 7}', "the request names no host"),
+        (b'{"host": ""}', "the request names no host"),
+        (b'{"host": "host1"}', "a job with this rendezvous cannot go on without a host"),
+        (b'{"host": "host1", "undo": true}', "a job with this rendezvous drains no hosts"),
+    ],
+)
+def test_a_drain_that_is_refused_says_why(nodes, body, why):
+    code, text, _ = nodes.ask(0, "/drain", nodes.pages[0].token, body)
+    found = json.loads(text)
+    assert code == 200 and found["outcome"] == "refused" and why in found["why"]
+
+
+def test_a_drain_needs_the_token_of_the_first_node(nodes):
+    body = b'{"host": "host1"}'
+    assert nodes.ask(0, "/drain", "wrong", body)[0] == nodes.ask(0, "/drain", nodes.pages[1].token, body)[0] == 403
+    assert nodes.ask(1, "/drain", nodes.pages[1].token, body)[0] == 421
 
 
 # --- the view

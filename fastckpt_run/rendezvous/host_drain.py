@@ -1,0 +1,130 @@
+"""Drain of hosts: an operator has the job go on without one, and takes it back in."""
+
+import time
+from collections.abc import Callable
+
+from fastckpt._core.policy.hosts.host_drain import named, refusal
+from fastckpt.errors import FastckptError
+from fastckpt_run.rendezvous.endpoints import Endpoints
+from fastckpt_run.rendezvous.membership import Node, NodeLimits, Round
+from fastckpt_run.rendezvous.round_store import RoundStore
+from fastckpt_run.rendezvous.store_connection import StoreLost
+
+_NEXT_ROUND = 60.0
+"""Seconds for the round that follows to be complete."""
+_LOOK = 0.1
+
+
+class DrainRefused(FastckptError):
+    """A host is not drained, or not taken back in."""
+
+
+class HostDrain:
+    """Leaves hosts out of the rounds of a job, until they are taken back in.
+
+    A request is a record of the round that it ends. Who decides on the next one leaves the host out, and has that one
+    say so, as each that follows: it outlives the store, and the agent that was asked.
+
+    Args:
+        endpoints: The hosts that may hold the store.
+        limits: How many nodes the job has.
+        records: The records of the job; None if there is no store.
+        sign: Seconds within which a node that lives gives a sign of life.
+    """
+
+    def __init__(
+        self, endpoints: Endpoints, limits: NodeLimits, records: Callable[[], RoundStore | None], sign: float
+    ) -> None:
+        self._endpoints, self._limits, self._records, self._sign = endpoints, limits, records, sign
+
+    def find(self, name: str) -> tuple[str, bool]:
+        """The host of a name or an address, and whether it is drained already.
+
+        Raises DrainRefused if there is none, or the job cannot go on without it.
+        """
+        records, last = self._last()
+        try:
+            waiting, drained, holder = self._alive(records, last), records.drained(last), records.holder()
+        except StoreLost as lost:
+            raise _unknown(lost) from lost
+        nodes = [*last.nodes, *waiting]
+        host = next((node.host for node in nodes if name in (node.host, node.address)), name)
+        if host in drained:
+            return host, True
+        if all(node.host != host for node in nodes) and host in last.faults:
+            return host, False  # it was lost a while ago, and may come back
+        if all(node.host != host for node in nodes):
+            raise DrainRefused(f"no node of the job is on {name}; there are: {named([node.host for node in nodes])}")
+        of_host = {node.address for node in nodes if node.host == host} | {host}
+        has_store = any(node.id == holder for node in nodes if node.host == host)
+        stores = [host if place in of_host else place for place, _, _ in self._endpoints.places()] if has_store else []
+        spares = [node.host for node in waiting if node.host not in drained]
+        if why := refusal(host, [node.host for node in last.nodes], spares, self._limits.fewest, stores):
+            raise DrainRefused(f"{host} is not drained: {why}")
+        return host, False
+
+    def leave_out(self, host: str) -> Round:
+        """Have the job go on without a host; the round that does. Raises DrainRefused if none comes in time."""
+        _, last = self._last()
+        return self._ask(host, undo=False, ends=any(node.host == host for node in last.nodes))
+
+    def take_back(self, name: str) -> tuple[str, bool]:
+        """Have the job take a host back in, and whether it takes part now. Raises DrainRefused if it is not drained."""
+        records, last = self._last()
+        try:
+            waiting, drained = self._alive(records, last), records.drained(last)
+        except StoreLost as lost:
+            raise _unknown(lost) from lost
+        host = next((node.host for node in waiting if name == node.address), name)
+        if host not in drained:
+            raise DrainRefused(f"{name} is not drained; drained are: {named(drained)}")
+        has_place = any(node.host == host for node in waiting) and len(last.nodes) < self._limits.most
+        now = self._ask(host, undo=True, ends=has_place)
+        return host, any(node.host == host for node in now.nodes)
+
+    def _ask(self, host: str, *, undo: bool, ends: bool) -> Round:
+        """Leave a request in the last round, and end it if ``ends``; the round that follows it then."""
+        end = time.monotonic() + _NEXT_ROUND
+        while time.monotonic() < end:
+            records, last = self._last()
+            try:
+                if (host in records.drained(last)) == undo:
+                    records.drain(last, host, undo=undo)
+                if ends:
+                    records.end(last)
+                while ends and records.last_round().name == last.name and time.monotonic() < end:
+                    time.sleep(_LOOK)
+                now = records.last_round()
+            except StoreLost:  # it has gone with its host: the agent finds another one
+                time.sleep(_LOOK)
+                continue
+            # A round that was decided on before it could read the request has left it behind.
+            if (now.name == last.name and not ends) or (now.name != last.name and (host in now.drained) != undo):
+                return now
+        raise DrainRefused(
+            f"the job has not begun another round within {_NEXT_ROUND:g} s: see which nodes its log waits for. {host} "
+            f"is {'taken back in' if undo else 'left out'} when it does"
+        )
+
+    def _last(self) -> tuple[RoundStore, Round]:
+        records = self._records()
+        if records is None:
+            raise DrainRefused("the job has no rendezvous yet")
+        try:
+            return records, records.last_round()
+        except StoreLost as lost:
+            raise _unknown(lost) from lost
+
+    def _alive(self, records: RoundStore, last: Round) -> list[Node]:
+        """The nodes that wait for a place, and give signs of life."""
+        if not (waiting := records.waiting(last)):
+            return []
+        ids = [node.id for node in waiting]
+        before = records.beats(ids)
+        time.sleep(self._sign)
+        now = records.beats(ids)
+        return [node for node in waiting if now.get(node.id, 0) > before.get(node.id, 0)]
+
+
+def _unknown(lost: StoreLost) -> DrainRefused:
+    return DrainRefused(f"the store of the rendezvous does not answer ({lost}): try again")

@@ -1,0 +1,195 @@
+"""Drains of hosts, over real stores: left out, taken back in, twice, unknown, lost meanwhile, too many."""
+
+import time
+from concurrent.futures import Future
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+
+from fastckpt_run.rendezvous import host_drain
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.host_drain import DrainRefused
+from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, Agents, agents, in_thread, kill, meet, until
+
+
+def on_hosts(job: Agents, *names: str) -> list[FastckptRendezvousHandler]:
+    """Agents on hosts of these names; the first one holds the store."""
+    made = job.several(len(names))
+    for handler, name in zip(made, names, strict=True):
+        handler._me = handler._me._replace(host=name, address=f"address of {name}")
+    return made
+
+
+def hosts(handler: FastckptRendezvousHandler) -> list[str]:
+    return [node.host for node in handler.round.nodes]
+
+
+def ended(nodes: list[FastckptRendezvousHandler]) -> None:
+    until(lambda: all(node.num_nodes_waiting() for node in nodes), "the round ends")
+
+
+def drained(nodes: list[FastckptRendezvousHandler], out: int) -> list[FastckptRendezvousHandler]:
+    """Drain the host of one of these that have met; the others, which meet without it."""
+    left = in_thread(lambda: nodes[0].host_drain().leave_out(nodes[out]._me.host))
+    ended(nodes)
+    stay = [node for number, node in enumerate(nodes) if number != out]
+    meet(stay)
+    assert left.result(PATIENCE).name == stay[0].round.name  # type: ignore[attr-defined]
+    return stay
+
+
+def end(node: FastckptRendezvousHandler, *waiting: "Future[object]") -> None:
+    """End the job, by which those that wait for a place end, too."""
+    node.shutdown()
+    for future in waiting:
+        assert isinstance(future.exception(PATIENCE), RendezvousGracefulExitError)
+
+
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds meet on this machine, whatever the addresses of nodes are called."""
+    from fastckpt_run.rendezvous import handler
+
+    real = handler._round_store
+    monkeypatch.setattr(handler, "_round_store", lambda address, port=None: real("127.0.0.1", port))
+
+
+pytestmark = pytest.mark.usefixtures("addresses")
+
+
+def test_a_drained_host_waits_until_it_is_taken_back_in() -> None:
+    with agents(2, 3) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        assert nodes[0].host_drain().find("address of b") == ("b", False)
+        stay = drained(nodes, 1)
+        waits = in_thread(nodes[1].next_rendezvous)
+        assert hosts(stay[0]) == ["a", "c"] and nodes[0].host_drain().find("b") == ("b", True)
+        # What fails meanwhile takes it not back in, nor does another agent on that host.
+        meet(stay)
+        again = job.new()
+        again._me = again._me._replace(host="b")
+        too_many = in_thread(again.next_rendezvous)
+        time.sleep(1.0)
+        assert hosts(stay[0]) == ["a", "c"] and not any(node.num_nodes_waiting() for node in stay)
+        assert not waits.done()
+        back = in_thread(lambda: stay[1].host_drain().take_back("b"))
+        ended(stay)
+        assert {info.world_size for info in meet(stay)} == {3} and sorted(hosts(stay[0])) == ["a", "b", "c"]
+        assert back.result(PATIENCE) == ("b", True) and waits.result(PATIENCE).world_size == 3  # type: ignore[attr-defined]
+        end(nodes[0], too_many)
+
+
+def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare() -> None:
+    with agents(2, 2, spares=1, last_call=30.0) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        spare = nodes.pop()
+        meet(nodes)
+        with pytest.raises(DrainRefused, match=r"b is not drained: the job needs 2 nodes .*with 0 that wait"):
+            nodes[0].host_drain().find("b")
+        takes = in_thread(spare.next_rendezvous)
+        until(lambda: nodes[0]._records.waiting(nodes[0].round), "the spare waits")  # type: ignore[union-attr]
+        assert nodes[0].host_drain().find("b") == ("b", False)
+        left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
+        ended(nodes)
+        in_thread(nodes[1].next_rendezvous)
+        first = in_thread(nodes[0].next_rendezvous)
+        assert takes.result(PATIENCE).rank == 1 and first.result(PATIENCE).rank == 0  # type: ignore[attr-defined]
+        assert [node.host for node in left.result(PATIENCE).nodes] == ["a", "c"]  # type: ignore[attr-defined]
+        kill(spare)
+        ended(nodes[:1])
+        last = in_thread(nodes[0].next_rendezvous)
+        time.sleep(3.0)
+        assert not last.done(), "the job waits for another node than the drained one"
+        with pytest.raises(DrainRefused, match="a is not drained: the job needs 2 nodes"):
+            nodes[0].host_drain().find("a")
+        nodes[0].host_drain().take_back("b")
+        assert last.result(PATIENCE).world_size == 2 and hosts(nodes[0]) == ["a", "b"]  # type: ignore[attr-defined]
+
+
+def test_a_spare_that_is_drained_ends_no_round_and_takes_no_place() -> None:
+    with agents(1, 2, spares=1) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        spare = nodes.pop()
+        meet(nodes)
+        waits = in_thread(spare.next_rendezvous)
+        until(lambda: nodes[0]._records.waiting(nodes[0].round), "the spare waits")  # type: ignore[union-attr]
+        drain = nodes[0].host_drain()
+        assert drain.find("c") == ("c", False)
+        before = nodes[0].round.name
+        assert drain.leave_out("c").name == before and drain.find("c") == ("c", True)
+        kill(nodes.pop())
+        ended(nodes)
+        meet(nodes)
+        assert hosts(nodes[0]) == ["a"] and nodes[0].round.drained == {"c"}
+        end(nodes[0], waits)
+
+
+def test_unknown_hosts_and_the_host_of_the_only_store_are_refused() -> None:
+    with agents(1, 2) as job:
+        nodes = on_hosts(job, "a", "b")
+        meet(nodes)
+        nodes[0]._me = nodes[0]._me._replace(address="127.0.0.1")
+        meet(nodes)
+        drain = nodes[1].host_drain()
+        with pytest.raises(DrainRefused, match="no node of the job is on x; there are: a, b"):
+            drain.find("x")
+        with pytest.raises(DrainRefused, match="a holds the store of the rendezvous, and no other host may"):
+            drain.find("a")
+        with pytest.raises(DrainRefused, match="b is not drained; drained are: none"):
+            drain.take_back("b")
+
+
+def test_a_host_that_is_lost_during_its_drain_is_left_out_and_counts_as_lost() -> None:
+    with agents(2, 3, spares=1, exclude_after=9, silence=1.0) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
+        ended(nodes)
+        kill(nodes[1])
+        meet([nodes[0], nodes[2]])
+        assert [node.host for node in left.result(PATIENCE).nodes] == ["a", "c"]  # type: ignore[attr-defined]
+
+
+def test_a_host_that_was_lost_before_its_drain_is_left_out_when_it_comes_back() -> None:
+    with agents(2, 3, silence=1.0) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        kill(nodes.pop(1))
+        ended(nodes)
+        meet(nodes)
+        drain, before = nodes[0].host_drain(), nodes[0].round.name
+        assert drain.find("b") == ("b", False) and drain.leave_out("b").name == before
+        assert drain.find("b") == ("b", True)
+        back = job.new()
+        back._me = back._me._replace(host="b")
+        waits = in_thread(back.next_rendezvous)
+        until(lambda: nodes[0]._records.waiting(nodes[0].round), "it waits")  # type: ignore[union-attr]
+        assert not any(node.num_nodes_waiting() for node in nodes)
+        end(nodes[0], waits)
+
+
+def test_a_drain_outlives_the_store() -> None:
+    with agents(2, 3) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        stay = drained(nodes, 1)
+        # As in a store that begins again: who knows the last round brings it along.
+        records = stay[1]._records
+        assert records is not None
+        records.connection.delete(records._key("last"))
+        assert records.at(records.connection).carry_over(stay[1].round).drained == {"b"}
+        assert records.at(records.connection).last_round().drained == {"b"}
+
+
+def test_a_round_that_does_not_come_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_drain, "_NEXT_ROUND", 0.5)
+    with agents(2, 3) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        with pytest.raises(
+            DrainRefused, match=r"has not begun another round within 0\.5 s.*b is left out when it does"
+        ):
+            nodes[0].host_drain().leave_out("b")
+        meet([nodes[0], nodes[2]])
+        assert hosts(nodes[0]) == ["a", "c"]
