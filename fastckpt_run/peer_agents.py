@@ -51,8 +51,9 @@ class PeerAgents:
     ) -> None:
         self._settings, self._handler, self._saver, self._met = settings, handler, saver, met
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
+        domain = settings.failure_domain()
         if ours:
-            ours.admission.arenas = saver.arenas
+            ours.domain, ours.admission.arenas = domain, saver.arenas
         if ours and settings.spares:
             ours.parks = saver.prefetch.begin
         self._own = Member(
@@ -62,7 +63,7 @@ class PeerAgents:
             launch=saver.address,
             checks=0 if settings.node_check else -1,
             replicas=settings.replicas,
-            domain=settings.failure_domain() or memory_id(settings),
+            domain=domain or memory_id(settings),
         )
         self._secret = self._watched_by = b""
         self._watch: WatchProcess | None = None

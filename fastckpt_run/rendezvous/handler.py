@@ -59,6 +59,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         fault: Why the workers of this node failed in that round, if its host may be to blame; empty else.
         is_checked: Whether this host has passed the node check before its first round.
         admission: What compares this node with the members of the job.
+        domain: What fails together with this host; empty if that is not known.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self.id = secrets.token_hex(8)
         self.calls = Counter[str]() if calls is None else calls
         self.round = BEFORE_THE_FIRST
-        self.fault = ""
+        self.fault = self.domain = ""
         self.is_checked = False
         self.admission = NodeAdmission(UNKNOWN)
         self._serves = ""
@@ -355,7 +356,9 @@ class FastckptRendezvousHandler(RendezvousHandler):
             raise cut_off(self._me.address)
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one
-        me = self._me._replace(fault=self.fault, is_checked=self.is_checked, terms=self.admission.terms)
+        me = self._me._replace(
+            fault=self.fault, is_checked=self.is_checked, terms=self.admission.terms, domain=self.domain
+        )
         patience = max(self._limits.last_call, self._timing.silence)
         admits = partial(self.admission.admits, records, me, patience)
         hooks = Hooks(self._give_way, admits, partial(self._park, records))

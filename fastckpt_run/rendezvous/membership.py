@@ -21,6 +21,7 @@ class Node(NamedTuple):
         fault: Why its workers failed in the last round, if its host may be to blame; empty else.
         is_checked: Whether it has taken part in no round yet, and its host has passed the node check.
         terms: What it has to have in common with the others; not known of a node of a round, which has them for all.
+        domain: What fails together with its host, such as a rack; empty if that was not said.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Node(NamedTuple):
     fault: str = ""
     is_checked: bool = False
     terms: JobTerms = UNKNOWN
+    domain: str = ""
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -42,13 +44,14 @@ class Node(NamedTuple):
         try:
             id, host, address, process = (record[name] for name in cls._fields[:4])
             fault, is_checked = record.get("fault", ""), record.get("is_checked", False)
+            domain = record.get("domain", "")
         except (KeyError, TypeError, AttributeError):
             raise ValueError("it describes no node") from None
-        is_text = type(id) is type(host) is type(address) is type(fault) is str
+        is_text = type(id) is type(host) is type(address) is type(fault) is type(domain) is str
         if not (is_text and type(process) is dict and type(is_checked) is bool):
             raise ValueError("it describes no node")
         terms = JobTerms.from_record(given) if (given := record.get("terms")) else UNKNOWN
-        return cls(id, host, address, process, fault, is_checked, terms)
+        return cls(id, host, address, process, fault, is_checked, terms, domain)
 
     def is_dead_here(self) -> bool:
         """Whether it was a process of this host, in this boot, that has ended."""
@@ -192,12 +195,23 @@ def terms_of(last: Round, nodes: Sequence[Node]) -> JobTerms:
     return common([*known, *(node.terms for node in nodes)])
 
 
+_SAME_HOST, _SAME_DOMAIN, _APART = range(3)
+
+
+def _distance(node: Node, other: Node) -> int:
+    """How far a node is from another one, whose rank it may get."""
+    if (node.host, node.address) == (other.host, other.address):
+        return _SAME_HOST
+    return _SAME_DOMAIN if node.domain and node.domain == other.domain else _APART
+
+
 def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node, ...]:
     """The nodes that take part in the next round, by their group ranks.
 
     Nodes of the last round keep their ranks, because their memory and their part of the state belong to these. A rank
-    that became free goes to a newcomer from the host that had it, then to other newcomers; without newcomers, to the
-    nodes with the highest ranks. A first round goes by the names of hosts and by addresses.
+    that became free goes to a newcomer from the host that had it, then to one of its domain, then to others; without
+    newcomers, to the nodes with the highest ranks. A first round goes by domains, the names of hosts and addresses: so
+    the ranks of a rack follow each other.
 
     Args:
         last: The last round.
@@ -208,19 +222,21 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
     survivors = sorted((node for node in present if node.id in ranks), key=lambda node: ranks[node.id])[:most]
     newcomers = [node for node in present if node.id not in ranks]
     placed = {ranks[node.id]: node for node in survivors}
-    free = {rank: (node.host, node.address) for rank, node in enumerate(last.nodes) if rank not in placed}
-    newcomers.sort(key=lambda node: (node.host, node.address) not in free.values())  # stable: otherwise who came first
-    newcomers = sorted(newcomers[: most - len(survivors)], key=lambda node: (node.host, node.address))
+    free = {rank: node for rank, node in enumerate(last.nodes) if rank not in placed}
+    # Stable: otherwise who came first.
+    newcomers.sort(key=lambda node: min((_distance(node, had) for had in free.values()), default=0))
+    newcomers = sorted(newcomers[: most - len(survivors)], key=lambda node: (node.domain, node.host, node.address))
     count = len(survivors) + len(newcomers)
     # Who must move, moves to the lowest free rank; newcomers of a host get the rank that this host had.
     placed = {rank: node for rank, node in placed.items() if rank < count}
     holes = [rank for rank in range(count) if rank not in placed]
-    for node in [*newcomers]:
-        rank = next((rank for rank in holes if free.get(rank) == (node.host, node.address)), None)
-        if rank is not None:
-            placed[rank] = node
-            holes.remove(rank)
-            newcomers.remove(node)
+    for distance in (_SAME_HOST, _SAME_DOMAIN):
+        for node in [*newcomers]:
+            rank = next((rank for rank in holes if rank in free and _distance(node, free[rank]) == distance), None)
+            if rank is not None:
+                placed[rank] = node
+                holes.remove(rank)
+                newcomers.remove(node)
     moved = [node for node in survivors if ranks[node.id] >= count]
     placed |= dict(zip(holes, [*moved, *newcomers], strict=True))
     return tuple(placed[rank] for rank in range(count))

@@ -86,6 +86,28 @@ def test_a_first_round_goes_by_host_and_address_whoever_came_first() -> None:
         assert assign_ranks(BEFORE_THE_FIRST, list(present), 3) == tuple(nodes)
 
 
+def of_rack(host: str, rack: str) -> Node:
+    return Node(f"id of {host}", host, "a", {}, domain=rack)
+
+
+def test_a_first_round_goes_by_domain_before_hosts() -> None:
+    nodes = [of_rack("z", "r1"), of_rack("b", "r2"), of_rack("y", "r2"), of_rack("a", "r3")]
+    for present in permutations(nodes):
+        assert assign_ranks(BEFORE_THE_FIRST, list(present), 4) == tuple(nodes)
+
+
+def test_a_newcomer_of_the_domain_that_lost_a_host_comes_before_others_and_takes_its_rank() -> None:
+    nodes = [of_rack("a", "r1"), of_rack("b", "r1"), of_rack("c", "r2"), of_rack("d", "r2")]
+    last = Round(1, "r", tuple(nodes))
+    far, near, same = of_rack("e", "r1"), of_rack("f", "r2"), Node("new", "c", "a", {}, domain="r9")
+    stay = [nodes[0], nodes[1], nodes[3]]
+    assert [each.host for each in assign_ranks(last, [far, *stay, near], 4)] == ["a", "b", "f", "d"]
+    assert [each.host for each in assign_ranks(last, [far, near, *stay, same], 4)] == ["a", "b", "c", "d"]
+    assert [each.host for each in assign_ranks(last, [far, *stay], 4)] == ["a", "b", "e", "d"]
+    two = assign_ranks(last, [nodes[1], nodes[3], near, far], 4)
+    assert [each.host for each in two] == ["e", "b", "f", "d"]
+
+
 @pytest.mark.parametrize(
     ("last", "present", "gone", "since", "complete"),
     [
