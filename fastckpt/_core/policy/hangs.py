@@ -7,6 +7,8 @@ from math import inf
 
 MANY = 20
 """Under "auto" a rank may be silent for so many times the slowest of the recent steps."""
+FEW = 2
+"""And for so many times that step before it is reported: some jobs wait in each step."""
 IDLE = 60.0
 """Seconds, at least, under "auto", after which it is reported that nobody does anything."""
 LONG = 3600.0
@@ -129,9 +131,9 @@ def limits(
         return Limits(float(setting), PHASES * float(setting), first=STARTS * start)
     longest, doubled = MANY * pace, 2.0**alarms
     # A slow job gets longer limits than the constants, never shorter ones.
-    half, told = patience / 2, max(IDLE, longest)
+    half, told = patience / 2, max(IDLE, FEW * pace)
     busy = max(LONG if may_restart else LAST, longest, half) * doubled
-    idle = max(told, half or LONG, 0.0 if may_restart else LONG) * doubled
+    idle = max(told, longest, half or LONG, 0.0 if may_restart else LONG) * doubled
     if not sees_all:  # idle workers here may wait for one of those that are not visible
         idle = told = inf
     return Limits(busy, busy, idle, STARTS * start, told)

@@ -7,6 +7,7 @@ from fastckpt_run.hangs import process_activity
 from fastckpt_run.main import main
 
 hangs.IDLE = 1.0
+hangs.FEW = 0  # each wait is reported, though the one before was as long
 process_activity._WINDOW = 0.2
 if __name__ == "__main__":
     main(sys.argv[1:])
