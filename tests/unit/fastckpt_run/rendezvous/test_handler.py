@@ -416,7 +416,7 @@ def test_a_first_round_goes_by_address_and_waits_for_the_last_call() -> None:
 
 
 def test_too_few_nodes_end_with_a_timeout(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(meeting, "_FIRST_REPORT", 0.1)
+    monkeypatch.setattr(meeting, "FIRST_REPORT", 0.1)
     with agents(2, 2, join=0.5) as job:
         with pytest.raises(RendezvousTimeoutError, match=rf"1 of 2 nodes came to {job.endpoint} in 0\.5 s"):
             job.new().next_rendezvous()
