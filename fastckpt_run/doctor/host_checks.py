@@ -18,13 +18,17 @@ _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies")
 _SCOPES = {"0": "processes of this user", "1": "a process's parents", "2": "root alone", "3": "nobody"}
 
 
-def cores(_: Subject) -> Iterator[Diagnosis]:
-    """The cores that this process may use."""
+def cores(subject: Subject) -> Iterator[Diagnosis]:
+    """The cores that this process may use: as many as ranks, at least."""
     usable, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 0
     text = f"{usable} of {all_cores} may be used"
     if usable < all_cores:
         text += " (by a cpuset, taskset or numactl); workers inherit that"
-    yield ok("cores", text)
+    if usable < subject.ranks:
+        remedy = "Give each rank a core, and more for its data loader; in Slurm by --cpus-per-task, of sbatch and srun"
+        yield warning("cores", f"{text}: fewer than the {subject.ranks} ranks of this node", remedy)
+    else:
+        yield ok("cores", text)
 
 
 def memory_nodes(_: Subject) -> Iterator[Diagnosis]:

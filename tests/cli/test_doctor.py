@@ -18,6 +18,8 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.doctor import catalogue
 from fastckpt_run.doctor.catalogue import examine, name_of
+from fastckpt_run.doctor.diagnosis import Severity, Subject
+from fastckpt_run.doctor.host_checks import cores
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 from tests.ports import free_port
@@ -371,3 +373,11 @@ def test_the_command_of_the_page_runs(fastckpt: Fastckpt, three: Path):
     arguments = re.sub("|".join(places), lambda match: places[match[0]], command[1]).split()
     said = fastckpt(*arguments)
     assert said.code == 0 and "endpoint localhost:29400" in said.out and f"directory: {three}" in said.out
+
+
+def test_fewer_cores_than_ranks_are_a_warning() -> None:
+    """As where Slurm binds the one task of a node, and it has asked for no core besides."""
+    usable = len(os.sched_getaffinity(0))
+    [enough], [short] = (list(cores(Subject(ranks=ranks))) for ranks in (usable, usable + 1))
+    assert (enough.state, short.state) == (Severity.OK, Severity.WARNING)
+    assert f"fewer than the {usable + 1} ranks" in short.found and "--cpus-per-task" in short.remedy

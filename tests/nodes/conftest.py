@@ -24,8 +24,8 @@ def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
     made: list[Cluster] = []
     names = itertools.count()
 
-    def make(*numbers: int, shares_storage: bool = True) -> Cluster:
-        made.append(Cluster(tmp_path / f"cluster-{next(names)}", *numbers, shares_storage=shares_storage))
+    def make(*numbers: int, **kind: bool) -> Cluster:
+        made.append(Cluster(tmp_path / f"cluster-{next(names)}", *numbers, **kind))
         return made[-1]
 
     yield make

@@ -76,8 +76,8 @@ def name_of(number: int) -> str:
     return f"node{number}"
 
 
-def address_of(number: int) -> str:
-    return f"{NETWORK}.{number + 1}"
+def address_of(number: int, *, ipv6: bool = False) -> str:
+    return f"fd00::{number + 1:x}" if ipv6 else f"{NETWORK}.{number + 1}"
 
 
 class Switch:
@@ -125,14 +125,24 @@ class Host:
         port: Of the switch, where it is plugged in.
     """
 
-    def __init__(self, number: int, folder: Path, switch: Switch, own_storage: Path | None) -> None:
-        """Boot it. ``own_storage`` is a directory that is on a disk of this host's own, which outlives it."""
+    def __init__(
+        self, number: int, folder: Path, switch: Switch, own_storage: Path | None, *, ipv6: bool = False
+    ) -> None:
+        """Boot it, with one address.
+
+        Args:
+            number: As the attribute.
+            folder: For its disk.
+            switch: Where it is plugged in.
+            own_storage: A directory that is on a disk of this host's own, which outlives it.
+            ipv6: Whether its address, and those that it knows of others, are of IPv6.
+        """
         self.number, self._folder, self._switch = number, folder, switch
         self._started: list[subprocess.Popen[bytes]] = []
         for path in (folder / "disk", folder / "tmp"):
             path.mkdir(parents=True, exist_ok=True)
-        known = "".join(f"{address_of(each)} {name_of(each)}\n" for each in range(HOSTS))
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+        known = "".join(f"{address_of(each, ipv6=ipv6)} {name_of(each)}\n" for each in range(HOSTS))
+        (folder / "hosts").write_text(f"{'::1' if ipv6 else '127.0.0.1'} localhost\n{known}")
         (folder / "boot-id").write_text(f"{uuid.uuid4()}\n")
         namespaces = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
         boot = ("bash", "-c", BOOT, "boot", name_of(number), str(folder), str(own_storage or ""))
@@ -140,7 +150,8 @@ class Host:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         self.pid = int(children.read_text())
         self.port = switch.connect(self.pid)
-        self.run("ip", "address", "add", f"{address_of(number)}/24", "dev", "eth0")
+        address = (f"{address_of(number, ipv6=True)}/64", "nodad") if ipv6 else (f"{address_of(number)}/24",)
+        self.run("ip", "address", "add", *address, "dev", "eth0")
         self.run("ip", "link", "set", "eth0", "up")
         self.run("ip", "link", "set", "lo", "up")
 
@@ -241,7 +252,8 @@ class Cluster:
         hosts: Those that live, by number.
     """
 
-    def __init__(self, folder: Path, *numbers: int, shares_storage: bool = True) -> None:
+    def __init__(self, folder: Path, *numbers: int, shares_storage: bool = True, ipv6: bool = False) -> None:
+        self._ipv6 = ipv6
         self.folder, self.storage = folder, folder / "checkpoints"
         self.storage.mkdir(parents=True)
         self._own_storage = None if shares_storage else self.storage
@@ -257,7 +269,8 @@ class Cluster:
     def add(self, number: int) -> Host:
         """Boot a host, also one in the place of a lost one."""
         assert number not in self.hosts and number < HOSTS
-        self.hosts[number] = Host(number, self.folder / name_of(number), self._switch, self._own_storage)
+        place = self.folder / name_of(number)
+        self.hosts[number] = Host(number, place, self._switch, self._own_storage, ipv6=self._ipv6)
         return self.hosts[number]
 
     def lose(self, number: int) -> None:

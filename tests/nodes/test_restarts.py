@@ -104,6 +104,44 @@ def test_hosts_resume_from_memory_after_each_of_many_faults(
     assert_bitwise(job, uninterrupted("--way", way, ranks=count))
 
 
+@pytest.mark.parametrize("meeting", ["node0:29400", "[fd00::1]:29400"], ids=["name", "address"])
+def test_hosts_that_have_addresses_of_ipv6_alone_resume_from_memory(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, meeting: str
+) -> None:
+    job = NodesJob(new_cluster(0, 1, ipv6=True), nodes="2", meeting=meeting)
+    job.launch(0, 1)
+    job.do_steps(10)
+    kill_workers(job)
+    kill_and_launch_again(job, 1)
+    job.end()
+    assert "cannot be watched" not in job.text()
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
+def test_of_more_agents_than_places_those_that_had_one_restart_and_another_takes_that_of_a_lost_host(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    """Two wait, without --fast-spares: neither a restart nor the loss of one of them is of any concern to the job."""
+    job = NodesJob(new_cluster(0, 1, 2, 3), nodes="2")
+    job.launch(0, 1)
+    job.do_steps(10)
+    job.launch(2, 3)
+    waiting = {number: job.agents.pop(number) for number in (2, 3)}
+    job.until(lambda: job.text(100_000).count("this one waits for a place") == 2, "two wait for a place")
+    kill_workers(job)
+    assert job.text(100_000).count("this one waits for a place") >= 2 and not job.lines(2) and not job.lines(3)
+    lost = job.lose(1)
+    recovered = job.until(lambda: [number for number in waiting if job.lines(number)], "another takes the place")
+    assert len(recovered) == 1
+    job.agents[recovered[0]] = waiting.pop(recovered[0])
+    recovery = job.recovered(lost)
+    assert recovery.ranks == {0: 0, recovered[0]: 1} and recovery.lost <= MEMORY
+    job.do_steps(5)
+    job.end()
+    assert [agent.wait(60) for agent in waiting.values()] == [0], job.text()
+    assert_bitwise(job, uninterrupted(ranks=2))
+
+
 @pytest.mark.campaign
 def test_hosts_that_meet_by_given_ranks_resume_from_memory(
     new_cluster: NewCluster, uninterrupted: Uninterrupted

@@ -13,7 +13,7 @@ from tests.json_lines import whole_lines
 from tests.nodes.hosts import ROOT, address_of
 from tests.nodes.recovery import Losses
 from tests.nodes.reference import losses_in
-from tests.slurm.workload_manager import DEADLINE, Slurm
+from tests.slurm.workload_manager import CORES, DEADLINE, Slurm
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900)]
 ONE, MANY = (ROOT / "examples/slurm" / name for name in ("one_node.sbatch", "many_nodes.sbatch"))
@@ -220,7 +220,7 @@ def test_a_job_whose_slurmd_is_killed_is_requeued_and_resumes(slurm: Slurm, unin
 
 
 def test_tasks_of_an_array_on_one_node_do_not_meet(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    array = submit(slurm, ONE, "--array=1-2", "--nodelist=node1")
+    array = submit(slurm, ONE, "--array=1-2", "--nodelist=node1", "--cpus-per-task=1")
     jobs = [Job(slurm, f"{array.name}_{task}") for task in (1, 2)]
     for job in jobs:
         job.until_step(100)
@@ -230,6 +230,21 @@ def test_tasks_of_an_array_on_one_node_do_not_meet(slurm: Slurm, uninterrupted: 
         job.ends()
         assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(STEPS), ranks=2))
     assert len(jobs[0].resumed()) == 1 and not jobs[1].resumed()
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores")
+@pytest.mark.parametrize("script", [ONE, MANY], ids=lambda path: path.stem)
+def test_the_agent_of_a_job_may_use_the_cores_that_the_script_asks_for(slurm: Slurm, script: Path) -> None:
+    """And not one alone, to which Slurm binds a task that asks for none."""
+    command, cores = slurm.work / "bin/fastckpt-run", slurm.work / "cores"
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\nnproc >> {cores}\n")
+    command.chmod(0o755)
+    for options, expected in ((), "2"), (("--cpus-per-task=1",), "1"):
+        cores.unlink(missing_ok=True)
+        job = Job(slurm, slurm.submit(*options, str(script), PATH=f"{command.parent}:{os.environ['PATH']}"))
+        job.ends()
+        assert cores.read_text().split() == [expected] * (1 if script is ONE else 2)
 
 
 def test_a_job_that_is_cancelled_is_flushed_and_does_not_come_again(slurm: Slurm) -> None:

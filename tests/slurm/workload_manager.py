@@ -16,6 +16,8 @@ from tests.nodes.hosts import ROOT, Cluster, Host, name_of
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 DEADLINE = 300.0
+CORES = len(os.sched_getaffinity(0))
+"""Of each node: Slurm binds a task to its cores, which have to be there."""
 _CONTROLLER = 0
 _CONFIGURATION = """
 ClusterName=test
@@ -27,7 +29,7 @@ AuthInfo=socket={folder}/munge/socket
 CryptoType=crypto/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -51,7 +53,7 @@ KillWait=30
 InactiveLimit=0
 ReturnToService=2
 JobRequeue=1
-NodeName={nodes} CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=1000 State=UNKNOWN
+NodeName={nodes} CPUs={cores} Sockets=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=1000 State=UNKNOWN
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
 PartitionName=urgent Nodes={nodes} MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=9
 """
@@ -90,7 +92,7 @@ class Slurm:
         for number in cluster.hosts:
             (self.folder / name_of(number) / "spool").mkdir(parents=True)
         nodes = ",".join(name_of(number) for number in cluster.hosts if number != _CONTROLLER)
-        text = _CONFIGURATION.format(controller=name_of(_CONTROLLER), folder=self.folder, nodes=nodes)
+        text = _CONFIGURATION.format(controller=name_of(_CONTROLLER), folder=self.folder, nodes=nodes, cores=CORES)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "bin/fastckpt-run").write_text(f'#!/bin/sh\nexec {sys.executable} -m fastckpt_run "$@"\n')
         (self.folder / "bin/fastckpt-run").chmod(0o755)

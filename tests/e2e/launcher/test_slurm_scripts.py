@@ -15,7 +15,8 @@ PAGE = ROOT / "docs/clusters/slurm.md"
 SCRIPTS = sorted(FOLDER.glob("*.sbatch"))
 FAKES = {
     # What follows srun's own options, with all that it depends on, and the code that the test names.
-    "srun": '[ -z "$TEST_SRUN" ] || exit "$TEST_SRUN"\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
+    "srun": 'printf "%s\\n" "$@" > srun.options\n[ -z "$TEST_SRUN" ] || exit "$TEST_SRUN"\n'
+    'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
     "fastckpt-run": 'printf "%s\\n" "$@" > command\necho "$CHECKPOINT_DIR" > place\nexit "$TEST_CODE"',
     "scontrol": 'if [ "$1 $2" = "show hostnames" ]; then printf "%s\\n" a b c d; else echo "$@" >> scontrol.log; fi',
 }
@@ -44,6 +45,7 @@ def test_scripts_signal_the_steps_before_the_time_limit_and_may_be_requeued() ->
     assert [script.name for script in SCRIPTS] == ["many_nodes.sbatch", "one_node.sbatch"]
     for script in SCRIPTS:
         options = set(re.findall(r"^#SBATCH (.*)$", script.read_text(), re.MULTILINE))
+        assert any(option.startswith("--cpus-per-task=") for option in options)
         assert {"--signal=TERM@120", "--requeue", "--open-mode=append", "--ntasks-per-node=1"} <= options
         assert any(option.startswith("--time=") for option in options)
         assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
@@ -60,6 +62,14 @@ def test_a_script_for_several_nodes_makes_a_command_line_of_slurms_variables(tmp
     assert (arguments.nnodes, arguments.nproc_per_node, arguments.rdzv_backend) == ("4", "8", "c10d")
     assert arguments.training_script_args == ["--lr", "0.1"]
     assert lines(tmp_path / "place") == ["checkpoints/12345"] and not lines(tmp_path / "scontrol.log")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_step_has_the_cores_of_the_job(tmp_path: Path, script: Path) -> None:
+    """srun does not take them from the job since Slurm 22.05, and one that asks for none is bound to one."""
+    for variables, options in ({"SLURM_CPUS_PER_TASK": "6"}, ["--cpus-per-task=6"]), ({}, []):
+        assert run(tmp_path, script, 0, **variables).returncode == 0
+        assert [line for line in lines(tmp_path / "srun.options") if line.startswith("--cpus")] == options
 
 
 def test_tasks_of_an_array_have_checkpoint_directories_of_their_own_and_are_requeued_alone(tmp_path: Path) -> None:
