@@ -238,7 +238,7 @@ def test_the_agent_of_a_job_may_use_the_cores_that_the_script_asks_for(slurm: Sl
     """And not one alone, to which Slurm binds a task that asks for none."""
     command, cores = slurm.work / "bin/fastckpt-run", slurm.work / "cores"
     command.parent.mkdir()
-    command.write_text(f"#!/bin/sh\nnproc >> {cores}\n")
+    command.write_text(f"#!/bin/sh\nenv -u OMP_NUM_THREADS nproc >> {cores}\n")
     command.chmod(0o755)
     for options, expected in ((), "2"), (("--cpus-per-task=1",), "1"):
         cores.unlink(missing_ok=True)
