@@ -306,8 +306,8 @@ class TestFailingStorage:
                 go_on.wait(60)
             return publish(self, *args, **kwargs)
 
-        async def faultily(self: coordinator.Coordinator) -> bool:
-            drained = await close(self)
+        async def faultily(self: coordinator.Coordinator, **how: bool) -> bool:
+            drained = await close(self, **how)
             if self.persister.storage.path == others[0].directory:
                 raise ZeroDivisionError
             return drained
