@@ -71,7 +71,7 @@ class HangWatch:
         self._workers = NodeWorkers({}, (), read)
         self.killed: set[int] = set()
         self._hangs: list[float] = []
-        self._unread: set[int] = set()
+        self._unread: dict[int, int] = {}
         self._asked_idle = 0.0
         self._silences = Silences()
         self._step_times = StepTimes()
@@ -111,6 +111,7 @@ class HangWatch:
         if hang is None:
             return False
         hang_record.log(hang, self._workers)
+        self._looked = time.monotonic()  # a close look is no pause of this process
         if not hang.spared:
             # Counted before the kill: under "auto" each alarm doubles the limits, in case this one was false.
             self._hangs.append(time.monotonic())
@@ -148,7 +149,8 @@ class HangWatch:
         is_late = bool(hung(list(sights.values()), replace(allowed, idle=math.inf), idle))
         self._seen = _Seen(workers, now, sights, is_occupied, idle if ranks or not sights else 0.0)
         silent = max([sights[rank].silent for rank in ranks], default=0.0)
-        if not ranks or not self._silences.is_due(silent, is_beyond=is_late or idle > allowed.idle):
+        beyond = 2 if is_late else int(idle > allowed.idle)
+        if not ranks or not self._silences.is_due(silent, beyond):
             return None
         if not is_late and not workers.sees_all:
             idle = min(idle, self._idle_elsewhere(now))
@@ -156,8 +158,7 @@ class HangWatch:
             return None
         hang = self._inspect(lines, sights, ranks, idle=math.inf if is_late else idle, allowed=allowed)
         if hang is not None:
-            is_spared = bool(hang.spared) and (is_late or idle > allowed.idle)
-            self._silences.note(silent, hang.places, lines.values(), is_spared=is_spared)
+            self._silences.note(silent, hang.places, lines.values(), beyond if hang.spared else 0)
         return hang
 
     def _idle_elsewhere(self, now: float) -> float:
@@ -202,7 +203,7 @@ class HangWatch:
         look = workers.inspect(lines, at_most=_FRESH)
         if look.is_external:
             hang_record.log_external(look, workers, self._unread)
-            self._unread = {*look.unread}
+            self._unread = {rank: line.beat for rank, line in lines.items() if rank in look.unread}
             self._reset_silence()
             return None
         if (spoke := workers.spoke(lines, sights)).issuperset(ranks):
@@ -232,14 +233,17 @@ class HangWatch:
 
     def _why_spared(self, hang: Hang, idle: float, allowed: Limits) -> str:
         """Why workers that hang are not killed, since that may be sound; empty if it cannot be."""
-        if self._setting != "auto" or (hang.groups is not None and hang.groups.is_for_good):
+        lines = hang.look.lines.values()
+        is_for_good = hang.groups is not None and hang.groups.is_for_good and any(line.patience for line in lines)
+        if self._setting != "auto" or is_for_good:
             return ""
         if idle <= allowed.idle:
             return f"they have {allowed.idle:.0f} s, as they may wait in good health"
-        if self._silences.is_again(hang.places, hang.look.lines.values()):
+        if math.isinf(idle):
+            return ""
+        if self._silences.is_again(hang.places, lines):
             return "not killed again, as those before them were when they hung there"
-        # Who computes may be sound, and who spins as over NCCL looks the same; torch has a limit for those.
-        if math.isfinite(idle) and hang.idle <= allowed.idle:
+        if hang.idle <= allowed.idle:  # who spins as over NCCL looks like one who computes
             return "not killed, as these compute, or wait over NCCL: torch's own limit ends that"
         return ""
 
@@ -266,7 +270,8 @@ class HangWatch:
         # How long they are silent is as of the question: the look takes seconds in which nobody may do anything.
         lines, now = workers.lines(), time.monotonic()
         look = workers.inspect(lines, at_most=KEPT)
-        is_occupied = look.is_external or (self._is_recent(seen, now) and seen.is_occupied)
+        looks = seen.workers is self._workers and now - seen.at < 2 * self.interval + 1.0  # or it waits for others
+        is_occupied = look.is_external or (looks and seen.is_occupied)
         ranks = []
         for rank, number in workers.ranks.items():
             line, sight = lines.get(rank), seen.sights.get(rank)
@@ -275,19 +280,18 @@ class HangWatch:
             ranks.append((look.caught(rank, number, self._host), silent))
         return NodeReport(self._host, now - workers.started, is_occupied, self._idle_here(), workers.world_size, ranks)
 
-    def _is_recent(self, seen: _Seen, now: float) -> bool:
-        """Whether the main thread looks at these workers, rather than waits for others."""
-        return seen.workers is self._workers and now - seen.at < 2 * self.interval + 1.0
-
     def _idle_here(self) -> float:
         """Seconds for which no worker of this node has done anything; called in any thread."""
-        seen, found = self._seen, self._workers.lines()
-        has_reported = max([line.beat for line in found.values()], default=0) > seen.at * 1e9
+        seen, workers, found = self._seen, self._workers, self._workers.lines()
+        if workers.pids and not any(map(workers.is_alive, workers.pids)):
+            return time.monotonic() - workers.started  # the main thread may wait for other nodes to end
+        has_reported = any(line.beat > seen.at * 1e9 for line in found.values())
         # The main thread looks each second, unless it is collecting stacks itself.
         is_recent = seen.workers is self._workers and time.monotonic() - seen.at < _HANDLING
         return seen.idle if is_recent and not has_reported else 0.0
 
     def _take_note(self, host: str, groups: StackGroups) -> None:
         hang_record.log_found_elsewhere(host, groups, self._workers)
-        silent = max([sight.silent for sight in self._seen.sights.values()], default=0.0)
-        self._silences.note(silent, groups.places, self._workers.lines().values())
+        if (seen := self._seen).workers is self._workers and seen.idle:
+            silent = max([sight.silent for sight in seen.sights.values()], default=0.0)
+            self._silences.note(silent, groups.places, self._workers.lines().values())

@@ -1,7 +1,7 @@
 """A hang that was found: its log lines, the groups of ranks first and then the stacks of this node, and its event."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,9 @@ class Hang:
     @property
     def idle(self) -> float:
         """Seconds for which those to blame have done nothing."""
-        return self.groups.idle if self.groups else min(self.witnesses[rank].idle for rank in self.culprits)
+        return (
+            self.groups.idle if self.groups else min([self.witnesses[rank].idle for rank in self.culprits], default=0.0)
+        )
 
 
 def log(hang: Hang, workers: NodeWorkers) -> None:
@@ -85,12 +87,12 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
     )
 
 
-def log_external(look: CloseLook, workers: NodeWorkers, told: Collection[int]) -> None:
-    """Log what holds workers up that is not theirs; that nobody reads the output of a rank once, unless it was told."""
+def log_external(look: CloseLook, workers: NodeWorkers, told: Mapping[int, int]) -> None:
+    """Log what holds workers up that is not theirs, of each rank once since its last report, which ``told`` has."""
     if look.is_debugged:
         logger.info("workers that are silent are being debugged")
     for rank, output in look.unread.items():
-        if rank not in told:
+        if told.get(rank) != look.lines.get(rank, Telemetry()).beat:
             logger.warning("rank %d waits: nobody reads its output (%s)", workers.ranks[rank], output)
 
 

@@ -40,8 +40,9 @@ def unread_output(pid: int) -> str:
         with contextlib.suppress(OSError):  # it is gone, or may not be traced
             call = (thread / "syscall").read_text().split()
             if call[0] in _WRITES:
-                written, found = process / "fd" / str(int(call[1], 16)), process / "fd" / "1"
-                if not written.is_file() and (written.samefile(found) or written.samefile(found.with_name("2"))):
+                written = process / "fd" / str(int(call[1], 16))
+                standard = [each for number in "12" if (each := process / "fd" / number).exists()]
+                if not written.is_file() and any(map(written.samefile, standard)):
                     return str(written.readlink())
     return ""
 

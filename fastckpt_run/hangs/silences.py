@@ -23,7 +23,7 @@ class Stillness:
 
     def begin(self) -> None:
         """Look at new workers, or at those that have gone on."""
-        self._stacks: Stacks = {}
+        self._stacks: Stacks | None = None
         self._since, self._looks, self._next = 0.0, 0, 0.0
 
     def seconds(self, now: float, silent: float, allowed: float, look: Callable[[], Stacks]) -> float:
@@ -39,9 +39,10 @@ class Stillness:
             self.begin()
         elif silent >= self._next:
             self._next = silent * _LATER
-            if (stacks := look()) != self._stacks:
+            stacks = look()
+            if stacks != self._stacks:
                 self._stacks, self._since, self._looks = stacks, now, 0
-            self._looks += 1
+            self._looks += bool(stacks) and all(stacks.values())  # one without a stack may be anywhere
         return allowed + now - self._since if self._looks >= _LOOKS else 0.0
 
 
@@ -55,7 +56,7 @@ class Silences:
 
     def __init__(self) -> None:
         self.told = self.at = 0.0
-        self._is_spared = False
+        self._spared = 0
         self._where = self._before = (frozenset[str](), -1)
 
     def begin(self) -> None:
@@ -65,30 +66,29 @@ class Silences:
 
     def end(self) -> None:
         """Count from 0 again."""
-        self.told, self._is_spared = 0.0, False
+        self.told, self._spared = 0.0, 0
 
     def gone_on(self) -> None:
         """Note that workers have gone on, so that their end, if it comes, is another's."""
         self._where = frozenset[str](), -1
         self.end()
 
-    def is_due(self, silent: float, *, is_beyond: bool) -> bool:
-        """Whether to look closely at workers that are ``silent`` for so many seconds, perhaps beyond their limit."""
-        return silent >= 2 * self.told or (is_beyond and not self._is_spared)
+    def is_due(self, silent: float, limits: int) -> bool:
+        """Whether to look closely at workers that are ``silent`` for some seconds, beyond so many of their limits."""
+        return silent >= 2 * self.told or limits > self._spared
 
-    def note(
-        self, silent: float, places: Collection[str], lines: Collection[Telemetry], *, is_spared: bool = False
-    ) -> None:
-        """Note where workers are that are reported, killed, or are ``is_spared`` though they are beyond their limit."""
-        self.told, self.at, self._is_spared = silent, time.monotonic(), is_spared
+    def note(self, silent: float, places: Collection[str], lines: Collection[Telemetry], spared: int = 0) -> None:
+        """Note where workers are that are reported, or killed, or ``spared`` beyond so many of their limits."""
+        self.told, self.at, self._spared = silent, time.monotonic(), spared
         self._where = frozenset(places), _newest(lines)
 
     def is_again(self, places: Collection[str], lines: Collection[Telemetry]) -> bool:
         """Whether those before were silent at the same places when they ended, and these have come no further."""
         before, step = self._before
-        return bool(before) and before == frozenset(places) and step >= _newest(lines)
+        is_known = bool(before) and "" not in before
+        return is_known and before == frozenset(places) and step >= _newest(lines)
 
 
 def _newest(lines: Collection[Telemetry]) -> int:
-    """The newest step that workers have named."""
-    return max([line.step for line in lines], default=-1)
+    """How far workers have come: the newest step that one has named, and those that it has done since."""
+    return max([line.step + line.steps - line.named for line in lines], default=-1)

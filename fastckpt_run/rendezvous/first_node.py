@@ -76,6 +76,7 @@ class FirstNode:
                     self._records.unreached(self._round),
                     self._where,
                 )
+                self._records.cut_off(self._round)
                 self._records.report_gone(self._round, [self._round.nodes[0].id])
                 self._records.end(self._round)
                 return False
@@ -90,9 +91,12 @@ class FirstNode:
             return True
 
         try:
-            return reached(self._connected, pause, goes_on)
+            found = reached(self._connected, pause, goes_on)
         finally:
             self._is_over.set()
+        if found is not None and self._is_new:
+            self._records.report_reached(self._round)
+        return found
 
     @property
     def _where(self) -> str:
@@ -110,8 +114,12 @@ class FirstNode:
 
     def _is_reached_by_nobody(self) -> bool:
         """Whether it is rather the first one that is cut off, which has replaced one that was reached."""
-        others = len(self._round.nodes) - 1
-        return self._is_new and self._records.unreached(self._round) >= min(others, max(_SEVERAL, others // 2))
+        if not self._is_new:
+            return False
+        others, unreached = len(self._round.nodes) - 1, self._records.unreached(self._round)
+        # Those that have reached it since have reported both: names may be slow to resolve.
+        is_most = unreached > 2 * self._records.reached(self._round)
+        return is_most and unreached >= min(others, max(_SEVERAL, others // 2))
 
     def _is_reached_by_others(self) -> bool:
         """Whether this node alone does not reach it, and the others can go on without this one."""
@@ -125,7 +133,7 @@ class FirstNode:
 
 def is_reached(records: RoundStore, last: Round, id: str) -> bool:
     """Whether the others have not ended a round for want of this node, the first one, which they did not reach."""
-    return last.ranks.get(id) != 0 or not (records.unreached(last) and id in records.gone(last))
+    return last.ranks.get(id) != 0 or not records.is_cut_off(last)
 
 
 def cut_off(address: str) -> RendezvousConnectionError:

@@ -86,8 +86,10 @@ class HostDrain:
         """Leave a request in the last round, and end it if ``ends``; the round that follows it then."""
         end = time.monotonic() + _NEXT_ROUND
         while time.monotonic() < end:
-            records, last = self._last()
             try:
+                if (records := self._records()) is None:
+                    raise StoreLost("the agent looks for another one", ended=False)
+                last = records.last_round()
                 if (host in records.drained(last)) == undo:
                     records.drain(last, host, undo=undo)
                 if ends:

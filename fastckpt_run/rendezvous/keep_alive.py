@@ -9,6 +9,7 @@ from contextlib import suppress
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from fastckpt._core.error_codes import coded
+from fastckpt.errors import FastckptError
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
@@ -228,7 +229,8 @@ class KeepAlive:
             self.ending = self.ending or last.ending
             self._closed = self._closed or last.is_closed
             self._ended = last.name != round.name
-            self.each_look(store, round)
+            with suppress(OSError, FastckptError):  # what it looks for must not end this thread
+                self.each_look(store, round)
         if beats and not self._ended:
             # The first watches all others, and these watch the first: what they look at does not grow with the round.
             first = round.ranks.get(self._id) == 0

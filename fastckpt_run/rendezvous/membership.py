@@ -1,6 +1,6 @@
 """Membership of a round: who takes part, with which group rank, and when the round is complete. Pure functions."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -195,14 +195,12 @@ def terms_of(last: Round, nodes: Sequence[Node]) -> JobTerms:
     return common([*known, *(node.terms for node in nodes)])
 
 
-_SAME_HOST, _SAME_DOMAIN, _APART = range(3)
+def _host_of(node: Node) -> Hashable:
+    return node.host, node.address
 
 
-def _distance(node: Node, other: Node) -> int:
-    """How far a node is from another one, whose rank it may get."""
-    if (node.host, node.address) == (other.host, other.address):
-        return _SAME_HOST
-    return _SAME_DOMAIN if node.domain and node.domain == other.domain else _APART
+def _domain_of(node: Node) -> Hashable:
+    return node.domain
 
 
 def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node, ...]:
@@ -223,20 +221,27 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
     newcomers = [node for node in present if node.id not in ranks]
     placed = {ranks[node.id]: node for node in survivors}
     free = {rank: node for rank, node in enumerate(last.nodes) if rank not in placed}
+    hosts, domains = {*map(_host_of, free.values())}, {*map(_domain_of, free.values())} - {""}
     # Stable: otherwise who came first.
-    newcomers.sort(key=lambda node: min((_distance(node, had) for had in free.values()), default=0))
+    newcomers.sort(key=lambda node: _host_of(node) not in hosts and 1 + (_domain_of(node) not in domains))
     newcomers = sorted(newcomers[: most - len(survivors)], key=lambda node: (node.domain, node.host, node.address))
     count = len(survivors) + len(newcomers)
     # Who must move, moves to the lowest free rank; newcomers of a host get the rank that this host had.
     placed = {rank: node for rank, node in placed.items() if rank < count}
     holes = [rank for rank in range(count) if rank not in placed]
-    for distance in (_SAME_HOST, _SAME_DOMAIN):
-        for node in [*newcomers]:
-            rank = next((rank for rank in holes if rank in free and _distance(node, free[rank]) == distance), None)
-            if rank is not None:
-                placed[rank] = node
-                holes.remove(rank)
-                newcomers.remove(node)
+    given = set[str]()
+    for key in (_host_of, _domain_of):
+        had = dict[Hashable, list[int]]()
+        for rank in reversed(holes):
+            if rank in free and rank not in placed:
+                had.setdefault(key(free[rank]), []).append(rank)
+        had.pop("", None)  # a domain that was not said
+        for node in newcomers:
+            if node.id not in given and (left := had.get(key(node))):
+                placed[left.pop()] = node
+                given.add(node.id)
+    holes = [rank for rank in holes if rank not in placed]
+    newcomers = [node for node in newcomers if node.id not in given]
     moved = [node for node in survivors if ranks[node.id] >= count]
     placed |= dict(zip(holes, [*moved, *newcomers], strict=True))
     return tuple(placed[rank] for rank in range(count))

@@ -55,7 +55,7 @@ class JobDirectory:
         (option, place), mark = places[0], found[0]
         if isinstance(mark, OSError):
             text = f"{place} cannot be read on this node: {mark.strerror}. The job has its checkpoints in {self.path}"
-            return Misfit(coded(text, "FC-050"))
+            return Misfit(coded(text, "FC-050"), waits=True)  # storage may answer again
         if place == self.path:
             text = f"{place} is not the checkpoint directory of the job on this node: mount there what the others have"
             return Misfit(coded(text, "FC-050"))
@@ -102,14 +102,17 @@ class NodeAdmission:
         return lives is False
 
     def directories(self) -> list[dict[str, Any]]:
-        """The checkpoint directories of the job, as far as this node knows them: a JSON list."""
-        for path, arena in self.arenas().items():
+        """The newest checkpoint directory of the job, as far as this node knows it: a JSON list of one at most.
+
+        Those before it may have been removed by the script on purpose.
+        """
+        for path, arena in [each for each in self.arenas().items() if not is_url(each[0])][-1:]:
             with suppress(OSError):
-                mark = "" if is_url(path) else DirectoryClaim.read(arena).seen
+                mark = DirectoryClaim.read(arena).seen
                 if mark and mark not in self._directories:
                     place = os.path.realpath(path)
                     options = [option for option, given in _places_in(self._arguments) if option and given == place]
-                    self._directories[mark] = JobDirectory(path, mark, options)
+                    self._directories = {mark: JobDirectory(path, mark, options)}
         return [asdict(each) for each in [*self._directories.values()]]  # another thread may add one
 
     def _misfit(self, records: RoundStore, last: Round) -> Misfit | None:

@@ -131,6 +131,7 @@ class JobActions:
             return {"host": host, "outcome": "known"}
         members = set(self._channel.hosts)
         step = self._hand_over(host) if hands_over else None
+        self._hosts.find(name)  # again: that takes time, in which a spare may have been lost
         hosts = [node.host for node in self._hosts.leave_out(host).nodes]
         new = sorted({*hosts} - members)
         return {"host": host, "outcome": "drained", "nodes": len(hosts), "new": new, "step": step}

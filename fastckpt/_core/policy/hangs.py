@@ -131,9 +131,11 @@ def limits(
         return Limits(float(setting), PHASES * float(setting), first=STARTS * start)
     longest, doubled = MANY * pace, 2.0**alarms
     # A slow job gets longer limits than the constants, never shorter ones.
-    half, told = patience / 2, max(IDLE, FEW * pace)
+    half = patience / 2
+    told = max(IDLE, min(FEW * pace, half or inf))  # in any case before torch ends it
     busy = max(LONG if may_restart else LAST, longest, half) * doubled
-    idle = max(told, longest, half or LONG, 0.0 if may_restart else LONG) * doubled
+    # Without a measured step nothing is known of the job's pace, so a short limit would be a guess.
+    idle = max(told, longest, half if half and pace else LONG, 0.0 if may_restart else LONG) * doubled
     if not sees_all:  # idle workers here may wait for one of those that are not visible
         idle = told = inf
     return Limits(busy, busy, idle, STARTS * start, told)

@@ -106,8 +106,8 @@ STATES: Mapping[str, tuple[str, str]] = {
     "goes_on": ("goes on", "go on"),
 }
 """What ranks may do, in words for one and for several, ``{}`` being the place: the most suspicious first."""
-_FOR_GOOD = {"exited", "waits", "computes"}
-"""What ranks do in a job that cannot go on: who computes in a collective spins in it."""
+_FOR_GOOD = {"exited", "waits"}
+"""What ranks do in a job that cannot go on; who seems to compute in a collective may be anywhere below it."""
 _ORDER = {state: order for order, state in enumerate(STATES)}
 
 
@@ -286,8 +286,13 @@ def _group(key: tuple[bool, str, str, tuple[str, ...]], members: Sequence[Caught
 def _judged(ranks: Sequence[CaughtRank], *, sees_all: bool) -> tuple[frozenset[int], str]:
     """The ranks that hold the others up, none if that is not certain, and the evidence."""
     # Two ranks wait at one place if they are in one function, and their script has called it in one line.
+    # One that spins there, as over NCCL, waits as those do that have just not had the processor.
+    places = {id(each): f"{each.place} {each.frames[:1]}" for each in ranks}
+    waiting = {places[id(each)] for each in ranks if each.witness.waits}
     known = [
-        replace(each.witness, place=f"{each.place} {each.frames[:1]}") for each in ranks if each.state != "unknown"
+        replace(each.witness, place=place, waits=each.witness.waits or (each.in_collective and place in waiting))
+        for each in ranks
+        if each.state != "unknown" and (place := places[id(each)])
     ]
     blamed, reason = culprits(known, sees_all=sees_all)
     present = {each.rank for each in known if not (each.has_left or each.goes_on)}

@@ -40,9 +40,11 @@ class SilentNode:
         for line, worker in zip(self.lines, self.workers, strict=True):
             line.begin(0, worker.pid, worker.stacks)
             line.wait_at_most(self.patience * 10**9)
-            line.step()
-            line.at(step)
-        assert not self.watch.end_hang(may_restart=True)
+        for _ in range(3):
+            for line in self.lines:
+                line.step()
+                line.at(step)
+            assert not self.watch.end_hang(may_restart=True)
 
     def kills_within(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
@@ -145,6 +147,20 @@ def test_a_rank_that_computes_while_others_spin_is_named_and_left_alone(silent, 
     assert not node.kills_within(6 * SHORT)
     assert {tuple(event["culprits"]) for event in told(events)} == {(2,)}
     assert "not killed, as these compute" in told(events)[-1]["spared"]
+
+
+def test_ranks_without_a_process_group_have_an_hour(silent, events):
+    node = silent(SLEEPS, SLEEPS, patience=0)
+    assert not node.kills_within(3 * SHORT)
+    assert "they have 3600 s" in told(events)[0]["spared"]
+
+
+def test_a_rank_that_gives_no_stack_is_not_taken_for_one_that_is_still(silent, events):
+    node = silent(SPINS, LOOPS, patience=SHORT)
+    node.lines[1].begin(0, node.workers[1].pid, 0)
+    node.lines[1].step()
+    assert not node.kills_within(3 * SHORT)
+    assert not told(events)
 
 
 def test_ranks_whose_stacks_change_are_not_reported(silent, events):
