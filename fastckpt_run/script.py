@@ -1,7 +1,6 @@
 """Find the script that workers are to run; refuse to start them if it is not there."""
 
 import shutil
-from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -35,14 +34,6 @@ def require_script(spec: WorkerSpec) -> None:
         raise click.ClickException(
             f"no such script: {script}; there is no file {name} in {folder.resolve()}: give its path{question}"
         )
-
-
-def option_values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The values among the arguments of a script, each with the option before it; empty for one without."""
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        option, equals, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
-        if equals or not argument.startswith("-"):
-            yield (option if option.startswith("-") else ""), value
 
 
 def script_of(spec: WorkerSpec) -> Path | None:

@@ -317,3 +317,11 @@ def _is_environ(node: ast.AST) -> bool:
 
 def _text(key: ast.expr | None) -> str:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else _UNKNOWN
+
+
+def option_values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The values among the arguments of a script, each with the option before it; empty for one without."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
+        if equals or not argument.startswith("-"):
+            yield (option if option.startswith("-") else ""), value

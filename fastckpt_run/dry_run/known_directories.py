@@ -13,7 +13,7 @@ from fastckpt._core.report.report import report
 from fastckpt._core.storage.local.layout import PRIVATE
 from fastckpt._core.storage.store import as_path, is_url, normalised
 from fastckpt.errors import ConfigError
-from fastckpt_run.script import option_values
+from fastckpt_run.script_analysis import option_values
 from fastckpt_run.script_analysis import read as read_script
 
 _NAMED = re.compile(r"(?i)--?[\w-]*(checkpoint|ckpt)[\w-]*(dir|path|folder)?")

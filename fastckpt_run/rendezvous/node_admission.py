@@ -20,7 +20,7 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.rendezvous.job_terms import JobTerms, Misfit, misfit
 from fastckpt_run.rendezvous.membership import Node, Round
 from fastckpt_run.rendezvous.round_store import RoundStore
-from fastckpt_run.script import option_values
+from fastckpt_run.script_analysis import option_values
 
 logger = logging.getLogger("fastckpt.launcher")
 

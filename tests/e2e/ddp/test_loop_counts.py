@@ -107,7 +107,8 @@ def test_while_storage_refuses_writes_the_loop_saves_snapshots_to_memory(directo
             saved += len(saves(training, [step]))
         assert checkpointer._frequency.schedule.known is None
         directory.unlink()
-        directory.mkdir()
+        marked = [each for each in directory.parent.glob("away-*") if (each / ".fastckpt" / "identity").exists()]
+        marked[0].rename(directory)
 
 
 def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch: pytest.MonkeyPatch):

@@ -82,12 +82,12 @@ def script_typo(scene: Scene) -> None:
     main(["trian.py"])
 
 
-@answered(WARNING, value="rank 1", limit="must save it too", remedy="on every rank")
+@answered(WARNING, value="rank 1", limit="to save it, too", remedy="on every rank")
 def first_rank_only_saves(scene: Scene) -> None:
     scene.printed.append(_of_two_ranks(scene, "saves"))
 
 
-@answered(WARNING, value="rank 1", limit="must save it too", remedy="on every rank")
+@answered(WARNING, value="rank 1", limit="to save it, too", remedy="on every rank")
 def first_rank_only_steps(scene: Scene) -> None:
     scene.printed.append(_of_two_ranks(scene, "steps"))
 

@@ -29,7 +29,7 @@ def interrupted(scratch: str) -> None:
         nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)]),
         torch.randn(1024, 512),
     )
-    offload, heard = ActivationOffload(scratch, budget="4MiB"), 0
+    offload, heard, loss = ActivationOffload(scratch, budget="4MiB"), 0, None
     for _ in range(SIGNALS):
         timer = threading.Timer(random.uniform(0.02, 0.3), os.kill, (os.getpid(), signal.SIGINT))
         end = time.monotonic() + 20

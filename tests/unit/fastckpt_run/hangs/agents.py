@@ -15,6 +15,7 @@ from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unli
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.hangs.process_activity import state_of
 from fastckpt_run.watch.node_channel import NodeChannel
 
 SECRET = b"s" * 64
@@ -100,6 +101,9 @@ class CaughtWorker:
 
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
+        end = time.monotonic() + 60
+        while state_of(self.pid) != "T" and time.monotonic() < end:
+            time.sleep(0.01)
 
     def end(self) -> None:
         self._process.kill()
