@@ -1363,7 +1363,8 @@ PAGES: Sequence[ErrorPage] = (
         ),
         "A node that comes to a running job, or waits as its spare, is compared with its members: `--fast-replicas`, "
         "`--nnodes`, the script's name and the checkpoint directory. With one that differs the job would end on all "
-        "nodes. So it ends with code 2 before it joins; the members notice nothing.",
+        "nodes. So it ends with code 2 before it joins; the members notice nothing. If the directory cannot be read, it "
+        "waits until it can.",
         (
             "The file system of the checkpoint directory is not mounted on this host, or at another path.",
             "Another job has the same `--rdzv-endpoint` and `--rdzv-id`.",

@@ -23,6 +23,8 @@ _UNREACHED, _REACH = 7.0, 20.0
 other has reported so; less than `WAIT`, for which the others wait."""
 _SEVERAL = 2
 """Nodes, of many half of them, that do not reach a first one that is new: then the round ends without it."""
+_NOT_REACHED, _IS_REACHED, _CUT_OFF = "unreached", "reached", "cut off"
+"""What nodes report of a first one: that they do not reach it, or do; that the round has ended without it."""
 _PAUSE = 1.0
 """Seconds from one attempt to reach it to the next, where it fails at once."""
 
@@ -68,15 +70,15 @@ class FirstNode:
                 return False
             waited = time.monotonic() - begin
             if waited > _UNREACHED and not has_reported:
-                self._records.report_unreached(self._round)
+                self._records.report(self._round, _NOT_REACHED)
                 has_reported = True
             if has_reported and self._is_reached_by_nobody():
                 logger.warning(
                     coded("the round ends: %d nodes do not reach its first one, %s, which came last", "FC-033"),
-                    self._records.unreached(self._round),
+                    self._records.reports(self._round, _NOT_REACHED),
                     self._where,
                 )
-                self._records.cut_off(self._round)
+                self._records.report(self._round, _CUT_OFF)
                 self._records.report_gone(self._round, [self._round.nodes[0].id])
                 self._records.end(self._round)
                 return False
@@ -95,7 +97,7 @@ class FirstNode:
         finally:
             self._is_over.set()
         if found is not None and self._is_new:
-            self._records.report_reached(self._round)
+            self._records.report(self._round, _IS_REACHED)
         return found
 
     @property
@@ -116,14 +118,14 @@ class FirstNode:
         """Whether it is rather the first one that is cut off, which has replaced one that was reached."""
         if not self._is_new:
             return False
-        others, unreached = len(self._round.nodes) - 1, self._records.unreached(self._round)
+        others, unreached = len(self._round.nodes) - 1, self._records.reports(self._round, _NOT_REACHED)
         # Those that have reached it since have reported both: names may be slow to resolve.
-        is_most = unreached > 2 * self._records.reached(self._round)
+        is_most = unreached > 2 * self._records.reports(self._round, _IS_REACHED)
         return is_most and unreached >= min(others, max(_SEVERAL, others // 2))
 
     def _is_reached_by_others(self) -> bool:
         """Whether this node alone does not reach it, and the others can go on without this one."""
-        if self._records.unreached(self._round) > 1:
+        if self._records.reports(self._round, _NOT_REACHED) > 1:
             return False  # it is the first one that is cut off
         drained = self._round.drained
         return len(self._round.nodes) > self._limits.fewest or any(
@@ -133,7 +135,7 @@ class FirstNode:
 
 def is_reached(records: RoundStore, last: Round, id: str) -> bool:
     """Whether the others have not ended a round for want of this node, the first one, which they did not reach."""
-    return last.ranks.get(id) != 0 or not records.is_cut_off(last)
+    return last.ranks.get(id) != 0 or not records.reports(last, _CUT_OFF)
 
 
 def cut_off(address: str) -> RendezvousConnectionError:

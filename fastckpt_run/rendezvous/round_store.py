@@ -220,29 +220,13 @@ class RoundStore:
                 self._refuse(key, error)
         return found
 
-    def report_unreached(self, round: Round) -> None:
-        """Report that this agent does not reach the first node of a round, though both reach this store."""
-        self.connection.add(self._key(round.name, "unreached"), 1)
+    def report(self, round: Round, what: str) -> None:
+        """Count this agent among those of a round of whom something is so: see `first_node`."""
+        self.connection.add(self._key(round.name, what), 1)
 
-    def unreached(self, round: Round) -> int:
+    def reports(self, round: Round, what: str) -> int:
         """How many have reported that."""
-        return self.connection.add(self._key(round.name, "unreached"), 0)
-
-    def report_reached(self, round: Round) -> None:
-        """Report that this agent reaches the first node of a round."""
-        self.connection.add(self._key(round.name, "reached"), 1)
-
-    def reached(self, round: Round) -> int:
-        """How many have reported that."""
-        return self.connection.add(self._key(round.name, "reached"), 0)
-
-    def cut_off(self, round: Round) -> None:
-        """Have the first node of a round know that the round has ended because the others do not reach it."""
-        self.connection.add(self._key(round.name, "cut off"), 1)
-
-    def is_cut_off(self, round: Round) -> bool:
-        """Whether that is so."""
-        return self.connection.add(self._key(round.name, "cut off"), 0) > 0
+        return self.connection.add(self._key(round.name, what), 0)
 
     def hold(self) -> None:
         """Note that this agent's process holds the store."""
