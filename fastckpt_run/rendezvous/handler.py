@@ -45,8 +45,9 @@ _LOOPBACK = "127.0.0.1"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOK_ELSEWHERE = 2.0
 """Seconds between two looks of a node that waits in its own store for the others."""
-_FAREWELL = 1.0
-"""Seconds that the store's holder stays for others which have not read that the job has ended."""
+_POLL = 0.02
+_FAREWELL = 5.0
+"""Seconds that the store's holder stays, at most, for others which have not read that the job has ended."""
 
 
 class FastckptRendezvousHandler(RendezvousHandler):
@@ -247,8 +248,11 @@ class FastckptRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """End the job, and all connections; False if the store is gone."""
         self.set_closed()
-        if self._endpoints.server is not None and len(self.round.nodes) > 1:
-            time.sleep(_FAREWELL)
+        if self._endpoints.server is not None and (records := self._alive.store) is not None:
+            end = time.monotonic() + _FAREWELL
+            with suppress(StoreLost):
+                while not records.is_end_known() and time.monotonic() < end:
+                    time.sleep(_POLL)
         return self.leave()
 
     def leave(self) -> bool:

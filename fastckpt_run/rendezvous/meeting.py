@@ -172,11 +172,13 @@ class Meeting:
 
     def _wait_for_round(self, last: Round, mine: int, begin: float, *, waits: bool) -> Round:
         """Wait for the round after ``last``, in which this node has taken a place."""
-        records, decides = self._records, mine == 0
+        records, decides, has_place = self._records, mine == 0, not waits
         report_at = begin + FIRST_REPORT
         while True:
             if decides and (now := self._decide(last)):
                 return now
+            if waits and last.ranks.keys() <= self._gone:  # nobody is left who could make place
+                waits, self._deadline = False, time.monotonic() + self._timing.join
             if time.monotonic() > self._deadline and not waits:
                 came, needed, seconds = len(self._nodes), _needed(self._limits), self._timing.join
                 raise RendezvousTimeoutError(
@@ -197,7 +199,7 @@ class Meeting:
             if decides and not rung and time.monotonic() - self._looked < self._timing.interval:
                 continue
             now = records.last_round()
-            _check_open(now, waits=waits)
+            _check_open(now, waits=not has_place)
             if now.name != last.name:
                 return now
             decides = decides or (not rung and self._must_decide(last, mine))

@@ -59,7 +59,7 @@ class RoundStore:
         self._refused = set[str]()
         self._seen = set[str]()
         self._bell: StoreConnection | None = None
-        self._has_left = False
+        self._has_left = self._has_read_end = False
         self._read_last = BEFORE_THE_FIRST
         self._announced: tuple[str, Mapping[str, Any]] = ("", {})
 
@@ -201,6 +201,12 @@ class RoundStore:
         waiting = [self.joined(last, slot) for slot in range(self.slots(last))]
         self.ring({node.id for node in (*last.nodes, *waiting) if node and node.id != self._id})
 
+    def is_end_known(self) -> bool:
+        """Whether all agents of a job that has ended have read so: those of the last round, and those that wait."""
+        last = self.last_round()
+        there = {node.id for node in (*last.nodes, *self.waiting(last))} - self.gone(last).keys()
+        return self.connection.has_all([self._key("end", id) for id in there])
+
     def report_gone(self, round: Round, ids: Iterable[str], *, in_good_order: bool = False) -> None:
         """Report nodes of a round that are gone for certain; their hosts have failed unless they left in good order."""
         key = self._key(round.name, "gone")
@@ -338,6 +344,9 @@ class RoundStore:
             return None, BEFORE_THE_FIRST
         try:
             last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
+            if last.is_closed and not self._has_read_end:
+                self._has_read_end = True
+                self._put({}, "end", self._id)
             return record, self._with_nodes(last)
         except (Refused, ValueError) as error:
             self._refuse(key, error)

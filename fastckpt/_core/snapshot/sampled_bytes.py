@@ -11,6 +11,8 @@ from fastckpt._core.transfer.host_copy import SHARED_PIECE, Copy, Span, differ
 
 LINE = 64
 """Bytes of each sample: a cache line."""
+_SMALL = 64 << 10
+"""Bytes of storages that are copied too fast for a write to meet that, but by chance."""
 STRETCH = SHARED_PIECE // LINE
 """Lines of which one is sampled: those of a piece that is copied at a time, so that each piece has a sample."""
 
@@ -25,6 +27,9 @@ class SampledBytes:
 
     Each save draws its own places, so that none is left out for good. Of each tensor there is at least one. A write
     that is undone before the copy ends leaves no trace in the storages, only in their copies.
+
+    Those are also taken at both ends of a storage, and compared with each piece of it: whoever writes a whole tensor
+    begins at its first byte, also if the write tears less of the piece than is sampled.
 
     Args:
         copies: The copies to come.
@@ -41,6 +46,11 @@ class SampledBytes:
                 sample = ctypes.string_at(start + place, min(LINE, size - place))
                 self._taken.append(taken := (start + place, target + place, sample, storage))
                 self._by_piece.setdefault(start + place // SHARED_PIECE * SHARED_PIECE, []).append(taken)
+            for place in (0, size - LINE) if size >= _SMALL else ():
+                end = start + place, target + place, ctypes.string_at(start + place, LINE), storage
+                self._taken.append(end)
+                for piece in range(start, start + size, SHARED_PIECE):
+                    self._by_piece[piece].append(end)
         self._differing: torch.UntypedStorage | None = None
 
     def compare(self, piece: Span, copied: bool) -> None:

@@ -193,12 +193,25 @@ class TestSamples:
         copies, targets = copies_of(tensor)
         start, mebibyte = tensor.data_ptr(), 1 << 20
         taken = SampledBytes(copies, lambda _: [tensor])
-        tensor[mebibyte:] = 1
+        tensor[mebibyte : 2 * mebibyte] = 1
         taken.compare((targets[0].data_ptr(), start, mebibyte), False)
         tensor.zero_()
         assert taken.differing_source() is None
-        tensor[mebibyte:] = 1
+        tensor[mebibyte : 2 * mebibyte] = 1
         taken.compare((targets[0].data_ptr() + mebibyte, start + mebibyte, mebibyte), False)
+        tensor.zero_()
+        assert taken.differing_source() is not None
+
+    @pytest.mark.parametrize("written", [slice(0, 100), slice(-100, None), slice((1 << 20) + 5)])
+    def test_a_write_of_a_tensor_that_has_only_begun_or_nearly_ended_is_detected(self, written: slice):
+        """Slower than the copy, it is at none of the random places when each chunk is compared."""
+        tensor = torch.zeros(3 << 20, dtype=torch.uint8)
+        copies, targets = copies_of(tensor)
+        start, mebibyte = tensor.data_ptr(), 1 << 20
+        taken = SampledBytes(copies, lambda _: [tensor])
+        tensor[written] = 1
+        copy(copies, targets)
+        taken.compare((targets[0].data_ptr() + mebibyte, start + mebibyte, mebibyte), True)
         tensor.zero_()
         assert taken.differing_source() is not None
 

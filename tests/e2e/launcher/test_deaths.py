@@ -161,33 +161,27 @@ def note(text):
     with open(os.environ["JOB_FOLDER"] + "/saver", "a") as file:
         file.write(text + "\\n")
 
-class Saver:
-    address = "@nobody"
-    lost, may_start_over = "", True
-    def __init__(self, settings): pass
-    def start(self): note("start")
-    def serve(self, request, handler): pass
-    def telemetry(self): return {}
-    def windows(self): return {}
-    def arenas(self): return {}
-    def logged(self): return {}
-    def report(self): return []
-    def let_copies_end(self, dead): pass
+class Noting(agent.Saver):
+    def start(self):
+        note("start")
+        super().start()
     def breakpoint(self):
         if all("template.main" in " ".join(child.cmdline()) for child in psutil.Process().children()):
             note("breakpoint, all reaped")
         if "broken" in sys.argv:
             raise OSError("no memory")
-    def flush(self, *, ends=False):
+        super().breakpoint()
+    def flush(self, **how):
         note("flush")
         raise TimeoutError
-    def close(self):
+    def close(self, **how):
         note("close")
         if "slow" in sys.argv:
             time.sleep(1.0 if "second" in sys.argv else 600)
+        super().close(**how)
         note("closed")
 
-agent.Saver = Saver
+agent.Saver = Noting
 main(sys.argv[1:])
 """
 

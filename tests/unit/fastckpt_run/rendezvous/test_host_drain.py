@@ -4,7 +4,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousTimeoutError
 
 from fastckpt_run.rendezvous import first_node, host_drain
 from fastckpt_run.rendezvous import handler as handler_module
@@ -125,6 +125,17 @@ def test_a_spare_that_is_drained_ends_no_round_and_takes_no_place() -> None:
         meet(nodes)
         assert hosts(nodes[0]) == ["a"] and nodes[0].round.drained == {"c"}
         end(nodes[0], waits)
+
+
+def test_a_drained_host_that_alone_is_left_does_not_wait_for_ever() -> None:
+    with agents(1, 2, join=3.0, silence=0.5) as job:
+        nodes = on_hosts(job, "a", "b")
+        meet(nodes)
+        drained(nodes, 1)
+        waits = in_thread(nodes[1].next_rendezvous)
+        until(lambda: nodes[0]._records.waiting(nodes[0].round), "it waits")  # type: ignore[union-attr]
+        kill(nodes.pop(0))
+        assert isinstance(waits.exception(PATIENCE), RendezvousTimeoutError)
 
 
 def test_unknown_hosts_and_the_host_of_the_only_store_are_refused() -> None:
