@@ -179,19 +179,7 @@ class Meeting:
                 return now
             if waits and last.ranks.keys() <= self._gone:  # nobody is left who could make place
                 waits, self._deadline = False, time.monotonic() + self._timing.join
-            if time.monotonic() > self._deadline and not waits:
-                came, needed, seconds = len(self._nodes), _needed(self._limits), self._timing.join
-                raise RendezvousTimeoutError(
-                    coded(
-                        f"{came} of {needed} nodes came to {records.place} in {seconds:g} s. "
-                        f"Start the others with the same {_ALIKE}, or give them more time "
-                        "(--rdzv-conf join_timeout=SECONDS)",
-                        "FC-036",
-                    )
-                )
-            if not waits and time.monotonic() > report_at:
-                report_at += NEXT_REPORT
-                _report_wait(records, last, self._limits, self._deadline - time.monotonic())
+            report_at = report_at if waits else self._watch_time(last, report_at)
             self._hooks.stay()
             rung = self._rung_within(self._pause(max(begin, self._came)) if decides else self._timing.interval)
             if rung:
@@ -203,6 +191,24 @@ class Meeting:
             if now.name != last.name:
                 return now
             decides = decides or (not rung and self._must_decide(last, mine))
+
+    def _watch_time(self, last: Round, report_at: float) -> float:
+        """Say whom this node waits for, if it is time; returns when to do so again. Raises RendezvousTimeoutError."""
+        now = time.monotonic()
+        if now > self._deadline:
+            came, needed, seconds = len(self._nodes), _needed(self._limits), self._timing.join
+            raise RendezvousTimeoutError(
+                coded(
+                    f"{came} of {needed} nodes came to {self._records.place} in {seconds:g} s. "
+                    f"Start the others with the same {_ALIKE}, or give them more time "
+                    "(--rdzv-conf join_timeout=SECONDS)",
+                    "FC-036",
+                )
+            )
+        if now <= report_at:
+            return report_at
+        _report_wait(self._records, last, self._limits, self._deadline - now)
+        return report_at + NEXT_REPORT
 
     def _pause(self, since: float) -> float:
         """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""
