@@ -972,7 +972,7 @@ PAGES: Sequence[ErrorPage] = (
         (
             "<number> of <number> nodes have come to <endpoint>; waiting for the others, for <seconds> s at most. "
             "They need the same <options>",
-            "<number> nodes have come to <endpoint>; waiting for others of the last round",
+            "<number> nodes have come to <endpoint>; waiting for <hosts>",
             "<number> of <number> nodes came to <endpoint> in <seconds> s. Start the others with the same <options>, "
             "or give them more time (--rdzv-conf join_timeout=SECONDS)",
             "this node waits at <endpoint> for the other nodes of --nnodes <number>, for <seconds> s at most. They need "
@@ -1379,6 +1379,31 @@ PAGES: Sequence[ErrorPage] = (
             "fastckpt_run.rendezvous.job_terms",
             "fastckpt_run.rendezvous.node_admission",
         ),
+    ),
+    ErrorPage(
+        "FC-051",
+        "Two nodes do not hear each other",
+        (
+            "this node does not hear <hosts>, though they answer: the link between is dead, or drops large packets",
+            "the workers do not go on, and <host> does not hear another node: it leaves",
+        ),
+        "Both nodes reach others, but not each other. The job goes on as long as its workers do: they may have another "
+        "network. If the workers make no step for a minute, or fail before one, the job goes on without one of the two, "
+        "where a spare waits or `--nnodes` allows one node less: the node that does not hear most others, or else that of "
+        "the higher rank; it waits as a drained host does. [The live page](operate/live_page.md) and `fastckpt top` show "
+        "who hears whom.",
+        (
+            "A cable or a switch port of one host is broken, or a route between the two is missing.",
+            "Jumbo frames (`ip link`: an MTU above 1500) are on at the hosts, and off at a switch between them.",
+            "A firewall drops what one of the hosts sends to the other.",
+        ),
+        (
+            "Try `ping -s 1400 -M do HOST` from one host to the other, and `ping -s 8900 -M do HOST` with jumbo frames.",
+            "When the link is mended, take the host back in: `fastckpt drain --undo HOST`.",
+            "If no spare waits, and `--nnodes` allows no node less: start a spare node.",
+        ),
+        "Nothing: the job goes on from the last checkpoint that all of its nodes have in memory.",
+        ("fastckpt_run.peer_agents",),
     ),
 )
 

@@ -22,7 +22,7 @@ from fastckpt._core.saver.arena_location import memory_id
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
-from fastckpt_run.detection.neighbor_watch import ISOLATED
+from fastckpt_run.detection.neighbor_watch import APART, ISOLATED, TOGETHER
 from fastckpt_run.detection.watch_process import SENT, WatchProcess
 from fastckpt_run.members import Member, drawn_secret, exchange, host_for
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
@@ -232,11 +232,42 @@ class PeerAgents:
 
     def _lost(self, ids: Sequence[str], reason: str) -> None:
         """Have the round end without agents that are lost; called in the thread of the watch, which must not wait."""
+        if reason in (APART, TOGETHER):
+            threading.Thread(target=self._apart, args=(ids, reason), name="fastckpt-apart", daemon=True).start()
+            return
         hosts = [member.host for member in self._members if member.id in ids]
         metrics.event("node_lost", nodes=hosts, reason=reason)
         if isinstance(self._handler, FastckptRendezvousHandler):
             report = self._handler.isolated if reason == ISOLATED else self._handler.lost
             threading.Thread(target=report, args=(ids,), name="fastckpt-lost", daemon=True).start()
+
+    def _apart(self, ids: Sequence[str], reason: str) -> None:
+        """Report members that this one does not hear, though they answer, or hears again."""
+        hosts = [member.host for member in self._members if member.id in ids]
+        metrics.event("nodes_apart", host=self._own.host, hosts=hosts, undo=reason == TOGETHER)
+        if reason == TOGETHER:
+            logger.warning("this node hears %s again", ", ".join(hosts))
+        else:
+            text = "this node does not hear %s, though they answer: the link between is dead, or drops large packets"
+            logger.warning(coded(text, "FC-051"), ", ".join(hosts))
+        if isinstance(self._handler, FastckptRendezvousHandler):
+            self._handler.node_links().report(ids, undo=reason == TOGETHER)
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether this is the first node of the round, and two of its nodes do not hear each other."""
+        is_first = len(self._members) > 1 and self._members[0].id == self._own.id
+        ours = self._handler if isinstance(self._handler, FastckptRendezvousHandler) else None
+        return is_first and ours is not None and bool(ours.node_links().unheard())
+
+    def part(self) -> None:
+        """Have the job go on without one of two nodes that do not hear each other, since the workers do not go on.
+
+        Nothing is done if there are none, the job needs both, or this is not the first node.
+        """
+        if self.are_apart and (host := cast(FastckptRendezvousHandler, self._handler).node_links().part()):
+            text = "the workers do not go on, and %s does not hear another node: it leaves"
+            logger.warning(coded(text, "FC-051"), host)
 
 
 def _port(address: str) -> str:

@@ -1,6 +1,7 @@
 """The watch over other agents: each follows the next three in a ring, and all learn of one that is lost."""
 
 import asyncio
+import itertools
 import logging
 import math
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastckpt._core.error_codes import coded
+from fastckpt_run.detection.apart_members import ApartMembers
 from fastckpt_run.detection.authenticated_link import AuthenticatedLink, ForgedMessage, Purpose
 from fastckpt_run.detection.probes import ASK, MEMBER, PAUSE, PROBE, STATE, State, state_by, state_of
 from fastckpt_run.detection.reception import Reception
@@ -37,10 +39,16 @@ TICK = 0.1
 STALL = 0.2
 """Seconds by which a look may be late; beyond that this process did not run, and others were not silent."""
 ISOLATED = "isolated: most neighbours of this node do not answer; they are lost, or its own link is down"
+APART = "apart: this node does not hear it, though it answers"
+TOGETHER = "together: this node hears it again"
+PADDING = 3000
+"""Bytes of some messages, more than a packet has: a link that drops large packets drops these."""
+PADDED = 20
+"""Heartbeats of which one is padded, and the first."""
 
 WATCH = "watch"
-_KIND, _REASON = "kind", "reason"
-_BEAT, _LOST, _LEAVES = "beat", "lost", "leaves"
+_KIND, _REASON, _PADDING = "kind", "reason", "padding"
+_BEAT, _LOST, _LEAVES, _FOLLOWS = "beat", "lost", "leaves", "follows"
 OnLost = Callable[[Sequence[str], str], None]
 
 
@@ -49,14 +57,16 @@ class NeighborWatch:
 
     A member sends heartbeats to those that follow it. One that closes its connection, or is silent, is suspected: its
     follower and three others probe it by new connections, and if it answers none of them until the timeout, it is
-    reported to all members, each of which passes that on once.
+    reported to all members, each of which passes that on once. One that answers, but from which nothing comes, is
+    apart from this member: the link between the two is dead, or drops large packets.
 
     Args:
         secret: Of the job; who does not know it is refused.
         own_id: The id of this member.
         on_lost: Called once for each loss with the ids of the members and the reason, in the watch's thread: it must
             not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason the members are
-            those that this node does not reach, and no other member is told.
+            those that this node does not reach, with `APART` those that answer and are not heard, which may change to
+            `TOGETHER`; no other member is told.
         timeout: Seconds from a member's last sign of life to the report.
         listener: A socket that listens; see `listener.listen`.
         is_stopped: Whether the agent that this member stands for is stopped by a signal, and so no member now.
@@ -86,6 +96,7 @@ class NeighborWatch:
         self._judging: dict[str, asyncio.Task[None]] = {}
         self._gone: set[str] = set()
         self._reached: set[str] = set()
+        self._apart = ApartMembers()
         self._links: set[AuthenticatedLink] = set()
         self._stalls = self.sent = 0
         self._is_isolated = False
@@ -138,8 +149,11 @@ class NeighborWatch:
         self._end_round()
         self._members, self._gone, self._is_isolated = members, set(), False
         self._reached &= members.keys()
+        self._apart.keep(members)
         self._heard.clear()
         self._follow_next()
+        if self._apart.now:  # the new round knows nothing of that
+            self._on_lost(sorted(self._apart.now), APART)
 
     def _others(self) -> list[str]:
         """The other members that are not gone, in the order of the ring, from the next one on."""
@@ -164,6 +178,7 @@ class NeighborWatch:
                 async with asyncio.timeout(self._silence):
                     link = await AuthenticatedLink.open(address, self._secret, purpose)
                 try:
+                    await self._send(link, {_KIND: _FOLLOWS, _PADDING: PADDING * " "})
                     await self._receive(link, member)
                 finally:
                     link.close()
@@ -183,6 +198,8 @@ class NeighborWatch:
                 self._heard[member] = time.monotonic()
                 self._handle(await link.receive(), member)
                 self._reached.add(member)
+                if self._apart.hears(member):
+                    self._on_lost([member], TOGETHER)
         finally:
             self._links.discard(link)
 
@@ -199,6 +216,7 @@ class NeighborWatch:
         if purpose.kind == PROBE:
             await self._send(link, {STATE: State.FROZEN if self._is_stopped() else State.ALIVE})
         elif purpose.kind == WATCH:
+            self._handle(await link.receive(), purpose.sender)
             beats = asyncio.create_task(self._beat(link))
             try:
                 await self._receive(link, purpose.sender)
@@ -212,9 +230,10 @@ class NeighborWatch:
                     await self._send(link, {STATE: state})
 
     async def _beat(self, link: AuthenticatedLink) -> None:
-        while True:
+        for number in itertools.count():
             if not self._is_stopped():
-                await self._send(link, {_KIND: _BEAT})
+                padding = {} if number % PADDED else {_PADDING: PADDING * " "}
+                await self._send(link, {_KIND: _BEAT, **padding})
             await asyncio.sleep(self._interval)
 
     async def _send(self, link: AuthenticatedLink, body: dict[str, Any]) -> None:
@@ -244,13 +263,9 @@ class NeighborWatch:
     def _suspect(self, member: str, why: str) -> None:
         if member not in self._following or member in self._judging or self._is_isolated:
             return
-        if member not in self._reached:  # behind a firewall silence means nothing
-            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
-            self._heard[member] = math.inf
-        else:
-            judging = self._judging  # of this round
-            judging[member] = task = asyncio.create_task(self._judge(member, why))
-            task.add_done_callback(lambda _: judging.pop(member, None))
+        judging = self._judging  # of this round
+        judging[member] = task = asyncio.create_task(self._judge(member, why))
+        task.add_done_callback(lambda _: judging.pop(member, None))
 
     async def _judge(self, member: str, why: str) -> None:
         # 1. probe it, and have others probe it   2. one answer refutes the suspicion   3. is it this node's own link?
@@ -258,19 +273,15 @@ class NeighborWatch:
         stalls, others = self._stalls, [each for each in self._others() if each not in self._judging]
         helpers = sorted(others, key=lambda each: each in self._following)[:HELPERS]
         own = state_of(self._members[member], self._secret, self._own, member, self._refute)
-        found: list[State | None] = []
         tasks = [asyncio.create_task(each) for each in (own, *(self._ask(helper, member) for helper in helpers))]
-        try:
-            for each in asyncio.as_completed(tasks):
-                found.append(await each)
-                if found[-1] is State.ALIVE:
-                    logger.info("node %s %s, but answers: it is not lost", member, why)
-                    self._heard[member] = time.monotonic()
-                    return
-        finally:
-            for task in tasks:
-                task.cancel()
+        if await _one_answers(tasks):
+            self._answers(member, why)
+            return
         if member in self._gone or self._is_isolated:
+            return
+        if member not in self._reached:  # behind a firewall silence means nothing
+            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
+            self._heard[member] = math.inf
             return
         if stalls != self._stalls:  # this process may not have heard the answers
             self._heard[member] = time.monotonic()
@@ -287,6 +298,17 @@ class NeighborWatch:
             self._on_lost(unreached, ISOLATED)
             return
         self._report(member, f"it {why}; {state}")
+
+    def _answers(self, member: str, why: str) -> None:
+        """Take note that a member which is not heard answers this one, or another."""
+        if self._apart.answers(member, self._heard[member]):
+            self._on_lost([member], APART)
+        elif member not in self._apart.now:
+            logger.info("node %s %s, but answers: it is not lost", member, why)
+        self._heard[member] = time.monotonic()
+        if member in self._following:  # a connection that is stuck would be heard long after the link is mended
+            self._following.pop(member).cancel()
+            self._follow_next()
 
     def _ask(self, helper: str, member: str) -> Coroutine[None, None, State | None]:
         self.sent += 1
@@ -308,3 +330,15 @@ class NeighborWatch:
         self._on_lost([member], reason)
         self._telling = asyncio.create_task(self._send_all({_KIND: _LOST, MEMBER: member, _REASON: reason}))
         self._follow_next()
+
+
+async def _one_answers(probes: Sequence["asyncio.Task[State | None]"]) -> bool:
+    """Whether one of these finds that a member answers; the others are given up then."""
+    try:
+        for probe in asyncio.as_completed(probes):
+            if await probe is State.ALIVE:
+                return True
+        return False
+    finally:
+        for probe in probes:
+            probe.cancel()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt._core.memory.telemetry import Telemetry
-from fastckpt._core.policy.hangs import Limits, Observation, hung, limits, occupied
+from fastckpt._core.policy.hangs import IDLE, Limits, Observation, hung, limits, occupied
 from fastckpt._core.policy.stack_groups import StackGroups, blamed_here, grouped
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt_run.hangs import hang_record
@@ -98,6 +98,21 @@ class HangWatch:
     def is_due(self) -> bool:
         """Whether it is time for another look: what waits for deaths wakes up more often."""
         return time.monotonic() - self._looked >= 0.9 * self.interval
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker of this node has done a step since it was started."""
+        return any(line.steps > 0 for line in self._workers.lines().values())
+
+    @property
+    def silence(self) -> float:
+        """Seconds since a worker of this node has reported, or was started."""
+        beats = [line.beat / 1e9 for line in self._workers.lines().values()]
+        return time.monotonic() - max([self._workers.started, *beats])
+
+    def stands_still(self) -> bool:
+        """Whether it was reported that the workers do not go on; or they do nothing for long, and have done no step."""
+        return self._silences.told > 0.0 or (not self.has_begun and self._workers.still(time.monotonic()) > IDLE)
 
     def end_hang(self, *, may_restart: bool) -> bool:
         """Log a hang; if it cannot be sound, kill the culprits, and return whether they were.

@@ -33,6 +33,7 @@ from fastckpt_run.rendezvous.keep_alive import KeepAlive
 from fastckpt_run.rendezvous.meeting import Hooks, Meeting, Timing, closed_error
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits, Round
 from fastckpt_run.rendezvous.node_admission import NodeAdmission
+from fastckpt_run.rendezvous.node_links import NodeLinks
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.round_waits import RoundWaits
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
@@ -399,6 +400,10 @@ class FastckptRendezvousHandler(RendezvousHandler):
     def host_drain(self) -> HostDrain:
         """The means to leave hosts out of the job, for any thread."""
         return HostDrain(self._endpoints, self._limits, lambda: self._records, 2.5 * self._timing.interval)
+
+    def node_links(self) -> NodeLinks:
+        """What nodes report of the links between them, for any thread."""
+        return NodeLinks(lambda: self._records, lambda: self.round, self._limits, self.host_drain())
 
 
 def create_handler(

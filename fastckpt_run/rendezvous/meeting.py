@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from fastckpt_run.rendezvous.membership import (
     fitting,
     is_complete,
     leave_out,
+    left_out_of,
     terms_of,
 )
 from fastckpt_run.rendezvous.round_store import RoundStore
@@ -106,7 +107,8 @@ class Meeting:
         self._deadline = 0.0
         self._nodes: dict[int, Node] = {}
         self._holes: dict[int, float] = {}
-        self._gone = self._left = self._drained = frozenset[str]()
+        self._gone = self._left = frozenset[str]()
+        self._drained: Mapping[str, str] = {}
         self._looked = self._came = 0.0
         self._fewest_since: float | None = None
         self._silent_since: dict[str, float] = {}
@@ -157,12 +159,15 @@ class Meeting:
         self._nodes, self._holes, self._fewest_since = {}, {}, None
         self._gone, self._left = self._known_gone(last), frozenset[str]()
         # One that is drained ends no round: it would be left out of the next one, too.
-        is_drained = bool(last.nodes) and self._me.id not in last.ranks and self._me.host in records.drained(last)
+        drained = records.drained(last) if last.nodes and self._me.id not in last.ranks else {}
+        is_drained = self._me.host in left_out_of(drained, {node.host for node in last.nodes})
         waits = is_drained or not self._end(last)
         mine, begin = records.join(last, self._me), time.monotonic()
         if is_drained:
-            text = "this host is drained: it waits until somebody takes it back in (fastckpt drain --undo %s)"
-            logger.warning(text, self._me.host)
+            other = drained[self._me.host]
+            why = f", as it and {other} do not reach each other" if other else ""
+            text = "this host is drained%s: it waits until somebody takes it back in (fastckpt drain --undo %s)"
+            logger.warning(text, why, self._me.host)
         elif waits:
             self._hooks.parks(last)
         if mine + 1 == max(len(last.nodes), self._limits.fewest) and (first := records.joined(last, 0)):
@@ -273,7 +278,9 @@ class Meeting:
             self._left = frozenset(id for id, has_left in reported.items() if has_left)
             self._gone = (self._known_gone(last) | reported.keys()) - came.keys() | silent
             self._drained = self._records.drained(last)
-        out = {node.id for node in (*last.nodes, *came.values()) if node.host in self._drained}
+        here = {node.host for node in came.values() if node.id not in self._gone}
+        hosts_out = left_out_of(self._drained, here)
+        out = {node.id for node in (*last.nodes, *came.values()) if node.host in hosts_out}
         present = fitting(last, [node for node in came.values() if node.id not in self._gone | out])
         if len(present) < self._limits.fewest:
             self._fewest_since = None
@@ -291,8 +298,10 @@ class Meeting:
             return None
         _report_left_out([node for node in left_out if node.id in last.ranks], faults)
         for host in sorted({node.host for node in last.nodes if node.id in out}):
-            logger.warning("host %s is drained: the job goes on without it, on %d nodes", host, len(nodes))
-            metrics.event("host_left_out", host=host, causes=["drained"])
+            other = self._drained[host]
+            why = f"and {other} do not reach each other" if other else "is drained"
+            logger.warning("host %s %s: the job goes on without it, on %d nodes", host, why, len(nodes))
+            metrics.event("host_left_out", host=host, causes=[f"does not reach {other}" if other else "drained"])
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
 
@@ -346,8 +355,8 @@ def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: flo
         )
         logger.warning(text, came, _needed(limits), place, left, _ALIKE)
     elif last.nodes:
-        text = coded("%d nodes have come to %s; waiting for others of the last round", "FC-036")
-        logger.warning(text, came, place)
+        missing = ", ".join(node.host for node in records.missing(last)) or "others of the last round"
+        logger.warning(coded("%d nodes have come to %s; waiting for %s", "FC-036"), came, place, missing)
     else:
         text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
         logger.warning(text, came, place, limits.most, limits.last_call)

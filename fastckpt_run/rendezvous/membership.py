@@ -71,7 +71,8 @@ class Round:
         ending: The host that ended it, and why, in words; empty if that is not known.
         faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
         terms: What its nodes have in common, and had in the rounds before that each shared a node with the next.
-        drained: Names of hosts that are left out until somebody takes them back in.
+        drained: Names of hosts that are left out until somebody takes them back in. Each has that of a host which it
+            does not reach, if that is why: without that one it is not left out; else an empty text.
     """
 
     number: int
@@ -81,7 +82,7 @@ class Round:
     faults: HostFaults = field(default_factory=dict)
     ending: str = ""
     terms: JobTerms = UNKNOWN
-    drained: frozenset[str] = frozenset()
+    drained: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
@@ -90,8 +91,8 @@ class Round:
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
-        lists = {"nodes": [node.to_record() for node in self.nodes], "drained": sorted(self.drained)}
-        return asdict(replace(self, nodes=())) | lists | {"terms": self.terms.to_record()}
+        nodes = [node.to_record() for node in self.nodes]
+        return asdict(replace(self, nodes=())) | {"nodes": nodes, "terms": self.terms.to_record()}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -100,8 +101,9 @@ class Round:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
                 faults, ending = faults_in(record.get("faults", {})), str(record.get("ending", ""))
                 terms, found = JobTerms.from_record(record.get("terms")), tuple(map(Node.from_record, nodes))
-                if isinstance(drained := record.get("drained", []), list):
-                    return cls(number, name, found, is_closed, faults, ending, terms, frozenset(map(str, drained)))
+                if isinstance(drained := record.get("drained", {}), dict):
+                    drained = {host: str(other) for host, other in drained.items()}
+                    return cls(number, name, found, is_closed, faults, ending, terms, drained)
         raise ValueError("it describes no round")
 
 
@@ -110,6 +112,14 @@ def faults_in(record: Any) -> dict[str, tuple[str, ...]]:
     if not (type(record) is dict and all(type(causes) in (list, tuple) for causes in record.values())):
         raise ValueError("it describes no faults of hosts")
     return {host: tuple(map(str, causes)) for host, causes in record.items()}
+
+
+def left_out_of(drained: Mapping[str, str], hosts: Collection[str]) -> frozenset[str]:
+    """The drained hosts that a round has no place for, if the nodes on some ``hosts`` can take part in it."""
+    out = {host for host, other in drained.items() if not other}
+    for host, other in drained.items():
+        out |= {host} if other in hosts and other not in out else set()
+    return frozenset(out)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -157,22 +157,34 @@ class RoundStore:
         came = self.all_joined(last, range(self.slots(last)))
         return list({node.id: node for node in came if node and node.id not in last.ranks}.values())
 
-    def drain(self, last: Round, host: str, *, undo: bool = False) -> None:
-        """Have the round that follows, and those after it, leave out a host; or take it back in."""
-        key = self._key(last.name, "drain")
-        self.connection.append(key, self._signer.seal(key, {"host": host, "undo": undo}) + b"\n")
+    def missing(self, last: Round) -> list[Node]:
+        """The nodes of the last round that have not come to the one that follows, and are not reported gone."""
+        came = {node.id for node in self.all_joined(last, range(self.slots(last))) if node} | self.gone(last).keys()
+        return [node for node in last.nodes if node.id not in came]
 
-    def drained(self, last: Round) -> frozenset[str]:
-        """The hosts that the round that follows leaves out."""
-        found, key = set(last.drained), self._key(last.name, "drain")
-        for line in (self.connection.peek(key) or b"").splitlines():
-            try:
-                record = self._signer.open(key, line)
-                host = str(record["host"])
-                found.discard(host) if record.get("undo") else found.add(host)
-            except (Refused, KeyError) as error:
-                self._refuse(key, error)
-        return frozenset(found)
+    def drain(self, last: Round, host: str, *, undo: bool = False, other: str = "") -> None:
+        """Have the rounds that follow leave out a host, while there is the ``other``, if named; or take it back in."""
+        self._append({"host": host, "undo": undo, "other": other}, last.name, "drain")
+
+    def drained(self, last: Round) -> dict[str, str]:
+        """The hosts that the round that follows leaves out; as `Round.drained`."""
+        found = dict(last.drained)
+        for record in self._appended(last.name, "drain"):
+            found.pop(host := str(record.get("host")), None)
+            found |= {} if record.get("undo") else {host: str(record.get("other", ""))}
+        return found
+
+    def report_apart(self, round: Round, id: str, *, undo: bool = False) -> None:
+        """Report that this agent does not hear another one of a round, which answers others; or hears it again."""
+        self._append({"by": self._id, "id": id, "undo": undo}, round.name, "apart")
+
+    def apart(self, round: Round) -> set[tuple[str, str]]:
+        """The agents of a round, by their ids, that do not hear another one."""
+        found = set[tuple[str, str]]()
+        for record in self._appended(round.name, "apart"):
+            pair = str(record.get("by")), str(record.get("id"))
+            found.discard(pair) if record.get("undo") else found.add(pair)
+        return found
 
     # --- the end of rounds
 
@@ -209,21 +221,15 @@ class RoundStore:
 
     def report_gone(self, round: Round, ids: Iterable[str], *, in_good_order: bool = False) -> None:
         """Report nodes of a round that are gone for certain; their hosts have failed unless they left in good order."""
-        key = self._key(round.name, "gone")
         for id in ids:
-            self.connection.append(key, self._signer.seal(key, {"gone": id, "left": in_good_order}) + b"\n")
+            self._append({"gone": id, "left": in_good_order}, round.name, "gone")
 
     def gone(self, round: Round) -> dict[str, bool]:
         """The nodes of a round that were reported gone, by their ids; true for those that left in good order."""
         found = dict[str, bool]()
-        key = self._key(round.name, "gone")
-        for line in (self.connection.peek(key) or b"").splitlines():
-            try:
-                record = self._signer.open(key, line)
-                id, has_left = str(record["gone"]), bool(record.get("left"))
-                found[id] = has_left or found.get(id, False)
-            except (Refused, KeyError) as error:
-                self._refuse(key, error)
+        for record in self._appended(round.name, "gone"):
+            id = str(record.get("gone"))
+            found[id] = bool(record.get("left")) or found.get(id, False)
         return found
 
     def report(self, round: Round, what: str) -> None:
@@ -325,6 +331,18 @@ class RoundStore:
         key = self._key(*parts)
         self.connection.set(key, self._signer.seal(key, body))
 
+    def _append(self, body: dict[str, Any], *parts: object) -> None:
+        key = self._key(*parts)
+        self.connection.append(key, self._signer.seal(key, body) + b"\n")
+
+    def _appended(self, *parts: object) -> Iterator[dict[str, Any]]:
+        key = self._key(*parts)
+        for line in (self.connection.peek(key) or b"").splitlines():
+            try:
+                yield self._signer.open(key, line)
+            except Refused as error:
+                self._refuse(key, error)
+
     def _read(self, read: Callable[[dict[str, Any]], T], *parts: object) -> T | None:
         key = self._key(*parts)
         record = self.connection.peek(key)
@@ -355,7 +373,7 @@ class RoundStore:
 
     def _summary(self, round: Round) -> bytes:
         """The record of the last round. Its nodes have one of their own: agents read them once, and this often."""
-        bare = replace(round, nodes=(), faults={}, terms=UNKNOWN, drained=frozenset())
+        bare = replace(round, nodes=(), faults={}, terms=UNKNOWN, drained={})
         return self._signer.seal(self._key("last"), bare.to_record())
 
     def _with_nodes(self, round: Round) -> Round:

@@ -120,11 +120,23 @@ def _node_lost(event: Event) -> str:
     return f"lost: node {', '.join(map(str, nodes)) if isinstance(nodes, list) else '?'}: {text(event, 'reason')}"
 
 
+def _apart(event: Event) -> str:
+    hosts = event.get("hosts")
+    names = ", ".join(map(str, hosts)) if isinstance(hosts, list) else "?"
+    return (
+        f"{text(event, 'host')} hears {names} again"
+        if event.get("undo")
+        else f"{text(event, 'host')} does not hear {names}"
+    )
+
+
 def _left_out(event: Event) -> str:
     causes = event.get("causes")
     if causes == ["drained"]:
         return f"{text(event, 'host')} is drained: the job goes on without it"
     why = "; ".join(map(str, causes)) if isinstance(causes, list) else "?"
+    if why.startswith("does not reach"):
+        return f"{text(event, 'host')} {why}: the job goes on without it"
     return f"{text(event, 'host')} is left out while a spare waits, since it failed again: {why}"
 
 
@@ -187,6 +199,7 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "node_lost": _node_lost,
     "waits_as_spare": lambda event: f"{text(event, 'host')} waits as a spare: the job has all its nodes",
     "host_left_out": _left_out,
+    "nodes_apart": _apart,
     "replicated": lambda event: f"{_step(event)} is copied to {text(event, 'to')}, in {_seconds(event)}",
     "prefetched": lambda event: f"{_step(event)} of {text(event, 'host')} is prefetched, in {_seconds(event)}",
     "replica_skipped": lambda event: f"{_step(event)} is not copied to other hosts: {text(event, 'reason')}",

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastckpt._core.report.report import Report, incidents
 from fastckpt_run import formatting
+from fastckpt_run.detection.neighbor_watch import NEIGHBORS
 from fastckpt_run.views import event_text
 from fastckpt_run.views.page import _table as table
 from fastckpt_run.views.page import _text as shown
@@ -29,10 +30,12 @@ LOSSES = {
 }
 TIERS = ("memory", "storage", "remote")
 ORDER = (
-    "head", "figures", "loss", "workers", "timeline", "events", "time", "failures", "values", "frequency", "offloading",
-    "launches",
+    "head", "figures", "loss", "workers", "links", "timeline", "events", "time", "failures", "values", "frequency",
+    "offloading", "launches",
 )  # fmt: skip
 """The parts of the page, as they follow one another: now first, then what was."""
+MATRIX = 16
+"""Nodes of which the links are shown as a matrix, at most."""
 _QUIET = 10.0
 """Seconds without a heartbeat after which a worker that takes steps is pointed out."""
 _GOOD, _BUSY, _BAD = "good", "busy", "bad"
@@ -114,6 +117,7 @@ def live_parts(document: Json, found: Report) -> dict[str, str]:
         "figures": _figures(document, found),
         "loss": _losses(document),
         "workers": _workers(document),
+        "links": _links(document),
         "values": _values(document),
         "events": _events(document),
     }
@@ -134,7 +138,8 @@ def _head(document: Json) -> str:
         where = f"on {formatting.count(len(nodes), 'node')}, the first of them {job['host']}"
     begun = f"since {when(round(job['begin'] * 1e9))}" if job["begin"] else ""
     details = ", ".join(filter(None, (where, begun, f"run {job['run_id']}" if job["run_id"] else "")))
-    trouble = f'<p class="trouble">{shown(document["trouble"])}</p>' if document["trouble"] else ""
+    told = filter(None, (links_of(document)["awaited"], document["trouble"]))
+    trouble = "".join(f'<p class="trouble">{shown(text)}</p>' for text in told)
     return (
         f'<header><h1>{shown(name)}</h1><p class="state {mood(state)}" id="state" data-mood="{mood(state)}">'
         f"{shown(state)}</p></header>"
@@ -281,6 +286,45 @@ def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, 
     return [*row, f'<span class="{"trouble" if is_quiet else "beat"}">{beat}</span>', str(worker["pid"])]
 
 
+def links_of(document: Json) -> Json:
+    """What a document says of the links between nodes; an agent of an older version says nothing of them."""
+    found: Json = document.get("links") or {"unheard": [], "awaited": ""}
+    return found
+
+
+def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the matrix of who hears whom, node by node; empty for a job of one node, or of very many.
+
+    Each node listens to the next few of a ring, so that some cells say nothing.
+    """
+    nodes = document["nodes"]
+    if not 1 < len(nodes) <= MATRIX:
+        return [], []
+    unheard = {tuple(pair) for pair in links_of(document)["unheard"]}
+    rows = []
+    for node in nodes:
+        own = node["node"]
+        listens = {(own + away) % len(nodes) for away in range(1, NEIGHBORS + 1)} - {own}
+        cells = ["no" if (own, other) in unheard else "yes" if other in listens else "" for other in range(len(nodes))]
+        rows.append([f"{own} {node.get('host', '')}", *cells])
+    return ["HEARS", *(str(node["node"]) for node in nodes)], rows
+
+
+def unheard_lines(document: Json) -> Iterator[str]:
+    """A line for each pair of which one does not hear the other."""
+    hosts = {node["node"]: node.get("host", "") for node in document["nodes"]}
+    for by, other in links_of(document)["unheard"]:
+        yield f"node {by} {hosts.get(by, '')} does not hear node {other} {hosts.get(other, '')}, which answers others"
+
+
+def _links(document: Json) -> str:
+    heads, rows = link_rows(document)
+    told = "".join(f'<p class="trouble">{shown(line)}</p>' for line in unheard_lines(document))
+    cells = [[f'<span class="trouble">{shown(c)}</span>' if c == "no" else shown(c) for c in row] for row in rows]
+    matrix = table([head.lower() for head in heads], cells) if rows else ""
+    return f"<section><h2>Who hears whom</h2>{told}{matrix}</section>" if told or matrix else ""
+
+
 def _slow(worker: Json) -> str:
     slow = worker.get("slow")
     return f' <span class="trouble slow">slow: {shown(slow["part"])}, costs {slow["cost"]:.0%}</span>' if slow else ""
@@ -348,6 +392,7 @@ _ALARMS = {
     "hang",
     "hang_spared",
     "node_lost",
+    "nodes_apart",
     "host_left_out",
     "replica_skipped",
     "persist_failed",

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastckpt_run import formatting
 from fastckpt_run.views import event_text
-from fastckpt_run.views.live_view import LOSSES, OWN, TIERS, own_times, user_values
+from fastckpt_run.views.live_view import LOSSES, OWN, TIERS, link_rows, links_of, own_times, unheard_lines, user_values
 from fastckpt_run.views.report_text import when
 
 Json = Mapping[str, Any]
@@ -29,9 +29,9 @@ def blocks(document: Json) -> Iterator[str | TextTable]:
     """Lines of text and tables, from the top to the bottom."""
     yield _head(document)
     yield _figures(document)
-    if document["trouble"]:
-        yield document["trouble"]
+    yield from filter(None, (links_of(document)["awaited"], document["trouble"]))
     yield from _workers(document)
+    yield from _links(document)
     yield from _losses(document)
     values = [[name, value] for name, value in user_values(document)]
     if values:
@@ -88,6 +88,14 @@ def _workers(document: Json) -> Iterator[str | TextTable]:
     yield TextTable([*heads, ">PROCESS"], rows)
     if len(workers) > WORKERS:
         yield f"{len(workers) - WORKERS:,} more workers are not shown; --json has all"
+
+
+def _links(document: Json) -> Iterator[str | TextTable]:
+    heads, rows = link_rows(document)
+    told = list(unheard_lines(document))
+    yield from told
+    if rows and told:
+        yield TextTable(heads, rows)
 
 
 def _doing(worker: Json) -> str:

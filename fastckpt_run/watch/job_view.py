@@ -12,6 +12,7 @@ from fastckpt._core.report.launches import ACCOUNTED
 from fastckpt._core.report.report import Report, incidents
 from fastckpt._core.report.report import report as report_on
 from fastckpt._core.storage.store import is_url
+from fastckpt_run.rendezvous.node_links import NodeLinks
 from fastckpt_run.watch.growing_logs import LogReader
 from fastckpt_run.watch.node_channel import NodeChannel
 from fastckpt_run.watch.node_status import STATUS
@@ -53,6 +54,8 @@ class JobView:
         turn: The event that the state of the job follows from.
         directory: Whose event logs were read; empty for none.
         trouble: Why they are not read as they are; empty if they are.
+        unheard: Pairs of nodes, by rank: the first does not hear the second, which answers others.
+        awaited: What the next round waits for, in words; empty while workers run.
     """
 
     at: float
@@ -63,6 +66,8 @@ class JobView:
     turn: str = ""
     directory: str = ""
     trouble: str = ""
+    unheard: Sequence[tuple[int, int]] = ()
+    awaited: str = ""
 
     @property
     def own(self) -> Json:
@@ -115,6 +120,7 @@ class JobViews:
         lines: Events of this launch so far.
         directories: The checkpoint directories of this node.
         slow: The slow ranks of now, by rank.
+        links: What nodes report of the links between them; None if nothing is known of that.
     """
 
     def __init__(
@@ -123,8 +129,11 @@ class JobViews:
         lines: Sequence[bytes],
         directories: Callable[[], Sequence[str]],
         slow: Callable[[], Mapping[int, SlowRank]] = dict,
+        links: NodeLinks | None = None,
     ) -> None:
-        self._channel, self._directories, self._slow = channel, directories, slow
+        self._channel, self._directories, self._slow, self._links = channel, directories, slow, links
+        self._unheard: Sequence[tuple[int, int]] = ()
+        self._awaited = ""
         self._logs, self._turns = LogReader(lines), Turns(lines)
         self._nodes: dict[int, Json | None] = {}
         self._nodes_at = self._nodes_wall = 0.0
@@ -141,7 +150,7 @@ class JobViews:
         with self._asking:
             if time.monotonic() - self._nodes_at > FRESH:
                 self._ask()
-            nodes, at = self._nodes, self._nodes_wall
+            nodes, at, unheard, awaited = self._nodes, self._nodes_wall, self._unheard, self._awaited
         with self._reading:
             if time.monotonic() - self._report_at > max(FRESH, self._pause):
                 self._read()
@@ -154,6 +163,8 @@ class JobViews:
                 self._turns.last(),
                 self._directory,
                 self._trouble(),
+                unheard,
+                awaited,
             )
 
     def rest(self) -> None:
@@ -173,6 +184,8 @@ class JobViews:
             for worker in node["workers"]:
                 found = self._slow().get(worker["rank"])
                 worker["slow"] = {"part": found.part, "cost": found.cost} if found else None
+        if self._links is not None:
+            self._unheard, self._awaited = self._links.unheard(), self._links.awaited()
         self._nodes_at, self._nodes_wall = time.monotonic(), time.time()
 
     def _read(self) -> None:
@@ -259,6 +272,7 @@ def as_document(view: JobView) -> Json:
         },
         "failures": len(incidents(found.failures)),
         "nodes": [{"node": rank, "answers": node is not None, **(node or {})} for rank, node in view.nodes.items()],
+        "links": {"unheard": [list(pair) for pair in view.unheard], "awaited": view.awaited},
         "loss": losses(view),
         "events": [dict(event) for event in view.events],
         "directory": view.directory,

@@ -16,6 +16,7 @@ from fastckpt._core.policy.stragglers import SlowRank
 from fastckpt._core.report.report import Report
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
+from fastckpt_run.rendezvous.node_links import NodeLinks
 from fastckpt_run.views import live_view
 from fastckpt_run.watch.http_server import LOCAL, Page, Request, Response
 from fastckpt_run.watch.job_actions import JobActions
@@ -47,6 +48,7 @@ class LivePage:
         actions: Carries out what is asked for with the token.
         lines: Events of this launch so far.
         slow: The slow ranks of now, by rank.
+        links: What nodes report of the links between them; None if the rendezvous of the job has none.
 
     Attributes:
         pages: What an `HttpServer` is to serve, by method and path.
@@ -60,9 +62,10 @@ class LivePage:
         actions: JobActions,
         lines: Sequence[bytes],
         slow: Callable[[], Mapping[int, SlowRank]] = dict,
+        links: NodeLinks | None = None,
     ) -> None:
         self._channel = channel
-        self._views = JobViews(channel, lines, lambda: [each.directory for each in saver.report()], slow)
+        self._views = JobViews(channel, lines, lambda: [each.directory for each in saver.report()], slow, links)
         self._url, self._host = "", LOCAL
         self._refused = False
         self._reported: tuple[Report, dict[str, str]] | None = None

@@ -70,8 +70,9 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="fastckpt-watch", daemon=True)
         self.channel = NodeChannel(saver)
         self.workers = WatchedWorkers(0, {}, {}, 0)
-        hosts = handler.host_drain() if isinstance(handler, FastckptRendezvousHandler) else None
-        self._actions, self._lines = JobActions(self.channel, saver, hosts), lines
+        ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
+        self._links = ours.node_links() if ours else None
+        self._actions, self._lines = JobActions(self.channel, saver, ours.host_drain() if ours else None), lines
         status = NodeStatus(saver, lambda: self.workers)
         self.channel.answer(STATUS, lambda sender, body: status.read())
         self.job = JobWatch(settings, saver, lambda: self.workers.ranks)
@@ -93,7 +94,7 @@ class Watcher:
             # Imported here: most jobs serve nothing, and need not wait for it.
             from fastckpt_run.watch.live_page import LivePage
 
-            live = LivePage(self.channel, self._saver, self._actions, self._lines, self._slow)
+            live = LivePage(self.channel, self._saver, self._actions, self._lines, self._slow, self._links)
             self._pages |= self.job.pages() | live.pages
             self._looks.append(live.rest)
             self._server = HttpServer(self._settings.metrics_port, self._pages)

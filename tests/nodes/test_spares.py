@@ -45,11 +45,16 @@ def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_wh
 
 
 def started(
-    new_cluster: NewCluster, nodes: int, spares: int, endpoints: Sequence[int] = (), script: Sequence[str] = ()
+    new_cluster: NewCluster,
+    nodes: int,
+    spares: int,
+    endpoints: Sequence[int] = (),
+    script: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> tuple[NodesJob, dict[int, subprocess.Popen[bytes]]]:
     """A job that has done some steps, and the agents of its spares, which wait."""
     cluster = new_cluster(*range(nodes + spares))
-    flags = ("--fast-spares", str(spares))
+    flags = ("--fast-spares", str(spares), *flags)
     meeting = endpoint(*(endpoints or range(nodes + spares)))
     job = NodesJob(cluster, "--memory", str(EVERY), *script, nodes=str(nodes), meeting=meeting, flags=flags)
     job.launch(*range(nodes))

@@ -17,9 +17,9 @@ import pytest
 from fastckpt._core.config import Settings
 from fastckpt._core.ipc.listener import listen
 from fastckpt.errors import ConfigError
-from fastckpt_run.detection import reception
+from fastckpt_run.detection import apart_members, reception
 from fastckpt_run.detection.authenticated_link import LONGEST, AuthenticatedLink, Purpose, connection, signature
-from fastckpt_run.detection.neighbor_watch import BEAT, ISOLATED, WATCH, NeighborWatch
+from fastckpt_run.detection.neighbor_watch import APART, BEAT, ISOLATED, TOGETHER, WATCH, NeighborWatch
 from fastckpt_run.detection.probes import State, state_of
 
 DEADLINE = 60.0
@@ -218,6 +218,74 @@ def test_a_host_that_was_never_reached_is_not_taken_for_lost(
         until(lambda: caplog.text.count("it cannot be watched") >= 2)
         time.sleep(3.0)
     assert one.lost == other.lost == []
+
+
+class Relay:
+    """A link to a member on which packets are lost: all of those with more bytes than it lets through."""
+
+    def __init__(self, address: str) -> None:
+        self.passes = 1500
+        self._host, _, port = address.rpartition(":")
+        self._port, self._ends = int(port), list[socket.socket]()
+        self._server = socket.create_server((LOOPBACK, 0))
+        self.address = f"{LOOPBACK}:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, far = self._server.accept()[0], socket.create_connection((self._host, self._port))
+                self._ends += near, far
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if len(data) > self.passes:
+                    return  # it is sent again and again, and all that follows waits for it
+                target.sendall(data)
+            target.close()
+
+    def close(self) -> None:
+        for each in (self._server, *self._ends):
+            each.close()
+
+
+def test_two_members_between_which_packets_are_lost_are_apart_until_they_are_not(
+    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones alone: both answer all probes, of each other, too."""
+    monkeypatch.setattr(apart_members, "LASTS", 2.0)
+    one, two, three = members(3)
+    with closing(Relay(two.address)) as relay:
+        ring = [(each._own, each.address) for each in (one, two, three)]
+        one.watch([ring[0], (two._own, relay.address), ring[2]])
+        for each in (two, three):
+            each.watch(ring)
+        until(lambda: one.lost)
+        assert one.lost == [(["node 1"], APART)] and one.answers("node 1")
+        one.watch([ring[0], (two._own, relay.address), ring[2]])  # a new round is told at once
+        until(lambda: len(one.lost) == 2, 1.0)
+        relay.passes = 1 << 20
+        until(lambda: len(one.lost) == 3)
+    assert [reason for _, reason in one.lost] == [APART, APART, TOGETHER]
+    assert two.lost == three.lost == []
+
+
+def test_a_member_that_was_never_reached_and_answers_another_one_is_apart(
+    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(apart_members, "LASTS", 1.0)
+    one, two, three = members(3)
+    ring = [(each._own, each.address) for each in (one, two, three)]
+    with hosts_without_an_answer(1) as (address,):
+        one.watch([ring[0], (two._own, address), ring[2]])
+        for each in (two, three):
+            each.watch(ring)
+        until(lambda: one.lost)
+    assert one.lost == [(["node 1"], APART)] and "cannot be watched" not in caplog.text
+    assert two.lost == three.lost == []
 
 
 def test_of_sixty_four_members_each_sends_six_messages_a_second(members: Callable[[int], list[Member]]) -> None:

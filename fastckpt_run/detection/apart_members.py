@@ -1,0 +1,39 @@
+"""Members that answer probes, and from which nothing comes over a connection that lasts: those that are apart."""
+
+import time
+from collections.abc import Collection
+
+LASTS = 10.0
+"""Seconds for which a member that answers is not heard, after which the two are apart."""
+
+
+class ApartMembers:
+    """The members that one does not hear, though they answer it or others.
+
+    Attributes:
+        now: Those that are apart.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self.now: set[str] = set()
+
+    def keep(self, members: Collection[str]) -> None:
+        """Forget all but these."""
+        self._since = {member: since for member, since in self._since.items() if member in members}
+        self.now.intersection_update(members)
+
+    def answers(self, member: str, heard: float) -> bool:
+        """Note that a member answers which was ``heard`` last at that time; whether it is apart from now on."""
+        now = time.monotonic()
+        is_apart = now - self._since.setdefault(member, min(now, heard)) > LASTS
+        is_new = is_apart and member not in self.now
+        self.now |= {member} if is_apart else set()
+        return is_new
+
+    def hears(self, member: str) -> bool:
+        """Note that something has come from a member; whether it was apart until now."""
+        self._since.pop(member, None)
+        was_apart = member in self.now
+        self.now.discard(member)
+        return was_apart

@@ -1,0 +1,85 @@
+"""Links between the nodes of a job: who does not reach whom, who leaves for that, and whom the job waits for."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from fastckpt_run.rendezvous.host_drain import DrainRefused, HostDrain
+from fastckpt_run.rendezvous.membership import NodeLimits, Round, left_out_of
+from fastckpt_run.rendezvous.round_store import RoundStore
+from fastckpt_run.rendezvous.store_connection import StoreLost
+
+
+class NodeLinks:
+    """What the agents of a round report of each other, in records of the round.
+
+    Two that do not hear each other are no reason to end a round: their workers may have another network. But if the
+    workers do not go on either, the job goes on without one of the two, as if an operator had drained its host.
+
+    Args:
+        records: The records of the job; None if there is no store.
+        round: The last round of this node.
+        limits: How many nodes the job has.
+        drain: Leaves hosts out.
+    """
+
+    def __init__(
+        self, records: Callable[[], RoundStore | None], round: Callable[[], Round], limits: NodeLimits, drain: HostDrain
+    ) -> None:
+        self._records, self._round, self._limits, self._drain = records, round, limits, drain
+
+    def report(self, ids: Iterable[str], *, undo: bool) -> None:
+        """Report that this node does not hear others of its round, or hears them again."""
+        round, records = self._round(), self._records()
+        if records is not None:
+            with suppress(StoreLost):
+                for id in ids:
+                    records.report_apart(round, id, undo=undo)
+
+    def unheard(self) -> list[tuple[int, int]]:
+        """Pairs of group ranks of the last round: the first does not hear the second."""
+        round, records = self._round(), self._records()
+        found = set[tuple[str, str]]()
+        if records is not None:
+            with suppress(StoreLost):
+                found = records.apart(round)
+        ranks = round.ranks
+        return sorted((ranks[by], ranks[id]) for by, id in found if by in ranks and id in ranks)
+
+    def part(self) -> str:
+        """End the round if two nodes do not hear each other; the next one has no place for one of the two.
+
+        Returns the host that leaves; empty if there is none, or the job could not go on without one.
+        """
+        round, records = self._round(), self._records()
+        if records is None or not (unheard := self.unheard()):
+            return ""
+        with suppress(StoreLost):
+            out = left_out_of(records.drained(round), {node.host for node in round.nodes})
+            pairs = {frozenset(pair) for pair in unheard if not any(round.nodes[rank].host in out for rank in pair)}
+            count, holder = Counter(rank for pair in pairs for rank in pair), records.holder()
+            # Who misses most others is at fault; of two alike the one of the lower rank stays, or who has the store.
+            for rank in sorted(count, key=lambda rank: (round.nodes[rank].id == holder, -count[rank], -rank)):
+                other = next(min(pair - {rank}) for pair in pairs if rank in pair)
+                with suppress(DrainRefused):
+                    host, _ = self._drain.find(round.nodes[rank].host)
+                    records.drain(round, host, other=round.nodes[other].host)
+                    records.end(round)
+                    return host
+        return ""
+
+    def awaited(self) -> str:
+        """What the next round waits for, in words; empty while the last one lasts."""
+        records = self._records()
+        if records is None:
+            return ""
+        with suppress(StoreLost):
+            last = records.last_round()
+            if last.is_closed or (last.nodes and not records.is_ended(last)):
+                return ""
+            fewest, most = self._limits.fewest, self._limits.most
+            needed = f"{fewest}" if fewest == most else f"at least {fewest}"
+            missing = ", ".join(node.host for node in records.missing(last))
+            came = f"{records.slots(last)} of {needed} nodes have come to {records.place}"
+            return f"{came}, waiting for {missing}" if missing else came
+        return ""

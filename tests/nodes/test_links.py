@@ -1,0 +1,79 @@
+"""Hosts that reach all others but each other: one of the two leaves where a spare waits, and comes back."""
+
+import pytest
+
+from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.hosts import Cluster, address_of
+from tests.nodes.test_drained_hosts import drain, output
+from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
+from tests.nodes.test_restarts import assert_bitwise
+from tests.nodes.test_spares import started
+
+NOWHERE = "02:00:00:00:00:99"
+"""The address of no interface."""
+
+
+def cut(cluster: Cluster, *pair: int) -> None:
+    """Lose all that one of two hosts sends to the other; the rest of the network does not change."""
+    for own, other in (pair, pair[::-1]):
+        cluster.hosts[own].run("ip", "neigh", "replace", address_of(other), "lladdr", NOWHERE, "dev", "eth0")
+
+
+def mend(cluster: Cluster, *pair: int) -> None:
+    for own, other in (pair, pair[::-1]):
+        cluster.hosts[own].run("ip", "neigh", "delete", address_of(other), "dev", "eth0")
+
+
+def shrink(cluster: Cluster, number: int, size: int) -> None:
+    """Lose all packets to and from a host that are larger, as a switch does between hosts with jumbo frames."""
+    host = cluster.hosts[number]
+    host._switch.run("ip", "link", "set", host.port, "mtu", str(size))
+
+
+FLAGS = ("--fast-metrics-port", "9400")
+
+
+@pytest.mark.parametrize("flags", [("--fast-hang-timeout", "15"), pytest.param((), marks=campaign)])
+def test_of_two_hosts_without_a_link_one_leaves_for_a_spare(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, flags: tuple[str, ...]
+) -> None:
+    job, waiting = started(new_cluster, 3, 1, flags=(*FLAGS, *flags))
+    since = job.launch()  # which launches nothing, and tells the time
+    cut(job.cluster, 1, 2)
+    out, job.agents[3] = job.agents.pop(2), waiting[3]
+    recovery = job.recovered(since, 2 * SOON)
+    assert recovery.ranks == {0: 0, 1: 1, 3: 2} and recovery.lost <= EVERY
+    job.do_steps(5)
+    said = output(job, 0)
+    assert "does not hear another node: it leaves (FC-051" in said and "host node2 and node1 do not reach each" in said
+    assert "this node does not hear node2, though they answer" in output(job, 1)
+    assert "this host is drained, as it and node1 do not reach each other" in output(job, 2)
+    assert out.poll() is None
+
+    # Without the other one it takes part.
+    mend(job.cluster, 1, 2)
+    lost = job.lose(1)
+    job.agents[2] = out
+    recovery = job.recovered(lost, SOON)
+    assert set(recovery.ranks) == {0, 2, 3}
+    job.do_steps(5)
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=3))
+
+
+@campaign
+def test_a_host_whose_link_drops_large_packets_leaves_for_a_spare(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    job, waiting = started(new_cluster, 3, 1, flags=FLAGS)
+    since = job.launch()
+    shrink(job.cluster, 1, 600)
+    out, job.agents[3] = job.agents.pop(1), waiting[3]
+    recovery = job.recovered(since, 4 * SOON)
+    assert recovery.ranks == {0: 0, 3: 1, 2: 2}
+    job.do_steps(5)
+    shrink(job.cluster, 1, 1500)
+    assert drain(job, 0, "--undo", "node1")[0] == 0 and out.poll() is None
+    job.agents[1] = out
+    job.end()
+    assert_bitwise(job, uninterrupted(ranks=3))
