@@ -360,6 +360,8 @@ def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: flo
     else:
         text = "%d nodes have come to %s, and up to %d may take part; waiting for more, for %.0f s at most"
         logger.warning(text, came, place, limits.most, limits.last_call)
+    if drained := ", ".join(sorted(records.drained(last))):
+        logger.warning("these hosts are drained, and not waited for: %s (fastckpt drain --undo HOST)", drained)
 
 
 def _needed(limits: NodeLimits) -> str:

@@ -20,6 +20,7 @@ server loses takes 5 s. A host that was found dead need not be waited for so lon
 _NOTHING = "-"
 T = TypeVar("T")
 _blocked: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+_adding = threading.Lock()
 
 
 class StoreLost(Exception):
@@ -41,9 +42,11 @@ class _Lost(NamedTuple):
 
 def threads_end(timeout: float) -> bool:
     """Return whether all threads end, in so many seconds each, that wait for stores which have not answered."""
-    for thread in list(_blocked):
+    with _adding:
+        threads = list(_blocked)
+    for thread in threads:
         thread.join(timeout)
-    return not any(thread.is_alive() for thread in _blocked)
+    return not any(thread.is_alive() for thread in threads)
 
 
 def reached(connect: Callable[[], T], pause: float, goes_on: Callable[[], bool]) -> T | None:
@@ -60,8 +63,9 @@ def reached(connect: Callable[[], T], pause: float, goes_on: Callable[[], bool])
             answer.put(_Lost(str(lost), lost.ended))
 
     thread = threading.Thread(target=run, name="fastckpt-reach", daemon=True)
-    _blocked.add(thread)
     thread.start()
+    with _adding:
+        _blocked.add(thread)
     while True:
         try:
             found = answer.get(timeout=pause)
@@ -155,7 +159,8 @@ class StoreConnection:
         """End the connection; what waits for an answer is left behind."""
         self._lost = self._lost or _Lost("it is not used any more", ended=True)
         self._work.put(None)
-        _blocked.add(self._thread)
+        with _adding:
+            _blocked.add(self._thread)
 
     def _call(self, name: str, *arguments: Any, timeout: float | None = SILENCE) -> Any:
         self.calls[name] += 1

@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousTimeoutError
 
-from fastckpt_run.rendezvous import first_node, host_drain
+from fastckpt_run.rendezvous import first_node, host_drain, meeting
 from fastckpt_run.rendezvous import handler as handler_module
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.host_drain import DrainRefused
@@ -94,7 +94,7 @@ def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare() -> None:
         assert nodes[0].host_drain().find("b") == ("b", False)
         left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
         ended(nodes)
-        in_thread(nodes[1].next_rendezvous)
+        waits = in_thread(nodes[1].next_rendezvous)
         first = in_thread(nodes[0].next_rendezvous)
         assert takes.result(PATIENCE).rank == 1 and first.result(PATIENCE).rank == 0  # type: ignore[attr-defined]
         assert [node.host for node in left.result(PATIENCE).nodes] == ["a", "c"]  # type: ignore[attr-defined]
@@ -107,6 +107,8 @@ def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare() -> None:
             nodes[0].host_drain().find("a")
         nodes[0].host_drain().take_back("b")
         assert last.result(PATIENCE).world_size == 2 and hosts(nodes[0]) == ["a", "b"]  # type: ignore[attr-defined]
+        assert waits.result(PATIENCE).world_size == 2  # type: ignore[attr-defined]
+        end(nodes[0])
 
 
 def test_a_spare_that_is_drained_ends_no_round_and_takes_no_place() -> None:
@@ -127,7 +129,10 @@ def test_a_spare_that_is_drained_ends_no_round_and_takes_no_place() -> None:
         end(nodes[0], waits)
 
 
-def test_a_drained_host_that_alone_is_left_does_not_wait_for_ever() -> None:
+def test_a_drained_host_that_alone_is_left_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "FIRST_REPORT", 0.5)
     with agents(1, 2, join=3.0, silence=0.5) as job:
         nodes = on_hosts(job, "a", "b")
         meet(nodes)
@@ -136,6 +141,7 @@ def test_a_drained_host_that_alone_is_left_does_not_wait_for_ever() -> None:
         until(lambda: nodes[0]._records.waiting(nodes[0].round), "it waits")  # type: ignore[union-attr]
         kill(nodes.pop(0))
         assert isinstance(waits.exception(PATIENCE), RendezvousTimeoutError)
+        assert "these hosts are drained, and not waited for: b (fastckpt drain --undo HOST)" in caplog.text
 
 
 def test_unknown_hosts_and_the_host_of_the_only_store_are_refused() -> None:
