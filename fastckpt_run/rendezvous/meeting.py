@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -270,14 +270,7 @@ class Meeting:
         came = {node.id: node for _, node in sorted(self._nodes.items())}
         now = time.monotonic()
         if now - self._looked > self._timing.interval:
-            self._looked = now
-            ids = {*came, *last.ranks} - {self._me.id}
-            silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)
-            # A node that is there is not gone, whoever said so; but it may have died since it came.
-            reported = self._records.gone(last)
-            self._left = frozenset(id for id, has_left in reported.items() if has_left)
-            self._gone = (self._known_gone(last) | reported.keys()) - came.keys() | silent
-            self._drained = self._records.drained(last)
+            self._look(last, came)
         here = {node.host for node in came.values() if node.id not in self._gone}
         hosts_out = left_out_of(self._drained, here)
         out = {node.id for node in (*last.nodes, *came.values()) if node.host in hosts_out}
@@ -289,6 +282,15 @@ class Meeting:
         since = now - self._fewest_since if self._fewest_since is not None else 0.0
         if pending or not is_complete(last, present, self._gone | out, self._limits, since):
             return None
+        if (drained := self._records.drained(last)) != self._drained:  # by one that came since, and before it did
+            self._drained = drained
+            return self._decide(last)
+        return self._conclude(last, came, present, out)
+
+    def _conclude(
+        self, last: Round, came: Mapping[str, Node], present: Sequence[Node], out: Collection[str]
+    ) -> Round | None:
+        """Complete the round of some nodes that are present; None if another one has completed it meanwhile."""
         faults = collect_faults(last, [*came.values()], self._gone - self._left)
         chosen, left_out = leave_out(last, present, faults, self._limits)
         nodes = assign_ranks(last, chosen, self._limits.most)
@@ -304,6 +306,17 @@ class Meeting:
             metrics.event("host_left_out", host=host, causes=[f"does not reach {other}" if other else "drained"])
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
+
+    def _look(self, last: Round, came: Collection[str]) -> None:
+        """See who is silent, or reported gone, and which hosts are drained."""
+        self._looked = now = time.monotonic()
+        ids = {*came, *last.ranks} - {self._me.id}
+        silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)
+        # A node that is there is not gone, whoever said so; but it may have died since it came.
+        reported = self._records.gone(last)
+        self._left = frozenset(id for id, has_left in reported.items() if has_left)
+        self._gone = (self._known_gone(last) | reported.keys()) - {*came} | silent
+        self._drained = self._records.drained(last)
 
     def _known_gone(self, last: Round) -> frozenset[str]:
         """Nodes that this one knows to be gone; none if it had no place in the last round: it watched an older one."""

@@ -20,11 +20,11 @@ def assert_survived(job: Job, reference: Job) -> None:
 
 
 def test_a_worker_killed_amid_a_background_copy_resumes_the_checkpoint_before(new_job, uninterrupted):
-    """The state has 6 parameters, 12 moments and 6 counters."""
-    faults = [kill(rank=0, at="overlap.copy", step=6 + 10 * i, copied=copied) for i, copied in enumerate((0, 7, 23))]
-    job = new_job().with_faults(*faults, kill(rank=0, at="overlap.commit", step=40)).run("--overlap")
+    """The state has 6 parameters, 12 moments and 6 counters; each slot has been used before."""
+    faults = [kill(rank=0, at="overlap.copy", step=10 + 10 * i, copied=copied) for i, copied in enumerate((0, 7, 23))]
+    job = new_job().with_faults(*faults, kill(rank=0, at="overlap.commit", step=44)).run("--overlap")
     assert_survived(job, uninterrupted())
-    resumes = [(0, ""), (4, "memory"), (14, "memory"), (24, "memory"), (38, "memory")]
+    resumes = [(0, ""), (8, "memory"), (18, "memory"), (28, "memory"), (42, "memory")]
     assert job.resumes() == resumes or job.skips(), job.text()
 
 
