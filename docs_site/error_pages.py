@@ -979,6 +979,8 @@ PAGES: Sequence[ErrorPage] = (
             "<options>",
             "this node does not reach the one of --node-rank 0 at <endpoint>; trying for <seconds> s at most. They need "
             "<options>",
+            "this node reaches nobody of its job by <names>: the others meet on host <host>, at <endpoint>, as that one "
+            "has noted in the store here. Correct these names on this host, in DNS or /etc/hosts",
             "not all of <number> nodes came to <endpoint> in <seconds> s: <error> Start the others with <options>, or "
             "give them more time (--rdzv-conf timeout=SECONDS)<remedy>",
         ),
@@ -988,6 +990,8 @@ PAGES: Sequence[ErrorPage] = (
             "They were given another endpoint, `--rdzv-id`, `--nnodes` or secret, and wait elsewhere.",
             "`--nnodes 2` alone: torch's static rendezvous then waits at 127.0.0.1, which no other host reaches.",
             "A name resolves to another address there, or a firewall closes the port.",
+            "This host has old addresses of the others. It goes to them within seconds if one of them finds it by "
+            "the name in the list of endpoints.",
         ),
         (
             "Look at the other agents: each says where it waits, and for how many.",
@@ -998,7 +1002,11 @@ PAGES: Sequence[ErrorPage] = (
             "nodes at least: `--nnodes 3:4`.",
         ),
         "Nothing.",
-        ("fastckpt_run.rendezvous.meeting", "fastckpt_run.rendezvous.static_rendezvous"),
+        (
+            "fastckpt_run.rendezvous.meeting",
+            "fastckpt_run.rendezvous.referrals",
+            "fastckpt_run.rendezvous.static_rendezvous",
+        ),
     ),
     ErrorPage(
         "FC-037",

@@ -1,11 +1,12 @@
 """Endpoints of a rendezvous: the hosts that may hold its store, of which the first that lives does."""
 
+import ipaddress
 import queue
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
@@ -27,6 +28,8 @@ _HEARD = 0.5
 _FIRST_TURN = 1.0
 _LATER_TURN = 0.3
 """Seconds that a host leaves to each of those before it in the list, before it holds the store itself."""
+_REFERRED = -1
+"""The number of the place to which others have referred this node: it is in no list."""
 
 
 class _Looks:
@@ -91,6 +94,7 @@ class Endpoints:
         self._calls = calls
         self._lost: int | None = None
         self._held = ("", 0)
+        self._referred: tuple[str, int] | None = None
         self.server: TCPStore | None = None
 
     def __len__(self) -> int:
@@ -104,14 +108,19 @@ class Endpoints:
         return [(host, port, number in self._own) for number, (host, port) in enumerate(self._list)]
 
     def own_address(self) -> str:
-        """The address by which other nodes reach this one: its name, or, if that has none, one that leads to them."""
+        """The address by which other nodes reach this one, numeric if possible: a name may lead them elsewhere.
+
+        That of its name, if it leads here from others; the name, if it has another one; else one that leads to them.
+        """
         name = socket.getfqdn()
-        if _has_address(name):
-            return name
-        for host, port, is_here in self.places():
+        known = addresses_of(name)
+        own = [each for each in known if _is_of_interface(each)]
+        for host, port, is_here in self.places() if len(own) > 1 or not known else ():
             with suppress(OSError):
-                return host if is_here else _source_of(host, port)
-        return name
+                found = host if is_here else source_of(host, port)
+                if not known or found in own:
+                    return found
+        return own[0] if own else name
 
     def connect(
         self, rounds_in: Callable[[StoreConnection], int], timeout: float, *, hold: bool = True
@@ -151,12 +160,13 @@ class Endpoints:
     def best(self, rounds_in: Callable[[StoreConnection], int]) -> StoreConnection | None:
         """A connection to the living store with the most rounds, the first of several; None if none lives."""
         looks = _Looks()
-        for number, place in enumerate(self._list):
+        places = self._numbered()
+        for number, place in places:
             look = partial(self._look, number, place, rounds_in, looks)
             threading.Thread(target=look, name="fastckpt-endpoint", daemon=True).start()
         found = dict[tuple[int, int], StoreConnection]()
         with suppress(queue.Empty):
-            for _ in self._list:  # one that accepts and does not answer delays those that do only for a moment
+            for _ in places:  # one that accepts and does not answer delays those that do only for a moment
                 rounds, number, connection = looks.queue.get(timeout=_HEARD if found else None)
                 if connection is not None:
                     found[-rounds, number] = connection
@@ -165,6 +175,18 @@ class Endpoints:
         for other in found.values():
             other.close()
         return best
+
+    def others(self) -> Iterator[tuple[StoreConnection, bool]]:
+        """Stores at other endpoints than that of the one that this process holds, and whether it comes before them."""
+        own = self._list.index(self._held)
+        for number, place in enumerate(self._list):
+            if number != own:
+                with suppress(OSError, StoreLost), closing(self._opened(number, place)) as connection:
+                    yield connection, own < number
+
+    def refer(self, host: str, port: int) -> None:
+        """Look from now on at a place, too, that is in no list; at the last one of several."""
+        self._referred = host, port
 
     def holds(self, connection: StoreConnection) -> bool:
         """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
@@ -178,7 +200,19 @@ class Endpoints:
 
     def lost(self, connection: StoreConnection) -> None:
         """Note that a store is gone: its host has no turn any more."""
-        self._lost = next((n for n, place in enumerate(self._list) if place == (connection.host, connection.port)), -1)
+        place = connection.host, connection.port
+        self._lost = next((number for number, each in self._numbered() if each == place), _REFERRED)
+
+    def _numbered(self) -> list[tuple[int, tuple[str, int]]]:
+        return [*enumerate(self._list), *([(_REFERRED, self._referred)] if self._referred else [])]
+
+    def _opened(self, number: int, place: tuple[str, int]) -> StoreConnection:
+        """A connection to the store at a place; raises OSError or StoreLost if there is none."""
+        # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
+        patience = _PROBE_OF_LOST if number == self._lost else _PROBE
+        with closing(socket.create_connection(place, timeout=patience)):
+            pass
+        return StoreConnection(*place, calls=self._calls)
 
     def _look(
         self,
@@ -188,11 +222,7 @@ class Endpoints:
         looks: "_Looks",
     ) -> None:
         try:
-            # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
-            patience = _PROBE_OF_LOST if number == self._lost else _PROBE
-            with closing(socket.create_connection(place, timeout=patience)):
-                pass
-            connection = StoreConnection(*place, calls=self._calls)
+            connection = self._opened(number, place)
         except (OSError, StoreLost):
             looks.put((0, number, None))
             return
@@ -228,16 +258,27 @@ class Endpoints:
         return False
 
 
-def _has_address(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False
+def addresses_of(name: str) -> list[str]:
+    """The numeric addresses of a name on this host, in the order of its resolver; none if it does not know it."""
+    with suppress(OSError):
+        return [*dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))]
+    return []
 
 
-def _source_of(host: str, port: int) -> str:
+def source_of(host: str, port: int) -> str:
     """The address of the interface that leads to a host; raises OSError."""
     family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])
+
+
+def _is_of_interface(address: str) -> bool:
+    """Whether a numeric address is one of this host that leads other hosts to it."""
+    found = ipaddress.ip_address(address)
+    if found.is_loopback or found.is_link_local or found.is_unspecified:
+        return False
+    with suppress(OSError), socket.socket(socket.AF_INET6 if found.version == 6 else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return True
+    return False

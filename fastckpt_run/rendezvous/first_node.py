@@ -110,9 +110,9 @@ class FirstNode:
         while True:
             try:
                 return store_of_round(self._master.address, self._master.port)
-            except StoreLost:
+            except StoreLost as lost:
                 if time.monotonic() > end or self._is_over.wait(_PAUSE):
-                    raise
+                    raise StoreLost(f"{self._round.nodes[0].host}, {lost}", ended=False) from lost
 
     def _is_reached_by_nobody(self) -> bool:
         """Whether it is rather the first one that is cut off, which has replaced one that was reached."""

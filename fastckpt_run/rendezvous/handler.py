@@ -34,6 +34,7 @@ from fastckpt_run.rendezvous.meeting import Hooks, Meeting, Timing, closed_error
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Master, Node, NodeLimits, Round
 from fastckpt_run.rendezvous.node_admission import NodeAdmission
 from fastckpt_run.rendezvous.node_links import NodeLinks
+from fastckpt_run.rendezvous.referrals import Referrals, referred
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.round_waits import RoundWaits
 from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
@@ -101,6 +102,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._me = Node(self.id, socket.gethostname(), address, Process.current().to_record())
         self._alive = KeepAlive(self.id, timing.interval, timing.silence, endpoints)
         self._alive.each_look = self._announce
+        self._referrals = Referrals(self._me, endpoints, lambda: self._alive.store)
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
         self._has_closed = False
@@ -267,7 +269,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                     records.end(self.round)
             records.leave()
         self._release()
-        if not threads_end(1.0):
+        if not (self._referrals.end(1.0) and threads_end(1.0)):
             given_up.set()
             return False
         return True
@@ -305,6 +307,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         if self._endpoints.holds(connection):
             self._records.hold()
         self._alive.begin(self._records)
+        self._referrals.begin()
         return self._records
 
     def _give_way(self) -> None:
@@ -316,6 +319,9 @@ class FastckptRendezvousHandler(RendezvousHandler):
             return
         self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         best = self._endpoints.best(self._rounds_at)
+        if best is not None and self._endpoints.is_own(best) and self._records is not None:
+            best.close()
+            best = referred(self._records, self._endpoints, self._rounds_at)
         if best is None:
             return
         best.close()

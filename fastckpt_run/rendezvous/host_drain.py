@@ -1,12 +1,12 @@
 """Drain of hosts: an operator has the job go on without one, and takes it back in."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from fastckpt._core.policy.hosts.host_drain import named, refusal
 from fastckpt.errors import FastckptError
-from fastckpt_run.rendezvous.endpoints import Endpoints
-from fastckpt_run.rendezvous.membership import Node, NodeLimits, Round
+from fastckpt_run.rendezvous.endpoints import Endpoints, addresses_of
+from fastckpt_run.rendezvous.membership import Node, NodeLimits, Round, left_out_of
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.store_connection import StoreLost
 
@@ -48,16 +48,16 @@ class HostDrain:
         except StoreLost as lost:
             raise _unknown(lost) from lost
         nodes = [*last.nodes, *waiting]
-        host = next((node.host for node in nodes if name in (node.host, node.address)), name)
-        if host in drained:
+        host = _host_of(name, nodes, {*drained, *last.faults})
+        if host in left_out_of(drained, {node.host for node in last.nodes}):
             return host, True
         if all(node.host != host for node in nodes) and host in last.faults:
             return host, False  # it was lost a while ago, and may come back
         if all(node.host != host for node in nodes):
             raise DrainRefused(f"no node of the job is on {name}; there are: {named([node.host for node in nodes])}")
-        of_host = {node.address for node in nodes if node.host == host} | {host}
-        has_store = any(node.id == holder for node in nodes if node.host == host)
-        stores = [host if place in of_host else place for place, _, _ in self._endpoints.places()] if has_store else []
+        own = [node for node in nodes if node.host == host]
+        has_store = any(node.id == holder for node in own)
+        stores = [_host_of(place, own) for place, _, _ in self._endpoints.places()] if has_store else []
         spares = [node.host for node in waiting if node.host not in drained]
         if why := refusal(host, [node.host for node in last.nodes], spares, self._limits.fewest, stores):
             raise DrainRefused(f"{host} is not drained: {why}")
@@ -75,7 +75,7 @@ class HostDrain:
             waiting, drained = self._alive(records, last), records.drained(last)
         except StoreLost as lost:
             raise _unknown(lost) from lost
-        host = next((node.host for node in waiting if name == node.address), name)
+        host = _host_of(name, waiting, drained)
         if host not in drained:
             raise DrainRefused(f"{name} is not drained; drained are: {named(drained)}")
         has_place = any(node.host == host for node in waiting) and len(last.nodes) < self._limits.most
@@ -90,7 +90,8 @@ class HostDrain:
                 if (records := self._records()) is None:
                     raise StoreLost("the agent looks for another one", ended=False)
                 last = records.last_round()
-                if (host in records.drained(last)) == undo:
+                drained = records.drained(last)
+                if host in drained if undo else drained.get(host) != "":
                     records.drain(last, host, undo=undo)
                 if ends:
                     records.end(last)
@@ -126,6 +127,14 @@ class HostDrain:
         time.sleep(self._sign)
         now = records.beats(ids)
         return [node for node in waiting if now.get(node.id, 0) > before.get(node.id, 0)]
+
+
+def _host_of(name: str, nodes: Sequence[Node], known: Collection[str] = ()) -> str:
+    """The host of a name or an address: of one of these nodes, or one that is ``known``; else the name itself."""
+    if name in known or any(name == node.host for node in nodes):
+        return name
+    by_address = {node.address: node.host for node in reversed(nodes)}
+    return next((by_address[each] for each in (name, *addresses_of(name)) if each in by_address), name)
 
 
 def _unknown(lost: StoreLost) -> DrainRefused:

@@ -205,12 +205,20 @@ def terms_of(last: Round, nodes: Sequence[Node]) -> JobTerms:
     return common([*known, *(node.terms for node in nodes)])
 
 
-def _host_of(node: Node) -> Hashable:
+def _address_of(node: Node) -> Hashable:
     return node.host, node.address
+
+
+def _host_of(node: Node) -> Hashable:
+    return node.host  # it may come back with another address
 
 
 def _domain_of(node: Node) -> Hashable:
     return node.domain
+
+
+_KINSHIP = _address_of, _host_of, _domain_of
+"""By which a newcomer is given the rank of a lost node, the nearest first."""
 
 
 def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node, ...]:
@@ -231,16 +239,16 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
     newcomers = [node for node in present if node.id not in ranks]
     placed = {ranks[node.id]: node for node in survivors}
     free = {rank: node for rank, node in enumerate(last.nodes) if rank not in placed}
-    hosts, domains = {*map(_host_of, free.values())}, {*map(_domain_of, free.values())} - {""}
+    lost = [{*map(key, free.values())} - {""} for key in _KINSHIP]
     # Stable: otherwise who came first.
-    newcomers.sort(key=lambda node: _host_of(node) not in hosts and 1 + (_domain_of(node) not in domains))
+    newcomers.sort(key=lambda node: [key(node) not in had for key, had in zip(_KINSHIP, lost, strict=True)])
     newcomers = sorted(newcomers[: most - len(survivors)], key=lambda node: (node.domain, node.host, node.address))
     count = len(survivors) + len(newcomers)
     # Who must move, moves to the lowest free rank; newcomers of a host get the rank that this host had.
     placed = {rank: node for rank, node in placed.items() if rank < count}
     holes = [rank for rank in range(count) if rank not in placed]
     given = set[str]()
-    for key in (_host_of, _domain_of):
+    for key in _KINSHIP:
         had = dict[Hashable, list[int]]()
         for rank in reversed(holes):
             if rank in free and rank not in placed:

@@ -248,6 +248,14 @@ class RoundStore:
         """The id of the agent whose process holds the store; empty if it is not one of this job."""
         return self._read(lambda record: str(record["by"]), "holder") or ""
 
+    def refer(self, to: Mapping[str, Any]) -> None:
+        """Leave, for who waits in this store, where others meet: see `referrals`."""
+        self._put(dict(to), "referral")
+
+    def referral(self) -> dict[str, Any]:
+        """What was left so; empty if nothing was."""
+        return self._read(dict, "referral") or {}
+
     # --- signs of life
 
     def beat(self, number: int) -> None:

@@ -66,10 +66,10 @@ def test_of_two_hosts_without_a_link_one_leaves_for_a_spare(
 @campaign
 def test_a_host_whose_link_drops_large_packets_stays_while_its_workers_go_on(new_cluster: NewCluster) -> None:
     """Their gradients fit in small ones."""
-    job, _ = started(new_cluster, 3, 1, script=("--batches", "6"), flags=FLAGS)
+    job, _ = started(new_cluster, 3, 1, script=("--pace", "0.2"), flags=FLAGS)
     shrink(job.cluster, 1, 600)
     job.until(lambda: "does not hear node1, though they answer" in output(job, 0), "the link is named")
-    job.do_steps(200)
+    job.do_steps(50)
     shrink(job.cluster, 1, 1500)
     job.until(lambda: "this node hears node1 again" in output(job, 0), "the link is mended")
     job.do_steps(5)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
-from tests.nodes.hosts import address_of, name_of
+from tests.nodes.hosts import address_of
 from tests.nodes.job import PORT, NodesJob, endpoint
 from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
 from tests.nodes.test_restarts import assert_bitwise
@@ -112,9 +112,8 @@ def test_a_spare_that_does_not_reach_the_first_host_leaves_and_the_next_one_take
 
 
 @campaign
-@pytest.mark.parametrize("kind", ["firewall", "name"])
 def test_a_spare_that_the_others_do_not_reach_leaves_the_first_rank_to_the_next_one(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, kind: str
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
     # The store is at host 1, the first rank at host 0.
     job, waiting = started(new_cluster, 3, 1, endpoints=(1, 2, 0), script=("--pace", "0.2"))
@@ -124,10 +123,6 @@ def test_a_spare_that_the_others_do_not_reach_leaves_the_first_rank_to_the_next_
     waiting[4] = job.agents.pop(4)
     job.until(lambda: _waits(later), "the second spare waits")
     for number in (1, 2):
-        if kind == "name":
-            hosts = job.out / name_of(number) / "hosts"
-            hosts.write_text(hosts.read_text().replace(f"{address_of(3)} {name_of(3)}\n", ""))
-            continue
         to = ("ip", "rule", "add", "to", address_of(3))
         job.cluster.hosts[number].run(*to, "ipproto", "tcp", "sport", str(PORT), "lookup", "main", "prio", "100")
         job.cluster.hosts[number].run(*to, "blackhole", "prio", "200")  # all but answers of the store
@@ -136,7 +131,7 @@ def test_a_spare_that_the_others_do_not_reach_leaves_the_first_rank_to_the_next_
     recovery = job.recovered(lost, 2 * SOON)
     assert recovery.ranks == {1: 1, 2: 2, 4: 0} and recovery.lost <= EVERY
     assert waiting[3].wait(60) != 0
-    assert f"the other nodes do not reach this one, the first of their round, at {name_of(3)}" in job.text(100_000)
+    assert f"the other nodes do not reach this one, the first of their round, at {address_of(3)}" in job.text(100_000)
     job.do_steps(5)
     job.end()
     assert_bitwise(job, uninterrupted(ranks=3))

@@ -67,10 +67,16 @@ class Agents:
         self.handlers: list[FastckptRendezvousHandler] = []
 
     def new(
-        self, *, job: str = "job", address: str = "127.0.0.1", secret: bytes | None = None, host: bool | None = None
+        self,
+        *,
+        job: str = "job",
+        address: str = "127.0.0.1",
+        secret: bytes | None = None,
+        host: bool | None = None,
+        here: str = "",
     ) -> FastckptRendezvousHandler:
-        """An agent that has connected, and has met nobody yet."""
-        endpoints = Endpoints(self.endpoint, is_here=lambda _: True, is_host=host, calls=self.calls)
+        """An agent that has connected, and has met nobody yet; its host has all names, or that of ``here`` alone."""
+        endpoints = Endpoints(self.endpoint, is_here=lambda name: here in ("", name), is_host=host, calls=self.calls)
         made = FastckptRendezvousHandler(
             job, endpoints, self.limits, self.timing, local_address=address, secret=secret, calls=self.calls
         )

@@ -57,6 +57,20 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 pytestmark = pytest.mark.usefixtures("addresses")
 
 
+def test_a_host_is_found_by_any_name_of_its_address_but_one_that_the_job_knows_is_not_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"b.example.org": ["192.0.2.1", "address of b"], "c": ["address of b"]}  # the latter is out of date
+    monkeypatch.setattr(host_drain, "addresses_of", lambda name: names.get(name, []))
+    with agents(2, 3) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        find = nodes[0].host_drain().find
+        assert [find(name)[0] for name in ("b.example.org", "address of b", "b", "c")] == ["b", "b", "b", "c"]
+        with pytest.raises(DrainRefused, match=r"no node of the job is on d\.example\.org; there are: a, b, c"):
+            find("d.example.org")
+
+
 def test_a_drained_host_waits_until_it_is_taken_back_in() -> None:
     with agents(2, 3) as job:
         nodes = on_hosts(job, "a", "b", "c")

@@ -68,6 +68,17 @@ def test_a_newcomer_takes_the_hole() -> None:
     assert [each.id for each in found] == ["n0", "a", "n2", "n3"]
 
 
+def test_a_host_that_comes_back_with_another_address_takes_the_rank_that_it_had() -> None:
+    last = Round(1, "r", tuple(node(f"n{rank}", f"h{rank}", f"10.0.0.{rank}") for rank in range(3)))
+    back = node("x", "h2", "10.0.0.9")
+    found = assign_ranks(last, [node("y", "h4"), back, node("n0", "h0", "10.0.0.0")], 3)
+    assert [each.id for each in found] == ["n0", "y", "x"]
+    # Of hosts of one name the one that has the address goes first.
+    same = Round(1, "r", tuple(node(f"n{rank}", "h", f"10.0.0.{rank}") for rank in range(2)))
+    found = assign_ranks(same, [node("x", "h", "10.0.0.9"), node("y", "h", "10.0.0.0")], 2)
+    assert [each.id for each in found] == ["y", "x"]
+
+
 def test_agents_that_start_again_take_the_ranks_that_their_hosts_had() -> None:
     last = Round(1, "r", tuple(node(f"n{rank}", f"h{3 - rank}") for rank in range(3)))
     found = assign_ranks(last, [node("x", "h1"), node("y", "h3"), node("n1", "h2")], 3)

@@ -1,0 +1,64 @@
+"""The address that a node announces: numeric, and of an interface by which others reach it."""
+
+import errno
+import socket
+from collections.abc import Sequence
+from typing import Any, Self
+
+import pytest
+
+from fastckpt_run.rendezvous import endpoints
+from fastckpt_run.rendezvous.endpoints import Endpoints
+
+
+class Interfaces:
+    """Sockets of a host with some addresses, by the last of which it reaches all others."""
+
+    own: Sequence[str] = ()
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def bind(self, address: tuple[str, int]) -> None:
+        if address[0] not in self.own:
+            raise OSError(errno.EADDRNOTAVAIL, "not of this host")
+
+    def connect(self, _: object) -> None: ...
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.own[-1], 0
+
+
+TABLE = [
+    (("10.0.0.1",), ("10.0.0.1",), "10.0.0.1"),
+    (("fd00::1",), ("fd00::1",), "fd00::1"),
+    (("127.0.1.1", "10.0.0.1"), ("10.0.0.1",), "10.0.0.1"),  # a line for each in /etc/hosts
+    (("fe80::1%eth0", "::1", "fd00::1"), ("fe80::1%eth0", "fd00::1"), "fd00::1"),
+    (("10.9.9.9", "10.0.0.1"), ("10.0.0.1",), "10.0.0.1"),  # the first is stale, or of a router
+    (("172.17.0.1", "10.0.0.1"), ("172.17.0.1", "10.0.0.1"), "10.0.0.1"),  # a bridge for containers, on each host alike
+    (("10.0.0.1", "fd00::1"), ("10.0.0.1", "fd00::1", "10.5.5.5"), "10.0.0.1"),
+    (("127.0.1.1",), ("10.0.0.1",), "node1"),  # Debian's: others know the name
+    (("10.9.9.9",), ("10.0.0.1",), "node1"),
+    ((), ("172.17.0.1", "10.0.0.1"), "10.0.0.1"),
+]
+
+
+@pytest.mark.parametrize(("known", "own", "announced"), TABLE)
+def test_the_own_address_is_numeric_where_the_name_leads_others_here(
+    monkeypatch: pytest.MonkeyPatch, known: Sequence[str], own: Sequence[str], announced: str
+) -> None:
+    def getaddrinfo(host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        found = {"node0": ("10.0.0.7",), "node1": known}[host]
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (each, 0)) for each in found]
+
+    monkeypatch.setattr(endpoints.socket, "getfqdn", lambda: "node1")
+    monkeypatch.setattr(endpoints.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(Interfaces, "own", own)
+    monkeypatch.setattr(endpoints.socket, "socket", Interfaces)
+    assert Endpoints("node0,node1", is_here=lambda name: name == "node1").own_address() == announced

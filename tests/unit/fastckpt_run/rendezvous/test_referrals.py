@@ -1,0 +1,187 @@
+"""Nodes whose names lead them to nobody, so that they wait in stores of their own: others refer them to the job's."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from fastckpt_run.rendezvous import handler as handler_module
+from fastckpt_run.rendezvous import referrals
+from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
+from fastckpt_run.rendezvous.round_store import RoundStore
+from tests.ports import free_port
+from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, Agents, agents, in_thread, meet, until
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+STALE = "127.0.0.3"
+"""Where names lead that are out of date."""
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(referrals, "LOOK", 0.2)
+    monkeypatch.setattr(handler_module, "_LOOK_ELSEWHERE", 0.2)
+
+
+@pytest.fixture
+def seldom(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are those of the test alone."""
+    monkeypatch.setattr(referrals, "LOOK", 600.0)
+
+
+class TwoStores:
+    """Nodes of a job on two hosts, each of which holds a store."""
+
+    def __init__(self, job: Agents) -> None:
+        self._job, self._ports = job, [free_port(), free_port()]
+
+    def on(self, number: int, *, sees_other: bool = True, **kind: object) -> FastckptRendezvousHandler:
+        """A node on one of the hosts, which may know a stale address of the other one."""
+        places = [self.place(0), self.place(1)]
+        if not sees_other:
+            places[1 - number] = STALE, free_port()  # a store listens at all addresses
+        self._job.endpoint = ",".join(f"{name}:{port}" for name, port in places)
+        return self._job.new(here=HOSTS[number], **kind)  # type: ignore[arg-type]
+
+    def place(self, number: int) -> tuple[str, int]:
+        return HOSTS[number], self._ports[number]
+
+
+def looks(node: FastckptRendezvousHandler) -> None:
+    node._referrals._look()
+
+
+def records(node: FastckptRendezvousHandler) -> RoundStore:
+    assert node._records is not None
+    return node._records
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_newcomer_whose_names_are_stale_joins_the_running_job(caplog: pytest.LogCaptureFixture, first: int) -> None:
+    with agents(2, 3) as job:
+        hosts = TwoStores(job)
+        nodes = [hosts.on(first), hosts.on(first)]
+        meet(nodes)
+        newcomer = hosts.on(1 - first, sees_other=False)
+        assert newcomer._endpoints.server is not None
+        joining = in_thread(newcomer.next_rendezvous)
+        until(nodes[0].num_nodes_waiting, "the job sees that it has come")
+        infos = [*meet(nodes), joining.result(PATIENCE)]
+        assert {info.world_size for info in infos} == {3}  # type: ignore[attr-defined]
+        assert newcomer._endpoints.server is None
+        # Later rounds find it where it is now.
+        meet([*nodes, newcomer])
+        assert len(newcomer.round.nodes) == 3
+    said = [line for line in caplog.messages if "reaches nobody of its job by" in line]
+    assert len(said) == 1 and f"by {STALE}: the others meet on host {nodes[0]._me.host}, at 127.0.0.1:" in said[0]
+
+
+def test_nodes_of_a_first_round_meet_where_the_first_of_the_list_is_though_the_other_one_does_not_reach_it() -> None:
+    with agents(2, 2) as job:
+        hosts = TwoStores(job)
+        nodes = [hosts.on(0), hosts.on(1, sees_other=False)]
+        assert [info.world_size for info in meet(nodes)] == [2, 2]
+        assert [node._endpoints.server is None for node in nodes] == [False, True]
+
+
+@pytest.mark.usefixtures("seldom")
+def test_only_the_store_with_fewer_rounds_is_referred_and_of_two_alike_the_later_one() -> None:
+    with agents(1, 1) as job:
+        hosts = TwoStores(job)
+        nodes = [hosts.on(0, sees_other=False), hosts.on(1, sees_other=False)]
+        for node in nodes:  # two halves of one job, whose links are good again
+            node._endpoints._list = [hosts.place(0), hosts.place(1)]
+
+        def referred() -> list[bool]:
+            for node in nodes:
+                looks(node)
+            return [bool(records(node).referral()) for node in nodes]
+
+        meet(nodes[1:])
+        assert referred() == [True, False]
+        assert records(nodes[0]).referral()["port"] == hosts.place(1)[1]
+        records(nodes[0]).connection.delete(records(nodes[0])._key("referral"))
+        meet(nodes[:1])
+        assert referred() == [False, True]
+        # The half that has more rounds by now does not go where it was referred to before.
+        meet(nodes[1:])
+        nodes[1]._next_look = 0.0
+        nodes[1]._give_way()
+        assert nodes[1]._endpoints.server is not None
+
+
+@pytest.mark.usefixtures("seldom")
+@pytest.mark.parametrize(
+    ("job_name", "secrets", "is_closed"),
+    [("another", (SECRET, SECRET), False), ("job", (SECRET, OTHER), False), ("job", (SECRET, None), False),
+     ("job", (None, SECRET), False), ("job", (SECRET, SECRET), True)],
+    ids=["job", "secret", "no secret there", "no secret here", "closed"],
+)  # fmt: skip
+def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_has_ended(
+    job_name: str, secrets: tuple[bytes | None, bytes | None], is_closed: bool
+) -> None:
+    with agents(1, 1) as job:
+        hosts = TwoStores(job)
+        other = hosts.on(1, sees_other=False, job=job_name, secret=secrets[1])
+        node = hosts.on(0, sees_other=False, secret=secrets[0])
+        node._endpoints._list = [hosts.place(0), hosts.place(1)]
+        meet([node])
+        if is_closed:
+            node.set_closed()
+        looks(node)
+        job.endpoint = "{}:{}".format(*hosts.place(1))
+        assert not [key for key in job.stranger().list_keys() if "referral" in key]
+        assert not records(other).referral()
+
+
+@pytest.mark.usefixtures("seldom")
+def test_a_referral_to_a_store_that_is_gone_is_no_harm_and_the_next_one_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with agents(1, 2) as job:
+        hosts = TwoStores(job)
+        node = hosts.on(1, sees_other=False)
+        other = hosts.on(0)
+        meet([other])
+        records(node).refer({"host": "gone", "address": "127.0.0.1", "port": free_port()})
+        for _ in range(2):
+            node._next_look = 0.0
+            node._give_way()
+        assert node._endpoints.server is not None and not caplog.messages
+        looks(other)
+        meet([node, other])
+        assert node.round.number == 2
+
+
+def _unsigned(records: RoundStore) -> None:
+    records.connection.set(records._key("referral"), b'1 0 {"host":"h","address":"127.0.0.1","port":1}')
+
+
+STRANGE = [
+    _unsigned,
+    partial(RoundStore.refer, to={"host": "h", "address": "name.of.a.host", "port": 1}),
+    partial(RoundStore.refer, to={"host": "h", "address": "127.0.0.1", "port": 0}),
+    partial(RoundStore.refer, to={"host": "h", "address": "127.0.0.1", "port": "1"}),
+    partial(RoundStore.refer, to={}),
+]
+
+
+@pytest.mark.usefixtures("seldom")
+@pytest.mark.parametrize("leave", STRANGE)
+def test_a_referral_without_signature_or_sense_is_passed_over(leave: Callable[[RoundStore], None]) -> None:
+    with agents(1, 1) as job:
+        node = TwoStores(job).on(1, sees_other=False)
+        leave(records(node))
+        node._next_look = 0.0
+        node._give_way()
+        assert node._endpoints.server is not None and node._endpoints._referred is None
+
+
+def test_with_one_endpoint_nobody_looks(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with agents(1, 1) as job:
+        node = job.new()
+        meet([node])
+        assert not node._referrals._thread.is_alive()
