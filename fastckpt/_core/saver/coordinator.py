@@ -40,6 +40,7 @@ from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.pending_persist import urgency_of
 from fastckpt._core.saver.persistence.persist_job import PIN
 from fastckpt._core.saver.persistence.predecessor import Job
+from fastckpt._core.saver.persistence.succession import is_of_another_line
 from fastckpt._core.saver.readers import Readers
 from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.skipped_saves import SkippedSaves
@@ -142,17 +143,18 @@ class Coordinator:
             return
         if self._is_back:
             self._is_back = False
-            await asyncio.to_thread(self._forget_others)
+            await asyncio.to_thread(self._forget_others, lost=True)
         history = await self.tiers.assume(hello)
         self.writers.newest_history = max(self.writers.newest_history, history)
         self._marking.assume(first=hello.group_rank == 0)
 
-    def _forget_others(self) -> None:
-        """Give up what is in memory of a history that another job has opened: it is of another line."""
+    def _forget_others(self, *, lost: bool = False) -> None:
+        """Give up what is in memory of another line than that of the histories which others have opened."""
+        histories = self.persister.storage.histories
         for slot in self.slots:
             opening = Opening.of_slot(slot.path)
-            record = self.persister.storage.histories.read(opening.id.history) if opening else None
-            if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
+            record = histories.read(opening.id.history) if opening else None
+            if opening and is_of_another_line(opening, record, histories.newest, lost=lost):
                 logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
                 slot.clear()
 

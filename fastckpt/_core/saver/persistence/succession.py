@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.storage.history import Record
 
 MINORITY_WAIT = 10.0
@@ -85,6 +86,25 @@ def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> b
         newest: The newest record; None if there is none.
     """
     return newest is None or party.has_opened(newest, token if newest.history == id.history else "")
+
+
+def is_of_another_line(opening: Opening, record: Record | None, newest: Callable[[], int], *, lost: bool) -> bool:
+    """Whether others have opened a history from which a save in memory does not go on.
+
+    Args:
+        opening: Of that save.
+        record: That of its history; None if nobody has opened it.
+        newest: Gives the number of the newest history that was opened.
+        lost: Whether this agent has lost the directory to others, and has saved nothing since.
+    """
+    if record is not None:
+        return "" not in (opening.token, record.token) and record.token != opening.token
+    # A half that restarts more often than the one which has the directory is at a higher number.
+    if lost:
+        return newest() > 0
+    if not opening.members or opening.parent is None or opening.is_rollback:
+        return False
+    return newest() > opening.parent.history
 
 
 def is_continued(id: SaveId, newest: int, read: Callable[[int], Record | None]) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from fastckpt._core.saver.persistence import predecessor, succession
 from fastckpt._core.saver.persistence import tenure as tenure_module
 from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.predecessor import Job
-from fastckpt._core.saver.persistence.succession import Party, is_continued, may_follow, pause_before
+from fastckpt._core.saver.persistence.succession import (
+    Party,
+    is_continued,
+    is_of_another_line,
+    may_follow,
+    pause_before,
+)
 from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.local.directory import CheckpointDirectory
@@ -203,3 +210,16 @@ def test_a_save_is_continued_only_if_all_newer_histories_go_on_from_it() -> None
     assert is_continued(SaveId(1, 5), 4, records.get) and not is_continued(SaveId(1, 6), 4, records.get)
     assert is_continued(SaveId(3, 2), 4, records.get) and not is_continued(SaveId(2, 1), 4, records.get)
     assert not is_continued(SaveId(1, 5), 1000, records.get)
+
+
+def test_memory_of_a_half_that_has_restarted_more_often_than_the_other_one_is_of_another_line() -> None:
+    """The other one has opened history 2; this one is at history 3, which nobody has opened."""
+    save = Opening(SaveId(3, 35), "mine", ("b", "c"), SaveId(1, 10))
+    known = {"newest": lambda: 2, "lost": False}
+    assert is_of_another_line(save, None, **known)
+    assert not is_of_another_line(replace(save, parent=SaveId(2, 90)), None, **known)
+    assert is_of_another_line(replace(save, parent=SaveId(2, 15)), None, newest=lambda: 2, lost=True)
+    assert not is_of_another_line(replace(save, is_rollback=True), None, **known)
+    assert not is_of_another_line(replace(save, members=(), parent=None), None, **known)
+    assert not is_of_another_line(save, Record(3, "mine"), newest=lambda: 9, lost=True)
+    assert is_of_another_line(save, Record(3, "other"), **known)
