@@ -277,6 +277,7 @@ class FastckptAgent(HookedAgent):
         self._preloader.maintain()
         self._recorder.look()
         self._notice.look(self.restarts_left)
+        self._peers.join_awaited()
         # torch's own look reaps the dead: exit codes were peeked at before, without reaping.
         result = proceed()
         if result.state == WorkerState.SUCCEEDED:

@@ -199,6 +199,17 @@ class PeerAgents:
                 is_told = True
             time.sleep(_LOOK)
 
+    def join_awaited(self) -> None:
+        """Have this node join those for whom its workers wait, if they are members of this job, and are reached.
+
+        One that is started while they are not begins a round of its own, in a store of its own.
+        """
+        if isinstance(self._handler, FastckptRendezvousHandler) and (record := self._saver.awaited) is not None:
+            holder = Process.from_record(dict(record.holder))
+            if holder is not None and self._handler.reach(holder, parts=False):
+                logger.warning("joining the nodes that go on: reached %s", holder)
+                self._handler.leave_round()
+
     def close(self) -> None:
         """Watch nobody any more; the others learn that this agent leaves."""
         if self._watch is None:

@@ -212,12 +212,14 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """End the round for this node, as if others waited for a place in it."""
         self._alive.leave_round()
 
-    def reach(self, agent: Process) -> bool:
+    def reach(self, agent: Process, *, parts: bool = True) -> bool:
         """Join the store in which an agent has its round, if one is reached; the next rendezvous is there.
 
-        Until then this node is in no round, and its last one goes on without it; it holds no store.
+        Until then this node is in no round, and its last one goes on without it; it holds no store. Without ``parts``
+        it stays in both until then.
         """
-        self._part()
+        if parts:
+            self._part()
 
         def rounds_of_agent(connection: StoreConnection) -> int:
             last = self._records_at(connection).last_round()
@@ -227,6 +229,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
         with suppress(StoreLost):
             if connection := self._endpoints.best(rounds_of_agent):
+                self._part()
                 self._records = self._records_at(connection)
                 self.round = self._seen = BEFORE_THE_FIRST  # what this half has decided since is over
                 self._alive.begin(self._records)

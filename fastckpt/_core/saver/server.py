@@ -127,6 +127,8 @@ class Saver:
                 await coordinator.begin_round(round)
                 if lost:
                     coordinator.persister.nodes_lost()
+            if self._entering is not None:  # it may wait for nodes of this very round
+                await self._entering.begin_round(round)
 
         self._call(assume()).result(START_TIMEOUT)
 
@@ -231,6 +233,12 @@ class Saver:
     def taken_by(self) -> Record | None:
         """The record of those who have come in the place of this job, or of this half of it; None if nobody has."""
         return next(filter(None, (coordinator.tiers.lost_to for coordinator in [*self._coordinators.values()])), None)
+
+    @property
+    def awaited(self) -> Record | None:
+        """The record of those for whom the first worker here waits; None if it does not wait."""
+        entering = self._entering  # the loop may change it
+        return entering.tiers.awaited if entering else None
 
     def may_return(self) -> bool:
         """Whether these have left; blocks, and is to be asked once a second or so."""

@@ -78,6 +78,11 @@ class DurableTiers:
         """The record of those who have taken a place from this job; None if nobody has."""
         return next((tenure.lost_to for tenure in self._tenures if tenure.lost_to), None)
 
+    @property
+    def awaited(self) -> Record | None:
+        """The record of those for whom `open` waits; None if it does not wait."""
+        return next((record for tenure in self._tenures if (record := tenure.awaited)), None)
+
     def may_return(self) -> bool:
         """Whether those have left all places; blocks. Raises PersistError if one does not answer."""
         return all(tenure.may_return() for tenure in self._tenures)

@@ -127,6 +127,13 @@ class Tenure:
         newest = self._vigil.record if self.lost_to and self._vigil else None
         return newest is not None and newest.finished and newest.location == self._party.location
 
+    @property
+    def awaited(self) -> Record | None:
+        """The record of others for whom `enter` waits, if they save for the same directory; None if it does not."""
+        newest = vigil.record if (vigil := self._vigil) else None
+        is_of_others = newest is not None and newest.location == self._party.location
+        return newest if is_of_others and newest and not self._party.is_of_job(newest) else None
+
     def enable(self) -> int:
         """Hold histories from now on, in place of the node that was first before; as `enter`."""
         self._enabled = True

@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fastckpt._core.memory.processes import Process
 from tests.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, meet, until
 
 
-def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one() -> None:
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one(parts: bool) -> None:
+    """Before it looks, or when it has found it."""
     own, others = (f"127.0.0.1:{free_port()}" for _ in range(2))
     sought = replace(Process.current(), pid=1)
     with agents(1, 2) as job:
@@ -15,12 +19,13 @@ def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round
         node = job.new()
         assert node._endpoints.server is not None and len(meet([node])) == 1
         meet([node])  # it has had more rounds than the others, which count for nothing
-        assert not node.reach(sought), "nobody is there"
+        assert not node.reach(sought, parts=parts), "nobody is there"
+        assert (node._endpoints.server is None) == parts
         job.endpoint = others
         other = job.new()
         other._me = other._me._replace(process=sought.to_record())
         meet([other])
-        until(lambda: node.reach(sought), "it reaches the agent")
+        until(lambda: node.reach(sought, parts=parts), "it reaches the agent")
         assert node._endpoints.server is None
         joining = in_thread(node.next_rendezvous)
         until(other.num_nodes_waiting, "the other one sees that it has come")

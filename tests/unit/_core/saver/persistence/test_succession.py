@@ -1,5 +1,6 @@
 """Rules by which rounds of agents follow each other, on one directory, with real records."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -142,6 +143,22 @@ def test_a_half_that_lost_its_place_goes_on_when_the_others_have_closed_it(nodes
         nodes.meet("c")
     nodes.tenures["a"].close()
     assert nodes.tenures["c"].may_return() and nodes.meet("c") == 2
+
+
+def test_an_agent_that_waits_knows_for_whom_until_it_is_in_a_round_with_them(nodes: Nodes) -> None:
+    """One that is started again in a half that the others do not reach: it was in no round with them."""
+    nodes.hold("abc", 1)
+    again = Tenure(nodes.store, Job("c again", "/run"))
+    assert again.awaited is None
+    entered = threading.Thread(target=again.enter)
+    entered.start()
+    until(lambda: again.awaited is not None)
+    assert again.awaited is not None and again.awaited.launch == "a"
+    again.begin_round(["a", "c again"], "a")
+    assert again.awaited is None
+    entered.join(60)
+    assert not entered.is_alive()
+    again.close()
 
 
 @pytest.mark.parametrize("finished", [True, False])
