@@ -86,6 +86,7 @@ class Switch:
     def __init__(self) -> None:
         self._process = _held("unshare", "--net", "bash", "-c", WAIT)
         self._ports = itertools.count()
+        self._is_split = False
         self.run("ip", "link", "add", "switch", "type", "bridge")
         self.run("ip", "link", "set", "switch", "up")
 
@@ -97,9 +98,11 @@ class Switch:
         return port
 
     def split(self, ports: Iterable[str]) -> None:
-        """Lead these ports to a switch of their own, without a cable to this one."""
-        self.run("ip", "link", "add", "apart", "type", "bridge")
-        self.run("ip", "link", "set", "apart", "up")
+        """Lead these ports to another switch, without a cable to this one."""
+        if not self._is_split:
+            self.run("ip", "link", "add", "apart", "type", "bridge")
+            self.run("ip", "link", "set", "apart", "up")
+        self._is_split = True
         for port in ports:
             self.run("ip", "link", "set", port, "master", "apart")
 
@@ -108,6 +111,7 @@ class Switch:
         for port in ports:
             self.run("ip", "link", "set", port, "master", "switch")
         self.run("ip", "link", "delete", "apart")
+        self._is_split = False
 
     def run(self, *command: str) -> str:
         return _run("nsenter", "--target", str(self._process.pid), "--net", *command)
@@ -277,7 +281,7 @@ class Cluster:
         self.hosts.pop(number).lose()
 
     def split(self, *numbers: int) -> None:
-        """Cut these hosts off from the others; they reach each other, and their storage."""
+        """Cut these hosts off from the others; they reach each other, those that were cut off before, and storage."""
         self._switch.split(self.hosts[number].port for number in numbers)
 
     def join(self, *numbers: int) -> None:

@@ -1,0 +1,362 @@
+"""Second events: hosts and links fail, come or go while a job recovers from what happened before, or just after."""
+
+import itertools
+import os
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from tests.json_lines import whole_lines
+from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.hosts import HOSTS, name_of
+from tests.nodes.job import JobEndedError, NodesJob, TooLateError, endpoint
+from tests.nodes.lineage import durable_in, line_of, runs_in
+from tests.nodes.recovery import Line, Losses
+from tests.nodes.test_drained_hosts import COMMAND, LINK, PORT
+from tests.nodes.test_halves import events, output
+from tests.nodes.test_newcomers import agent_of
+
+BATCHES = ("--batches", "12")
+"""Of each step, on one to four hosts."""
+SCRIPT = (*BATCHES, "--steps", "100000", "--memory", "5", "--disk", "10", "--pace", "0.15", "--digests")
+FLAGS = ("--fast-metrics-port", PORT, "--rdzv-conf", "last_call_timeout=3")
+LATEST = 4.0
+"""Seconds after the first event within which the second one begins, if it does not wait for the recovery."""
+LIMIT = 150.0
+"""Seconds for a job to recover: a half waits 20 s for one that is lost, an agent that leaves up to 60 s for others."""
+STEPS = 8
+"""Steps by which a host that trains is known."""
+QUIET = 3.0
+"""Seconds without a step after which a host waits without workers, or is about to."""
+LOOK = 0.2
+CLOSE = 0.02
+"""Losses of worlds of several sizes differ by the order of sums."""
+TAIL, WIDTH = 60, 300
+"""Lines of each output that a failure shows, and characters of each."""
+IS_BACK = re.compile("is back in the job|may take part again|is not drained; drained are")
+SEED = int(os.environ.get("FASTCKPT_SEED") or 1)
+
+FIRST = ("partition", "heal", "loss", "restart", "newcomer", "drain", "leave")
+SECOND = ("partition", "loss", "restart", "newcomer", "drain", "leave")
+OF_HALVES = ("heal", "cut", "loss_of_half", "restart_of_waiting", "newcomer_to_waiting", "loss_of_waiting")
+CASES = [*itertools.product(FIRST, SECOND), *(("partition", second) for second in OF_HALVES)]
+
+
+class Story:
+    """A job that trains on all of its hosts, and what befalls it.
+
+    Attributes:
+        job: The job.
+        told: All that has befallen it, with times.
+    """
+
+    def __init__(self, new_cluster: NewCluster, hosts: int, rng: random.Random) -> None:
+        cluster = new_cluster(*range(hosts))
+        self.job = NodesJob(cluster, *SCRIPT, nodes="1:6", meeting=endpoint(0, 1, 2, 3), flags=FLAGS)
+        self._rng = rng
+        self._apart, self._unplugged, self._drained = set[int](), set[int](), set[int]()
+        self._leaving: dict[int, subprocess.Popen[bytes]] = {}
+        self._requests: list[threading.Thread] = []
+        self._names = (f"drain.{number}" for number in itertools.count())
+        self.told: list[str] = []
+        self._begun = self._since = self.job.launch(*range(hosts))
+        self.settle()
+
+    def befall(self, event: str, *, waits: bool) -> None:
+        """Have something happen, by its name; ``waits`` if the answer to a request is waited for."""
+        self._since = self._tell(event)
+        self._drain(waits=waits) if event == "drain" else getattr(self, f"_{event}")()
+
+    def pause(self) -> None:
+        """Wait for less than a recovery takes."""
+        time.sleep(self._rng.uniform(0.0, LATEST))
+
+    def settle(self) -> None:
+        """Wait until some hosts that reach each other train, and make that durable; all others have no workers."""
+        self._until(lambda: any(self._goes_on(side) for side in self._sides()), "the job goes on")
+        self._tell("it goes on")
+
+    def end(self) -> None:
+        """Undo what has befallen it: all hosts train in one world, and end well."""
+        self._since = self._tell("all is undone")
+        self._heal()
+        for request in self._requests:
+            request.join(2 * LIMIT)
+        for number, agent in self._leaving.items():
+            assert agent.wait(LIMIT) == 1, f"the agent that leaves node{number}\n{self.text()}"
+        for number in self._hosts - self.job.cluster.hosts.keys():
+            self.job.cluster.add(number)
+        self.job.launch(*self._hosts - self.job.agents.keys())
+        self.settle()
+        for number in sorted(self._drained):
+            self._until(partial(self._asks, "--undo", name_of(number)), f"node{number} is taken back in")
+        if self._drained:
+            self._drained.clear()
+            self._since = self._tell("all may take part")
+            self.settle()
+        self.job.end()
+
+    # --- what befalls it
+
+    def _partition(self) -> None:
+        """Split the hosts in two; those that are split, in two others."""
+        hosts = {*self.job.cluster.hosts}
+        sizes = range(1, len(hosts) // 2 + 1)
+        ways = [{*way} for size in sizes for way in itertools.combinations(sorted(hosts), size)]
+        way = self._rng.choice([way for way in ways if self._apart & hosts not in (way, hosts - way)])
+        if self._apart:
+            self._heal()
+        self._apart = way
+        self.job.cluster.split(*way)
+        self._tell(f"{sorted(way)} reach no other of {sorted(hosts)}")
+
+    def _heal(self) -> None:
+        living = self.job.cluster.hosts
+        if self._apart:
+            self.job.cluster.join(*self._apart & living.keys())
+        for number in self._unplugged & living.keys():
+            living[number].plug()
+        self._apart, self._unplugged = set(), set()
+
+    def _cut(self) -> None:
+        """Split the half that goes on in two again."""
+        number = self._drawn()
+        self._unplugged.add(number)
+        self.job.cluster.hosts[number].unplug()
+        self._tell(f"node{number} reaches nobody")
+
+    def _loss(self) -> None:
+        self._lose(self._drawn())
+
+    def _loss_of_half(self) -> None:
+        for number in self._newest_side():
+            self._lose(number)
+
+    def _loss_of_waiting(self) -> None:
+        self._lose(self._drawn_of_waiting())
+
+    def _restart(self) -> None:
+        self._restarts(self._drawn())
+
+    def _restart_of_waiting(self) -> None:
+        number = self._drawn_of_waiting()
+        self._restarts(number)
+        self._until(partial(self._has_started, number), f"node{number} has a worker again")
+
+    def _newcomer(self) -> None:
+        self._comes(near=self._drawn())
+
+    def _newcomer_to_waiting(self) -> None:
+        number = self._comes(near=self._drawn_of_waiting())
+        self._until(partial(self._has_started, number), f"node{number} has a worker")
+
+    def _leave(self) -> None:
+        number = self._drawn()
+        os.kill(agent_of(self.job, number), signal.SIGTERM)
+        self._leaving[number] = self.job.agents.pop(number)
+        self._tell(f"node{number} leaves")
+
+    def _drain(self, *, waits: bool) -> None:
+        number = self._drawn()
+        self._drained.add(number)  # it may be, from now on
+        self._tell(f"node{number} is drained")
+        if waits:
+            self._until(partial(self._asks, name_of(number)), f"node{number} is drained")
+            return
+        request = threading.Thread(target=self._asks, args=(name_of(number),), daemon=True)
+        request.start()
+        self._requests.append(request)
+
+    # --- who there is
+
+    @property
+    def _hosts(self) -> set[int]:
+        """All that ever were there."""
+        return {number for number in range(HOSTS) if (self.job.out / f"output.{name_of(number)}").exists()}
+
+    def _sides(self) -> list[set[int]]:
+        """The hosts with agents that reach each other."""
+        there = {*self.job.agents}
+        halves = [there - self._apart - self._unplugged, there & self._apart - self._unplugged]
+        return [side for side in (*halves, *({number} for number in there & self._unplugged)) if side]
+
+    def _newest_side(self) -> set[int]:
+        """The hosts with agents that reach the one which made the last step."""
+        return max(self._sides(), key=lambda side: max(map(self._last_step, side)))
+
+    def _drawn(self) -> int:
+        """A host of those that go on, if another one of them is left; else any."""
+        side = self._newest_side()
+        return self._rng.choice(sorted(side if len(side) > 1 else self.job.agents))
+
+    def _drawn_of_waiting(self) -> int:
+        """A host of those that do not reach those which go on."""
+        return self._rng.choice(sorted(self.job.agents.keys() - self._newest_side()))
+
+    def _lose(self, number: int) -> None:
+        self._tell(f"node{number} is lost")
+        self.job.lose(number)
+
+    def _restarts(self, number: int) -> None:
+        self._tell(f"node{number} restarts")
+        self.job.kill_node(number)
+        self.job.launch(number)
+
+    def _comes(self, near: int) -> int:
+        number = max(self._hosts) + 1
+        self._tell(f"node{number} comes, and reaches node{near}")
+        self.job.cluster.add(number)
+        if near in self._apart:
+            self._apart.add(number)
+            self.job.cluster.split(number)
+        self.job.launch(number)
+        return number
+
+    # --- what the job does
+
+    def _goes_on(self, side: set[int]) -> bool:
+        time.sleep(LOOK)
+        may_wait = sorted(side & self._drained)
+        outs = [{*out} for count in range(len(may_wait) + 1) for out in itertools.combinations(may_wait, count)]
+        return any(self._trains(side - out) for out in outs)
+
+    def _trains(self, nodes: set[int]) -> bool:
+        """Whether these nodes, and no others, train in one world, and make that durable."""
+        others = self.job.agents.keys() - nodes
+        return (
+            bool(nodes)
+            and all(self._steps(number, len(nodes)) >= STEPS for number in nodes)
+            and all(time.monotonic() - self._last_step(number) > QUIET for number in others)
+            and any(line["monotonic"] > self._since for number in nodes for line in saves(events(self.job, number)))
+        )
+
+    def _steps(self, number: int, world: int) -> int:
+        """Steps that the newest worker of a node, if its world has this size, has done since the last event."""
+        lines = self.job.lines(number)
+        first = max((index for index, line in enumerate(lines) if line["what"] == "started"), default=len(lines))
+        own = lines[first:]
+        is_of_world = bool(own) and own[0]["world"] == world
+        return sum(line["what"] == "step" and line["at"] > self._since for line in own) if is_of_world else 0
+
+    def _has_started(self, number: int) -> bool:
+        """Whether a worker of a node was started since the last event."""
+        return any(line["what"] == "started" and line["at"] > self._since for line in self.job.lines(number))
+
+    def _last_step(self, number: int) -> float:
+        return max((line["at"] for line in self.job.lines(number) if line["what"] == "step"), default=0.0)
+
+    def _asks(self, *arguments: str) -> bool:
+        """Whether the job does what is asked for by `fastckpt drain`, of the node that serves its page."""
+        logs = {number: lines for number in self._newest_side() if (lines := self.job.lines(number))}
+        first = [number for number, lines in logs.items() if lines[-1]["rank"] == 0]
+        at = max(first, key=lambda number: float(logs[number][-1]["at"]), default=-1)
+        if at < 0 or not (links := LINK.findall(output(self.job, at))):
+            return False
+        path = self.job.out / next(self._names)
+        command = ("-c", COMMAND, "drain", *arguments, links[-1])
+        code = self.job.cluster.hosts[at].start(*command, output=path).wait(2 * LIMIT)
+        self._tell(f"node{at} answers {code} {path.read_text()[-WIDTH:].strip()}")
+        return code == 0 or bool(IS_BACK.search(path.read_text()))
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something; fails with what has befallen the job, and the end of each output."""
+        try:
+            self.job.until(condition, what, LIMIT)
+        except (JobEndedError, TooLateError) as error:
+            raise type(error)(f"{str(error).splitlines()[0]}\n{self.text()}") from None
+
+    # --- what a failure shows
+
+    def _tell(self, what: str) -> float:
+        now = time.monotonic()
+        self.told.append(f"{now - self._begun:6.1f} s: {what}")
+        return now
+
+    def text(self) -> str:
+        """All that has befallen it, and the end of each output."""
+        texts = {path.name: path.read_text(errors="replace").splitlines() for path in self.job.out.glob("output.*")}
+        tails = [f"--- {name}\n" + "\n".join(line[:WIDTH] for line in texts[name][-TAIL:]) for name in sorted(texts)]
+        return "\n".join([*self.told, *tails])
+
+
+def saves(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if line["event"] in ("persisted", "flush_done")]
+
+
+def launches(job: NodesJob) -> Iterator[list[Line]]:
+    """What each agent has reported."""
+    for path in (job.cluster.storage / ".fastckpt" / "events").iterdir():
+        yield whole_lines(path)
+
+
+def assert_one_line(story: Story) -> None:
+    """All that is durable is of one line of states, bit for bit; no agent that had lost the directory saved there."""
+    job = story.job
+    for lines in launches(job):
+        lost = None
+        for line in lines:
+            lost = {"superseded": line, "rendezvous": None}.get(line["event"], lost)
+            assert lost is None or not saves([line]), f"{line} after {lost}\n{story.text()}"
+    line = line_of([run for number in range(HOSTS) for run in runs_in(job.lines(number))])
+    durable = durable_in(job.cluster.storage)
+    assert durable
+    assert {step: line.get(step) for step in durable} == durable, story.text()
+
+
+def assert_close(losses: Losses, reference: Losses) -> None:
+    """All losses of all worlds are those of a run that nothing befell, but for the order of sums."""
+    far = [
+        (place, loss, expected)
+        for place, found in losses.items()
+        for expected in reference.get(place, ())
+        for loss in found
+        if abs(float.fromhex(loss) - float.fromhex(expected)) > CLOSE
+    ]
+    assert not far, far[:5]
+
+
+def survive(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, first: str, second: str, seed: int, *, early: bool
+) -> None:
+    """Have two things befall a job, the second one while it recovers from the first, or after that."""
+    rng = random.Random(f"{seed} {first} {second} {early}")
+    fresh = sum(event.startswith("newcomer") for event in (first, second))
+    story = Story(new_cluster, 4 - fresh if fresh else rng.choice((3, 4)), rng)
+    try:
+        if first == "heal":
+            story.befall("partition", waits=True)
+            story.settle()
+        story.befall(first, waits=not early)
+        story.pause() if early else story.settle()
+        story.befall(second, waits=True)
+        story.settle()
+        story.end()
+        assert_one_line(story)
+    finally:
+        print(*story.told, sep="\n")
+    assert_close(story.job.losses(), uninterrupted(*BATCHES, "--steps", "200", ranks=1))
+
+
+def test_a_job_survives_the_restart_of_a_host_while_it_recovers_from_a_partition(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted
+) -> None:
+    survive(new_cluster, uninterrupted, "partition", "restart", 1, early=True)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("early", [True, False], ids=["meanwhile", "afterwards"])
+@pytest.mark.parametrize(("first", "second"), CASES, ids=lambda case: case)
+@pytest.mark.parametrize("seed", [SEED])
+def test_a_job_survives_a_second_event_while_it_recovers_from_the_first_and_after_that(
+    new_cluster: NewCluster, uninterrupted: Uninterrupted, first: str, second: str, early: bool, seed: int
+) -> None:
+    """No host hangs, no state of another line is durable, and no agent ends but those that are ended."""
+    survive(new_cluster, uninterrupted, first, second, seed, early=early)
