@@ -1396,7 +1396,7 @@ PAGES: Sequence[ErrorPage] = (
             "the workers do not go on, and <host> does not hear another node: it leaves",
         ),
         "Both nodes reach others, but not each other. The job goes on as long as its workers do: they may have another "
-        "network. If the workers make no step for a minute, or fail before one, the job goes on without one of the two, "
+        "network. If it was reported that they do not go on, or they end twice before a step, the job goes on without one of the two, "
         "where a spare waits or `--nnodes` allows one node less: the node that does not hear most others, or else that of "
         "the higher rank; it waits as a drained host does. [The live page](operate/live_page.md) and `fastckpt top` show "
         "who hears whom.",

@@ -19,7 +19,6 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, PLACE_VARIABLE, Settings
-from fastckpt._core.policy.hangs import IDLE
 from fastckpt._core.policy.hosts.host_exclusion import cause_of_host
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
@@ -58,8 +57,6 @@ logger = logging.getLogger("fastckpt.launcher")
 T = TypeVar("T")
 _LOOK, _START = 1.0, 30.0
 """Seconds from one look at workers that run to the next, and after a start in which each wake is one."""
-_QUIET = 5.0
-"""Seconds without a step before a failure, after which nodes that do not reach each other may be its cause."""
 _HEARTBEAT = 5.0
 """Seconds to wait for the end of one that is under way."""
 
@@ -308,7 +305,7 @@ class FastckptAgent(HookedAgent):
 
     def _end_hang(self) -> bool:
         are_killed = self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left))
-        if not are_killed and self._hangs.silence > IDLE and self._peers.are_apart and self._hangs.stands_still():
+        if not are_killed and self._hangs.is_told:
             self._peers.part()
         return are_killed
 
@@ -381,7 +378,7 @@ class FastckptAgent(HookedAgent):
         """Kill the workers; then the saver pins the newest checkpoint that they saved."""
         if self.context is not None:
             self.context.close()  # those that run are stopped for another node: as for a failure on this one
-        if self._hangs.silence > _QUIET or not self._hangs.has_begun:
+        if self._hangs.is_stuck:
             self._peers.part()
         proceed()
         self._recorder.look(now=True)

@@ -257,26 +257,21 @@ class PeerAgents:
         hosts = [member.host for member in self._members if member.id in ids]
         metrics.event("nodes_apart", host=self._own.host, hosts=hosts, undo=reason == TOGETHER)
         if reason == TOGETHER:
-            logger.warning("this node hears %s again", ", ".join(hosts))
+            logger.warning("this node hears %s again, or others watch that", ", ".join(hosts))
         else:
             text = "this node does not hear %s, though they answer: the link between is dead, or drops large packets"
             logger.warning(coded(text, "FC-051"), ", ".join(hosts))
         if isinstance(self._handler, FastckptRendezvousHandler):
-            self._handler.node_links().report(ids, undo=reason == TOGETHER)
-
-    @property
-    def are_apart(self) -> bool:
-        """Whether this is the first node of the round, and two of its nodes do not hear each other."""
-        is_first = len(self._members) > 1 and self._members[0].id == self._own.id
-        ours = self._handler if isinstance(self._handler, FastckptRendezvousHandler) else None
-        return is_first and ours is not None and bool(ours.node_links().unheard())
+            self._handler.links.report(ids, undo=reason == TOGETHER)
 
     def part(self) -> None:
         """Have the job go on without one of two nodes that do not hear each other, since the workers do not go on.
 
         Nothing is done if there are none, the job needs both, or this is not the first node.
         """
-        if self.are_apart and (host := cast(FastckptRendezvousHandler, self._handler).node_links().part()):
+        handler = self._handler
+        is_first = len(self._members) > 1 and self._members[0].id == self._own.id
+        if isinstance(handler, FastckptRendezvousHandler) and is_first and (host := handler.links.part()):
             text = "the workers do not go on, and %s does not hear another node: it leaves"
             logger.warning(coded(text, "FC-051"), host)
 

@@ -18,10 +18,16 @@ class ApartMembers:
         self._since: dict[str, float] = {}
         self.now: set[str] = set()
 
-    def keep(self, members: Collection[str]) -> None:
-        """Forget all but these."""
+    def keep(self, members: Collection[str]) -> list[str]:
+        """Forget all but these; returns those that were apart until now."""
+        forgotten = sorted(self.now.difference(members))
         self._since = {member: since for member, since in self._since.items() if member in members}
         self.now.intersection_update(members)
+        return forgotten
+
+    def is_unheard(self, member: str) -> bool:
+        """Whether nothing has come from a member since it answered."""
+        return member in self._since
 
     def answers(self, member: str, heard: float) -> bool:
         """Note that a member answers which was ``heard`` last at that time; whether it is apart from now on."""

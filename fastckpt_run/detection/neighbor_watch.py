@@ -65,8 +65,8 @@ class NeighborWatch:
         own_id: The id of this member.
         on_lost: Called once for each loss with the ids of the members and the reason, in the watch's thread: it must
             not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason the members are
-            those that this node does not reach, with `APART` those that answer and are not heard, which may change to
-            `TOGETHER`; no other member is told.
+            those that this node does not reach, with `APART` those that answer and are not heard, until `TOGETHER`
+            says that they are heard again, or not watched any more; no other member is told.
         timeout: Seconds from a member's last sign of life to the report.
         listener: A socket that listens; see `listener.listen`.
         is_stopped: Whether the agent that this member stands for is stopped by a signal, and so no member now.
@@ -98,6 +98,7 @@ class NeighborWatch:
         self._reached: set[str] = set()
         self._apart = ApartMembers()
         self._links: set[AuthenticatedLink] = set()
+        self._served: dict[str, AuthenticatedLink] = {}
         self._stalls = self.sent = 0
         self._is_isolated = False
         self._reception = Reception(secret, own_id, self._serve, listener)
@@ -149,11 +150,8 @@ class NeighborWatch:
         self._end_round()
         self._members, self._gone, self._is_isolated = members, set(), False
         self._reached &= members.keys()
-        self._apart.keep(members)
         self._heard.clear()
         self._follow_next()
-        if self._apart.now:  # the new round knows nothing of that
-            self._on_lost(sorted(self._apart.now), APART)
 
     def _others(self) -> list[str]:
         """The other members that are not gone, in the order of the ring, from the next one on."""
@@ -169,6 +167,8 @@ class NeighborWatch:
             if member not in self._following:
                 self._heard[member] = time.monotonic()
                 self._following[member] = asyncio.create_task(self._follow(member))
+        if unwatched := self._apart.keep(self._following):
+            self._on_lost(unwatched, TOGETHER)
 
     async def _follow(self, member: str) -> None:
         """Receive a member's heartbeats, over one connection after the other."""
@@ -216,18 +216,26 @@ class NeighborWatch:
         if purpose.kind == PROBE:
             await self._send(link, {STATE: State.FROZEN if self._is_stopped() else State.ALIVE})
         elif purpose.kind == WATCH:
-            self._handle(await link.receive(), purpose.sender)
-            beats = asyncio.create_task(self._beat(link))
-            try:
-                await self._receive(link, purpose.sender)
-            finally:
-                beats.cancel()
+            await self._serve_follower(link, purpose.sender)
         elif purpose.kind == ASK:
             async with asyncio.timeout(2 * self._refute):
                 member = (await link.receive()).get(MEMBER)
                 if address := self._members.get(str(member)):
                     state = await state_of(address, self._secret, self._own, str(member), HEARSAY * self._refute)
                     await self._send(link, {STATE: state})
+
+    async def _serve_follower(self, link: AuthenticatedLink, follower: str) -> None:
+        """Send heartbeats over the newest connection of a follower: the end of one that is stuck is never heard."""
+        if before := self._served.get(follower):
+            before.close()
+        self._served[follower] = link
+        async with asyncio.timeout(self._silence):
+            self._handle(await link.receive(), follower)
+        beats = asyncio.create_task(self._beat(link))
+        try:
+            await self._receive(link, follower)
+        finally:
+            beats.cancel()
 
     async def _beat(self, link: AuthenticatedLink) -> None:
         for number in itertools.count():
@@ -263,6 +271,8 @@ class NeighborWatch:
     def _suspect(self, member: str, why: str) -> None:
         if member not in self._following or member in self._judging or self._is_isolated:
             return
+        if self._apart.is_unheard(member) and time.monotonic() - self._heard[member] < self._silence:
+            return  # it has just answered others
         judging = self._judging  # of this round
         judging[member] = task = asyncio.create_task(self._judge(member, why))
         task.add_done_callback(lambda _: judging.pop(member, None))
@@ -301,12 +311,14 @@ class NeighborWatch:
 
     def _answers(self, member: str, why: str) -> None:
         """Take note that a member which is not heard answers this one, or another."""
-        if self._apart.answers(member, self._heard[member]):
+        heard = self._heard[member]
+        if self._apart.answers(member, heard):
             self._on_lost([member], APART)
         elif member not in self._apart.now:
             logger.info("node %s %s, but answers: it is not lost", member, why)
         self._heard[member] = time.monotonic()
-        if member in self._following:  # a connection that is stuck would be heard long after the link is mended
+        # A connection that is stuck would be heard long after the link is mended.
+        if member in self._following and time.monotonic() - heard >= self._silence:
             self._following.pop(member).cancel()
             self._follow_next()
 

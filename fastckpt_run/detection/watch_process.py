@@ -15,7 +15,7 @@ from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.ipc.listener import listen
-from fastckpt_run.detection.neighbor_watch import OnLost
+from fastckpt_run.detection.neighbor_watch import APART, TOGETHER, OnLost
 from fastckpt_run.detection.reception import address_of
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -51,6 +51,7 @@ class WatchProcess:
         self._answered = threading.Condition()
         self._answers: dict[str, bool] = {}
         self._members: list[tuple[str, str]] = []
+        self._apart: set[str] = set()
         self._sent = 0
         self._is_over = False
         self._begin()
@@ -123,7 +124,10 @@ class WatchProcess:
                 if self._is_over:
                     return
                 self._sent = 0
+                apart, self._apart = sorted(self._apart), set()
                 self._begin()
+            if apart:  # the next process finds out whether they still are
+                self._on_lost(apart, TOGETHER)
 
     def _reap(self) -> int:
         return self._process.wait()
@@ -131,6 +135,7 @@ class WatchProcess:
     def _take(self, said: dict[str, Any]) -> None:
         match said:
             case {"lost": list(members), "reason": str(reason)}:
+                self._apart = self._apart | {*members} if reason == APART else self._apart - {*members}
                 self._on_lost(members, reason)
             case {"probed": str(member), "answers": bool(answers)}:
                 with self._answered:

@@ -71,6 +71,7 @@ class HangWatch:
         self._workers = NodeWorkers({}, (), read)
         self.killed: set[int] = set()
         self._hangs: list[float] = []
+        self._in_vain, self._steps_were_seen = 0, False
         self._unread: dict[int, int] = {}
         self._asked_idle = 0.0
         self._silences = Silences()
@@ -87,6 +88,12 @@ class HangWatch:
 
     def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
         """Watch new workers of this node, whose processes are given by local rank."""
+        now = time.monotonic()
+        was_vain = bool(self._workers.pids) and not self._has_begun
+        # Workers without telemetry may have done steps; not in so short a time.
+        is_vain = was_vain and (self._steps_were_seen or now - self._workers.started < IDLE)
+        self._steps_were_seen = self._steps_were_seen or self._has_begun
+        self._in_vain = self._in_vain + 1 if is_vain else 0
         self.killed.clear()
         self._workers = NodeWorkers(pids, workers, self._workers.read, self._workers.known)
         self._looked = self._workers.started
@@ -100,19 +107,19 @@ class HangWatch:
         return time.monotonic() - self._looked >= 0.9 * self.interval
 
     @property
-    def has_begun(self) -> bool:
+    def _has_begun(self) -> bool:
         """Whether a worker of this node has done a step since it was started."""
         return any(line.steps > 0 for line in self._workers.lines().values())
 
     @property
-    def silence(self) -> float:
-        """Seconds since a worker of this node has reported, or was started."""
-        beats = [line.beat / 1e9 for line in self._workers.lines().values()]
-        return time.monotonic() - max([self._workers.started, *beats])
+    def is_told(self) -> bool:
+        """Whether it was reported that the workers do not go on."""
+        return self._silences.told > 0.0
 
-    def stands_still(self) -> bool:
-        """Whether it was reported that the workers do not go on; or they do nothing for long, and have done no step."""
-        return self._silences.told > 0.0 or (not self.has_begun and self._workers.still(time.monotonic()) > IDLE)
+    @property
+    def is_stuck(self) -> bool:
+        """Whether workers that end did not go on, as was reported, or came to no step, as those before them."""
+        return self.is_told or bool(self.killed) or (self._in_vain > 0 and not self._has_begun)
 
     def end_hang(self, *, may_restart: bool) -> bool:
         """Log a hang; if it cannot be sound, kill the culprits, and return whether they were.

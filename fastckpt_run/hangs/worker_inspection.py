@@ -114,7 +114,6 @@ class NodeWorkers:
         self.started = self.awake = time.monotonic()
         self.waits, self.known = Waits(), set(known)
         self._activity, self._stillness = Activity(pids.values(), self.started), Stillness()
-        self._before_steps = Activity(pids.values(), self.started)
         self._processes = {rank: Process.of(pid) for rank, pid in pids.items()}
         self._lock = threading.Lock()
         self._last: tuple[float, CloseLook] | None = None
@@ -199,10 +198,6 @@ class NodeWorkers:
             return {rank: found.frames for rank, found in self.inspect(lines, at_most=0.0).stacks.items()}
 
         return max(idle, self._stillness.seconds(now, now - spoken, allowed, stacks))
-
-    def still(self, now: float) -> float:
-        """Seconds for which none has done anything, whether they report or not; since the first call, at most."""
-        return self._before_steps.idle(now, self.started)
 
     def inspect(self, lines: Lines, *, at_most: float) -> CloseLook:
         """Look at all workers closely; who comes while another thread does waits for it, and has the same answer.

@@ -62,6 +62,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         fault: Why the workers of this node failed in that round, if its host may be to blame; empty else.
         is_checked: Whether this host has passed the node check before its first round.
         admission: What compares this node with the members of the job.
+        links: What nodes report of the links between them, for any thread.
         domain: What fails together with this host; empty if that is not known.
     """
 
@@ -102,6 +103,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._me = Node(self.id, socket.gethostname(), address, Process.current().to_record())
         self._alive = KeepAlive(self.id, timing.interval, timing.silence, endpoints)
         self._alive.each_look = self._announce
+        self.links = NodeLinks(lambda: self._alive.store, lambda: self.round, limits, self.host_drain())
         self._referrals = Referrals(self._me, endpoints, lambda: self._alive.store)
         self._records: RoundStore | None = None
         self._master: TCPStore | None = None
@@ -358,6 +360,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 self._announce(self._records, self.round)
 
     def _announce(self, records: RoundStore, round: Round) -> None:
+        self.links.repeat(records, round)
         if round.ranks.get(self.id) == 0 and self._limits.most + self._limits.spares > 1:
             directories = self.admission.directories()
             records.announce_first(round.name, {"address": self._serves, "directories": directories})
@@ -408,11 +411,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
     def host_drain(self) -> HostDrain:
         """The means to leave hosts out of the job, for any thread."""
-        return HostDrain(self._endpoints, self._limits, lambda: self._records, 2.5 * self._timing.interval)
-
-    def node_links(self) -> NodeLinks:
-        """What nodes report of the links between them, for any thread."""
-        return NodeLinks(lambda: self._records, lambda: self.round, self._limits, self.host_drain())
+        return HostDrain(self._endpoints, self._limits, lambda: self._alive.store, 2.5 * self._timing.interval)
 
 
 def create_handler(

@@ -37,19 +37,24 @@ class HostDrain:
     ) -> None:
         self._endpoints, self._limits, self._records, self._sign = endpoints, limits, records, sign
 
-    def find(self, name: str) -> tuple[str, bool]:
+    def find(self, name: str, waiting: Sequence[Node] | None = None) -> tuple[str, bool]:
         """The host of a name or an address, and whether it is drained already.
 
         Raises DrainRefused if there is none, or the job cannot go on without it.
+
+        Args:
+            name: The name or the address.
+            waiting: What `waiting` returned a moment ago.
         """
         records, last = self._last()
         try:
-            waiting, drained, holder = self._alive(records, last), records.drained(last), records.holder()
+            waiting = self._alive(records, last) if waiting is None else waiting
+            drained, holder = records.drained(last), records.holder()
         except StoreLost as lost:
             raise _unknown(lost) from lost
         nodes = [*last.nodes, *waiting]
         host = _host_of(name, nodes, {*drained, *last.faults})
-        if host in left_out_of(drained, {node.host for node in last.nodes}):
+        if drained.get(host) == "":
             return host, True
         if all(node.host != host for node in nodes) and host in last.faults:
             return host, False  # it was lost a while ago, and may come back
@@ -58,10 +63,15 @@ class HostDrain:
         own = [node for node in nodes if node.host == host]
         has_store = any(node.id == holder for node in own)
         stores = [_host_of(place, own) for place, _, _ in self._endpoints.places()] if has_store else []
-        spares = [node.host for node in waiting if node.host not in drained]
+        out = left_out_of({**drained, host: ""}, {node.host for node in last.nodes})
+        spares = [node.host for node in waiting if node.host not in out]
         if why := refusal(host, [node.host for node in last.nodes], spares, self._limits.fewest, stores):
             raise DrainRefused(f"{host} is not drained: {why}")
         return host, False
+
+    def waiting(self) -> list[Node]:
+        """The nodes that wait for a place, and give signs of life; raises StoreLost, or DrainRefused."""
+        return self._alive(*self._last())
 
     def leave_out(self, host: str) -> Round:
         """Have the job go on without a host; the round that does. Raises DrainRefused if none comes in time."""
@@ -112,7 +122,7 @@ class HostDrain:
     def _last(self) -> tuple[RoundStore, Round]:
         records = self._records()
         if records is None:
-            raise DrainRefused("the job has no rendezvous yet")
+            raise DrainRefused("the rendezvous of the job has no store now: try again")
         try:
             return records, records.last_round()
         except StoreLost as lost:

@@ -271,10 +271,7 @@ class Meeting:
         now = time.monotonic()
         if now - self._looked > self._timing.interval:
             self._look(last, came)
-        here = {node.host for node in came.values() if node.id not in self._gone}
-        hosts_out = left_out_of(self._drained, here)
-        out = {node.id for node in (*last.nodes, *came.values()) if node.host in hosts_out}
-        present = fitting(last, [node for node in came.values() if node.id not in self._gone | out])
+        out, present = self._present(last, [*came.values()])
         if len(present) < self._limits.fewest:
             self._fewest_since = None
         elif self._fewest_since is None:
@@ -295,7 +292,9 @@ class Meeting:
         chosen, left_out = leave_out(last, present, faults, self._limits)
         nodes = assign_ranks(last, chosen, self._limits.most)
         terms, nodes = terms_of(last, nodes), tuple(node._replace(terms=UNKNOWN) for node in nodes)
-        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults, terms=terms, drained=self._drained)
+        back = {node.host for node in nodes}
+        drained = {host: other for host, other in self._drained.items() if not other or host not in back}
+        done = Round(last.number + 1, secrets.token_hex(8), nodes, faults=faults, terms=terms, drained=drained)
         if not self._records.complete(last, done):
             return None
         _report_left_out([node for node in left_out if node.id in last.ranks], faults)
@@ -306,6 +305,19 @@ class Meeting:
             metrics.event("host_left_out", host=host, causes=[f"does not reach {other}" if other else "drained"])
         self._records.ring(node.id for node in came.values() if node.id != self._me.id)
         return done
+
+    def _present(self, last: Round, came: Sequence[Node]) -> tuple[set[str], list[Node]]:
+        """The ids of nodes on drained hosts, and of those that came the ones that may take part.
+
+        Two that do not reach each other take part rather than none: their workers may.
+        """
+        for hosts in ({node.host for node in came if node.id not in self._gone}, set[str]()):
+            hosts_out = left_out_of(self._drained, hosts)
+            out = {node.id for node in (*last.nodes, *came) if node.host in hosts_out}
+            present = fitting(last, [node for node in came if node.id not in self._gone | out])
+            if len(present) >= self._limits.fewest:
+                break
+        return out, present
 
     def _look(self, last: Round, came: Collection[str]) -> None:
         """See who is silent, or reported gone, and which hosts are drained."""

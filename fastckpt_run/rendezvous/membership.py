@@ -91,8 +91,9 @@ class Round:
 
     def to_record(self) -> dict[str, Any]:
         """As a JSON object."""
-        nodes = [node.to_record() for node in self.nodes]
-        return asdict(replace(self, nodes=())) | {"nodes": nodes, "terms": self.terms.to_record()}
+        # Whether one host is left out for the sake of another goes by their order, which an object would not keep.
+        lists = {"nodes": [node.to_record() for node in self.nodes], "drained": [*map(list, self.drained.items())]}
+        return asdict(replace(self, nodes=())) | lists | {"terms": self.terms.to_record()}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
@@ -101,8 +102,8 @@ class Round:
             case {"number": int(number), "name": str(name), "nodes": list(nodes), "is_closed": bool(is_closed)}:
                 faults, ending = faults_in(record.get("faults", {})), str(record.get("ending", ""))
                 terms, found = JobTerms.from_record(record.get("terms")), tuple(map(Node.from_record, nodes))
-                if isinstance(drained := record.get("drained", {}), dict):
-                    drained = {host: str(other) for host, other in drained.items()}
+                if isinstance(drained := record.get("drained", []), list):
+                    drained = {str(host): str(other) for host, other in drained}
                     return cls(number, name, found, is_closed, faults, ending, terms, drained)
         raise ValueError("it describes no round")
 
@@ -117,7 +118,7 @@ def faults_in(record: Any) -> dict[str, tuple[str, ...]]:
 def left_out_of(drained: Mapping[str, str], hosts: Collection[str]) -> frozenset[str]:
     """The drained hosts that a round has no place for, if the nodes on some ``hosts`` can take part in it."""
     out = {host for host, other in drained.items() if not other}
-    for host, other in drained.items():
+    for host, other in reversed([*drained.items()]):  # an earlier one may have been for the sake of a later one
         out |= {host} if other in hosts and other not in out else set()
     return frozenset(out)
 

@@ -1,5 +1,6 @@
 """Links between the nodes of a job: who does not reach whom, who leaves for that, and whom the job waits for."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -8,6 +9,9 @@ from fastckpt_run.rendezvous.host_drain import DrainRefused, HostDrain
 from fastckpt_run.rendezvous.membership import NodeLimits, Round, left_out_of
 from fastckpt_run.rendezvous.round_store import RoundStore
 from fastckpt_run.rendezvous.store_connection import StoreLost
+
+_AGAIN = 30.0
+"""Seconds until a job that could not go on without one of two nodes is asked again whether it can."""
 
 
 class NodeLinks:
@@ -27,14 +31,29 @@ class NodeLinks:
         self, records: Callable[[], RoundStore | None], round: Callable[[], Round], limits: NodeLimits, drain: HostDrain
     ) -> None:
         self._records, self._round, self._limits, self._drain = records, round, limits, drain
+        self._own: set[str] = set()
+        self._told: object = None
+        self._refused_until = 0.0
 
     def report(self, ids: Iterable[str], *, undo: bool) -> None:
         """Report that this node does not hear others of its round, or hears them again."""
-        round, records = self._round(), self._records()
-        if records is not None:
+        ids, records, round = [*ids], self._records(), self._round()
+        self._own = self._own.difference(ids) if undo else self._own.union(ids)
+        if records is not None and undo:
             with suppress(StoreLost):
                 for id in ids:
-                    records.report_apart(round, id, undo=undo)
+                    records.report_apart(round, id, undo=True)
+        elif records is not None:
+            self.repeat(records, round)
+
+    def repeat(self, records: RoundStore, round: Round) -> None:
+        """Report what this round, or the store that it has now, does not know."""
+        own = frozenset(self._own & round.ranks.keys())
+        if own and self._told != (told := (id(records), round.name, own)):
+            with suppress(StoreLost):
+                for each in sorted(own):
+                    records.report_apart(round, each)
+                self._told = told
 
     def unheard(self) -> list[tuple[int, int]]:
         """Pairs of group ranks of the last round: the first does not hear the second."""
@@ -52,20 +71,23 @@ class NodeLinks:
         Returns the host that leaves; empty if there is none, or the job could not go on without one.
         """
         round, records = self._round(), self._records()
-        if records is None or not (unheard := self.unheard()):
+        if records is None or time.monotonic() < self._refused_until or not (unheard := self.unheard()):
             return ""
-        with suppress(StoreLost):
+        with suppress(StoreLost, DrainRefused):
+            gone, waiting = records.gone(round).keys(), self._drain.waiting()
             out = left_out_of(records.drained(round), {node.host for node in round.nodes})
-            pairs = {frozenset(pair) for pair in unheard if not any(round.nodes[rank].host in out for rank in pair)}
+            away = {rank for rank, node in enumerate(round.nodes) if node.host in out or node.id in gone}
+            pairs = {frozenset(pair) for pair in unheard if away.isdisjoint(pair)}
             count, holder = Counter(rank for pair in pairs for rank in pair), records.holder()
             # Who misses most others is at fault; of two alike the one of the lower rank stays, or who has the store.
-            for rank in sorted(count, key=lambda rank: (round.nodes[rank].id == holder, -count[rank], -rank)):
+            for rank in sorted(count, key=lambda rank: (-count[rank], round.nodes[rank].id == holder, -rank)):
                 other = next(min(pair - {rank}) for pair in pairs if rank in pair)
                 with suppress(DrainRefused):
-                    host, _ = self._drain.find(round.nodes[rank].host)
+                    host, _ = self._drain.find(round.nodes[rank].host, waiting)
                     records.drain(round, host, other=round.nodes[other].host)
                     records.end(round)
                     return host
+            self._refused_until = time.monotonic() + _AGAIN if pairs else 0.0
         return ""
 
     def awaited(self) -> str:
@@ -79,7 +101,10 @@ class NodeLinks:
                 return ""
             fewest, most = self._limits.fewest, self._limits.most
             needed = f"{fewest}" if fewest == most else f"at least {fewest}"
-            missing = ", ".join(node.host for node in records.missing(last))
-            came = f"{records.slots(last)} of {needed} nodes have come to {records.place}"
+            out = left_out_of(records.drained(last), {node.host for node in last.nodes})
+            joined = records.all_joined(last, range(records.slots(last)))
+            count = len({node.id for node in joined if node and node.host not in out})
+            missing = ", ".join(node.host for node in records.missing(last) if node.host not in out)
+            came = f"{count} of {needed} nodes have come to {records.place}"
             return f"{came}, waiting for {missing}" if missing else came
         return ""

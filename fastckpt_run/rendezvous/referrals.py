@@ -49,7 +49,7 @@ class Referrals:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK):
-            with suppress(StoreLost, OSError):
+            with suppress(StoreLost, OSError, ValueError):  # a name may be no name
                 self._look()
 
     def _look(self) -> None:

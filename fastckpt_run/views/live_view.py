@@ -305,7 +305,8 @@ def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
     for node in nodes:
         own = node["node"]
         listens = {(own + away) % len(nodes) for away in range(1, NEIGHBORS + 1)} - {own}
-        cells = ["no" if (own, other) in unheard else "yes" if other in listens else "" for other in range(len(nodes))]
+        known = "yes" if node["answers"] else "?"
+        cells = ["no" if (own, other) in unheard else known if other in listens else "" for other in range(len(nodes))]
         rows.append([f"{own} {node.get('host', '')}", *cells])
     return ["HEARS", *(str(node["node"]) for node in nodes)], rows
 

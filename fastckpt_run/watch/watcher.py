@@ -71,7 +71,7 @@ class Watcher:
         self.channel = NodeChannel(saver)
         self.workers = WatchedWorkers(0, {}, {}, 0)
         ours = handler if isinstance(handler, FastckptRendezvousHandler) else None
-        self._links = ours.node_links() if ours else None
+        self._links = ours.links if ours else None
         self._actions, self._lines = JobActions(self.channel, saver, ours.host_drain() if ours else None), lines
         status = NodeStatus(saver, lambda: self.workers)
         self.channel.answer(STATUS, lambda sender, body: status.read())

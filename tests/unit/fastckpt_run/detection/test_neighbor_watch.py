@@ -265,11 +265,12 @@ def test_two_members_between_which_packets_are_lost_are_apart_until_they_are_not
             each.watch(ring)
         until(lambda: one.lost)
         assert one.lost == [(["node 1"], APART)] and one.answers("node 1")
-        one.watch([ring[0], (two._own, relay.address), ring[2]])  # a new round is told at once
-        until(lambda: len(one.lost) == 2, 1.0)
+        one.watch([ring[0], (two._own, relay.address), ring[2]])
+        time.sleep(3.0)
+        assert len(two._served) <= 2 and len(two._links) <= 4, "what is stuck is closed"
         relay.passes = 1 << 20
-        until(lambda: len(one.lost) == 3)
-    assert [reason for _, reason in one.lost] == [APART, APART, TOGETHER]
+        until(lambda: len(one.lost) == 2)
+        assert one.lost[1] == (["node 1"], TOGETHER)
     assert two.lost == three.lost == []
 
 
@@ -354,7 +355,6 @@ def test_strangers_are_refused_and_logged_once(
                     assert stranger.receive()["mac"] == signature(
                         SECRET, "responder", "00", nonce, WATCH, "node 1", "node 0"
                     )
-                    assert stranger.receive()["number"] == 0
                     forged = {"number": 0, "body": json.dumps({"kind": "lost", "member": "node 1"}), "mac": "00"}
                     stranger.send(json.dumps(forged).encode() + b"\n")
                 case 1:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("addresses")
         ({"a": "b"}, "a", ""),  # the other one is gone
         ({"a": "b", "b": ""}, "ab", "b"),
         ({"b": "", "a": "b"}, "ab", "b"),
-        ({"a": "b", "b": "a"}, "ab", "a"),
+        ({"a": "b", "b": "a"}, "ab", "b"),
+        ({"a": "b", "b": "c"}, "abc", "b"),  # a left for b's sake, which has left since
     ],
 )
 def test_a_host_is_left_out_as_long_as_there_is_the_one_that_it_does_not_reach(
@@ -34,13 +35,13 @@ def test_of_two_that_do_not_hear_each_other_one_waits_until_the_other_is_gone() 
         nodes = on_hosts(job, "a", "b", "c")
         meet(nodes)
         first, *others = sorted(nodes, key=lambda node: node.round.ranks[node.id])
-        links = first.node_links()
+        links = first.links
         assert links.part() == "" and not links.unheard() and not first.num_nodes_waiting()
         one, two = others
-        one.node_links().report([two.id, "nobody"], undo=False)
-        two.node_links().report([one.id], undo=False)
+        one.links.report([two.id, "nobody"], undo=False)
+        two.links.report([one.id], undo=False)
         assert links.unheard() == [(1, 2), (2, 1)]
-        two.node_links().report([one.id], undo=True)
+        two.links.report([one.id], undo=True)
         assert links.unheard() == [(1, 2)]
         assert links.part() == two._me.host  # of the higher rank
         ended(nodes)
@@ -65,31 +66,80 @@ def test_who_misses_most_others_leaves_and_the_job_keeps_the_nodes_that_it_needs
         meet(nodes)
         by_rank = sorted(nodes, key=lambda node: node.round.ranks[node.id])
         bad = by_rank[1]
-        bad.node_links().report([node.id for node in nodes if node is not bad], undo=False)
-        assert by_rank[0].node_links().part() == bad._me.host
+        bad.links.report([node.id for node in nodes if node is not bad], undo=False)
+        assert by_rank[0].links.part() == bad._me.host
         ended(nodes)
         waits = in_thread(bad.next_rendezvous)
         stay = [node for node in by_rank if node is not bad]
         meet(stay)
-        stay[1].node_links().report([stay[0].id], undo=False)
-        assert stay[0].node_links().part() == ""  # two are needed
-        assert not stay[0].num_nodes_waiting()
-        end(stay[0], waits)
+        # Two are needed. Without the one for whose sake the third left, that comes back.
+        stay[1].links.report([stay[0].id], undo=False)
+        assert stay[0].links.part() == stay[0]._me.host
+        ended(stay)
+        out = in_thread(stay[0].next_rendezvous)
+        meet(stay[1:])
+        assert waits.result(PATIENCE).world_size == 2  # type: ignore[attr-defined]
+        assert stay[1].round.drained == {stay[0]._me.host: stay[1]._me.host}
+        bad.links.report([stay[1].id], undo=False)
+        assert bad.links.part() == "" and not bad.num_nodes_waiting()
+        end(bad, out)
+
+
+def test_a_host_that_left_comes_back_rather_than_that_the_job_lacks_a_node() -> None:
+    """And does not leave again when the other one is back, unless they still do not hear each other."""
+    with agents(2, 2, spares=1, silence=0.5, last_call=0.5) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        spare = nodes.pop()
+        meet(nodes)
+        takes = in_thread(spare.next_rendezvous)
+        until(lambda: nodes[0]._records.waiting(nodes[0].round), "the spare waits")  # type: ignore[union-attr]
+        nodes[1].links.report([nodes[0].id], undo=False)
+        assert nodes[0].links.part() == "b"
+        ended(nodes)
+        waits = in_thread(nodes[1].next_rendezvous)
+        meet(nodes[:1])
+        assert takes.result(PATIENCE).world_size == 2  # type: ignore[attr-defined]
+        kill(spare)
+        ended(nodes[:1])
+        assert {info.world_size for info in meet(nodes[:1])} == {2} and not nodes[0].round.drained
+        assert waits.result(PATIENCE).world_size == 2  # type: ignore[attr-defined]
+        end(nodes[0])
+
+
+def test_reports_outlive_the_store_and_those_of_lost_nodes_count_for_nothing() -> None:
+    with agents(1, 3) as job:
+        nodes = on_hosts(job, "a", "b", "c")
+        meet(nodes)
+        first, one, two = sorted(nodes, key=lambda node: node.round.ranks[node.id])
+        one.links.report([two.id], undo=False)
+        key = one._records._key(one.round.name, "apart")  # type: ignore[union-attr]
+        one._records.connection.delete(key)  # type: ignore[union-attr]
+        assert not first.links.unheard()
+        one._announce(one._records, one.round)  # type: ignore[arg-type]
+        assert not first.links.unheard(), "once to each store"
+        one._announce(one._records.at(one._records.connection), one.round)  # type: ignore[union-attr]
+        assert first.links.unheard() == [(1, 2)]
+        kill(two)
+        ended([first])
+        until(lambda: two.id in first._records.gone(first.round), "it is reported")  # type: ignore[union-attr]
+        assert first.links.part() == ""
+        meet([first, one])
+        end(first)
 
 
 def test_a_job_that_waits_says_for_whom_and_where() -> None:
     with agents(2, 2) as job:
         nodes = on_hosts(job, "a", "b")
         place = nodes[0]._records.place  # type: ignore[union-attr]
-        assert nodes[0].node_links().awaited() == f"0 of 2 nodes have come to {place}"
+        assert nodes[0].links.awaited() == f"0 of 2 nodes have come to {place}"
         meet(nodes)
-        assert nodes[0].node_links().awaited() == ""
+        assert nodes[0].links.awaited() == ""
         nodes[0].lost([])
         nodes[0]._records.end(nodes[0].round)  # type: ignore[union-attr]
         comes = in_thread(nodes[0].next_rendezvous)
-        until(lambda: nodes[0].node_links().awaited().startswith("1 of 2"), "it waits")
-        assert nodes[0].node_links().awaited() == f"1 of 2 nodes have come to {place}, waiting for b"
+        until(lambda: nodes[0].links.awaited().startswith("1 of 2"), "it waits")
+        assert nodes[0].links.awaited() == f"1 of 2 nodes have come to {place}, waiting for b"
         meet(nodes[1:])
         comes.result(PATIENCE)
-        assert nodes[0].node_links().awaited() == ""
+        assert nodes[0].links.awaited() == ""
         end(nodes[0])
