@@ -344,10 +344,10 @@ def survive(
     assert_close(story.job.losses(), uninterrupted(*BATCHES, "--steps", "200", ranks=1))
 
 
-def test_a_job_survives_the_restart_of_a_host_while_it_recovers_from_a_partition(
+def test_a_job_survives_a_newcomer_while_it_recovers_from_a_partition(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
-    survive(new_cluster, uninterrupted, "partition", "restart", 1, early=True)
+    survive(new_cluster, uninterrupted, "partition", "newcomer", 1, early=True)
 
 
 @pytest.mark.campaign
