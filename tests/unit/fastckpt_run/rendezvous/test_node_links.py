@@ -72,6 +72,7 @@ def test_who_misses_most_others_leaves_and_the_job_keeps_the_nodes_that_it_needs
         waits = in_thread(bad.next_rendezvous)
         stay = [node for node in by_rank if node is not bad]
         meet(stay)
+        until(lambda: stay[0]._records.waiting(stay[0].round), "it waits")  # type: ignore[union-attr]
         # Two are needed. Without the one for whose sake the third left, that comes back.
         stay[1].links.report([stay[0].id], undo=False)
         assert stay[0].links.part() == stay[0]._me.host
@@ -80,8 +81,6 @@ def test_who_misses_most_others_leaves_and_the_job_keeps_the_nodes_that_it_needs
         meet(stay[1:])
         assert waits.result(PATIENCE).world_size == 2  # type: ignore[attr-defined]
         assert stay[1].round.drained == {stay[0]._me.host: stay[1]._me.host}
-        bad.links.report([stay[1].id], undo=False)
-        assert bad.links.part() == "" and not bad.num_nodes_waiting()
         end(bad, out)
 
 
