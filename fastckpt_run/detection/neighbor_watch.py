@@ -229,13 +229,17 @@ class NeighborWatch:
         if before := self._served.get(follower):
             before.close()
         self._served[follower] = link
-        async with asyncio.timeout(self._silence):
-            self._handle(await link.receive(), follower)
-        beats = asyncio.create_task(self._beat(link))
+        beats: asyncio.Task[None] | None = None
         try:
+            async with asyncio.timeout(self._silence):
+                self._handle(await link.receive(), follower)
+            beats = asyncio.create_task(self._beat(link))
             await self._receive(link, follower)
         finally:
-            beats.cancel()
+            if beats is not None:
+                beats.cancel()
+            if self._served.get(follower) is link:
+                del self._served[follower]
 
     async def _beat(self, link: AuthenticatedLink) -> None:
         for number in itertools.count():

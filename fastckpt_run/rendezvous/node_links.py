@@ -1,6 +1,7 @@
 """Links between the nodes of a job: who does not reach whom, who leaves for that, and whom the job waits for."""
 
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -32,7 +33,7 @@ class NodeLinks:
     ) -> None:
         self._records, self._round, self._limits, self._drain = records, round, limits, drain
         self._own: set[str] = set()
-        self._told: object = None
+        self._told: tuple[object, str, frozenset[str]] | None = None
         self._refused_until = 0.0
 
     def report(self, ids: Iterable[str], *, undo: bool) -> None:
@@ -49,7 +50,8 @@ class NodeLinks:
     def repeat(self, records: RoundStore, round: Round) -> None:
         """Report what this round, or the store that it has now, does not know."""
         own = frozenset(self._own & round.ranks.keys())
-        if own and self._told != (told := (id(records), round.name, own)):
+        told = weakref.ref(records), round.name, own
+        if own and self._told != told:
             with suppress(StoreLost):
                 for each in sorted(own):
                     records.report_apart(round, each)

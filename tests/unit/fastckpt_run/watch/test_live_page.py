@@ -21,7 +21,7 @@ from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import report
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
-from fastckpt_run.views import live_view
+from fastckpt_run.views import live_view, top_text
 from fastckpt_run.watch import job_actions, job_view
 from fastckpt_run.watch.http_server import HttpServer
 from fastckpt_run.watch.job_actions import JobActions
@@ -118,6 +118,34 @@ def test_a_node_that_does_not_answer_is_shown_as_such(own_nodes):
     own_nodes.agents.savers[1]._peers.close()
     assert [node["answers"] for node in own_nodes.status()["nodes"]] == [True, False, True]
     assert "does not answer" in own_nodes.ask(0, "/")[1]
+
+
+class Links:
+    def unheard(self):
+        return [(1, 2)]
+
+    def awaited(self):
+        return "2 of 3 nodes have come to host0:29400, waiting for host2"
+
+
+def test_who_hears_whom_and_for_which_hosts_a_job_waits_is_shown(own_nodes):
+    """On the page and by `fastckpt top`, which also reads what agents of older versions say."""
+    calm = [each for each in top_text.blocks(own_nodes.status()) if isinstance(each, str)]
+    assert not any("hear" in text for text in calm)
+    assert "<td>yes</td>" in own_nodes.ask(0, "/")[1]
+    own_nodes.pages[0]._views._links = Links()
+    found = own_nodes.status()
+    assert found["links"] == {"unheard": [[1, 2]], "awaited": Links().awaited()}
+    told = "node 1 host1 does not hear node 2 host2, which answers others"
+    page = own_nodes.ask(0, "/")[1]
+    assert Links().awaited() in page and told in page and '<span class="trouble">no</span>' in page
+    shown = list(top_text.blocks(found))
+    assert Links().awaited() in shown and told in shown
+    (matrix,) = (each for each in shown if not isinstance(each, str) and each.columns[0] == "HEARS")
+    assert matrix.columns == ["HEARS", "0", "1", "2"]
+    assert matrix.rows == [["0 host0", "", "yes", "yes"], ["1 host1", "yes", "", "no"], ["2 host2", "yes", "yes", ""]]
+    older = {name: value for name, value in found.items() if name != "links"}
+    assert told not in list(top_text.blocks(older))
 
 
 def test_nodes_are_asked_only_when_somebody_looks_and_then_once_for_many(nodes, monkeypatch):
