@@ -38,7 +38,7 @@ from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
-from fastckpt_run.left_processes import LeftProcesses
+from fastckpt_run.left_processes import LeftProcesses, kill_children
 from fastckpt_run.members import Member
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.peer_agents import PeerAgents
@@ -399,6 +399,8 @@ class FastckptAgent(HookedAgent):
         if signalled:  # workers may take long to end, and SIGKILL may follow the signal
             self._attempt(partial(self._saver.flush, ends=True))
         proceed()
+        # Those that torch was about to start when the signal came, and does not know of.
+        kill_children(self._preloader.begun.difference(self.context.pids().values() if self.context else ()))
         handler = self.get_worker_group().spec.rdzv_handler
         if signalled and isinstance(handler, FastckptRendezvousHandler):
             handler.leave()  # before the last flush: the other nodes go on without this one

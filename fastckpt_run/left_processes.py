@@ -31,6 +31,13 @@ def kill_group(leader: int) -> None:
     kill_members([leader])
 
 
+def kill_children(pids: Collection[int]) -> None:
+    """Kill the groups of those of some processes that are children of this one."""
+    for pid in pids:
+        if stat_of(Path(f"/proc/{pid}"))[1:2] == [str(os.getpid())]:
+            kill_group(pid)
+
+
 def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bool]:
     """Kill what is in the groups of workers that are dead or dying, but for programs that clean up.
 

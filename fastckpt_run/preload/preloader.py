@@ -47,6 +47,9 @@ class Preloader:
     """Keeps a template for the workers of one agent, and replaces it when it dies or no longer fits.
 
     ``choice`` is "auto" for the base and what the script imports, "off" for no template, or names of modules.
+
+    Attributes:
+        begun: The pids of the workers that were started since `prepare`.
     """
 
     def __init__(self, choice: str) -> None:
@@ -60,6 +63,7 @@ class Preloader:
         self._failed = False
         self._reported: set[str] = set()
         self._workers: set[int] = set()
+        self.begun: set[int] = set()
         self._reports: dict[int, ForkReport] = {}
 
     def begin(self, spec: WorkerSpec) -> None:
@@ -92,6 +96,7 @@ class Preloader:
         """Call before the workers are started, when none is left of the last start."""
         self._failed = False
         self._reports.clear()
+        self.begun.clear()
         reap(self._workers)
         if not self._off and self._script.has_changed():
             self._script = read(self._arguments)
@@ -129,6 +134,7 @@ class Preloader:
     def started(self, pid: int) -> None:
         """Register a worker, however it was started."""
         self._workers.add(pid)
+        self.begun.add(pid)
 
     def last_words(self, pid: int) -> str:
         """The traceback of the exception with which a worker's script ended; empty if there is none, or not known."""

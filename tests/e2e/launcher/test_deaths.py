@@ -121,6 +121,34 @@ def test_sigterm_to_the_agent_kills_children_that_workers_leave(jobs: Jobs, tmp_
     wait_all_dead(tmp_path)
 
 
+STARTING = """
+import os, signal, sys, time
+from pathlib import Path
+from fastckpt_run import torchrun_patches
+from fastckpt_run.main import main
+
+start = torchrun_patches.BoundSubprocessHandler.__init__
+
+def signalled(*arguments, **options):
+    start(*arguments, **options)
+    while not Path(os.environ["JOB_FOLDER"], "ready.0").exists():
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+torchrun_patches.BoundSubprocessHandler.__init__ = signalled
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.usefixtures("started")
+def test_sigterm_while_workers_are_started_leaves_none_and_no_child_of_one(jobs: Jobs, tmp_path: Path) -> None:
+    """torch does not know them yet, so it ends none."""
+    job = jobs.start("--nproc-per-node=2", FAMILY, launcher=[sys.executable, "-c", STARTING])
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 1 and errors.splitlines()[-1] == "fastckpt-run: stopped by SIGTERM", errors
+    wait_all_dead(tmp_path)
+
+
 BEATING = """
 import sys
 from datetime import timedelta
