@@ -82,12 +82,13 @@ def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks:
 
 
 CLOSES_DESCRIPTORS = """
-import os, socket, sys
+import os, socket, sys, time
 import torch
 from fastckpt.ddp import DdpCheckpointer
 checkpointer = DdpCheckpointer(sys.argv[1])
 checkpointer.save_checkpoint(1, {"weights": torch.ones(10)})
-checkpointer.wait_latest_checkpoint(60)  # the end of a persist would be told by the number of a descriptor
+checkpointer.wait_latest_checkpoint(60)
+time.sleep(1)  # the end of what a thread does for the saver would be told by the number of a descriptor
 os.closerange(3, 256)
 pairs = [socket.socketpair() for _ in range(8)]
 assert pairs[0][0].fileno() == 3
