@@ -185,7 +185,7 @@ def being_stopped_and_continued():
 def evaluation_that_nobody_marked():
     with torch.no_grad():
         for _ in until_passed():
-            model(torch.ones(1, 8))
+            alone(torch.ones(1, 8))
             time.sleep(0.05)
 
 
@@ -233,7 +233,7 @@ def spin(path: Path) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(hours=1))
     torch.manual_seed(0)
-    layer = torch.nn.Linear(8, 8)
+    layer, alone = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
     if way == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
