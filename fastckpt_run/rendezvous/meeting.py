@@ -201,7 +201,7 @@ class Meeting:
         """Say whom this node waits for, if it is time; returns when to do so again. Raises RendezvousTimeoutError."""
         now = time.monotonic()
         if now > self._deadline:
-            came, needed, seconds = len(self._nodes), _needed(self._limits), self._timing.join
+            came, needed, seconds = len(self._nodes), self._limits.needed, self._timing.join
             raise RendezvousTimeoutError(
                 coded(
                     f"{came} of {needed} nodes came to {self._records.place} in {seconds:g} s. "
@@ -378,7 +378,7 @@ def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: flo
             "%d of %s nodes have come to %s; waiting for the others, for %.0f s at most. They need the same %s",
             "FC-036",
         )
-        logger.warning(text, came, _needed(limits), place, left, _ALIKE)
+        logger.warning(text, came, limits.needed, place, left, _ALIKE)
     elif last.nodes:
         missing = ", ".join(node.host for node in records.missing(last)) or "others of the last round"
         logger.warning(coded("%d nodes have come to %s; waiting for %s", "FC-036"), came, place, missing)
@@ -387,10 +387,6 @@ def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: flo
         logger.warning(text, came, place, limits.most, limits.last_call)
     if drained := ", ".join(sorted(records.drained(last))):
         logger.warning("these hosts are drained, and not waited for: %s (fastckpt drain --undo HOST)", drained)
-
-
-def _needed(limits: NodeLimits) -> str:
-    return str(limits.fewest) if limits.fewest == limits.most else f"at least {limits.fewest}"
 
 
 def _report_left_out(left_out: Sequence[Node], faults: HostFaults) -> None:

@@ -167,6 +167,11 @@ class NodeLimits:
     spares: int = 0
     exclude_after: int = 0
 
+    @property
+    def needed(self) -> str:
+        """How many nodes a round needs, in words."""
+        return str(self.fewest) if self.fewest == self.most else f"at least {self.fewest}"
+
 
 def is_complete(
     last: Round, present: Sequence[Node], gone: frozenset[str], limits: NodeLimits, since_fewest: float

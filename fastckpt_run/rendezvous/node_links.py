@@ -101,12 +101,10 @@ class NodeLinks:
             last = records.last_round()
             if last.is_closed or (last.nodes and not records.is_ended(last)):
                 return ""
-            fewest, most = self._limits.fewest, self._limits.most
-            needed = f"{fewest}" if fewest == most else f"at least {fewest}"
             out = left_out_of(records.drained(last), {node.host for node in last.nodes})
             joined = records.all_joined(last, range(records.slots(last)))
             count = len({node.id for node in joined if node and node.host not in out})
             missing = ", ".join(node.host for node in records.missing(last) if node.host not in out)
-            came = f"{count} of {needed} nodes have come to {records.place}"
+            came = f"{count} of {self._limits.needed} nodes have come to {records.place}"
             return f"{came}, waiting for {missing}" if missing else came
         return ""
