@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fastckpt._core.memory.telemetry import Telemetry
 
@@ -38,6 +39,9 @@ class StepTimes:
             last = self._last.get(rank, line)
             if line.steps != last.steps or rank not in self._last:
                 self._last[rank] = line
+            if not self._slowest and last is line and line.first:
+                # Many steps may have passed before the first look, and none may come after it.
+                last = replace(line, steps=1, beat=line.first)
             # Not from 0: the first step compiles and allocates.
             if line.steps > last.steps > 0:
                 now = line.beat / 1e9
