@@ -4,7 +4,7 @@ Python's collector goes again and again through the half a million objects that 
 a third of the time of a process that trains for a moment. What scripts make themselves is collected as ever.
 
 With TEST_SLOW_DISK each sync of a file or a directory takes so many seconds longer, in each process of the tests:
-whatever presumes the pace of the disk fails.
+whatever presumes the pace of the disk fails. With TEST_CALLS it is noted in that folder what each test calls.
 """
 
 import gc
@@ -55,3 +55,7 @@ def slowed(sync: Callable[[int], None], seconds: float) -> Callable[[int], None]
 sys.meta_path.insert(0, Finder())
 if seconds := float(os.environ.get("TEST_SLOW_DISK", "0")):
     os.fsync, os.fdatasync = slowed(os.fsync, seconds), slowed(os.fdatasync, seconds)
+if folder := os.environ.get("TEST_CALLS"):
+    from benchmarks.mutants import calls
+
+    calls.begin(folder)

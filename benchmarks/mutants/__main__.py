@@ -1,0 +1,148 @@
+"""Mutants that tests notice: of a seeded draw, each is run against the tests that call the function it changes.
+
+python -m benchmarks.mutants record FOLDER [PYTEST OPTION ...]      # which test calls what: the suite once, traced
+python -m benchmarks.mutants run FOLDER [--count N] [--seed N] [--seconds S] [--part I/N]
+python -m benchmarks.mutants show FOLDER                            # how many die, by room and kind; those that live
+
+The product is changed where it lies, and put back after each mutant: run it in a work tree of its own. Tests are taken
+by how long they take, shortest first, until one fails, or those that were taken add up to SECONDS.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.mutants import calls
+from benchmarks.mutants.points import Point, drawn
+
+ROOT = Path(calls.ROOT)
+_ROOMS = {
+    "fastckpt/_core": ["saver", "resume", "storage", "memory", "snapshot", "format", "policy", "client"],
+    "fastckpt_run": ["rendezvous", "detection", "hangs", "failures", "preload"],
+    "fastckpt": ["dcp", "data", "fsdp", "checkpointer"],
+}
+FOLDERS = [f"{house}/{room}" for house, rooms in _ROOMS.items() for room in rooms]
+"""Rooms from which mutants are drawn."""
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+AT_ONCE = 400
+"""Tests that are given to one pytest, at most."""
+
+
+def record(folder: Path, options: Sequence[str]) -> int:
+    """Run the tests that pytest's options select, and note what each calls."""
+    folder.mkdir(parents=True)
+    environment = os.environ | {"TEST_CALLS": str(folder.resolve())}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.mutants.calls", *options]
+    return subprocess.call(command, cwd=ROOT, env=environment)
+
+
+def covering(folder: Path) -> dict[tuple[str, int], list[tuple[float, str]]]:
+    """The tests that passed and called each function, with their seconds, shortest first."""
+    seconds: dict[str, float] = defaultdict(float)
+    unfit: set[str] = set()
+    for line in (folder / "durations").read_text().splitlines():
+        test, _, took, outcome = line.split("\t")
+        seconds[test] += float(took)
+        if outcome != "passed":
+            unfit.add(test)
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for test, module, first in calls.called(folder):
+        if test in seconds and test not in unfit:
+            found[module, first].add(test)
+    return {function: sorted((seconds[test], test) for test in tests) for function, tests in found.items()}
+
+
+def chosen(tests: Sequence[tuple[float, str]], most: float) -> list[str]:
+    """The shortest of these tests, whose seconds add up to ``most``."""
+    names, sum_of = [], 0.0
+    for took, name in tests:
+        sum_of += took
+        if names and (sum_of > most or len(names) >= AT_ONCE):
+            break
+        names.append(name)
+    return names
+
+
+def outcome(point: Point, tests: Sequence[str], limit: float) -> str:
+    """Change the product, run these tests, put it back: "dies", "lives", or "hangs", which counts as noticed."""
+    path = ROOT / point.path
+    source = path.read_text()
+    path.write_text(point.changed(source))
+    run = subprocess.Popen(
+        [*PYTEST, *tests], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return "lives" if run.wait(limit) == 0 else "dies"
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    finally:
+        path.write_text(source)
+        if run.poll() is None:
+            run.send_signal(signal.SIGINT)  # fixtures end what they have started
+            try:
+                run.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGKILL)
+
+
+def run(folder: Path, count: int, seed: int, seconds: float, part: tuple[int, int]) -> None:
+    """Try those of the drawn mutants that are this part's, and add how each ends to the folder's results."""
+    tests = covering(folder)
+    with (folder / f"results-{seed}-{part[0]}.jsonl").open("a") as results:
+        for point in drawn(ROOT, FOLDERS, count, seed)[part[0] :: part[1]]:
+            names, began = chosen(tests.get((point.path, point.function), ()), seconds), time.monotonic()
+            end = outcome(point, names, 60 + 3 * seconds) if names else "is not called"
+            line = asdict(point) | {"end": end, "tests": len(names), "took": round(time.monotonic() - began, 1)}
+            results.write(json.dumps(line) + "\n")
+            results.flush()
+            print(f"{end}: {point.path}:{point.start[0]} {point.kind} ({line['took']} s)", flush=True)
+
+
+def show(folder: Path) -> None:
+    """Print how many mutants die by room and by kind, and those that live."""
+    lines = [json.loads(line) for path in sorted(folder.glob("results-*.jsonl")) for line in path.open()]
+    for title, name in (("room", lambda line: str(Path(line["path"]).parent)), ("kind", lambda line: line["kind"])):
+        ends: dict[str, Counter[str]] = defaultdict(Counter)
+        for line in lines:
+            ends[name(line)][line["end"]] += 1
+        print(f"| {title} | die | of |\n| --- | --- | --- |")
+        for each, found in sorted(ends.items()):
+            print(f"| {each} | {found['dies'] + found['hangs']} | {found.total()} |")
+    for line in lines:
+        if line["end"] not in ("dies", "hangs"):
+            print(f"{line['end']}: {line['path']}:{line['start'][0]} {line['kind']}: {line['text'][:80]!r}")
+    dead = sum(line["end"] in ("dies", "hangs") for line in lines)
+    print(f"{dead} of {len(lines)} die")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.mutants", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=("record", "run", "show"))
+    parser.add_argument("folder", type=Path, help="where calls, durations and results are")
+    parser.add_argument("--count", type=int, default=200, help="how many mutants are drawn")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of tests for each mutant, at most")
+    parser.add_argument("--part", default="0/1", help="I/N: each N-th mutant from the I-th on, counted from 0")
+    arguments, options = parser.parse_known_args()
+    if arguments.command == "record":
+        return record(arguments.folder, options)
+    if options:
+        parser.error(f"unknown: {' '.join(options)}; only record takes options of pytest")
+    if arguments.command == "run":
+        index, _, parts = arguments.part.partition("/")
+        run(arguments.folder, arguments.count, arguments.seed, arguments.seconds, (int(index), int(parts)))
+    else:
+        show(arguments.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
