@@ -109,7 +109,7 @@ WAYS = {
 BENCHMARK = Benchmark(
     name="device_save",
     question="What does a save of a model on an accelerator cost a step, compared with a copy by the driver?",
-    work="A perceptron with AdamW on the device, one worker. Windows of four steps alternate, with and without a save.",
+    work="A perceptron with AdamW on the device, one worker.",
     contenders=[
         Contender(name, partial(measure, overlaps=overlaps, is_pinned=is_pinned), missing)
         for name, (overlaps, is_pinned) in WAYS.items()

@@ -165,7 +165,7 @@ def table(runs: Sequence[Run]) -> str:
             used.append(interval(_values(run, name, "processor" if name.endswith("busy") else "cores")))
             cells.append(_cell(*times[-1]))
         lines.append(f"| {step} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _counted("Time", times), _counted("Processor time", used)])
+    return "\n".join([*lines, "", f"- {_counted('Time', times)}", f"- {_counted('Processor time', used)}"])
 
 
 def _counted(what: str, found: Sequence[tuple[float, float]]) -> str:

@@ -250,8 +250,8 @@ BENCHMARK = Benchmark(
     name="peers_save",
     question="What does a save cost a job, with each peer at its best configuration?",
     work="GPT-2 with AdamW, one worker on one core, another core is free. Blocked: training waits, in the save or "
-    "before the optimizer's step. Durable: from the begin of the save until all that it wrote is synced. First "
-    "saves do not count.",
+    "before the optimizer's step. Durable: until all that it wrote is synced. Two runs, the newest first; without "
+    "first saves.",
     contenders=CONTENDERS,
     figures=[
         figure
