@@ -112,7 +112,7 @@ extra-%:
 	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/e2e/$*)
 	rm -rf $(VENV)/$@
 
-bench: $(READY)  ## all benchmarks beside limits and peers, or NAME alone (docs/evidence/benchmarks.md)
+bench: $(READY)  ## all benchmarks beside limits and peers, or NAME alone (docs/evidence/results.md)
 	$(BIN)/python -m benchmarks $(NAME)
 
 # Their packages clash with each other; what they do not pin comes from .venv. FASTCKPT_PEERS names another place to the suite.

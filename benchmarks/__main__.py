@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> None:
     else:
         for name in options.names or known:
             done = run(known[name], options)
-            print(page.section(known[name], [done]), flush=True)
+            print(page.section(known[name], [done], details=True), flush=True)
             if options.record:
                 results.record(name, done)
 

@@ -225,7 +225,7 @@ def storage(mbps: float) -> str:
 
 
 def tables(results: list[Line]) -> None:
-    """The newest of each kind, as in docs/evidence/measurements.md."""
+    """The newest of each kind."""
     ways = newest(results, "ways", ("model", "mbps"))
     if ways:
         head(

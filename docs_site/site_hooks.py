@@ -20,7 +20,7 @@ SECTIONS = {
     "Operate": ("operate/doctor.md", "operate/plan.md", "operate/watch.md", "operate/live_page.md"),
     "Migrate": ("migrate/torchrun.md",),
     "Reference": ("errors.md", "reference/options.md", "reference/commands.md", "reference/api.md"),
-    "Evidence": ("evidence/benchmarks.md", "evidence/reliability.md"),
+    "Evidence": ("evidence/results.md", "evidence/methods.md"),
     "Internals": ("architecture.md", "glossary.md"),
 }
 """The pages that come first in each section; all others of its folder follow by their titles."""

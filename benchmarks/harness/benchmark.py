@@ -64,6 +64,7 @@ class Figure:
         goal: What it should be; None where it is only shown.
         unit: Of the quantity.
         scale: What a value is multiplied by for the unit.
+        is_detail: Whether it is printed with a run, and left out of the page.
     """
 
     what: str
@@ -72,6 +73,7 @@ class Figure:
     goal: Goal | None = None
     unit: str = "s"
     scale: float = 1.0
+    is_detail: bool = False
 
     def values(self, run: "Run") -> list[float]:
         """The figure in each round of a run; empty if one of its sides did not take part."""
@@ -97,7 +99,7 @@ class Benchmark:
         rounds: How often each contender has its turn.
         gigabytes: Size of the state; ``--quick`` takes a tenth of it, but not less than 0.1. 0 where it has its own.
         picture: Draws the results, for docs/images.
-        table: Gives Markdown in place of the usual table.
+        table: Gives Markdown in place of the usual table, from whole runs, oldest first.
     """
 
     name: str

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from benchmarks.harness.benchmark import Benchmark, Figure
 from benchmarks.harness.results import ROOT, Run, load
 
-PAGE = ROOT / "docs/evidence/benchmarks.md"
+PAGE = ROOT / "docs/evidence/results.md"
 IMAGES = ROOT / "docs/images"
+SHOWN = 2
+"""The newest runs of a benchmark that the page shows: the newest, and the one before."""
+WIDE = 0.5
+"""A range is given on the page from this part of the median on."""
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -29,22 +33,39 @@ def summary(values: Sequence[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({shown(min(values))}{to}{shown(max(values))})"
 
 
-def table(benchmark: Benchmark, runs: Sequence[Run]) -> str:
-    """A row for each figure: its runs beside each other, and the goal."""
+def brief(values: Sequence[float]) -> str:
+    """The median, with the range if it is wide."""
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    return summary(values) if max(values) - min(values) > WIDE * abs(middle) else shown(middle)
+
+
+def counted(runs: Sequence[Run]) -> list[Run]:
+    """The runs that the page shows: whole ones of the code as it is."""
+    return [run for run in runs if not run.label.startswith("before") and not run.is_quick]
+
+
+def table(benchmark: Benchmark, runs: Sequence[Run], *, details: bool) -> str:
+    """A row for each figure: newest run, the one before, and the goal; with details, all figures and ranges."""
     if benchmark.table is not None:
         return benchmark.table(runs)
-    lines = ["| figure | " + " | ".join(_title(run) for run in runs) + " | goal |", "| --- " * (len(runs) + 2) + "|"]
-    lines += [_row(figure, runs) for figure in benchmark.figures]
+    newest = [*reversed(runs[-SHOWN:])]
+    figures = [figure for figure in benchmark.figures if details or not figure.is_detail]
+    titles = [name + size for name, size in zip(("newest", "before it"), _sizes(newest), strict=False)]
+    lines = [f"| figure | {' | '.join(titles)} | goal |", "| --- " * (len(newest) + 2) + "|"]
+    show = summary if details else brief
+    for figure in figures:
+        values = [figure.values(run) for run in newest]
+        if any(values):
+            lines.append(f"| {_name(figure)} | {' | '.join(map(show, values))} | {verdict(figure, values)} |")
     return "\n".join(lines)
 
 
-def _title(run: Run) -> str:
-    return f"{run.label or run.day}{', quick' if run.is_quick else ''}"
-
-
-def _row(figure: Figure, runs: Sequence[Run]) -> str:
-    cells = [_cell(figure, run) for run in runs]
-    return f"| {_name(figure)} | {' | '.join(cells)} | {figure.goal or ''} |"
+def _sizes(runs: Sequence[Run]) -> list[str]:
+    """The size of each run's state, if they differ."""
+    sizes = [f", {run.gigabytes:g} GB" for run in runs]
+    return sizes if len(set(sizes)) > 1 else ["" for _ in sizes]
 
 
 def _name(figure: Figure) -> str:
@@ -52,64 +73,84 @@ def _name(figure: Figure) -> str:
     return figure.what if figure.to or not figure.unit else f"{figure.what}, {figure.unit}"
 
 
-def _cell(figure: Figure, run: Run) -> str:
-    values = figure.values(run)
-    text = summary(values)
-    return f"**{text}**" if values and figure.goal and figure.goal.is_met(statistics.median(values)) else text
+def verdict(figure: Figure, values: Sequence[Sequence[float]]) -> str:
+    """The goal of a figure, and in how many of some runs it was met."""
+    if figure.goal is None:
+        return ""
+    found = [figure.goal.is_met(statistics.median(each)) for each in values if each]
+    text = "met" if all(found) else f"met in {sum(found)} of {len(found)}" if any(found) else "**not met**"
+    return f"{figure.goal}: {text}" if found else str(figure.goal)
 
 
-def goals(benchmarks: Iterable[Benchmark]) -> str:
-    """A row for each figure that has a goal: the last three whole runs, and in how many it was met; no quick ones."""
-    lines = ["| figure | goal | the last runs | met |", "| --- | --- | --- | --- |"]
+def goals(benchmarks: Iterable[Benchmark], headings: Mapping[str, str]) -> str:
+    """How many goals of each benchmark are met by the newest run that has the figure; and the machine."""
+    lines = []
+    facts: dict[str, None] = {}
     for benchmark in benchmarks:
-        recorded = load(benchmark.name)
-        runs = [run for run in recorded if not run.label.startswith("before") and not run.is_quick][-3:]
+        runs = counted(load(benchmark.name))
+        facts |= dict.fromkeys(fact for run in runs[-1:] for fact in _facts(run))
+        met = []
         for figure in (each for each in benchmark.figures if each.goal is not None):
-            found = [(run, values) for run in runs if (values := figure.values(run))]
-            met = sum(figure.goal.is_met(statistics.median(values)) for _, values in found if figure.goal)
-            cells = ", ".join(shown(statistics.median(values)) for _, values in found) or "-"
-            link = f"[{_name(figure)}](#{benchmark.name.replace('_', '-')})"
-            lines.append(f"| {link} | {figure.goal} | {cells} | {f'{met} of {len(found)}' if found else '-'} |")
-    return "\n".join(lines)
+            newest = next((values for run in reversed(runs) if (values := figure.values(run))), [])
+            met += [figure.goal.is_met(statistics.median(newest))] if newest and figure.goal else []
+        if met:
+            heading = headings[benchmark.name]
+            lines.append(f"[{heading}](#{heading.lower().replace(' ', '-')}) {sum(met)} of {len(met)}")
+    return f"Goals met by the newest runs: {', '.join(lines)}.\n\nMachine and versions: {', '.join(facts)}."
 
 
-def section(benchmark: Benchmark, runs: Sequence[Run]) -> str:
+def _facts(run: Run) -> list[str]:
+    """The machine of a run, and the versions of all but fastckpt, which is given beside each command."""
+    machine = [f"{run.machine['cores']} cores", f"{run.machine['memory_gb']} GB", run.machine.get("gpu", "no GPU")]
+    return machine + [f"{name} {version}" for name, version in run.versions.items() if name != "fastckpt"]
+
+
+def section(benchmark: Benchmark, runs: Sequence[Run], *, details: bool = False) -> str:
     """Question, work, table, picture, who could not take part, and the command."""
     parts = [f"{benchmark.question} {benchmark.work}"]
     if runs:
-        parts.append(table(benchmark, runs))
-        if benchmark.picture is not None:
+        parts.append(table(benchmark, runs, details=details))
+        if benchmark.picture is not None and not details:
             parts.append(f"![{benchmark.name}](../images/bench_{benchmark.name}.svg)")
         missing = {name: reason for run in runs for name, reason in run.missing.items()}
         if missing:
             parts.append("Not run: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".")
-        parts.append(_conditions(benchmark, runs))
+        parts.append(_conditions(benchmark, runs[-1], details=details))
     else:
         parts.append("Not recorded yet.")
     return "\n\n".join(parts) + "\n"
 
 
-def _conditions(benchmark: Benchmark, runs: Sequence[Run]) -> str:
-    """The command, and the sizes, days and machine of the runs; versions are those of the last one."""
-    run = runs[-1]
-    sizes = [f"{each.gigabytes:g} GB" for each in runs]
-    size = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes) + ", in the order of the columns"
-    facts = [f"{run.machine['cores']} cores", f"{run.machine['memory_gb']} GB", run.machine.get("gpu", "no GPU")]
-    versions = [f"{name} {version}" for name, version in run.versions.items()]
-    parts = [*([size] if benchmark.gigabytes else []), "recorded " + ", ".join(sorted({each.day for each in runs}))]
-    return f"`{run.command}`: {'; '.join([*parts, ', '.join([*facts, *versions])])}."
+def _conditions(benchmark: Benchmark, run: Run, *, details: bool) -> str:
+    """The command of a run, its size, day and version; on the page the command of all contenders."""
+    command = run.command if details else f"python -m benchmarks {benchmark.name}"
+    size = [f"{run.gigabytes:g} GB"] if benchmark.gigabytes else []
+    facts = [*size, run.day, f"fastckpt {run.versions['fastckpt']}"]
+    return f"`{command}`: {', '.join(facts)}."
 
 
 def written(text: str, benchmarks: Mapping[str, Benchmark]) -> str:
     """A page whose marked blocks have the results that are recorded now."""
 
+    headings = _headings(text)
+
     def block(match: re.Match[str]) -> str:
         if match[2] == "goals":
-            return f"{match[1]}\n{goals(benchmarks.values())}\n\n{match[3]}"
+            return f"{match[1]}\n{goals(benchmarks.values(), headings)}\n\n{match[3]}"
         benchmark = benchmarks[match[2]]
-        return f"{match[1]}\n{section(benchmark, load(benchmark.name))}\n{match[3]}"
+        return f"{match[1]}\n{section(benchmark, counted(load(benchmark.name)))}\n{match[3]}"
 
     return _BLOCK.sub(block, text)
+
+
+def _headings(text: str) -> dict[str, str]:
+    """The heading above the results of each benchmark."""
+    found, heading = {}, ""
+    for match in re.finditer(r"^#+ (.+)$|<!-- results: (\w+) -->", text, re.MULTILINE):
+        heading = match[1] or heading
+        if match[2]:
+            found[match[2]] = heading
+    return found
 
 
 def marked(text: str) -> list[str]:

@@ -108,10 +108,8 @@ WAYS = {
 }
 BENCHMARK = Benchmark(
     name="device_save",
-    question="What does a save of a model on an accelerator stall a step, and how close is it to what the bus carries?",
-    work="A perceptron with AdamW on the device, in one worker; windows of four steps without a save and with one by "
-    "turns, then copies of the same storages to host memory by the driver. Overlapped: the copy runs in a stream of "
-    "its own until the optimizer's next step. Unpinned: the image is not registered, so bytes go by way of buffers.",
+    question="What does a save of a model on an accelerator cost a step, compared with a copy by the driver?",
+    work="A perceptron with AdamW on the device, one worker.",
     contenders=[
         Contender(name, partial(measure, overlaps=overlaps, is_pinned=is_pinned), missing)
         for name, (overlaps, is_pinned) in WAYS.items()

@@ -37,9 +37,8 @@ def measure(turn: Turn) -> Values:
 
 BENCHMARK = Benchmark(
     name="later_save",
-    question="What does a later save to memory cost beside the copy of its bytes?",
-    work="GPT-2 with AdamW in one worker; once the agent rests, each save is followed by a copy of the same tensors "
-    "into warm shared memory.",
+    question="What does a later save to memory cost, compared with a copy of its bytes?",
+    work="GPT-2 with AdamW, one worker. Each save is followed by a copy of the same tensors into warm shared memory.",
     contenders=[Contender("fastckpt", measure)],
     figures=[
         Figure("a save", "fastckpt.save"),

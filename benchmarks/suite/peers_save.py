@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.drawing import Drawing
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Values
-from benchmarks.harness.page import summary
+from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Turn, record, values_of
 from benchmarks.suite import _peers
 from benchmarks.suite._limits import bare_write, seconds, warm_copies
@@ -194,50 +194,29 @@ CONTENDERS = [
 
 
 def table(runs: Sequence["Run"]) -> str:
-    """A row for each way: a table for each run, and what the ways are."""
-    ways = "\n".join(f"- **{name}**: {_first_line(WAYS[name])}" for name in WAYS)
-    return "\n\n".join([*map(_of_run, runs), ways])
-
-
-def _of_run(run: "Run") -> str:
-    columns = (
-        "way",
-        "blocked, first, s",
-        "blocked, s",
-        "blocked : warm copy",
-        "stall of the step, s",
-        "lost, s",
-        "durable, s",
-        "durable : bare write",
-        "processor, s",
-        "consistent",
-    )
-    rows = [_row(run, name) for name in WAYS if name not in run.missing]
+    """A row for each way: the two newest runs, and the ratio of the newest to its limit."""
+    newest = [*reversed(runs[-2:])]
+    columns = ["way", "blocked, s", ": warm copy", "durable, s", ": bare write"]
+    rows = [_row(newest, name) for name in WAYS if name not in newest[0].missing]
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *rows]
-    copy, write = (run.values(f"{LIMITS}.{what}") for what in ("copy", "write"))
-    title = (
-        f"**{run.label or '1st run'}**; limits: warm copy {summary(copy)} s, bare O_DIRECT write {summary(write)} s:"
+    verdicts = [(name, value) for run in newest for name in WAYS for value in run.values(f"{name}.consistent")]
+    torn = dict.fromkeys(name for name, value in verdicts if not value)
+    what = (
+        f"Not consistent: {', '.join(torn)}."
+        if torn
+        else "All are consistent: what is loaded is the state bit for bit."
     )
-    return "\n\n".join([title, "\n".join(lines)])
+    return "\n".join([*lines, "", what])
 
 
-def _first_line(way: type[Way]) -> str:
-    return (way.__doc__ or "").partition("\n")[0]
-
-
-def _row(run: "Run", name: str) -> str:
-    def cell(what: str) -> str:
-        return summary(run.values(f"{name}.{what}"))
-
-    def ratio(what: str, limit: str) -> str:
-        ours, theirs = run.values(f"{name}.{what}"), run.values(f"{LIMITS}.{limit}")
-        return f"{statistics.median(ours) / statistics.median(theirs):.2f}" if ours and theirs else "-"
-
-    verdicts = run.values(f"{name}.consistent")
-    consistent = "-" if not verdicts else "yes" if all(verdicts) else "**no**"
-    cells = [cell("first blocked"), cell("blocked"), ratio("blocked", "copy"), cell("stall"), cell("lost")]
-    cells += [cell("durable"), ratio("durable", "write"), cell("processor"), consistent]
-    return f"| {name} | {' | '.join(cells)} |"
+def _row(runs: Sequence["Run"], name: str) -> str:
+    cells = [name]
+    for what, limit in (("blocked", "copy"), ("durable", "write")):
+        ours, theirs = runs[0].values(f"{name}.{what}"), runs[0].values(f"{LIMITS}.{limit}")
+        medians = [shown(statistics.median(found)) for run in runs if (found := run.values(f"{name}.{what}"))]
+        cells.append(", ".join(medians) or "-")
+        cells.append(f"{statistics.median(ours) / statistics.median(theirs):.2f}" if ours and theirs else "-")
+    return f"| {' | '.join(cells)} |"
 
 
 def picture(run: "Run") -> Drawing:
@@ -269,13 +248,10 @@ def picture(run: "Run") -> Drawing:
 
 BENCHMARK = Benchmark(
     name="peers_save",
-    question="What does a save cost a training, with each peer at its best configuration?",
-    work="GPT-2 with AdamW trains in one worker on one core, another core is free; every save is followed by steps "
-    "until it is durable: each way's own promise, and fsync of all that it wrote. Blocked: training waits in the save, "
-    "or before the optimizer's step until that may write. Stall: how much longer that step is than others. Lost: how "
-    "much longer all steps are until the save is durable. Processor: seconds of all processes of the job, without the "
-    "steps themselves. Consistent: what is loaded is bit for bit the state at the save, although the optimizer changed "
-    "it as soon as it might. First saves count apart; two more do not count.",
+    question="What does a save cost a job, with each peer at its best configuration?",
+    work="GPT-2 with AdamW, one worker on one core, another core is free. Blocked: training waits, in the save or "
+    "before the optimizer's step. Durable: until all that it wrote is synced. Two runs, the newest first; without "
+    "first saves.",
     contenders=CONTENDERS,
     figures=[
         figure

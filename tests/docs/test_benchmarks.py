@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks.__main__ import benchmarks, main
 from benchmarks.harness import page, results
+from benchmarks.harness.benchmark import Figure, Goal
 from benchmarks.harness.results import FOLDER, load
 from benchmarks.harness.turn import Turn, values_of
 from benchmarks.suite import device_save
@@ -41,6 +43,26 @@ def test_a_benchmark_asks_a_question_of_contenders_that_it_names(name: str):
     for run in load(name):
         took_part = {sample["contender"] for sample in run.samples}
         assert took_part and took_part | run.missing.keys() <= {each.name for each in benchmark.contenders}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], "-"), ([2.0], "2"), ([1.0, 1.1, 1.2], "1.1"), ([1.0, 2.0, 4.0], "2 (1-4)")]
+)
+def test_a_range_is_shown_where_it_is_wide(values: list[float], text: str):
+    assert page.brief(values) == text
+
+
+def test_the_verdict_on_a_goal_counts_the_runs_that_met_it():
+    figure = Figure("save : copy", "a.save", "a.copy", Goal("at most", 1.2))
+    assert page.verdict(figure, [[1.0], [1.1]]) == "at most 1.2: met"
+    assert page.verdict(figure, [[1.3], [1.1]]) == "at most 1.2: met in 1 of 2"
+    assert page.verdict(figure, [[1.3], []]) == "at most 1.2: **not met**"
+
+
+def test_the_page_shows_neither_quick_runs_nor_those_of_earlier_code():
+    runs = [run for name in KNOWN for run in load(name)]
+    kept = page.counted([*runs, replace(runs[0], is_quick=True), replace(runs[0], label="before")])
+    assert kept and not any(run.is_quick or run.label.startswith("before") for run in kept)
 
 
 def test_a_benchmark_runs_by_name():
