@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from fastckpt_run.cli import main
+from fastckpt_run.cli import GROUPS, main
 
 HEAD = """\
 # Commands
@@ -20,8 +20,11 @@ def document() -> str:
     """The text of the page."""
     context = click.Context(main, info_name="fastckpt", **main.context_settings)
     names = [name for name, command in main.commands.items() if not command.hidden]
-    index = ", ".join(f"[`{name}`](#fastckpt-{name})" for name in names)
-    parts = [HEAD, f"{_help(main)}\n\n{index}."]
+    index = "\n".join(
+        f"- {group}: " + ", ".join(f"[`{command.name}`](#fastckpt-{command.name})" for command in commands)
+        for group, commands in GROUPS.items()
+    )
+    parts = [HEAD, f"{_help(main)}\n\n{index}"]
     for name in names:
         parts += _command(main.commands[name], context, name)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -1,5 +1,7 @@
 """The command `fastckpt`: looks at checkpoints, jobs and nodes, changes checkpoints, and tries what comes back."""
 
+from collections.abc import Mapping, Sequence
+
 import click
 
 from fastckpt_run.cli.chaos import chaos
@@ -7,6 +9,7 @@ from fastckpt_run.cli.check import check
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.doctor import doctor
 from fastckpt_run.cli.drain import drain
+from fastckpt_run.cli.explain import explain
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
 from fastckpt_run.cli.plan import plan
@@ -27,8 +30,27 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
         context.exit()
 
 
+GROUPS: Mapping[str, Sequence[click.Command]] = {
+    "Checkpoints": (ls, show, which, verify, diff, export, prune),
+    "Jobs": (plan, top, report, drain),
+    "Hosts": (doctor, check, shm),
+    "Tests with kills": (chaos, prove),
+    "Messages": (explain,),
+}
+"""The commands, as the help lists them."""
+_LONGEST = 70
+"""Characters of the line of a command."""
+
+
 class _Commands(click.Group):
     """The commands; one that starts a job is no part of them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands of each group, each with the first line of its help."""
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                rows = [(f"{command.name:<7}", command.get_short_help_str(_LONGEST)) for command in commands]
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -44,7 +66,7 @@ class _Commands(click.Group):
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it and exit."
 )
 def main() -> None:
-    """Look at checkpoints, check, compare, export and remove them; report on jobs.
+    """Look at checkpoints, check, compare, export and remove them; report on jobs; explain messages.
 
     DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history,
     DIR@latest the newest; a tier may follow, as in DIR@latest:memory. A path that exists is taken as it is, even if
@@ -59,22 +81,6 @@ def main() -> None:
     """
 
 
-for _command in (
-    ls,
-    show,
-    which,
-    verify,
-    diff,
-    export,
-    prune,
-    shm,
-    report,
-    top,
-    drain,
-    plan,
-    check,
-    doctor,
-    chaos,
-    prove,
-):
-    main.add_command(_command)
+for _commands in GROUPS.values():
+    for _command in _commands:
+        main.add_command(_command)

@@ -43,11 +43,12 @@ def _signal(text: str) -> int:
 )
 @answering
 def chaos(directory: str, **options: Any) -> CommandOutput:
-    """Kill in your own running job that checkpoints to DIR, and see what comes back; until Ctrl-C, or its end.
+    """Kill workers or agents of your running job: what comes back?
 
-    rank is one worker, chosen by --seed; agent is the agent, with which its workers die; node is both at once, as a
-    lost host. An agent is started again by what started it, or by you: chaos waits for it. Only processes of this user
-    that have signed the memory of this job on this host are hit.
+    It ends by Ctrl-C, or with the job that checkpoints to DIR. rank is one worker, chosen by --seed; agent is the
+    agent, with which its workers die; node is both at once, as a lost host. An agent is started again by what started
+    it, or by you: chaos waits for it. Only processes of this user that have signed the memory of this job on this host
+    are hit.
 
     After each kill it says how long the job took to its next step, which checkpoint it resumed, from which tier,
     whether that was the newest, and whether its bytes are those that were saved.

@@ -85,11 +85,12 @@ def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
 )
 @answering
 def check(directory: str, kinds: tuple[str, ...], one_line: bool, deadline: float, **options: Any) -> CommandOutput:
-    """Check this node: processors, memory, tmpfs, disk and network; with --nnodes also exchanges with other nodes.
+    """Measure this node: processors, memory, tmpfs, disk and network.
 
-    The disk is checked in DIR, a checkpoint directory, of which it is also said how often this host has failed there;
-    else in $TMPDIR. Exit code, as node-problem-detector has it: 0 all is well, 1 a problem, 2 not known.
-    docs/operate/node_check.md says what each check does, and what its limits are.
+    With --nnodes exchanges with other nodes are measured, too. The disk is checked in DIR, a checkpoint directory, of
+    which it is also said how often this host has failed there; else in $TMPDIR. Exit code, as node-problem-detector has
+    it: 0 all is well, 1 a problem, 2 not known. docs/operate/node_check.md says what each check does, and what its
+    limits are.
     """
     if is_url(directory):
         raise ConfigError(f"{directory} is a store, in which no disk is checked; name a directory")

@@ -35,11 +35,11 @@ _LONGEST = max(map(len, Severity))
 )
 @answering
 def doctor(directory: str, endpoints: str, deadline: float) -> CommandOutput:
-    """Check what is configured on this host: shared memory, limits, versions; of DIR its storage and who holds it.
+    """Check what is configured here: shared memory, limits, versions.
 
-    DIR is a checkpoint directory, which need not be there yet, or a URL. Nothing is left behind: up to 32 MiB are
-    written to DIR, without a name. `fastckpt check` measures this node's hardware. Exit code 0: ok, or warnings alone;
-    1: a problem. docs/operate/doctor.md has an example.
+    Of DIR its storage is checked, and which job uses it. DIR is a checkpoint directory, which need not be there yet, or
+    a URL. Nothing is left behind: up to 32 MiB are written to DIR, without a name. `fastckpt check` measures this
+    node's hardware. Exit code 0: ok, or warnings alone; 1: a problem. docs/operate/doctor.md has an example.
     """
     subject = Subject(directory, endpoints, Settings.from_environment().to_environment())
     lines = examine(subject, deadline)

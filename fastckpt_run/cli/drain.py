@@ -27,11 +27,12 @@ _HEADER = "X-Fastckpt-Token"
 @click.option("--token", default="", help="What the launcher has logged after #token=, unless URL has it.")
 @answering
 def drain(host: str, where: str, undo: bool, now: bool, token: str) -> CommandOutput:
-    """Have a running job go on without HOST, a name or an address; with --undo, take it back in.
+    """Have a running job go on without HOST, or take HOST back.
 
-    The newest checkpoint that all nodes have becomes durable first. Then the workers restart on the other hosts, with
-    a spare in the place of HOST if one waits, else on fewer nodes, as --nnodes MIN:MAX allows. The agent on HOST waits,
-    without workers, and can be ended; it is not taken back in until --undo, nor is another one on that host.
+    HOST is a name or an address. The newest checkpoint that all nodes have becomes durable first. Then the workers
+    restart on the other hosts, with a spare in the place of HOST if one waits, else on fewer nodes, as --nnodes MIN:MAX
+    allows. The agent on HOST waits, without workers, and can be ended; it is not taken back in until --undo, nor is
+    another one on that host.
 
     URL is the live page of the job with its token, as the launcher has logged it (docs/operate/live_page.md), DIR a
     checkpoint directory whose event log names that page: the job must have been started with --fast-metrics-port.

@@ -27,10 +27,11 @@ from fastckpt_run.cli.progress import observed
 def export(
     checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool, observer: WorkObserver
 ) -> CommandOutput:
-    """Write the state of a checkpoint to OUT, as safetensors or with torch.save; the shards of DCP are put together.
+    """Write the state of a checkpoint as safetensors or by torch.save.
 
-    The file is compared with its digest first. Safetensors holds a flat list of plain tensors: names are joined by
-    dots, numbers and texts become metadata, what is stored twice is written once; anything else is refused by name.
+    Shards of DCP are joined. The file is compared with its digest first. Safetensors holds a flat list of plain
+    tensors: names are joined by dots, numbers and texts become metadata, what is stored twice is written once; anything
+    else is refused by name.
     """
     from fastckpt._core.inspect.export import ExportOrder, export_file
 

@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from fastckpt.errors import FastckptError
 FINDING, TROUBLE = 1, 2
 LONGEST = 60
 """Characters of a value that are shown to people."""
+READABLE_WIDTH = 100
+"""Columns of a paragraph at most."""
 PIPE_WIDTH = 100_000
 """Columns of a line that goes to no terminal: none is broken or cut."""
 
@@ -67,6 +70,20 @@ class Screen:
     def line(self, text: str) -> None:
         """Print a line of text."""
         click.echo(plain(text))
+
+    def paragraph(self, text: str, hanging: int = 0) -> None:
+        """Print an indented text, which is broken at words in a terminal, and then indented by ``hanging`` more."""
+        width = max(min(self._console.width, READABLE_WIDTH), 20) if self._console.is_terminal else PIPE_WIDTH
+        click.echo(
+            textwrap.fill(
+                plain(text),
+                width,
+                initial_indent="  ",
+                subsequent_indent=" " * (2 + hanging),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
 
 
 def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:

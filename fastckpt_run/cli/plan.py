@@ -98,11 +98,11 @@ class _PlanCommand(click.Command):
 @click.argument("what", metavar="DIR[@STEP] | SCRIPT [ARG]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @answering
 def plan(what: tuple[str, ...], timeout: float, slots: int | None, **given: Any) -> CommandOutput:
-    """Estimate memory, persists, intervals and goodput of a job from one of its checkpoints, or from its SCRIPT.
+    """Estimate memory, persists, intervals and goodput of a job.
 
-    DIR[@STEP] may also be a file of torch.save, or a directory of DCP. What DIR has measured in
-    its event logs and checkpoints is used. To measure its disk, up to 256 MiB are written to it and
-    removed, unless there is --persist-mbps.
+    It takes one of the job's checkpoints, or tries its SCRIPT. DIR[@STEP] may also be a file of torch.save, or a
+    directory of DCP. What DIR has measured in its event logs and checkpoints is used. To measure its disk, up to 256
+    MiB are written to it and removed, unless there is --persist-mbps.
 
     A SCRIPT is a file that ends with .py; options must come before it. fastckpt-run runs it with as many workers as
     --ranks-per-node says until its first saves are in memory. Its checkpoint directory must be empty, or not be there

@@ -36,11 +36,12 @@ PREFIX = "fastckpt-prove-"
 )
 @answering
 def prove(what: tuple[str, ...], folder: str, timeout: float, **options: Any) -> CommandOutput:
-    """Run your SCRIPT with and without kills, and say whether losses and weights are the same, bit for bit.
+    """Run a script with and without kills, and compare both bit for bit.
 
-    Each run is a launch of fastckpt-run with a checkpoint directory of its own. Options of this command come first,
-    then those of fastckpt-run, then the script. How the script's directory is set is found in its source, unless
-    --dir-argument or --dir-variable says so: --out, out= (of hydra), or 2 for its second positional argument.
+    Losses and weights are compared. Each run is a launch of fastckpt-run with a checkpoint directory of its own.
+    Options of this command come first, then those of fastckpt-run, then the script. How the script's directory is set
+    is found in its source, unless --dir-argument or --dir-variable says so: --out, out= (of hydra), or 2 for its second
+    positional argument.
 
     Compared are all values that the script gives to fastckpt.metrics.log, steps that were taken again with their first
     execution, and each durable checkpoint. If they differ, it is run once more without kills, to tell a script that

@@ -39,12 +39,12 @@ _POLICIES: dict[str, Callable[[Any], Policy]] = {
 def prune(
     directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, observer: WorkObserver, **keep: Any
 ) -> CommandOutput:
-    """Delete the checkpoints on storage that none of the options keeps; by default, only list them.
+    """Delete the checkpoints on storage that no option keeps.
 
-    The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
-    did not resume from are judged apart: of each the newest is kept, unless --drop-history names it. This is safe
-    while a job runs: its own sweeps skip what is being deleted, and a deletion is whole or not at all. With --remote,
-    DIR and the store are both pruned, each by what it holds.
+    Without --yes they are only listed. The newest whole checkpoint is never deleted, nor is what is damaged or in
+    quarantine. Histories that the newest did not resume from are judged apart: of each the newest is kept, unless
+    --drop-history names it. This is safe while a job runs: its own sweeps skip what is being deleted, and a deletion is
+    whole or not at all. With --remote, DIR and the store are both pruned, each by what it holds.
     """
     policies = [policy(keep[name]) for name, policy in _POLICIES.items() if keep[name] is not None]
     inventory = take(directory, Settings.from_environment().arenas, remote)

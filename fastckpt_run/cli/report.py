@@ -28,7 +28,7 @@ INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "re
 @REMOTE
 @answering
 def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
-    """Report what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
+    """Report on all launches with DIR: goodput, lost time, failures.
 
     It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
     run meanwhile. docs/reference/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it

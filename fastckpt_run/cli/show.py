@@ -20,7 +20,7 @@ from fastckpt_run.cli.output import CommandOutput, Screen, answering, describe, 
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels of the tree.")
 @answering
 def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> CommandOutput:
-    """Show the tree of tensors and values in a checkpoint: names, types, shapes, bytes.
+    """Show the tensors and values in a checkpoint: names, types, shapes.
 
     Reads descriptions only, no tensors; runs no code that a file names. DIR[@STEP] may also be a directory of .pt
     files, or one of them. The shards that DCP has written are one file: .metadata.

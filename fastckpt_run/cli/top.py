@@ -51,10 +51,11 @@ class NoAnswer(FastckptError):
 @click.option("--once", is_flag=True, help="Print it once, as in a pipe, and end.")
 @answering
 def top(where: str, once: bool) -> CommandOutput:
-    """Show a job while it runs: workers, what a loss now would cost, the newest events; until Ctrl-C.
+    """Show a job while it runs: workers, checkpoints, newest events.
 
-    URL is its live page (docs/operate/live_page.md), DIR a checkpoint directory whose event log names that: the job
-    must have been started with --fast-metrics-port. In a pipe, with --once and with --json it is shown once.
+    It shows what a loss now would cost, and ends by Ctrl-C. URL is its live page (docs/operate/live_page.md), DIR a
+    checkpoint directory whose event log names that: the job must have been started with --fast-metrics-port. In a pipe,
+    with --once and with --json it is shown once.
 
     Exit code: 0 if the job answered last, 2 if not.
     """

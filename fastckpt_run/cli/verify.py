@@ -21,10 +21,11 @@ from fastckpt_run.cli.progress import observed
 @answering
 @observed
 def verify(checkpoint: str, everything: bool, remote: str, observer: WorkObserver) -> CommandOutput:
-    """Read every byte of a checkpoint, in every tier that has it, and compare it with what was saved.
+    """Read every byte of a checkpoint, and compare its digests.
 
-    Without a step: the newest whole checkpoint, and all that can be seen to be bad without reading it. What is in
-    quarantine was found bad before, and does not count again. Exit code 1 if anything is bad.
+    It is read in every tier that has it. Without a step: the newest whole checkpoint, and all that can be seen to be
+    bad without reading it. What is in quarantine was found bad before, and does not count again. Exit code 1 if
+    anything is bad.
     """
     address = parse(checkpoint)
     if everything and address.explicit:

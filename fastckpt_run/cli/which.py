@@ -20,10 +20,10 @@ from fastckpt_run.cli.progress import observed
 @answering
 @observed
 def which(directory: str, remote: str, verifies: bool, observer: WorkObserver) -> CommandOutput:
-    """Show which checkpoint of DIR a launch on this node would resume, and why none of the others.
+    """Show which checkpoint of DIR a launch on this node would resume.
 
-    The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
-    can be loaded.
+    The others are listed with the reason why they are not resumed. The launch is one of as many ranks as saved. Exit
+    code 1 if it would refuse to start: checkpoints exist, but none can be loaded.
     """
     inventory = take(directory, Settings.from_environment().arenas, remote)
     decision = decide(inventory, verifies=verifies, observer=observer)

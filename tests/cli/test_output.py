@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt_run.cli import main, output
+from fastckpt_run.cli import GROUPS, main, output
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 from tests.cli.test_docs import leave_log, page_of_a_job
@@ -96,6 +96,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "checkpoints": dict, "last": list, "first_step": int, "first_value": dict, "first_checkpoint": dict,
         "again": type(None), "causes": list, "notes": list, "folder": str, "seconds": dict,
     },
+    "explain": {"codes": [{"code", "title", "messages", "cause", "remedies", "lost", "page"}]},
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
 }  # fmt: skip
@@ -120,6 +121,7 @@ def test_json_documents_of_all_commands_have_the_documented_keys(
         leave_log(three)
         where = tmp_path / "live" if command == "top" else three
         arguments = [] if command.startswith("shm") else [where, *more.get(command, [])]
+        arguments = ["FC-030"] if command == "explain" else arguments
         said = fastckpt(*command.split(), *arguments, "--json")
     assert not said.err and said.out.endswith("}\n")
     document = said.document
@@ -189,6 +191,15 @@ def test_exit_codes_are_in_the_help(fastckpt: Fastckpt):
         assert text in said.out
 
 
+def test_the_help_lists_each_command_once_with_one_line_in_a_terminal_of_80_columns(fastckpt: Fastckpt):
+    lines = fastckpt("--help", terminal_width=80).out.splitlines()
+    listed = lines[lines.index("Checkpoints:") :]
+    rows = [line.split(maxsplit=1) for line in listed if line.startswith("  ")]
+    assert sorted(name for name, _ in rows) == sorted(main.commands)
+    assert all(len(text) <= 70 and text.endswith((".", "?")) for _, text in rows)
+    assert len([line for line in listed if line and not line.startswith(" ")]) == len(GROUPS)
+
+
 def test_the_installed_command_starts_quickly(three: Path):
     """Neither torch nor what tables need is imported for JSON; and no command imports torch before it needs it."""
     program = (
@@ -204,8 +215,10 @@ def test_the_installed_command_starts_quickly(three: Path):
         (["verify"], ["rich"]),
         (["report", "--json"], []),
         (["plan", "--json"], []),
+        (["explain", "--json"], []),
     ):
-        command = [sys.executable, "-c", program, arguments[0], str(three), *arguments[1:]]
+        place = ["FC-030"] if arguments[0] == "explain" else [str(three)]
+        command = [sys.executable, "-c", program, arguments[0], *place, *arguments[1:]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert done.stderr.strip() == str(imported)
 

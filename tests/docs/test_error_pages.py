@@ -1,4 +1,4 @@
-"""The table of error codes: the product uses it as it says, with its texts, and docs/errors.md shows it."""
+"""The pages of the codes: each code of the product has one with its messages, and docs/errors.md shows it."""
 
 import ast
 import re
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from docs_site.error_pages import PAGES, document
-from fastckpt._core.error_codes import PAGE, code_of, coded
+from docs_site.error_pages import document
+from fastckpt._core.error_codes import PAGE, code_of, coded, read_pages
 from fastckpt.errors import ArenaTooSmall, FastckptError
 from tests.syntax import tree_of
 
 ROOT = Path(__file__).parents[2]
+PAGES = read_pages().values()
 SOURCES = sorted([*ROOT.glob("fastckpt/**/*.py"), *ROOT.glob("fastckpt_run/**/*.py")])
 LAST_OF_0_3 = 44
 """The last code of the first release that had any: codes up to this one mean the same for ever."""
@@ -40,8 +41,9 @@ def text_of(node: ast.AST) -> str:
     return ""
 
 
-def shown(line: str) -> str:
-    return re.sub(r"<[^<>]*>", "<>", line)
+def shown(message: str) -> str:
+    """A message of a page as `text_of` gives it; of some the page has the beginning only."""
+    return re.sub(r"[.:,;]* \.\.\.$", "", re.sub(r"<[^<>]*>", "<>", message))
 
 
 def plain(text: str) -> str:
@@ -68,25 +70,25 @@ def test_numbers_are_consecutive_so_that_none_is_used_again():
     assert len({page.title for page in PAGES}) == len(PAGES)
 
 
-def test_codes_are_used_at_the_places_and_with_the_messages_of_their_pages():
+def test_codes_of_the_product_have_pages_with_its_messages():
     # One test, as sources are parsed once: with xdist each test may be another process.
-    used = {code: tuple(sorted({module for module, _ in places})) for code, places in calls().items()}
-    assert used == {page.code: page.places for page in PAGES if page.places}
+    assert sorted(calls()) == [page.code for page in PAGES if page.messages]
     literals = [plain(text) for tree in trees().values() for node in ast.walk(tree) if len(text := text_of(node)) > 12]
     for page in PAGES:
-        lines = [plain(shown(line)) for line in page.lines]
-        coded_with = [text for _, text in calls().get(page.code, []) if text.strip("<>")]
-        assert [text for text in coded_with if plain(text) not in lines] == [], f"{page.code} does not show these"
-        unknown = [line for line in lines if not any(line in text for text in literals)]
+        messages = [plain(shown(message)) for message in page.messages]
+        coded_with = [plain(text) for _, text in calls().get(page.code, []) if text.strip("<>")]
+        lacking = [text for text in coded_with if not any(message in text for message in messages)]
+        assert lacking == [], f"{page.code} does not show these"
+        unknown = [message for message in messages if not any(message in text for text in literals)]
         assert unknown == [], f"{page.code} shows these, and nothing in the product has them"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)
-def test_a_page_says_what_it_has_to(page):
+def test_a_page_says_what_it_has_to_in_few_words(page):
     assert page.title[0].isupper() and not page.title.endswith(".")
-    assert page.meaning.endswith(".") and page.lost.endswith(".")
-    assert page.causes and page.remedies
-    assert all(each.endswith((".", ")")) for each in (*page.causes, *page.remedies))
+    assert all(len(re.findall(r"\w{2,}", re.sub(r"<[^<>]*>", "", message))) > 1 for message in page.messages)
+    assert all(text.endswith((".", ")")) for text in (page.cause, *page.remedies, page.lost))
+    assert 1 <= len(page.remedies) <= 3 and len(page.cause.split()) <= 50 and len(page.lost.split()) <= 20
     assert set(re.findall(r"FC-\d+", repr(page))) <= {each.code for each in PAGES}
 
 
