@@ -1240,7 +1240,7 @@ PAGES: Sequence[ErrorPage] = (
             "The network between both is cut or very slow.",
         ),
         (
-            "Give the host more shared memory, as the message says; `docs/clusters/replicas.md` has the sizes.",
+            "Give the host more shared memory, as the message says; `docs/clusters/nodes.md` has the sizes.",
             "Or have it keep copies on a disk: `--fast-replica-medium disk:DIR`; or have fewer slots: `--fast-slots 2`.",
             "Or do without, and persist more often: `--fast-replicas 0`.",
         ),
