@@ -22,48 +22,42 @@ ADVICE = {
 class Ending(Enum):
     """A cause of the agent's end: its exit code, the one with `--fast-exit-codes`, and the cause in words."""
 
-    SUCCEEDED = _OK, _OK, "the script succeeded; or this node waited without workers until the others ended the job"
+    SUCCEEDED = _OK, _OK, "the script succeeded, also if this node waited without workers"
     SETTING = (
         _USAGE,
         _USAGE,
-        "an option is unknown, or it or a `FASTCKPT_*` variable has a value that cannot be used; or this node does not "
-        "fit the job that it would join",
+        "an unknown option; an option or variable with a value that cannot be used; this node does not fit the job",
     )
     REFUSED = _FAILED, _USAGE, "torch refuses the value of an option of torchrun"
-    STOPPED = (
-        _FAILED,
-        START_AGAIN,
-        "a signal stopped the agent, such as SIGTERM or SIGINT (`--signals-to-handle`)",
-    )
+    STOPPED = _FAILED, START_AGAIN, "a signal stopped the agent, such as SIGTERM or SIGINT"
     LOST_WORKERS = (
         _FAILED,
         START_AGAIN,
-        "a worker was killed from outside (SIGKILL, as by the kernel when memory is short; SIGTERM ...) or hung, "
-        "and no restart is left",
+        "a worker hung or was killed from outside (SIGKILL, SIGTERM), and no restart is left",
     )
-    LACKS_NODES = _FAILED, START_AGAIN, "too few nodes came in time, or came back; or no endpoint answered"
+    LACKS_NODES = _FAILED, START_AGAIN, "too few nodes came, or came back; no endpoint answered"
     SCRIPT = (
         _FAILED,
         _FAILED,
-        "a worker failed by itself (an exception, `sys.exit`, SIGSEGV, SIGABRT, SIGBUS ...) and no restart is left; "
-        "the script cannot start; or the workers failed again and again without progress, whatever the cause",
+        "a worker failed by itself (exception, `sys.exit`, SIGSEGV), and no restart is left; the script cannot start; "
+        "failures without progress",
     )
     ENDED_ELSEWHERE = _FAILED, _FAILED, "another node has ended the job: its code has the cause"
     TAKEN_OVER = _FAILED, _FAILED, "another job has taken over the checkpoint directory"
     NOT_DURABLE = (
         START_AGAIN,
         NOT_STORED,
-        "the script succeeded, but nothing that it saved on one node is durable; with `--fast-require-persist`, the "
-        "newest is not",
+        "the script succeeded, but nothing that it saved on a node is durable, or the newest is not "
+        "(`--fast-require-persist`)",
     )
     NODE_CHECK = (
         BAD_NODE,
         BAD_NODE,
-        "this node failed the node check (`--fast-node-check`), or has not the checkpoint directory of the others",
+        "this node failed `--fast-node-check`, or lacks the checkpoint directory of the others",
     )
-    STUCK = _FAILED, BAD_NODE, "the kernel lets workers neither run nor die (state D), as with a device that is gone"
+    STUCK = _FAILED, BAD_NODE, "the kernel lets workers neither run nor die (state D)"
     NEVER_WHOLE = _FAILED, _FAILED, "the script succeeded, but none of its saves came to be whole"
-    FAULT = _FAILED, _FAILED, "any other error of the launcher, which it prints"
+    FAULT = _FAILED, _FAILED, "any other error of the launcher"
 
     def __init__(self, code: int, fast: int, when: str) -> None:
         self.code, self.fast, self.when = code, fast, when

@@ -79,7 +79,7 @@ class Settings:
         node_check: Whether each node is checked before it first joins, and again after it has failed.
         spares: Hosts that wait for the place of one that is lost, beside those of --nnodes; 0 for none.
         exclude_after: Failures of a host alone after which it is left out while a spare waits; 0: any number.
-        replicas: Copies on other hosts: 0-2, auto (1 if room), xor:G (parity of 3-16 hosts): docs/clusters/replicas.md.
+        replicas: Copies on other hosts: 0-2, auto (1 if room), xor:G (parity of 3-16 hosts): docs/clusters/nodes.md.
         replica_mbps: MB (10**6 bytes) per second that this node may send as such copies at most; 0 for no limit.
         replica_medium: Where this host keeps such copies of others' files: memory, or disk:DIR, a directory of its own.
         domain: What fails together with this host: a name, file:PATH or env:NAME that has it; empty: the host alone.

@@ -13,7 +13,7 @@ from tests.nodes.test_restarts import assert_bitwise
 def test_the_shards_of_a_lost_host_come_from_the_memory_of_others(
     new_cluster: NewCluster, uninterrupted: Uninterrupted
 ) -> None:
-    """As in docs/clusters/replicas.md. Of the checkpoints that are durable, which have all of it, no file is read."""
+    """As in docs/clusters/nodes.md. Of the checkpoints that are durable, which have all of it, no file is read."""
     script = ("--way", "fsdp2")
     flags = ("--fast-replicas", "1", "--fast-replica-mbps", "1000", "--fast-domain", "file:/proc/sys/kernel/hostname")
     job = started(new_cluster(0, 1, 2), *script, "--disk", str(2 * EVERY), meeting=endpoint(0, 1, 2), flags=flags)

@@ -104,58 +104,30 @@ def _gauge(scope: Scope, group: str, name: str, help: str, *labels: str) -> Metr
 _N, _J = Scope.NODE, Scope.JOB
 
 _JOB = (
-    _row(
-        Kind.HISTOGRAM,
-        _N,
-        "job",
-        "step_seconds",
-        "Durations of steps, from one end to the next, of all workers of the node, restarted ones included.",
-    ),
-    _gauge(
-        _N,
-        "job",
-        "goodput_ratio",
-        "Useful part of the node's time since this launch began, as `fastckpt report` accounts for it.",
-    ),
+    _row(Kind.HISTOGRAM, _N, "job", "step_seconds", "Durations of steps of all workers of the node."),
+    _gauge(_N, "job", "goodput_ratio", "Useful part of the node's time in this launch."),
+    _counter(_N, "job", "useful_seconds", "Useful time of the node in this launch."),
     _counter(
-        _N, "job", "useful_seconds", "Useful time of the node in this launch: all that is decided, but lost time."
-    ),
-    _counter(
-        _N,
-        "job",
-        "lost_seconds",
-        "Time of the node in this launch that was lost, by cause (docs/reference/events.md), as far as it is decided: "
-        "up to the last step, or stage of a start, that is over.",
-        "cause",
+        _N, "job", "lost_seconds", "Lost time of the node in this launch, by cause (docs/reference/events.md).", "cause"
     ),
     _counter(_J, "job", "steps", "Steps done for the first time in this launch."),
     _counter(_J, "job", "repeated_steps", "Steps that were done before, and lost."),
-    _gauge(_J, "job", "step", "The step that the furthest worker has completed, as the script numbers its saves."),
-    _gauge(_N, "job", "workers", "Workers of the node that are alive."),
+    _gauge(_J, "job", "step", "Newest step of the furthest worker."),
+    _gauge(_N, "job", "workers", "Living workers of the node."),
     _gauge(_J, "job", "ranks", "Ranks in the round."),
     _gauge(_J, "job", "nodes", "Nodes in the round."),
     _counter(_J, "job", "restarts", "Starts of workers after the first one of this agent."),
-    _gauge(_J, "job", "restarts_left", "Restarts that the job may still make."),
+    _gauge(_J, "job", "restarts_left", "Restarts that are left."),
     _counter(
         _N,
         "job",
         "failures",
-        "Ends of rounds: a worker of the node `died` or `hung`, or all were stopped because of another node "
-        "(`elsewhere`).",
+        "Ends of rounds: a worker `died` or `hung`, or another node failed (`elsewhere`).",
         "kind",
     ),
-    _counter(_N, "job", "hangs", "Hangs that were found, and ended by killing workers."),
-    _counter(
-        _J, "job", "stragglers", "Findings that a rank is slow, by the part of its steps that is.", "rank", "part"
-    ),
-    _gauge(
-        _J,
-        "job",
-        "straggler_cost_ratio",
-        "By which part of its time the job is slower because of a rank, while that is slow: 0.18 is 18%.",
-        "rank",
-        "part",
-    ),
+    _counter(_N, "job", "hangs", "Hangs that were ended by killing workers."),
+    _counter(_J, "job", "stragglers", "Findings that a rank is slow, by the slow part of its steps.", "rank", "part"),
+    _gauge(_J, "job", "straggler_cost_ratio", "Part of the job's time that a slow rank costs.", "rank", "part"),
     _counter(_N, "job", "events_lost", "Events that could not be written."),
 )
 
@@ -164,94 +136,76 @@ _RANKS = (
         _N,
         "ranks",
         "rank_step_seconds",
-        "Seconds of a step that a rank spends in each of its parts, which add up to the step: the mean of the last "
-        "steps. Its own time is all but `wait`.",
+        "Mean seconds of a part of a rank's last steps; its own time is all but `wait`.",
         "rank",
         "part",
     ),
     _gauge(_N, "ranks", "rank_silent_seconds", "Seconds since a rank last reported progress.", "rank"),
-    _gauge(_N, "ranks", "rank_step", "The step that a rank has completed, as the script numbers its saves.", "rank"),
+    _gauge(_N, "ranks", "rank_step", "Newest step of a rank.", "rank"),
 )
 
 _CHECKPOINTS = (
-    _counter(_J, "checkpoints", "saves", "Saves that became whole in the memory of node 0."),
-    _counter(_N, "checkpoints", "saved_bytes", "Bytes of saves in the memory of the node."),
+    _counter(_J, "checkpoints", "saves", "Saves that became whole in memory of node 0."),
+    _counter(_N, "checkpoints", "saved_bytes", "Bytes of saves in memory of the node."),
     _counter(
         _J,
         "checkpoints",
         "skipped_saves",
-        "Saves that were skipped: all slots are `busy`; a rank is `late` or `gone`; another job has `superseded` this "
-        "one; memory is `unwritable`.",
+        "Skipped saves: slots `busy`, a rank `late` or `gone`, `superseded` by another job, memory `unwritable`.",
         "reason",
     ),
-    _counter(_J, "checkpoints", "overtaken_saves", "Saves not persisted, as newer ones came while they waited."),
+    _counter(_J, "checkpoints", "overtaken_saves", "Saves not persisted because newer ones came."),
     _counter(_J, "checkpoints", "persists", "Checkpoints that became durable."),
     _counter(_J, "checkpoints", "persisted_bytes", "Bytes of checkpoints that became durable."),
-    _counter(_J, "checkpoints", "persist_seconds", "Duration of persists, each from its begin until it was durable."),
-    _counter(_N, "checkpoints", "persist_failures", "Attempts to persist that failed."),
-    _counter(_J, "checkpoints", "flushes", "Persists of newer memory after workers died, or the job ended."),
-    _counter(_N, "checkpoints", "uploads", "Checkpoints that this node uploaded to the remote tier."),
-    _counter(_N, "checkpoints", "uploaded_bytes", "Bytes of checkpoints that this node uploaded."),
-    _counter(_N, "checkpoints", "upload_failures", "Attempts to upload that failed."),
-    _counter(_N, "checkpoints", "replicated_saves", "Saves whose large files this node has copied to other hosts."),
+    _counter(_J, "checkpoints", "persist_seconds", "Duration of persists until they were durable."),
+    _counter(_N, "checkpoints", "persist_failures", "Failed attempts to persist."),
+    _counter(_J, "checkpoints", "flushes", "Persists after workers died, or the job ended."),
+    _counter(_N, "checkpoints", "uploads", "Checkpoints uploaded to the remote tier."),
+    _counter(_N, "checkpoints", "uploaded_bytes", "Bytes of uploaded checkpoints."),
+    _counter(_N, "checkpoints", "upload_failures", "Failed attempts to upload."),
+    _counter(_N, "checkpoints", "replicated_saves", "Saves whose large files were copied to other hosts."),
     _counter(_N, "checkpoints", "replicated_bytes", "Bytes of these files."),
-    _counter(_N, "checkpoints", "skipped_replicas", "Saves whose large files this node could not copy."),
-    _counter(_J, "checkpoints", "resumes", "Resumes of ranks of node 0, by the tier of the checkpoint.", "source"),
-    _counter(_N, "checkpoints", "bad_checkpoints", "Checkpoints that were found, and could not be loaded."),
+    _counter(_N, "checkpoints", "skipped_replicas", "Saves whose large files could not be copied."),
+    _counter(_J, "checkpoints", "resumes", "Resumes of ranks of node 0, by tier.", "source"),
+    _counter(_N, "checkpoints", "bad_checkpoints", "Checkpoints that could not be loaded."),
     _gauge(
         _J,
         "checkpoints",
         "newest_step",
-        "The step of the newest checkpoint in a tier: `memory`, `storage`, `remote`.",
+        "Step of the newest checkpoint in a tier: `memory`, `storage`, `remote`.",
         "tier",
     ),
     _gauge(
         _J,
         "checkpoints",
         "unsaved_steps",
-        "Steps that would have to be repeated now if the workers died (`memory`), the memory of all nodes were lost, "
-        "too (`storage`), or the directory as well (`remote`).",
+        "Steps to repeat after a loss of workers (`memory`), all memory (`storage`), or the directory, too (`remote`).",
         "tier",
     ),
-    _gauge(
-        _J,
-        "checkpoints",
-        "replicated_step",
-        "The step of the newest save that no loss of one host can take: others have what each alone had.",
-    ),
-    _gauge(_J, "checkpoints", "durable_age_seconds", "Seconds since the newest durable checkpoint became that."),
-    _gauge(_N, "checkpoints", "arena_bytes", "Bytes of the node's arenas, shared memory or on a disk."),
+    _gauge(_J, "checkpoints", "replicated_step", "Step of the newest save that survives the loss of any one host."),
+    _gauge(_J, "checkpoints", "durable_age_seconds", "Seconds since the newest checkpoint became durable."),
+    _gauge(_N, "checkpoints", "arena_bytes", "Bytes of the node's arenas."),
 )
 
 _NODE = (
-    _gauge(_N, "node", "node_processor_ratio", "Part of the host's processors that is busy."),
-    _gauge(_N, "node", "node_memory_bytes", "Memory of the host: `used`, and `free` for what asks for it.", "state"),
+    _gauge(_N, "node", "node_processor_ratio", "Busy part of the host's processors."),
+    _gauge(_N, "node", "node_memory_bytes", "Memory of the host: `used`, `free`.", "state"),
+    _gauge(_N, "node", "node_headroom_bytes", "Bytes that an arena can still take."),
+    _gauge(_N, "node", "node_tmpfs_bytes", "File system of the arenas: `used`, `free`.", "state"),
     _gauge(
-        _N,
-        "node",
-        "node_headroom_bytes",
-        "Bytes that an arena can still take before the tmpfs, the host or a cgroup has no more.",
+        _N, "node", "node_disk_bytes", "File system of a checkpoint directory: `used`, `free`.", "directory", "state"
     ),
-    _gauge(_N, "node", "node_tmpfs_bytes", "The file system of the arenas: `used` and `free` bytes.", "state"),
-    _gauge(
-        _N,
-        "node",
-        "node_disk_bytes",
-        "The file system of a checkpoint directory: `used` and `free` bytes.",
-        "directory",
-        "state",
-    ),
-    _counter(_N, "node", "node_network_bytes", "Bytes `received` and `sent`, but for loopback.", "direction"),
-    _counter(_N, "agent", "agent_processor_seconds", "Time of processors that the agent has taken."),
-    _gauge(_N, "agent", "agent_memory_bytes", "Resident memory of the agent; arenas that it has mapped count in it."),
-    _gauge(_N, "gpus", "gpu_utilization_ratio", "Part of the last interval in which the GPU ran anything.", "gpu"),
-    _gauge(_N, "gpus", "gpu_memory_bytes", "Memory of the GPU: `used` and `free` bytes.", "gpu", "state"),
+    _counter(_N, "node", "node_network_bytes", "Bytes `received` and `sent`, without loopback.", "direction"),
+    _counter(_N, "agent", "agent_processor_seconds", "Processor time of the agent."),
+    _gauge(_N, "agent", "agent_memory_bytes", "Resident memory of the agent, mapped arenas included."),
+    _gauge(_N, "gpus", "gpu_utilization_ratio", "Busy part of the GPU's last interval.", "gpu"),
+    _gauge(_N, "gpus", "gpu_memory_bytes", "Memory of the GPU: `used`, `free`.", "gpu", "state"),
     _gauge(_N, "gpus", "gpu_temperature_celsius", "Temperature of the GPU.", "gpu"),
 )
 
 _USER = (
-    _gauge(_N, "user", "user", "The newest value that a rank gave to `fastckpt.metrics.log`.", "name", "rank"),
-    _gauge(_N, "user", "user_step", "The step that it gave with its newest values.", "rank"),
+    _gauge(_N, "user", "user", "Newest value that a rank gave to `fastckpt.metrics.log`.", "name", "rank"),
+    _gauge(_N, "user", "user_step", "Step of these values.", "rank"),
 )
 
 METRICS = (*_JOB, *_RANKS, *_CHECKPOINTS, *_NODE, *_USER)

@@ -7,7 +7,7 @@ from typing import Any
 PAGE = Path(__file__).parents[4] / "docs/reference/events.md"
 COMMON = {"event", "time", "monotonic", "pid"}
 _ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<who>[a-z, ]+) \| [^|]+ \| (?P<fields>[^|]*) ?\|$", re.MULTILINE)
-_FIELD = re.compile(r"`(\w+)` (\w+)(\?)?(?:, |$)")
+_FIELD = re.compile(r"`(\w+)`(?: (\w+))?(\?)?(?:, |$)")
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "s": (float, int), "mono": (float,), "text": (str,), "share": (float, int), "flag": (bool,),
     "list": (list,), "object": (dict,),
@@ -19,7 +19,7 @@ def table() -> dict[str, dict[str, tuple[str, bool]]]:
     found = {}
     for row in _ROW.finditer(PAGE.read_text()):
         fields = row["fields"].strip()
-        found[row["name"]] = {name: (kind, not optional) for name, kind, optional in _FIELD.findall(fields)}
+        found[row["name"]] = {name: (kind or "int", not optional) for name, kind, optional in _FIELD.findall(fields)}
         assert _FIELD.sub("", fields) == "", f"{row['name']}: {fields}"
         assert all(kind in _TYPES for kind, _ in found[row["name"]].values()), row["name"]
     return found

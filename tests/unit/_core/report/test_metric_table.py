@@ -12,7 +12,7 @@ from fastckpt._core.report.report import report
 from tests.unit._core.report.stories import Story
 
 DOCS = Path(__file__).parents[4] / "docs"
-HEAD = "| metric | kind | unit | from | meaning |\n| --- | --- | --- | --- | --- |\n"
+HEAD = "| metric | kind | from | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def rows() -> str:
@@ -20,8 +20,7 @@ def rows() -> str:
     lines = []
     for each in METRICS:
         labels = f"{{{', '.join(each.labels)}}}" if each.labels else ""
-        unit = each.unit or "-"
-        lines.append(f"| `{each.name}{labels}` | {each.kind.value} | {unit} | {each.scope.value} | {each.help} |\n")
+        lines.append(f"| `{each.name}{labels}` | {each.kind.value} | {each.scope.value} | {each.help} |\n")
     return HEAD + "".join(lines)
 
 
