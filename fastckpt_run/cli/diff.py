@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @answering
 @observed
 def diff(a: str, b: str, names: tuple[str, ...], observer: WorkObserver) -> CommandOutput:
-    """Compare two checkpoints: names, types, shapes, values, and how far the elements of each tensor are apart.
+    """Compare two checkpoints: names, types, shapes, values, and the largest difference of each tensor.
 
-    A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN; which storages tensors share,
-    and on which device they were, does not count. Exit code 1 if they differ.
+    A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN. Shared storages and devices do
+    not count. Exit code 1: they differ.
     """
     from fastckpt._core.inspect.diff import diff_all
 

@@ -20,7 +20,7 @@ _MOST = 10
 @REMOTE
 @answering
 def ls(directory: str, remote: str) -> CommandOutput:
-    """List the checkpoints of DIR in memory and on storage, newest first, also those that do not count."""
+    """List the checkpoints of DIR in memory and on storage, newest first; also incomplete and damaged ones."""
     inventory = take(directory, Settings.from_environment().arenas, remote)
     document: dict[str, Any] = {
         "directory": inventory.location,

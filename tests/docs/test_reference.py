@@ -1,4 +1,4 @@
-"""The generated pages (errors.md, api.md, commands.md, options.md) are those that the sources make now."""
+"""The generated pages (errors.md, api.md, cli.md, launcher.md) are those that the sources make now."""
 
 from pathlib import Path
 
