@@ -55,4 +55,4 @@ def _help(command: click.Command) -> str:
 
 def _linked(text: str) -> str:
     text = re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text)
-    return re.sub(r"(?<![\w`/-])(--[a-z][a-z-]+)(?!`)", r"`\1`", " ".join(text.split(" ")))
+    return re.sub(r"`[^`]+`|(?<![\w/-])(--[a-z][a-z-]+)", lambda found: f"`{found[1]}`" if found[1] else found[0], text)

@@ -75,8 +75,8 @@ class DdpCheckpointer(BaseCheckpointer):
         overlap: Optimizers whose parameters and ``state`` are copied during the next forward and backward. Their next
             step waits; nothing else may write to or resize these tensors until then (docs/guides/saving.md). None:
             ``save_checkpoint`` copies all.
-        remote: Second tier, a URL or directory. The newest durable checkpoint is copied there in the background; the
-            end of the job waits for it. Equal on all ranks.
+        remote: Second tier, a URL or directory; ``checkpoint_dir`` then is a directory. The newest durable checkpoint
+            is copied there in the background; the end of the job waits for it. Equal on all ranks.
         remote_deletion_strategy: Policy of fastckpt for older checkpoints there; None keeps all.
         replica_count: Without effect, for Flash Checkpoint; so are the options after it.
 

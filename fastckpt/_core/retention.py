@@ -42,8 +42,8 @@ class CheckpointDeletionStrategy(ABC):
 
         Args:
             step: The step of the new checkpoint.
-            delete_func: Deletes the checkpoint at a path; that of ``step`` once a newer one is durable, as in Flash
-                Checkpoint.
+            delete_func: Deletes the checkpoint at a path, with ConfigError outside of the directory; that of ``step``
+                once a newer one is durable, as in Flash Checkpoint.
         """
 
 

@@ -281,7 +281,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         All ranks call it, and then ``dcp.load(state, storage_reader=...)``, which also restores random generators.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but none can be loaded by all ranks.
+            NoLoadableCheckpoint: As `DdpCheckpointer.load_checkpoint`.
         """
         return None if self._reader.find() is None else self._reader
 

@@ -172,7 +172,7 @@ def get_last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
         ``<output_dir>/checkpoint-<step>``; None if there is none.
 
     Raises:
-        NoLoadableCheckpoint: Checkpoints exist, but none can be loaded by all ranks.
+        NoLoadableCheckpoint: As `DdpCheckpointer.load_checkpoint`.
     """
     with FolderCheckpointer(output_dir, RequiredFiles(STATE, STATE)) as one:
         found = one.find()

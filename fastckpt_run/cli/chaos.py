@@ -34,7 +34,7 @@ def _signal(text: str) -> int:
 @click.argument("directory", metavar="DIR")
 @click.option("--kill", "kind", type=click.Choice(KINDS), required=True, help="What to kill.")
 @click.option("--every", type=positive_seconds, metavar="TIME", default="2m", help="Time between kills (2m).")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Most kills.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Kills, at most.")
 @click.option(
     "--for", "duration", type=positive_seconds, metavar="TIME", help="Last kill before this time, such as 30m."
 )
@@ -47,7 +47,7 @@ def _signal(text: str) -> int:
 def chaos(directory: str, **options: Any) -> CommandOutput:
     """Kill in your own running job that checkpoints to DIR, and report what comes back.
 
-    --kill rank: one worker, chosen by --seed; agent: the agent and its workers; node: both at once, as a lost host.
+    --kill takes rank (one worker, chosen by --seed), agent (with its workers) or node (both at once, as a lost host).
     Something else must start a killed agent again. Only this user's processes on this host that have signed the
     job's memory are killed. It ends with the job, or by Ctrl-C.
 

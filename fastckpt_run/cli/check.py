@@ -48,7 +48,7 @@ def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
     multiple=True,
     metavar="NAME=NUMBER",
     callback=_limit,
-    help="Least value of a check, in its unit; repeatable.",
+    help="Least value of a check, in its unit, as disk=200; repeatable.",
 )
 @click.option(
     "--baseline",

@@ -38,7 +38,7 @@ def doctor(directory: str, endpoints: str, deadline: float) -> CommandOutput:
     """Check the configuration of this host: shared memory, limits, versions; of DIR its storage and owner.
 
     DIR is a checkpoint directory, which may be new, or a URL. Up to 32 MiB are written to it, and removed.
-    docs/operate/doctor.md has an example. Exit code 1: there is a problem; warnings are none.
+    docs/operate/doctor.md has an example. Exit code: 1 for a problem, otherwise 0.
     """
     subject = Subject(directory, endpoints, Settings.from_environment().to_environment())
     lines = examine(subject, deadline)
