@@ -1,4 +1,4 @@
-"""Makes docs/reference/commands.md from the help of the command `fastckpt`."""
+"""Makes docs/reference/cli.md from the help of the command `fastckpt`, and a template with examples and JSON keys."""
 
 import inspect
 import re
@@ -6,49 +6,53 @@ from collections.abc import Iterator
 
 import click
 
-from fastckpt_run.cli import GROUPS, main
+from docs_site.sources import ROOT
+from fastckpt_run.cli import main
 
-HEAD = """\
-# Commands
-
-The command `fastckpt`, made from its help (`fastckpt COMMAND --help`) by `make docs-reference`. [cli.md](cli.md) shows what the commands
-print, and the keys of `--json`; [launcher.md](launcher.md) and [options.md](options.md) have the command `fastckpt-run`.
-"""
+TEMPLATE = ROOT / "docs_site/templates/commands.md"
+"""The head of the page, a section for each command with what follows its help, and sections for the end."""
+EVERYWHERE = ("--help", "--json", "--quiet")
+"""Options that the head of the page describes for all commands."""
 
 
 def document() -> str:
     """The text of the page."""
+    head, sections = _template()
     context = click.Context(main, info_name="fastckpt", **main.context_settings)
-    names = [name for name, command in main.commands.items() if not command.hidden]
-    index = "\n".join(
-        f"- {group}: " + ", ".join(f"[`{command.name}`](#fastckpt-{command.name})" for command in commands)
-        for group, commands in GROUPS.items()
-    )
-    parts = [HEAD, f"{_help(main)}\n\n{index}"]
-    for name in names:
-        parts += _command(main.commands[name], context, name)
+    parts = [head]
+    for name, command in main.commands.items():
+        if not command.hidden:
+            parts += _command(command, context, name, sections)
+    parts += [f"## {name}\n\n{text}" for name, text in sections.items()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _command(command: click.Command, above: click.Context, name: str, level: str = "##") -> Iterator[str]:
+def _template() -> tuple[str, dict[str, str]]:
+    head, *sections = re.split(r"^## ", TEMPLATE.read_text(), flags=re.MULTILINE)
+    return head, dict(section.split("\n\n", 1) for section in sections)  # type: ignore[misc]
+
+
+def _command(command: click.Command, above: click.Context, name: str, sections: dict[str, str]) -> Iterator[str]:
+    """The section of a command; takes its examples out of the template's sections."""
     context = click.Context(command, info_name=name, parent=above, **command.context_settings)
-    yield f"{level} {context.command_path}"
-    yield f"```console\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```"
-    yield _help(command)
-    records = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
-    rows = [f"| `{names}` | {_cell(meaning)} |" for names, meaning in records if meaning and "--help" not in names]
-    if rows:
-        yield "\n".join(["| option | meaning |", "| --- | --- |", *rows])
     if isinstance(command, click.Group):
         for inner, each in command.commands.items():
-            yield from _command(each, context, inner, level + "#")
+            yield from _command(each, context, inner, sections)
+        return
+    yield f"## {context.command_path}"
+    pieces = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+    yield f"    {context.command_path} {' '.join(pieces)}"
+    yield _help(command)
+    records = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
+    rows = [(names, meaning) for names, meaning in records if meaning and not names.endswith(EVERYWHERE)]
+    yield "\n".join(f"- `{names}`: {_linked(meaning)}" for names, meaning in rows)
+    yield sections.pop(context.command_path.partition(" ")[2], "")
 
 
 def _help(command: click.Command) -> str:
-    text = inspect.cleandoc(command.help or "").replace("\b\n", "")
-    return re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text)
+    return _linked(inspect.cleandoc(command.help or "").replace("\b\n", ""))
 
 
-def _cell(text: str) -> str:
-    """A text that is part of a table: Markdown takes brackets of defaults, and bars, for its own."""
-    return re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text).replace("|", "\\|")
+def _linked(text: str) -> str:
+    text = re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text)
+    return re.sub(r"`[^`]+`|(?<![\w/-])(--[a-z][a-z-]+)", lambda found: f"`{found[1]}`" if found[1] else found[0], text)

@@ -8,6 +8,6 @@ from fastckpt._core import error_codes
 PAGES: Mapping[str, Callable[[], str]] = {
     error_codes.PAGE: error_pages.document,
     "docs/reference/api.md": api_reference.document,
-    "docs/reference/commands.md": command_reference.document,
-    "docs/reference/options.md": option_reference.document,
+    "docs/reference/cli.md": command_reference.document,
+    "docs/reference/launcher.md": option_reference.document,
 }

@@ -19,7 +19,7 @@ SECTIONS = {
     "Clusters": ("clusters/nodes.md", "clusters/slurm.md", "clusters/kubernetes.md", "clusters/docker.md"),
     "Operate": ("operate/doctor.md", "operate/plan.md", "operate/watch.md", "operate/live_page.md"),
     "Migrate": ("migrate/torchrun.md",),
-    "Reference": ("errors.md", "reference/options.md", "reference/commands.md", "reference/api.md"),
+    "Reference": ("errors.md", "reference/launcher.md", "reference/cli.md", "reference/api.md"),
     "Evidence": ("evidence/results.md", "evidence/methods.md"),
     "Internals": ("architecture.md", "glossary.md"),
 }

@@ -1,4 +1,4 @@
-"""Checkpoints for DistributedDataParallel: one model file per checkpoint, and a file for what differs per rank."""
+"""Checkpoints for DistributedDataParallel: one model file, and a file for the state of each rank."""
 
 import logging
 import os
@@ -61,40 +61,34 @@ logger = logging.getLogger("fastckpt")
 
 
 class DdpCheckpointer(BaseCheckpointer):
-    """Saves a DDP job's state to memory and storage, and restores it after a failure.
+    """Saves the state of a DDP job to memory and storage, and restores it after a failure.
 
-    Every rank constructs one, and calls each method with the same steps. The state of the model is the same on all
-    ranks: the first rank of each node copies it. What differs per rank goes into ``rank_state``.
+    Every rank constructs one, and calls each method with the same steps. The first rank of each node copies the model;
+    ``rank_state`` has what differs per rank.
 
     Args:
-        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens, such as
-            ``s3://bucket/run1``.
-        deletion_strategy: Which older checkpoints to delete; None keeps all.
-        weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
-        verify: How much is compared with what was saved. "never": files must be there in their sizes. "resume":
-            their digests, too, where there are some, before any rank loads one. "always": each checkpoint is also
-            read back from storage before it counts there. All ranks give the same.
-        overlap: The optimizer, or several, whose parameters and ``state`` may be copied during the next forward and
-            backward; their next step waits for that. Until then nothing else may write to them, such as averages that
-            are swapped in through ``.data``, and no storage be resized: see docs/guides/saving.md, "Swapping weights".
-            None: all is copied before `save_checkpoint` returns.
-        remote: A second tier: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
-            directory on a fast disk, is copied there in the background, one at a time, always the newest; those in
-            between are not copied. The end of the job waits for the newest. All ranks give the same.
-        remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
-        replica_count: An option of Flash Checkpoint without effect here, likewise ``comm_backend``, ``save_timeout``,
-            ``local_shard_num`` and ``global_shard_num``.
+        checkpoint_dir: Directory that all nodes share: a path, or a URL for fsspec, such as ``s3://bucket/run1``.
+        deletion_strategy: Policy for older checkpoints; None keeps all.
+        weights_only: Require that files load with ``torch.load(weights_only=True)``, which runs no code from them.
+        verify: "never" compares sizes. "resume" also compares digests before a rank loads. "always" also reads each
+            checkpoint back from storage before it counts. Equal on all ranks.
+        overlap: Optimizers whose parameters and ``state`` are copied during the next forward and backward. Their next
+            step waits; nothing else may write to or resize these tensors until then (docs/guides/saving.md). None:
+            ``save_checkpoint`` copies all.
+        remote: Second tier, a URL or directory; ``checkpoint_dir`` then is a directory. The newest durable checkpoint
+            is copied there in the background; the end of the job waits for it. Equal on all ranks.
+        remote_deletion_strategy: Policy of fastckpt for older checkpoints there; None keeps all.
+        replica_count: Without effect, for Flash Checkpoint; so are the options after it.
 
     Raises:
-        ConfigError: ``verify`` is none of these; ``remote`` cannot be a second tier; ``overlap`` has something that is
-            no torch optimizer.
-        PlaceInUse: Another live job uses the directory, and has not released it in time.
+        ConfigError: Invalid ``verify``, ``remote`` or ``overlap``.
+        PlaceInUse: Another live job uses the directory.
 
     Attributes:
-        rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.
-        loaded_step: The step that was loaded; -1 before that, or if there was none.
-        loaded_from: Where this rank found it: "memory", "peer" (the memory of another node), "storage", "remote";
-            "mixed" if memory had some of its files; "" if nothing was loaded.
+        rank_state: Loaded ``rank_state`` of this rank.
+        loaded_step: Loaded step; -1 if none.
+        loaded_from: Tier: "memory", "peer" (another node's memory), "storage", "remote", "mixed" (memory lacked files),
+            or "".
     """
 
     _lacking: Lacking = "less"
@@ -141,15 +135,14 @@ class DdpCheckpointer(BaseCheckpointer):
 
     @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Have memory reserved and faulted in before the first save, in the background.
+        """Reserve memory, and fault it in, in the background before the first save.
 
         Args:
-            state_dict: A state like those to be saved; only its structure and sizes matter.
-            optimizer: An optimizer whose state is part of ``state_dict`` but still empty: what it will hold after
-                its first step is predicted for Adam, AdamW and SGD.
+            state_dict: State with the structure and sizes of later ones.
+            optimizer: Optimizer with a still empty state, whose size is predicted for Adam, AdamW and SGD.
 
         Raises:
-            ArenaTooSmall: Shared memory cannot hold two checkpoints of that size.
+            ArenaTooSmall: Shared memory cannot hold two such checkpoints.
         """
         if self._writes_model:
             arguments.mapping("state_dict", state_dict, _STATE)
@@ -168,39 +161,30 @@ class DdpCheckpointer(BaseCheckpointer):
         rank_state: dict[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
-        """Save the state of a step. Once this returns, the state may be changed.
+        """Save the state of a step. It may be changed after the call.
 
-        With ``overlap``, parameters and states of the optimizers may be changed by their steps only: these wait until
-        the copy is done (``pending`` of the result). See docs/guides/saving.md.
-
-        A step that memory already holds is not copied again: with DISK it is persisted. A save is skipped if every
-        slot is in use, on all ranks alike; the result has the reason.
+        With ``overlap``, only optimizer steps may change parameters and optimizer states. A step in memory is not
+        copied again; DISK persists it. If every slot is in use, all ranks skip the save.
 
         Args:
-            step: The step, not below the last one saved.
-            state_dict: What all ranks have in common. Only the first rank of each node reads it.
-            path: Where the file is once it is persisted, until the checkpoint is deleted; default
-                ``<checkpoint_dir>/checkpoint-<step>/model.pt``. On the same file system it is a hard link to that file:
-                replace it, but do not write into it. What was at ``path`` is replaced once the new file is durable. If
-                the checkpoint directory is a URL: where a copy is stored, as such a URL or relative to that directory.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
-                DISK, but newer saves may overtake it while it waits for storage; with ``path`` or ``metrics``, exactly
-                as DISK.
-            rank_state: What differs on this rank; the position in the data does not, and belongs in ``state_dict``.
-                The state of torch's random generators (CPU and accelerators) is added, and restored by
-                `load_checkpoint`.
-            metrics: Measurements of this state, for `KeepBestStrategy`: numbers by name; those of the first rank
-                count. NaN and infinity count as not measured. Saving a step again that is in memory adds them, until it
-                is persisted.
+            step: Step, not smaller than the last one saved.
+            state_dict: State that all ranks share. Only the first rank of each node reads it.
+            path: File of the persisted state; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``. It may be a hard
+                link: do not write into it. It appears when durable, and is deleted with the checkpoint. For a URL
+                directory: URL or relative path of a copy.
+            storage_type: MEMORY, or DISK to persist in the background. Default: DISK, but newer saves may replace it
+                while it waits, unless there is ``path`` or ``metrics``.
+            rank_state: State of this rank alone, without the data position. Random generators of torch are added.
+            metrics: Numbers by name, for ``KeepBestStrategy``; those of the first rank count, without NaN and infinity.
+                A second save of a step adds them, until it is persisted.
 
         Raises:
             StepError: The step is older than one saved since the last load.
-            ConfigError: A metric is no number.
-            NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
-            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save. One that
-                becomes too large later is skipped.
-            OverlapError: With FASTCKPT_CHECK_OVERLAP=1: tensors were changed, unseen by torch, while the previous save
-                was copying them.
+            ConfigError: A metric is not a number.
+            NotLoadable: The state does not load with ``weights_only=True``; names the key.
+            ArenaTooSmall: Shared memory cannot hold two such checkpoints; only the first save raises it, later ones are
+                skipped.
+            OverlapError: With FASTCKPT_CHECK_OVERLAP=1: tensors changed during the copy.
         """
         arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
         self._forecast.end()
@@ -211,24 +195,23 @@ class DdpCheckpointer(BaseCheckpointer):
 
     @public
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
-        """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.
+        """Load the newest checkpoint that all ranks can load, from memory if possible; all ranks call it.
 
-        The tensors are the caller's own, on the CPU; random generators are as they were when it was saved.
+        Tensors are on the CPU, and owned by the caller. Random generators are restored.
 
         Args:
-            resume_path: A file or checkpoint directory to load instead of the newest one. A new history begins: what
-                is saved from now on is newer than all before. Workers that are restarted in the same launch may
-                pass the same path again: their first load resumes the newest save made since then, if there is one.
+            resume_path: File or checkpoint directory to load instead; later saves are newer than all before
+                (docs/guides/going_back.md). Restarted workers may pass it again: they resume the newest save since
+                then.
 
         Returns:
-            The saved state; empty if nothing was ever saved.
+            The saved state; empty if nothing was saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank; or
-                there are only those of other libraries.
-            BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            ConfigError: Ranks give different paths, or nodes do not share the checkpoint directory.
-            FastckptError: Another rank has failed: names it, and the reason.
+            NoLoadableCheckpoint: Checkpoints exist, but none can be loaded by all ranks, or all are of other libraries.
+            BadCheckpoint: ``resume_path`` cannot be loaded.
+            ConfigError: Ranks give different paths, or nodes do not share the directory.
+            FastckptError: Another rank failed; names it and the reason.
         """
         # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
         # 3. refuse a fresh start where other libraries have checkpoints   4. restore what this rank has of its own
@@ -271,13 +254,11 @@ class DdpCheckpointer(BaseCheckpointer):
 
     @public
     def close(self) -> None:
-        """End saving, for this rank: all that it has saved stays.
+        """End saving for this rank; its saves stay.
 
-        A rank may close before the others, as with uneven data. What differs on it, as of its last save, then goes
-        into their later saves as well, unless it is the first rank of its node, whose model these need, or closes as
-        an exception ends it: then there are no later ones, and the results of the others say so.
-
-        Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits.
+        A rank may close before others: their later saves include its last ``rank_state``. These end if it is the first
+        rank of its node, or closes by an exception. Without fastckpt-run the last checkpoint is durable when rank 0
+        exits.
         """
         self._forecast.end()
         self._differences.leave()
@@ -326,16 +307,14 @@ class DdpCheckpointer(BaseCheckpointer):
 
 
 def settle(model: torch.nn.Module, step_fn: Callable[[], object]) -> None:
-    """Bring DDP into the state that it has in the middle of a run; call it at every start, before loading a state.
+    """Bring DDP into the state of the middle of a run; call it at every start, before loading a state.
 
-    DDP reduces its first backward in buckets of one order, and all later ones in the order in which gradients came.
-    With three ranks or more, the first step after a restart then rounds sums differently from a run that was never
-    interrupted. This makes that first backward a discarded one: parameters, buffers and random generators are left as
-    they were, and no gradients remain.
+    DDP reduces its first backward in other buckets: with three ranks or more, sums after a restart are rounded
+    differently. This discards one backward; parameters, buffers and random generators stay.
 
     Args:
         model: The DistributedDataParallel model.
-        step_fn: One forward and backward with a batch of the usual shape; no optimizer step.
+        step_fn: Forward and backward of a batch of the usual shape, without an optimizer step.
     """
     rng = rng_state()
     buffers = [buffer.clone() for buffer in model.buffers()]

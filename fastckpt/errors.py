@@ -1,4 +1,4 @@
-"""The errors that fastckpt raises; each message gives the value, the limit and the remedy."""
+"""Errors of fastckpt; each message gives the value, the limit and the remedy."""
 
 from fastckpt._core.error_codes import code_of
 
@@ -17,44 +17,44 @@ class ConfigError(FastckptError, ValueError):
 
 
 class WrongDirectory(ConfigError):
-    """The checkpoint directory on this host is not the one in which the other nodes of the job save."""
+    """The checkpoint directory on this host is not that of other nodes."""
 
 
 class UnsupportedTorch(FastckptError, ImportError):
-    """The torch that is installed is older than all that this library works with."""
+    """The installed torch is too old."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, name="torch")
 
 
 class ArgumentError(ConfigError, TypeError):
-    """An argument is missing, unknown, or of another kind than what is allowed."""
+    """An argument is missing, unknown, or of a wrong type."""
 
 
 class NoRankState(FastckptError, KeyError):
-    """A rank has nothing under a name in what ranks saved for themselves."""
+    """A rank saved nothing under this name."""
 
     __str__ = Exception.__str__
 
 
 class ArenaTooSmall(FastckptError):
-    """Shared memory cannot hold the slots that a checkpoint directory needs."""
+    """Shared memory cannot hold the slots of a checkpoint directory."""
 
 
 class ArenaInUse(FastckptError):
-    """Another live job owns the arena of this checkpoint directory."""
+    """Another live job owns the arena of the directory."""
 
 
 class AgentLost(FastckptError, ConnectionError):
-    """The process that owns the arena does not answer."""
+    """The owner of the arena does not answer."""
 
 
 class SaverError(FastckptError):
-    """The process that owns the arena met an error of its own; its log has the traceback."""
+    """The owner of the arena failed; its log has the traceback."""
 
 
 class ProtocolError(FastckptError):
-    """A message is not one that this version understands."""
+    """This version does not understand a message."""
 
 
 class StepError(FastckptError, ValueError):
@@ -62,23 +62,23 @@ class StepError(FastckptError, ValueError):
 
 
 class NotLoadable(FastckptError, TypeError):
-    """A state would save but not load with ``weights_only=True``."""
+    """A state does not load with ``weights_only=True``."""
 
 
 class BadCheckpoint(FastckptError):
-    """A checkpoint, or one of its files, is incomplete or damaged."""
+    """A checkpoint or file is incomplete or damaged."""
 
 
 class NoLoadableCheckpoint(FastckptError):
-    """Checkpoints exist, but none of them can be loaded by all ranks."""
+    """Checkpoints exist, but none loads on all ranks."""
 
 
 class ReplicasDiffer(FastckptError):
-    """Replicas of a weight, or of an optimizer's state, were equal and are not any more."""
+    """Replicas of a weight or optimizer state are not equal any more."""
 
 
 class OverlapError(FastckptError):
-    """A tensor changed, unnoticed, while it was copied in the background."""
+    """A tensor changed while it was copied in the background."""
 
 
 class PersistError(FastckptError):
@@ -86,16 +86,16 @@ class PersistError(FastckptError):
 
 
 class Superseded(PersistError):
-    """Another job saves to this place, or has: what this one saves counts no more there."""
+    """Another job saves to this place: saves of this one do not count."""
 
 
 class PlaceInUse(FastckptError):
-    """Another live job saves to this checkpoint directory, or to its remote store."""
+    """Another live job saves to this directory or remote store."""
 
 
 class NotDurable(PersistError):
-    """A job that had to end with its newest checkpoint durable has ended without."""
+    """A job ended without its newest checkpoint durable."""
 
 
 class OffloadError(FastckptError):
-    """Activations that were offloaded cannot be read back, so the backward that needs them cannot be completed."""
+    """Offloaded activations cannot be read back for the backward."""

@@ -1,4 +1,4 @@
-"""Training with activations on an SSD: larger batches and longer sequences in the same memory."""
+"""Training with activations on an SSD, for larger batches and longer sequences in the same memory."""
 
 import logging
 import os
@@ -29,21 +29,19 @@ _made: dict[str, deque[list[int]]] = {}
 
 
 class ActivationOffload:
-    """Writes what a forward saves for its backward to a directory on an SSD, and reads it ahead of its use.
+    """Writes activations that a forward saves for its backward to an SSD, and reads them ahead of their use.
 
-    Enter it around each forward; the backward may be anywhere, later, or several times. Gradients are bitwise those
-    without it. Of the first step all is offloaded, and it is profiled; later ones write what must go for the rest to
-    fit the budget. docs/guides/offload.md says when it pays.
+    Enter it around each forward; backwards may be anywhere. Gradients are bitwise equal. The first step is profiled;
+    later ones write what does not fit the budget (docs/guides/offload.md).
 
     Args:
-        directory: An existing directory on a local SSD. Each process has a file without a name there: nothing is left.
-        budget: What of the activations may be in memory: bytes, or a text such as "4GiB". "auto": as little as costs
-            no time.
-        consistency: What to do about tensors that are changed in place after autograd has saved them. "check": raise
-            autograd's own error in the backward, as without offloading. "copy": copy each tensor when it is saved.
-        half: Store floats of 32 bits in 16. Gradients change.
-        return_memory: Have glibc give back each freed block of at least a MiB at once, for the whole process. Without
-            it a process on the CPU may need more memory than without offloading.
+        directory: Existing directory on a local SSD, in which no file is left.
+        budget: Activations in memory: bytes, or text such as "4GiB"; "auto": the least that costs no time.
+        consistency: For saved tensors that are changed in place. "check": the backward raises autograd's error. "copy":
+            each tensor is copied.
+        half: Store 32-bit floats in 16 bits, which changes gradients.
+        return_memory: Have glibc return freed blocks of a MiB or more at once, in the whole process; CPU processes may
+            need it.
     """
 
     @public
@@ -93,7 +91,7 @@ class ActivationOffload:
 
     @public
     def report(self) -> OffloadReport:
-        """What was written, kept and waited for, what the plan predicted and what came; prints as a few lines."""
+        """Report of what was written, kept and waited for, and of the plan; prints as a few lines."""
         self._refuse_if_forked("asked for its report")
         return self._offloader.report()
 

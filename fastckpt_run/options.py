@@ -3,17 +3,16 @@
 import inspect
 import logging
 import re
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import click
-from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
-from fastckpt._core.config import Settings, variable
+from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError
 from fastckpt_run.commands import version_line
 
@@ -22,11 +21,60 @@ logger = logging.getLogger("fastckpt.launcher")
 PREFIX = "--fast"
 _OF_LAUNCHERS = "--nproc", "--nnodes", "--max-restarts", "--max_restarts", "--standalone", "--rdzv"
 """How options of torchrun begin that no script is likely to have."""
-USAGE = "%(prog)s [--fast-OPTION ...] [TORCHRUN OPTION ...] training_script [SCRIPT ARGUMENT ...]"
+GROUPS = {
+    "Memory and storage": {
+        "shm_dir": "DIR",
+        "memory": "",
+        "slots": "N",
+        "fill_threads": "N",
+        "flush": "",
+        "flush_timeout": "SECONDS",
+        "require_persist": "",
+        "persist_mbps": "MB/S",
+        "file_mode": "MODE",
+        "take_over": "",
+        "exclusive": "",
+        "check_overlap": "",
+    },
+    "Workers": {
+        "max_stalls": "N",
+        "restart_budget": "N/TIME",
+        "stop_grace": "SECONDS",
+        "hang_timeout": "SECONDS",
+        "preload": "MODULES",
+        "allow_lost_rank_state": "",
+        "exit_codes": "",
+    },
+    "Nodes": {
+        "secret_file": "FILE",
+        "node_timeout": "SECONDS",
+        "node_check": "",
+        "spares": "N",
+        "exclude_after": "N",
+        "domain": "NAME",
+        "replicas": "NUMBER",
+        "replica_mbps": "MB/S",
+        "replica_medium": "PLACE",
+    },
+    "Monitoring": {
+        "metrics_port": "PORT",
+        "tensorboard": "DIR",
+        "event_log": "",
+        "events": "FILE",
+        "slow_ranks": "",
+    },
+}
+"""The settings by what they are about, and what each option takes; a switch takes nothing."""
+USAGE = "fastckpt-run [OPTION ...] [TORCHRUN OPTION ...] SCRIPT [ARGUMENT ...]"
 DESCRIPTION = """\
-Launch a script as torchrun does, with checkpoints in shared memory that outlive its workers.
-Every option of torchrun means what it means there; the options that begin with --fast are ours.
-They may stand anywhere before the script, with their names in full."""
+Launch a script as torchrun does, with checkpoints in shared memory.
+Options stand before the script, with their names in full. Each has a variable:
+FASTCKPT_SLOTS for --fast-slots. [Defaults]; more: docs/reference/launcher.md"""
+DRY_RUN = "Print what the launch would do instead of it"
+TORCHRUN = """\
+Each option of torchrun means what it means there, and each PET_* variable:
+torchrun --help lists them. --version shows versions of fastckpt and torch."""
+_TEXT_COLUMN = 32
 
 
 @dataclass(frozen=True)
@@ -104,19 +152,6 @@ def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
     return command.settings, command.torchrun
 
 
-class LauncherHelp(RawDescriptionHelpFormatter):
-    """Shows the PET variable and the default of each of torchrun's options."""
-
-    def _get_help_string(self, action: Action) -> str | None:
-        ours = any(flag.startswith(PREFIX) for flag in action.option_strings)
-        plain = not action.help or (action.nargs == 0 and not isinstance(action, check_env))
-        if ours or plain or not action.option_strings:
-            return action.help
-        shown = "none" if action.default in (None, "", []) else "%(default)s"
-        pet = f"env: PET_{action.dest.upper()}; " if isinstance(action, env | check_env) else ""
-        return f"{action.help} [{pet}default: {shown}]"
-
-
 class LauncherParser(ArgumentParser):
     """torchrun's parser, as its version of torch defines it and the PET variables adjust it, with our options.
 
@@ -125,24 +160,12 @@ class LauncherParser(ArgumentParser):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            "fastckpt-run",
-            USAGE,
-            DESCRIPTION,
-            parents=[get_args_parser()],
-            add_help=False,
-            formatter_class=LauncherHelp,
-        )
-        versions = "show the versions of this and of torch, and exit"
-        self.add_argument("--version", action=_ShowVersion, nargs=0, default=SUPPRESS, help=versions)
-        self._optionals.title = "options of torchrun"
-        group = self.add_argument_group("options of fastckpt")
-        self._action_groups.insert(0, self._action_groups.pop())
-        added = [group.add_argument(*_flags(field), **_described(field)) for field in fields(Settings)]
-        off: dict[str, Any] = {"action": "store_const", "const": "off", "dest": "fast_preload", "help": SUPPRESS}
-        added.append(group.add_argument(f"{PREFIX}-no-preload", **off))
-        dry = "Print what this launch would do, and start, write and change nothing (docs/operate/doctor.md)."
-        added.append(group.add_argument(f"{PREFIX}-dry-run", action="store_true", help=dry))
+        super().__init__("fastckpt-run", USAGE, parents=[get_args_parser()], add_help=False)
+        self.add_argument("--version", action=_ShowVersion, nargs=0, default=SUPPRESS)
+        added = [self.add_argument(*_flags(field), **_described(field)) for field in fields(Settings)]
+        off: dict[str, Any] = {"action": "store_const", "const": "off", "dest": "fast_preload"}
+        added.append(self.add_argument(f"{PREFIX}-no-preload", **off))
+        added.append(self.add_argument(f"{PREFIX}-dry-run", action="store_true"))
         self.ours = {flag: action for action in added for flag in action.option_strings}
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -150,6 +173,14 @@ class LauncherParser(ArgumentParser):
         # argparse expands abbreviations over all options: one of ours could make one of torchrun's ambiguous.
         found = super()._get_option_tuples(option_string)
         return [each for each in found if each[1] != "--version" and each[1] not in self.ours]
+
+    def format_help(self) -> str:
+        """Format our options by groups, one in a line; torchrun describes its own."""
+        lines = [f"usage: {USAGE}", "", DESCRIPTION, "", _help_line(f"{PREFIX}-dry-run", DRY_RUN)]
+        for group, members in GROUPS.items():
+            described = [describe(name) for name in members]
+            lines += [f"{group}:", *(_help_line(each.usage, f"{each.summary}{each.shown}") for each in described)]
+        return "\n".join([*lines, "", TORCHRUN, ""])
 
     def error(self, message: str) -> NoReturn:
         """Raise a click.UsageError."""
@@ -181,18 +212,56 @@ def _destination(field: Field[Any]) -> str:
 
 
 def _described(field: Field[Any]) -> dict[str, Any]:
-    """The arguments of add_argument for a setting; the help is that of the docstring of Settings."""
-    default: Any = field.default
-    texts = dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
-    kind, switch = type(default), isinstance(default, bool)
-    shown = ("no", "yes")[default] if switch else default or repr(default)
-    text = f"{texts.get(field.name, '')} [env: {variable(field.name)}; default: {shown}]".replace("%", "%%")
+    """The arguments of add_argument for a setting."""
     # None means "not given": then the environment variable decides, and after it the default.
-    common = {"dest": _destination(field), "default": None, "help": text}
-    if switch:
+    common = {"dest": _destination(field), "default": None}
+    if isinstance(field.default, bool):
         return common | {"action": _Switch, "nargs": 0}
-    names = {int: "INTEGER", float: "FLOAT", str: "TEXT"}
-    return common | {"metavar": names[kind], "type": kind if kind is str else _number(_flags(field)[0], kind)}
+    kind: Any = type(field.default)
+    return common | {"type": kind if kind is str else _number(_flags(field)[0], kind)}
+
+
+@dataclass(frozen=True)
+class OptionText:
+    """The description of an option, from the docstring of Settings.
+
+    Attributes:
+        usage: The option, with what it takes: ``--fast-slots N``, ``--fast-[no-]flush``.
+        default: As people write it; empty for none.
+        summary: A sentence, without the point.
+        details: The sentences that follow; may be empty.
+    """
+
+    usage: str
+    default: str
+    summary: str
+    details: str
+
+    @property
+    def shown(self) -> str:
+        """The default, in brackets."""
+        return f" [{self.default}]" if self.default else ""
+
+
+def describe(setting: str) -> OptionText:
+    """The description of the option of a setting."""
+    texts = dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
+    default = getattr(Settings, setting)
+    name, taken = setting.replace("_", "-"), next(group[setting] for group in GROUPS.values() if setting in group)
+    usage = f"{PREFIX}-{name} {taken}" if taken else f"{PREFIX}-[no-]{name}"
+    shown = (
+        ("no", "yes")[default]
+        if isinstance(default, bool)
+        else f"{default:g}"
+        if isinstance(default, float)
+        else str(default)
+    )
+    summary, _, details = texts[setting].partition(". ")
+    return OptionText(usage, shown, summary.removesuffix("."), details)
+
+
+def _help_line(usage: str, text: str) -> str:
+    return f"  {usage}".ljust(_TEXT_COLUMN - 1) + f" {text}"
 
 
 def _number(flag: str, kind: type[float]) -> Callable[[str], float]:

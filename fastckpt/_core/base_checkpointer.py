@@ -17,23 +17,23 @@ class BaseCheckpointer:
     _writer: Session
 
     def close(self) -> None:
-        """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
+        """End saving. Without fastckpt-run the last checkpoint is durable when rank 0 exits."""
         self._writer.close()
 
     @public
     def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
-        """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
+        """Wait until each save with DISK is durable in the checkpoint directory; ``remote`` may be later.
 
-        Of saves that newer ones may overtake, the newest is.
+        Of saves that newer ones may replace, the newest is.
 
         Args:
-            timeout: Seconds.
+            timeout: Limit in seconds.
 
         Returns:
-            The step of the newest durable checkpoint; None if there is none.
+            Newest durable step; None if there is none.
 
         Raises:
-            TimeoutError: It takes longer.
+            TimeoutError: The time is over.
             PersistError: The newest persist has failed for good.
         """
         return self._writer.wait(arguments.seconds("timeout", timeout))

@@ -51,39 +51,39 @@ class Settings:
     """Settings of a job, which a user gives as ``--fast-*`` options or ``FASTCKPT_*`` variables.
 
     Attributes:
-        shm_dir: Directory, on a tmpfs or a disk, under which arenas are made.
-        memory: Whether that is shared memory; if not, it is $TMPDIR, or /var/tmp, unless shm_dir names another disk.
-        slots: Places in an arena for a whole checkpoint: 2 or 3. With 3, fewer are taken if memory is short.
-        flush: Whether memory that is newer than storage is persisted when a worker dies or the job ends.
-        require_persist: Whether a job fails, with exit code 75, if its newest checkpoint is not durable at its end.
-        flush_timeout: Seconds that the end of a job may wait for its last flush.
-        persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
-        file_mode: Mode of files on storage, in octal, such as 0640; directories get x where r is. Empty: as umask says.
-        fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
-        check_overlap: Whether to look for unseen changes of tensors that are copied in the background: slow, for tests.
-        max_stalls: Failures in a row without progress that end a job, kills from outside count a tenth; 0: any number.
-        restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
-        stop_grace: Seconds from SIGTERM to SIGKILL for workers that another's failure stops; 0: SIGKILL at once.
-        take_over: Whether to save where another job does, without waiting for it: that one ends.
-        exclusive: Whether a store is refused in which two jobs cannot be told apart.
-        preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
-        hang_timeout: Seconds of silence after which a worker counts as hung; auto (docs/operate/hangs.md); or off.
-        allow_lost_rank_state: Whether a newer save is resumed though the files of lost ranks, as rank_1.pt, are lost.
-        node_timeout: Seconds (1 or more) from a node's last sign of life to its report as lost; 1/4 is to refute it.
-        event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
-        events: File to which agent and workers append one JSON object per event; empty for none.
-        secret_file: File with the secret that the agents of a job share, which only its owner may read; empty for none.
-        metrics_port: PORT or HOST:PORT where each agent serves metrics, and the first a live page; 0: any. Empty: none.
-        tensorboard: Directory to which agents write metrics for TensorBoard; empty for none.
-        slow_ranks: Whether ranks that hold up the others are looked for, and reported.
-        node_check: Whether each node is checked before it first joins, and again after it has failed.
-        spares: Hosts that wait for the place of one that is lost, beside those of --nnodes; 0 for none.
-        exclude_after: Failures of a host alone after which it is left out while a spare waits; 0: any number.
-        replicas: Copies on other hosts: 0-2, auto (1 if room), xor:G (parity of 3-16 hosts): docs/clusters/nodes.md.
-        replica_mbps: MB (10**6 bytes) per second that this node may send as such copies at most; 0 for no limit.
-        replica_medium: Where this host keeps such copies of others' files: memory, or disk:DIR, a directory of its own.
-        domain: What fails together with this host: a name, file:PATH or env:NAME that has it; empty: the host alone.
-        exit_codes: Whether the exit code says what to do: 75 start again, 76 elsewhere, 74 mend storage, 1 neither.
+        shm_dir: Directory of the memory tier. It is on a tmpfs, or on a local disk.
+        memory: Slots in shared memory, else on a disk. Then under $TMPDIR, or /var/tmp, or where shm_dir is a disk.
+        slots: Slots for checkpoints, 2 or 3. With 3, two are used if memory is short.
+        fill_threads: Threads that copy to memory; 0: idle cores. As many as the workers leave idle.
+        flush: Persist memory on failure and at the end. Only what is newer than storage is written.
+        flush_timeout: Longest wait for the flush at the end.
+        require_persist: Fail if the last save is not durable. The exit code is 75.
+        persist_mbps: Limit of persists of this node; 0: none. In 10**6 bytes per second.
+        file_mode: Mode of files on storage, such as 0640. Directories get x where r is; empty: as umask says.
+        take_over: Save where another job does, which ends. This launch does not wait for it.
+        exclusive: Refuse stores that cannot tell jobs apart.
+        check_overlap: Find unseen writes to overlapped tensors. Slow, for tests.
+        max_stalls: Failures without progress that end a job. Kills from outside count a tenth; 0: any number.
+        restart_budget: Restarts that progress gives back, as 1/h. Or 3/90min, up to --max-restarts; empty: none.
+        stop_grace: From SIGTERM to SIGKILL after a failure. For the workers that did not fail; 0: SIGKILL at once.
+        hang_timeout: Silence of a hung worker; or auto, off. See docs/operate/hangs.md.
+        preload: Imports before workers are forked. auto, or a,b.c; --fast-no-preload: workers are executed.
+        allow_lost_rank_state: Resume without lost rank states. A newer save counts though files as rank_1.pt are lost.
+        exit_codes: Exit with codes for schedulers. 75: start again; 76: elsewhere; 74: mend storage; 1: neither.
+        secret_file: Secret that the agents of a job share. Only the owner may read the file; empty: none.
+        node_timeout: Silence after which a node is lost. 1 or more; in the last quarter it can refute its loss.
+        node_check: Check each node before it first joins. Again after it has failed.
+        spares: Spare hosts, in addition to --nnodes. Each waits for the place of a lost one.
+        exclude_after: Failures after which a spare replaces a host. Of that host alone; 0: any number.
+        domain: Name of what fails with this host. Or file:PATH or env:NAME that has it; empty: the host alone.
+        replicas: Copies on other hosts: 0-2, auto, xor:G. auto: 1 if room; xor: parity (docs/clusters/nodes.md).
+        replica_mbps: Limit of copies sent by this node; 0: none. In 10**6 bytes per second.
+        replica_medium: Copies of others in memory or disk:DIR. DIR is a directory of this host alone.
+        metrics_port: Serve metrics, and a live page; 0: any port. On each agent, the page on the first; empty: none.
+        tensorboard: Write metrics for TensorBoard. Empty: none.
+        event_log: Event log in the checkpoint directory. In .fastckpt/events.
+        events: Append events to this file, as JSON. One object per event, of agent and workers; empty: none.
+        slow_ranks: Report ranks that slow down the others.
     """
 
     shm_dir: str = SHM

@@ -33,17 +33,16 @@ _logged = LoggedValues()
 def log(step: SupportsIndex, values: Mapping[str, Value]) -> None:
     """Log values of this rank, such as ``log(step, {"loss": 0.1})``, to be watched (docs/reference/metrics.md).
 
-    It returns at once: a thread sends the newest value of each name to the agent, once a second at most. A rank that
-    has no checkpointer yet keeps them until it has one. In processes forked from a worker it does nothing.
+    A thread sends the newest values to the agent, once a second at most. They wait for the first checkpointer. Forked
+    processes log nothing.
 
     Args:
-        step: The step that they are of: a whole number, 0 or more.
-        values: Numbers by name; NaN and infinity are shown as such. A name has at most 100 printable characters, and a
-            process may use 100 names. A tensor of one element is copied to the host at once: for one on a GPU that
-            waits for all that was queued there before.
+        step: Step of the values: a whole number, 0 or more.
+        values: Numbers by name, also NaN and infinity: at most 100 names of 100 printable characters. Tensors of one
+            element are copied to the host, after all queued work of a GPU.
 
     Raises:
-        ConfigError: A step, name or value is none, or there are too many names; none of the values is logged.
+        ConfigError: Invalid step, name or value; nothing is logged.
     """
     number, numbers = logged().put(step, values)
     for reader in _readers:

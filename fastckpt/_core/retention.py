@@ -34,17 +34,16 @@ EPOCH = "epoch"
 
 
 class CheckpointDeletionStrategy(ABC):
-    """Decides which checkpoints to delete; users may write their own, which run in the first local rank."""
+    """Decides which checkpoints to delete; a subclass of your own runs in the first local rank."""
 
     @abstractmethod
     def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
-        """Delete what need not be kept, now that the checkpoint of ``step`` is on storage.
+        """Delete older checkpoints, after that of ``step`` became durable.
 
         Args:
-            step: The step of the checkpoint that was just completed.
-            delete_func: Deletes the checkpoint at a path; see `Deletion` for what it refuses. That of ``step`` itself
-                is deleted as soon as a newer one is on storage: so strategies that were written for Flash Checkpoint,
-                which calls them one checkpoint later, delete what they did there.
+            step: The step of the new checkpoint.
+            delete_func: Deletes the checkpoint at a path, with ConfigError outside of the directory; that of ``step``
+                once a newer one is durable, as in Flash Checkpoint.
         """
 
 
@@ -56,7 +55,7 @@ class PolicyStrategy(CheckpointDeletionStrategy):
         self.location = normalised(directory(checkpoint_dir))
 
     def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
-        """Delete every checkpoint on storage that the policy does not keep."""
+        """Delete each checkpoint on storage that the policy does not keep."""
         with closing(open_store(self.location)) as store:
             found = {stored.id: stored for stored in store.checkpoints()}
         for id in obsolete(self.policy, found.values()):
@@ -82,7 +81,7 @@ class KeepStepIntervalStrategy(PolicyStrategy):
 
 
 class KeepTimeIntervalStrategy(PolicyStrategy):
-    """Keeps the first checkpoint of every ``minutes`` of the clock (with 60: of each hour), and the newest."""
+    """Keeps the first checkpoint of every ``minutes`` of the clock (60: of each hour), and the newest."""
 
     @public
     def __init__(self, minutes: float, checkpoint_dir: str | Path) -> None:
@@ -93,10 +92,10 @@ class KeepBestStrategy(PolicyStrategy):
     """Keeps the best checkpoints by a metric, and the newest.
 
     Args:
-        max_to_keep: The number of best ones to keep.
-        metric: The name under which ``save_checkpoint(..., metrics={...})`` was given the value.
+        max_to_keep: Number of best checkpoints.
+        metric: Name in ``save_checkpoint(..., metrics={...})``.
         checkpoint_dir: The checkpoint directory.
-        mode: "min" if a small value is good, "max" if a large one is.
+        mode: "min" if small values are good, "max" if large ones are.
     """
 
     @public
@@ -105,7 +104,7 @@ class KeepBestStrategy(PolicyStrategy):
 
 
 class KeepEpochStrategy(PolicyStrategy):
-    """Keeps the checkpoints saved with ``metrics={"epoch": ...}``, as scripts do at the end of one, and the newest."""
+    """Keeps the checkpoints that were saved with ``metrics={"epoch": ...}``, and the newest."""
 
     @public
     def __init__(self, checkpoint_dir: str | Path) -> None:
@@ -113,7 +112,7 @@ class KeepEpochStrategy(PolicyStrategy):
 
 
 class KeepAnyStrategy(PolicyStrategy):
-    """Keeps what at least one of several strategies keeps, each of them one of those above."""
+    """Keeps the checkpoints that at least one of several strategies of fastckpt keeps."""
 
     @public
     def __init__(self, *strategies: CheckpointDeletionStrategy) -> None:

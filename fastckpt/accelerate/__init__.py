@@ -1,4 +1,4 @@
-"""Checkpoints of accelerate: the files of `save_state` in memory and on storage, and `load_state` pointed at them."""
+"""Checkpoints for accelerate, in the files of ``save_state``."""
 
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.accelerate.accelerator_state import AccelerateCheckpointer

@@ -58,25 +58,24 @@ _WHOLE = (
 
 
 class AccelerateCheckpointer(BaseCheckpointer):
-    """Saves what ``accelerator.save_state`` saves, under the same names, and has ``accelerator.load_state`` read it.
+    """Saves what ``accelerator.save_state`` saves, under the same names; ``accelerator.load_state`` reads it.
 
-    Every rank constructs one, after ``accelerator.prepare``, and calls each method with the same steps. accelerate
-    itself reads the files, those of objects that were registered with ``weights_only=False``: load what you trust.
+    Every rank constructs one after ``accelerator.prepare``. accelerate loads registered objects with
+    ``weights_only=False``, which may run code of a file.
 
     Args:
-        accelerator: What has been prepared with it, and registered for checkpointing, is saved.
-        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
-        deletion_strategy: Which older checkpoints to delete; None keeps all.
-        overlap: Whether what optimizers change may be copied in the next forward and backward: docs/guides/saving.md.
-        verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
+        accelerator: Accelerator with the prepared and registered objects.
+        checkpoint_dir: As for `DdpCheckpointer`; so are ``deletion_strategy``, ``verify``, ``remote`` and
+            ``remote_deletion_strategy``.
+        overlap: Copy optimizer parameters and states in the next forward and backward (docs/guides/saving.md).
 
     Raises:
-        ConfigError: The training is distributed in a way that this cannot save, or not by a launcher of torch's kind.
-        PlaceInUse: Another live job uses the directory, and has not released it in time.
+        ConfigError: Unsupported distributed type or launcher.
+        PlaceInUse: As for `DdpCheckpointer`.
 
     Attributes:
-        loaded_step: The step that was loaded; -1 before that, if there was none, or if something else wrote it.
-        loaded_from: Where it was found: "memory", "storage", "remote", "mixed"; "" if nothing was loaded.
+        loaded_step: Loaded step; -1 if none, or if another program saved it.
+        loaded_from: Tier of the load; "" if none.
     """
 
     def __init__(
@@ -121,20 +120,18 @@ class AccelerateCheckpointer(BaseCheckpointer):
         safe_serialization: bool = True,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
-        """Save the state of a step; all ranks call it. Once it returns, the state may be changed.
+        """Save the state of a step; all ranks call it. The state may be changed after the call.
 
         Args:
-            step: The step, not below the last one saved.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
-                DISK, but newer saves may overtake it while it waits for storage; with ``name`` or ``metrics``, exactly
-                as DISK.
-            name: What its directory is called in the checkpoint directory; default ``checkpoint-<step>``.
-            safe_serialization: As for ``accelerator.save_state``: whether weights are files of safetensors.
+            step: Step, not smaller than the last one saved.
+            storage_type: As for `DdpCheckpointer.save_checkpoint`; with ``name`` or ``metrics``, the default is DISK.
+            name: Name of its directory; default ``checkpoint-<step>``.
+            safe_serialization: As for ``accelerator.save_state``: weights in safetensors.
             metrics: As for `DdpCheckpointer.save_checkpoint`.
 
         Raises:
-            ConfigError: No optimizer was prepared, or no directory can be called ``name``.
-            StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+            ConfigError: No optimizer was prepared, or ``name`` is no name for a directory.
+            (StepError, NotLoadable, ArenaTooSmall): As `DdpCheckpointer.save_checkpoint`.
         """
         if not private.optimizers(self._accelerator):
             raise ConfigError(
@@ -166,20 +163,18 @@ class AccelerateCheckpointer(BaseCheckpointer):
         )
 
     def load_state(self, path: str | os.PathLike[str] = "", **load_state_kwargs: Any) -> int:
-        """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.
+        """Load the newest checkpoint that all ranks can load, from memory if possible; all ranks call it.
 
         Args:
-            path: A directory that this or ``accelerator.save_state`` wrote, to load instead of the newest. Workers that
-                are restarted in the same launch may give it again: they go on from the newest save since then.
-            **load_state_kwargs: For ``accelerator.load_state``, which loads it.
+            path: Directory of this class or ``accelerator.save_state`` to load instead. Restarted workers: as for
+                `DdpCheckpointer.load_checkpoint`.
+            **load_state_kwargs: For ``accelerator.load_state``.
 
         Returns:
-            The step; 0 if nothing was ever saved; -1 if ``accelerator.save_state`` wrote the checkpoint at ``path``.
+            The step; 0 if nothing was saved; -1 if ``accelerator.save_state`` wrote ``path``.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
-            BadCheckpoint: The one at ``path`` cannot be loaded.
-            ConfigError: Ranks give different paths.
+            (NoLoadableCheckpoint, BadCheckpoint, ConfigError): As `DdpCheckpointer.load_checkpoint`.
         """
         folder = self._folders.find(path, foreign=is_foreign(path))
         if folder is None:

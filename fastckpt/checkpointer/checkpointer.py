@@ -49,35 +49,33 @@ NOTHING: Mapping[str, Stateful] = MappingProxyType({})
 
 
 class Checkpointer:
-    """Saves and resumes a training: ``resume()`` before the loop, ``step(n)`` at the end of each of its steps.
+    """Saves and resumes a job: ``resume()`` before the loop, ``step(n)`` at the end of each step.
 
-    Snapshots are copied into shared memory during the next forward and backward, and some are persisted: as often as
-    that costs at most ``overhead`` of the training's time, as measured, in both directions. All ranks construct one.
+    Snapshots are copied to shared memory during the next forward and backward, and some are persisted. All ranks
+    construct one.
 
     Args:
         checkpoint_dir: As for `DdpCheckpointer`.
-        model: The module, sharded or not; of DistributedDataParallel that inside is saved. See docs/guides/fsdp.md.
-        optimizer: One, or several: their parameters and states change in their steps only.
-        scheduler: One, or several.
-        data: A `fastckpt.data.ResumableDataLoader` or `ResumableSampler`, or what has a state; see docs/guides/data.md.
-        every: "auto", a number of steps, a timedelta, or ``{"memory": ..., "storage": ...}`` with one of these each.
-        overhead: The part of training time that checkpoints may cost.
-        keep_epochs: Whether the last step of each epoch of ``data`` is persisted and kept.
-        deletion_strategy: Which older checkpoints to delete; by default the newest 2 are kept on storage, and those at
-            the ends of epochs.
-        others: More that has a state, by name, such as ``{"scaler": scaler}``. What ranks have unlike in it, or in
-            other parts, is saved of each, and loaded in a job of as many ranks; see docs/guides/saving.md.
-        gradients: Whether ``.grad`` is saved, of each rank, for steps in the middle of gradient accumulation.
-        overlap: Whether weights and states of the optimizers are copied in the background: then nothing but an
-            optimizer's step may write to them between ``step()`` and that. Swap weights for averaged ones, and back,
-            before ``step()``, or by ``parameter.data = average``. With False ``step()`` copies all before it returns.
-            See docs/guides/saving.md.
-        stage: Of which stage of a pipeline all that this rank gives is; see docs/guides/fsdp.md.
-        weights_only: As for `DdpCheckpointer`, likewise ``verify``, ``remote`` and ``remote_deletion_strategy``.
+        model: Module, sharded or not (docs/guides/fsdp.md). Of DistributedDataParallel the inner module is saved.
+        optimizer: One or several.
+        scheduler: One or several.
+        data: ``fastckpt.data.ResumableDataLoader``, ``ResumableSampler``, or an object with a state
+            (docs/guides/data.md).
+        every: "auto", a number of steps, a timedelta, or ``{"memory": ..., "storage": ...}`` of these.
+        overhead: Share of training time that checkpoints may cost.
+        keep_epochs: Persist and keep the last step of each epoch of ``data``.
+        deletion_strategy: Policy for older checkpoints; default: keep the newest 2 and ends of epochs.
+        others: More objects with a state, such as ``{"scaler": scaler}``. State that differs per rank needs as many
+            ranks (docs/guides/saving.md).
+        gradients: Save ``.grad`` of each rank, for steps within gradient accumulation.
+        overlap: Copy weights and optimizer states in the background: after ``step()`` only the next optimizer step may
+            write to them (docs/guides/saving.md). False: ``step()`` copies all.
+        stage: Pipeline stage of this rank (docs/guides/fsdp.md).
+        weights_only: As for `DdpCheckpointer`; so are ``verify``, ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
-        ConfigError: Something has no state, or an option cannot be applied.
-        PlaceInUse: Another live job uses the directory, and has not released it in time.
+        ConfigError: An object has no state, or an option cannot be applied.
+        PlaceInUse: Another live job uses the directory.
     """
 
     @public
@@ -147,20 +145,19 @@ class Checkpointer:
 
     @public
     def resume(self, step: int | None = None, *, from_script: Collection[str] = (), skip: int = 0) -> int:
-        """Load the newest checkpoint that all ranks can load into all parts; the step to go on after, 0 for a new job.
+        """Load the newest checkpoint that all ranks can load; returns the step to continue after, 0 for a new job.
 
         Args:
-            step: The step of a checkpoint on storage to go back to, equal on all ranks. What is saved from then on is
-                newer than all before. Workers that are restarted in the same launch go on from the newest of that; a
-                later launch that gives the step goes back to it again. See docs/guides/going_back.md.
-            from_script: Settings of the script that hold, not the saved ones: options of optimizers, such as "lr",
-                arguments of schedulers, such as "T_max", and "seed" of the data. See docs/guides/changed_script.md.
-            skip: Batches of each rank after ``step`` to read and not to use; none after a later save, as in a restart.
+            step: Step on storage to go back to, equal on all ranks (docs/guides/going_back.md). Restarted workers
+                resume the newest save since then; a later launch goes back again.
+            from_script: Settings to take from the script: options of optimizers ("lr"), arguments of schedulers
+                ("T_max"), "seed" of the data (docs/guides/changed_script.md).
+            skip: Batches of each rank to skip after ``step``; none after a later save.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
-            BadCheckpoint: There is none of ``step``, or it cannot be loaded.
-            ConfigError: Parts are missing in it, or do not fit; no such settings, or no skipping.
+            BadCheckpoint: ``step`` does not exist, or cannot be loaded.
+            ConfigError: Parts are missing or do not fit; unknown settings; data that cannot skip.
         """
         # 1. note the script's settings   2. load, or make memory ready   3. set what the script keeps   4. name what no
         # part takes   5. choose how often to save
@@ -185,21 +182,21 @@ class Checkpointer:
 
     @public
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> SaveResult | None:
-        """Report that this step is done, after the optimizer's; save if a checkpoint is due.
+        """Report a step as done, after the optimizer's step; save if a checkpoint is due.
 
-        In the middle of an accumulation that the loader knows of, a checkpoint that is due waits for the update.
+        Within an accumulation that the loader knows, a due checkpoint waits for the update.
 
         Args:
-            step: Counts on from what `resume` gave, through all epochs; equal on all ranks.
-            metrics: What was measured of this state, for `KeepBestStrategy`: then it is saved and persisted, whether
-                or not a checkpoint is due. All ranks give some at the same steps; those of the first rank count.
+            step: Continues from ``resume``, through all epochs; equal on all ranks.
+            metrics: Numbers for ``KeepBestStrategy``: this step is saved and persisted. All ranks give some; those of
+                the first rank count.
 
         Returns:
-            What became of the save; None if none was made.
+            The result of the save; None if there was none.
 
         Raises:
-            StepError: It is smaller than the one before.
-            NotLoadable, ArenaTooSmall: As `DdpCheckpointer.save_checkpoint`.
+            StepError: The step is smaller than the last one.
+            (NotLoadable, ArenaTooSmall): As `DdpCheckpointer.save_checkpoint`.
         """
         if self._frequency.schedule is None:
             self._writer.be_ready()
@@ -242,7 +239,7 @@ class Checkpointer:
 
     @public
     def close(self) -> None:
-        """Save the last step, if it was not, and have it persisted; then end saving."""
+        """Save and persist the last step, unless it is durable, and end saving."""
         try:
             if self._durable < self._step:
                 self._save_last()

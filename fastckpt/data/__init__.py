@@ -1,16 +1,13 @@
-"""Batches that continue: after a resume each sample of an epoch is used once, on any number of ranks and workers.
+"""Batches that continue: after a resume each sample of an epoch is used once.
 
-The contract of an object that a checkpointer takes as ``data=``:
+An object for ``data=`` of a checkpointer has these methods:
 
-- ``state_dict()`` is what all ranks have in common: equal on all of them, saved once with the model. It counts what was
-  handed out, so a checkpointer calls it at the end of a step.
-- ``rank_state_dict()``, if there is one, is what a rank has beside it: saved by each rank, and empty for most data.
-- ``load_state_dict(common)`` comes first, then ``load_rank_state_dict(own)``. Both raise ConfigError, before anything
-  is handed out, if they do not fit.
-- An object without ``rank_state_dict``, such as torchdata's StatefulDataLoader, has a ``state_dict()`` of its own on
-  each rank. It can go on with the same number of ranks and loader workers, data set and batch size only.
+- ``state_dict()``: state that all ranks share, saved once. It is called at the end of a step.
+- ``rank_state_dict()``, optional: state of each rank, empty for most data.
+- ``load_state_dict(common)``, then ``load_rank_state_dict(own)``. They raise ConfigError if the state does not fit.
 
-`ResumableDataLoader` and `ResumableSampler` are such objects. `data_state` and `load_data_state` serve either kind.
+An object without ``rank_state_dict``, such as torchdata's StatefulDataLoader, has a ``state_dict()`` per rank. It needs
+the same number of ranks and workers, data set and batch size.
 """
 
 from fastckpt._core.data.protocol import DataState, data_state, load_data_state

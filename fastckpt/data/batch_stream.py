@@ -60,7 +60,7 @@ class BatchStream:
 
     @property
     def epoch(self) -> int:
-        """The epoch, from 0: after a resume, that in which to go on."""
+        """The epoch, from 0."""
         return self._source.epoch
 
     @property

@@ -30,43 +30,38 @@ FORWARDED = (
 
 
 class ResumableDataLoader(BatchStream):
-    """Replaces ``DataLoader(dataset, sampler=DistributedSampler(dataset))``; a resumed job goes on with its next batch.
+    """Replaces ``DataLoader(dataset, sampler=DistributedSampler(dataset))``; a resumed job gets its next batch.
 
-    The position counts every batch that was handed out, and none that workers hold ready: saved at the end of a step,
-    it leads to the batch of the next. Iterating goes on from the position; at the end of an epoch it moves on to the
-    next by itself. See docs/guides/data.md.
+    The position counts batches that the loop got, through all epochs (docs/guides/data.md).
 
     Args:
         dataset: With indices, or iterable.
-        batch_size: Samples per batch and rank; None for samples one by one.
-        shuffle: Whether to reshuffle for each epoch.
-        seed: Fits into 64 bits with sign, equal on all ranks; with epoch and length it decides the order, and with
-            the place in the epoch the random numbers of each sample.
-        drop_last: Drop the end of an epoch, if it is less than a whole batch for every rank. Otherwise it is handed
-            out, filled up from the beginning of the epoch so that all ranks get equally many samples.
-        sampler: Gives the keys of an epoch, the same on all ranks, or is a `ResumableSampler`.
-        batch_sampler: Gives lists of them.
-        num_workers: As that of DataLoader, likewise ``collate_fn``, ``pin_memory``, ``timeout``, ``worker_init_fn``,
-            ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers`` and ``pin_memory_device``.
-        generator: DataLoader's default only, likewise ``in_order``: with others nothing could be continued.
-        num_replicas: Ranks; by default those of torch.distributed, or of the launcher.
-        rank: This rank, likewise.
-        uneven: Hand out the end of an epoch without filling it up.
-        sharded: An iterable data set chooses by itself what each rank and worker gets.
-        repeatable: Whether an iterable data set gives the same samples at each start and on each rank: None tries that
-            at the first start, True believes it, False accepts that some are lost.
-        count: Pass over the samples that were used, though an iterable data set has a state; None does so if that is
-            lossy.
-        seeding: "sample" seeds the generators before each sample, "batch" before each batch, "none" not at all.
-        accumulate: Batches per optimizer step; the state then is that of the last whole step. A `Checkpointer` sees
-            updates itself, and waits for them.
-        ahead: The loop fetches batches ahead; the state is that of what `used` counted.
+        batch_size: Samples per batch and rank; None: single samples.
+        shuffle: Shuffle again in each epoch.
+        seed: Seed of order and random numbers: 64 bits with sign, equal on all ranks.
+        drop_last: Drop incomplete last batches. Otherwise they are filled from the beginning of the epoch, equally on
+            all ranks.
+        sampler: Keys of an epoch, equal on all ranks, or a `ResumableSampler`.
+        batch_sampler: Lists of such keys.
+        num_workers: As for DataLoader; so are the options up to ``pin_memory_device``, except ``generator``.
+        generator: Only DataLoader's default; so is ``in_order``.
+        num_replicas: Ranks; default: those of torch.distributed, or of the launcher.
+        rank: This rank; default likewise.
+        uneven: Do not fill the last batches.
+        sharded: An iterable data set itself divides samples among ranks and workers.
+        repeatable: An iterable data set gives the same samples at each start and on each rank. None tests that, True
+            trusts it, False accepts lost samples.
+        count: Skip used samples of an iterable data set, although it has a state. None: only if that state is lossy.
+        seeding: Seed generators before each "sample" or "batch", or "none".
+        accumulate: Batches per optimizer step; the state is that of the last whole step. `Checkpointer` sees steps
+            itself.
+        ahead: The loop prefetches; the state is that of what ``used`` counted.
 
     Raises:
-        ConfigError: Arguments do not go together, or would make an order that cannot be continued.
+        ConfigError: Arguments do not fit together, or their order cannot be continued.
 
     Attributes:
-        sampler: A `ResumableSampler` with the same position; None for other samplers and iterable data sets.
+        sampler: `ResumableSampler` with the same position; None for other samplers and iterable data sets.
     """
 
     @public
@@ -156,10 +151,7 @@ class ResumableDataLoader(BatchStream):
 
     @property
     def ended(self) -> bool:
-        """True if the last batch handed out was the last of the epoch, on all ranks alike.
-
-        Never for iterable data sets, whose end is not known before, nor with ``uneven``, where ranks end apart.
-        """
+        """True after the last batch of an epoch, on all ranks; never for iterable data sets, nor with ``uneven``."""
         return self._alike and (self._source.ends_here() if self._ahead is None else self._ahead.ended)
 
     def __len__(self) -> int:
@@ -179,29 +171,30 @@ class ResumableDataLoader(BatchStream):
         return self._iterate()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; does nothing if that is the present one. Epochs advance by themselves."""
+        """Go to the beginning of another epoch. Epochs advance by themselves."""
         if epoch != self.epoch:
             self._source.set_epoch(epoch)
 
     @property
     def seed(self) -> int:
-        """The seed from which all random numbers follow."""
+        """Seed of all random numbers."""
         return self._source.seed
 
     @public
     def set_seed(self, seed: int) -> None:
-        """Go on at the same place of the epoch, in the order of another seed; raises ConfigError unless it is whole.
+        """Continue at the same place in the order of another seed. Some samples repeat, others are lost.
 
-        In the middle of an epoch some of its samples come twice, and others not at all.
+        Raises:
+            ConfigError: It is no whole number.
         """
         self._source.set_seed(seed)
 
     @public
     def skip(self, batches: int) -> None:
-        """Read batches of this rank from the position on, and do not hand them out: also those of the next epochs.
+        """Read and discard batches of this rank, also of next epochs; an iteration before has ended.
 
         Args:
-            batches: How many; equal on all ranks. An iteration that was begun before has ended.
+            batches: Number, equal on all ranks.
 
         Raises:
             ConfigError: It is no whole number, or an epoch has no batch.
@@ -220,15 +213,15 @@ class ResumableDataLoader(BatchStream):
             self.load_rank_state_dict(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """State common to all ranks: a few numbers, which load with ``weights_only=True``."""
+        """State of all ranks: a few numbers, which load with ``weights_only=True``."""
         return self._states()[0]
 
     @public
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue where ``state_dict`` was called.
 
         Raises:
-            ConfigError: It is no such state, or means nothing with this data set, world or number of workers.
+            ConfigError: The state does not fit this data set, number of ranks or workers.
         """
         self._source.load(state_dict)
         self._taken, self._ones = 0, int(BY_ONE in state_dict)
@@ -236,12 +229,12 @@ class ResumableDataLoader(BatchStream):
             self._served = self._source.jumps
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """State of this rank alone: empty, unless an iterable data set is sharded or has a state of its own."""
+        """State of this rank: empty, unless an iterable data set is sharded or has a state."""
         return self._states()[1]
 
     @public
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `rank_state_dict` gave on this rank, after `load_state_dict`.
+        """Load the state of ``rank_state_dict``, after ``load_state_dict``.
 
         Raises:
             ConfigError: It is another rank's, or does not fit this data set.
@@ -250,10 +243,10 @@ class ResumableDataLoader(BatchStream):
 
     @public
     def used(self, batches: int = 1) -> None:
-        """Count batches as used, with ``ahead=True``: call it after each step, before it is saved.
+        """Count batches as used, with ``ahead=True``: after each step, before it is saved.
 
         Raises:
-            ConfigError: Fewer are handed out and not used, or the loader counts them as it hands them out.
+            ConfigError: More than are given and not used, or without ``ahead``.
         """
         if self._ahead is None:
             raise ConfigError("this loader counts batches as it hands them out: leave used() out, or give ahead=True")

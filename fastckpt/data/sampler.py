@@ -22,24 +22,23 @@ CHUNK = 1024
 class ResumableSampler(Sampler[int]):
     """Gives each rank its part of an epoch, from the position on.
 
-    In a `ResumableDataLoader` the position moves by itself. In a plain ``DataLoader``, whose workers draw ahead, only
-    the training loop knows what was used: call `advance` after each step.
+    `ResumableDataLoader` moves the position. With a plain ``DataLoader``, call ``advance`` after each step.
 
     Args:
         dataset: Anything with a length.
-        num_replicas: Ranks; by default those of torch.distributed, or of the launcher.
-        rank: This rank.
-        shuffle: Whether to reshuffle for each epoch.
-        seed: Below 2**63, equal on all ranks; with epoch and length it decides the order.
-        drop_last: Leave out the last row, if it has fewer samples than there are ranks, instead of filling it up from
-            the beginning of the epoch.
+        num_replicas: Ranks; default: those of torch.distributed, or of the launcher.
+        rank: This rank; default likewise.
+        shuffle: Shuffle again in each epoch.
+        seed: Seed of the order, below 2**63, equal on all ranks.
+        drop_last: Drop last samples that are fewer than ranks. Otherwise they are filled from the beginning of the
+            epoch.
 
     Raises:
         ConfigError: Rank or seed is out of range.
 
     Attributes:
-        position: Where the job is.
-        counted: Whether a `ResumableDataLoader` moves the position.
+        position: Position of the job.
+        counted: A `ResumableDataLoader` moves the position.
     """
 
     @public
@@ -97,13 +96,13 @@ class ResumableSampler(Sampler[int]):
 
     @public
     def advance(self, samples: int) -> None:
-        """Count samples of this rank as used, and as many of each other: call it when a step is done.
+        """Count samples of this rank as used, and as many of each other rank, when a step is done.
 
         Args:
-            samples: The length of the batch, or of all batches since the step before.
+            samples: Samples since the step before.
 
         Raises:
-            ConfigError: That many are not left in the epoch, or a `ResumableDataLoader` counts them.
+            ConfigError: The epoch has not so many left, or a `ResumableDataLoader` counts them.
         """
         whole("samples", samples, 1)
         if self.counted:
@@ -117,7 +116,7 @@ class ResumableSampler(Sampler[int]):
         self._advanced, self._forgotten = samples, False
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; does nothing if that is the present one."""
+        """Go to the beginning of another epoch."""
         if epoch != self.position.epoch:
             self.position.set_epoch(epoch)
             self._begun = False
@@ -129,14 +128,14 @@ class ResumableSampler(Sampler[int]):
 
     @public
     def set_seed(self, seed: int) -> None:
-        """Go on at the same place of the epoch, in the order of another seed; raises ConfigError unless it is whole."""
+        """Continue at the same place in the order of another seed; raises ConfigError unless it is a whole number."""
         self.position.set_seed(seed)
 
     def state_dict(self) -> dict[str, int]:
         """The position: a few numbers, equal on all ranks.
 
         Raises:
-            ConfigError: A whole epoch was drawn, and `advance` never called.
+            ConfigError: An epoch was drawn without ``advance``.
         """
         if self._forgotten:
             raise ConfigError(
@@ -147,20 +146,20 @@ class ResumableSampler(Sampler[int]):
 
     @public
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue where ``state_dict`` was called.
 
         Raises:
-            ConfigError: It is no such state, or of another data set or order, and in the middle of an epoch.
+            ConfigError: It is no such state, or of another data set or order within an epoch.
         """
         load(self.position, self.order, state_dict)
         self._begun = self._forgotten = False
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """The state of this rank alone: nothing."""
+        """State of this rank: empty."""
         return {}
 
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take that over; raises ConfigError if there is something."""
+        """Load it; raises ConfigError unless it is empty."""
         nothing_own(state_dict)
 
     @property

@@ -1,4 +1,4 @@
-"""Storage for torch.distributed.checkpoint (DCP): saves go into shared memory, and loads come from there."""
+"""Storage in shared memory for torch.distributed.checkpoint (DCP)."""
 
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.dcp.reader import SharedMemoryReader

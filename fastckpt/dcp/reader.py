@@ -67,22 +67,18 @@ class KnownSaves(Protocol):
 
 
 class SharedMemoryReader(MappedReader):
-    """Loads with ``dcp.load`` the newest checkpoint that all ranks can load, from memory if it is there.
+    """Loads with ``dcp.load`` the newest checkpoint that all ranks can load, from memory if possible.
 
-    Checkpoints of any number of ranks load: DCP reads of each rank's file what it needs. With a ``checkpoint_id``, the
-    next load is of that checkpoint: ``<checkpoint_dir>/checkpoint-<step>`` or the step alone, wherever it is, or any
-    directory that DCP has written.
-
-    Every rank of the job makes each load: the ranks agree on what is loaded, and bytes are compared with what was saved
-    before any is read. A new history begins: what is saved from now on is newer than all before.
+    With a ``checkpoint_id`` it loads that one: ``<checkpoint_dir>/checkpoint-<step>``, the step, or any directory of
+    DCP. Every rank makes each load, of any number of saved ranks. Digests are compared first. Later saves are newer
+    than all before.
 
     Args:
-        writer: The writer of the same checkpoint directory.
+        writer: Writer of the same checkpoint directory.
 
     Attributes:
-        loaded_step: The step that was loaded last; -1 before that, or if none was recorded.
-        loaded_from: Where this rank found it: "memory", "peer", the memory of other nodes, "storage", "remote"; "mixed"
-            if memory lacked some of its files; "" before that.
+        loaded_step: Loaded step; -1 if none.
+        loaded_from: Tier of the load, as of `DdpCheckpointer`.
     """
 
     _goes_on = False
@@ -108,15 +104,12 @@ class SharedMemoryReader(MappedReader):
         self._asked = "" if checkpoint_id is None else str(checkpoint_id)
 
     def find(self) -> int | None:
-        """Choose what the next ``dcp.load`` loads, and verify it; its step, or None if nothing was ever saved.
+        """Choose and verify the checkpoint of the next ``dcp.load``; returns its step, None if nothing was saved.
 
-        All ranks call it, or none: ``dcp.load`` does it otherwise, and does it again if something was saved since.
+        All ranks call it, or none.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
-            BadCheckpoint: The one that was asked for cannot be loaded.
-            ConfigError: Nodes do not share the checkpoint directory.
-            FastckptError: Another rank has failed: names it, and the reason.
+            (NoLoadableCheckpoint, BadCheckpoint, ConfigError, FastckptError): As `DdpCheckpointer.load_checkpoint`.
         """
         ranks = self._writer.ranks
         with ranks.sharing_errors():

@@ -85,15 +85,13 @@ class Stages(Protocol):
 
 
 class SharedMemoryStager(AsyncStager):
-    """Lets ``dcp.async_save`` save with a `SharedMemoryWriter` without a copy other than that into shared memory.
+    """Lets ``dcp.async_save`` use a `SharedMemoryWriter` with one copy, that into shared memory.
 
-    DCP's own stagers copy the state before a thread plans the save, and the thread copies it again. This one hands on
-    the state itself, and has ``async_save`` wait for the thread to have planned and copied it. Then the state may be
-    changed, while the thread waits for the other ranks and commits. A save that is begun before the one before it has
-    ended waits for that.
+    ``async_save`` returns when a thread has copied the state, which may then be changed; the thread commits. The next
+    save waits for it.
 
     Args:
-        writer: Goes into each ``async_save`` as ``storage_writer``, with this as ``async_stager``.
+        writer: The ``storage_writer`` of each ``async_save`` with this as ``async_stager``.
     """
 
     def __init__(self, writer: Stages) -> None:
@@ -115,7 +113,7 @@ class SharedMemoryStager(AsyncStager):
         self._staging.wait()
 
     def close(self) -> None:
-        """Return when nothing is saved any more."""
+        """Wait until the last save has ended."""
         self._staging.join()
 
 

@@ -39,25 +39,23 @@ _NAME = re.compile("(?:checkpoint|step)-([0-9]{1,19})")
 class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     """Saves with ``dcp.save`` and ``dcp.async_save`` into shared memory; the agent persists in the background.
 
-    Each rank of the job makes one and gives it to each save, whose ``checkpoint_id`` is ``<checkpoint_dir>/
-    checkpoint-<step>``, or the step alone. A checkpoint counts once ``.metadata`` and the files of all ranks are there.
+    Each rank gives its own to each save, with ``<checkpoint_dir>/checkpoint-<step>``, or the step, as
+    ``checkpoint_id``. Saves raise NotLoadable for state that does not load with ``weights_only=True``, StepError, and
+    ConfigError if ranks do not fit together.
 
     Args:
-        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
-        deletion_strategy: Which older checkpoints to delete; None keeps all.
-        storage_type: How far a save goes: DISK, or MEMORY; also as an attribute, to be changed between saves.
-        weights_only: Whether what is no tensor must load with ``torch.load(weights_only=True)``, which runs no code
-            from files; also for what a `SharedMemoryReader` of this writer loads.
-        verify: See `DdpCheckpointer`; likewise ``remote`` and ``remote_deletion_strategy``.
+        checkpoint_dir: As for `DdpCheckpointer`; so are ``deletion_strategy``, ``verify``, ``remote`` and
+            ``remote_deletion_strategy``.
+        storage_type: DISK or MEMORY; as an attribute it may be changed between saves.
+        weights_only: Require that all but tensors load with ``torch.load(weights_only=True)``; also for its readers.
 
     Raises:
-        ConfigError: ``verify`` is none of these; ``remote`` cannot be a second tier.
-        PlaceInUse: Another live job uses the directory, and has not released it in time.
+        (ConfigError, PlaceInUse): As for `DdpCheckpointer`.
 
     Attributes:
-        result: What became of the last save on this rank; None before it.
-        last: What was begun to be saved last; None before that.
-        staging: What a `SharedMemoryStager` waited for last; None if there was none.
+        result: Result of the last save on this rank; None before.
+        last: Save that was begun last; None before.
+        staging: State that a `SharedMemoryStager` waited for last; None before.
     """
 
     def __init__(
@@ -249,7 +247,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         return StorageMeta(f"{self._writer.directory}/checkpoint-{self._step}")
 
     def close(self) -> None:
-        """End saving, when no part is being copied; a save that has not ended by then fails."""
+        """End saving when no part is being copied; an unfinished save fails."""
         with self._turn:
             self._differences.leave()
             super().close()
@@ -260,15 +258,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         return _NAME.fullmatch(os.path.basename(checkpoint_id)) is not None  # noqa: PTH119
 
     def wait(self, timeout: float = 1800) -> int | None:
-        """Wait until all that was saved with DISK is durable; the step of the newest durable checkpoint, if any.
-
-        Args:
-            timeout: Seconds.
-
-        Raises:
-            TimeoutError: It takes longer.
-            PersistError: The newest persist has failed for good.
-        """
+        """Wait as ``wait_latest_checkpoint``."""
         return self._writer.wait(timeout)
 
     def __reduce__(self) -> NoReturn:

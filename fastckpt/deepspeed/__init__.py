@@ -1,4 +1,4 @@
-"""Checkpoints for DeepSpeed: its own files, in memory and on storage."""
+"""Checkpoints for DeepSpeed, in its own files."""
 
 from fastckpt._core.client.save_results import SaveResult, StorageType
 from fastckpt._core.retention import (

@@ -51,27 +51,24 @@ Loaded = tuple[str | None, dict[str, Any] | None]
 class DeepSpeedCheckpointer(BaseCheckpointer):
     """Saves the files of a DeepSpeed engine to memory and storage, and has the engine load them from there.
 
-    Files and directories are DeepSpeed's own: its `load_checkpoint`, zero_to_fp32.py and ds_to_universal.py read what
-    was persisted. Every rank constructs one, and calls each method with the same arguments. As by DeepSpeed, files are
-    loaded with ``weights_only=False``, and may run code: load what you trust.
+    Files are DeepSpeed's own: its ``load_checkpoint``, zero_to_fp32.py and ds_to_universal.py read them. Every rank
+    constructs one, and calls each method with the same arguments. DeepSpeed loads with ``weights_only=False``, which
+    may run code of a file.
 
     Args:
-        engine: What `deepspeed.initialize` gave.
-        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
-        deletion_strategy: Which older checkpoints to delete; None keeps all.
-        verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
-        overlap: Whether weights and states of the optimizer may be copied during the next forward and backward; the
-            next step waits for that. Nothing but steps may change them.
+        engine: Engine of ``deepspeed.initialize``.
+        checkpoint_dir: As for `DdpCheckpointer`; so are ``deletion_strategy``, ``verify``, ``remote`` and
+            ``remote_deletion_strategy``.
+        overlap: Copy weights and optimizer states during the next forward and backward; only steps may change them.
 
     Raises:
-        ConfigError: The engine has state that it does not give away, such as an optimizer's on NVMe; its optimizer
-            changes states before its step, which ``overlap`` rests upon; or as for `DdpCheckpointer`.
-        PlaceInUse: Another live job uses the directory, and has not released it in time.
+        ConfigError: The engine cannot be saved, as with an optimizer on NVMe, or not with ``overlap``; or as for
+            `DdpCheckpointer`.
+        PlaceInUse: As for `DdpCheckpointer`.
 
     Attributes:
-        loaded_step: The engine's ``global_steps`` when what was loaded was saved; -1 if nothing was, or by DeepSpeed.
-        loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory had some of its files;
-            "" if nothing was loaded.
+        loaded_step: ``global_steps`` of the loaded checkpoint; -1 if none, or if DeepSpeed saved it.
+        loaded_from: Tier of the load, as of `DdpCheckpointer`.
     """
 
     @public
@@ -124,24 +121,23 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         storage_type: StorageType | None = None,
         exclude_frozen_parameters: bool = False,
     ) -> SaveResult:
-        """Save the engine, as its own `save_checkpoint`. Once this returns, training may go on.
+        """Save the engine, as its own ``save_checkpoint``. Training may continue after the call.
 
-        A step that memory already holds under this tag is not copied again: with DISK it is persisted. A save is
-        skipped if every slot is in use; on all ranks alike; the result has the reason.
+        A step in memory with this tag is not copied again; DISK persists it. If every slot is in use, all ranks skip
+        the save.
 
         Args:
             save_dir: The checkpoint directory.
-            tag: Its name; default ``global_step<engine.global_steps>``.
-            client_state: What else to save, with ordinary keys.
-            save_latest: Whether ``latest`` is to name it, once all of it is durable.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
-                DISK, but newer saves may overtake it while it waits for storage; with a ``tag``, exactly as DISK.
-            exclude_frozen_parameters: Whether to leave these out.
+            tag: Name; default ``global_step<engine.global_steps>``.
+            client_state: More state, with ordinary keys.
+            save_latest: Name it in ``latest`` once it is durable.
+            storage_type: As for `DdpCheckpointer.save_checkpoint`; with a ``tag``, the default is DISK.
+            exclude_frozen_parameters: Leave these out.
 
         Raises:
-            ConfigError: ``save_dir`` is another directory; no directory in it can be called ``tag``.
-            StepError: The engine has gone back since the last save, and nothing was loaded.
-            NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+            ConfigError: ``save_dir`` is another directory, or ``tag`` is no name for one.
+            StepError: The engine went back without a load.
+            (NotLoadable, ArenaTooSmall): As `DdpCheckpointer.save_checkpoint`.
         """
         # 1. DeepSpeed's own files, taken from its checkpoint engine instead of written   2. generators and buffers of
         # this rank   3. the topology, in the first rank of each node   4. scripts, once   5. save
@@ -179,27 +175,23 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         *arguments: Any,
         **named: Any,
     ) -> Loaded:
-        """Have the engine load the newest checkpoint that all ranks can load, from memory if it is there.
+        """Have the engine load the newest checkpoint that all ranks can load, from memory if possible.
 
-        All ranks call it. Random generators are as they were when it was saved, if this class saved it for as many
-        ranks. A ``tag``, or a ``load_dir`` other than the checkpoint directory, loads the checkpoint there; workers
-        that are restarted in the same launch may give the same again: they go on from the newest save since then.
+        All ranks call it. Random generators are restored if this class saved them for as many ranks.
 
         Args:
-            load_dir: The checkpoint directory, or another one, whoever wrote it.
-            tag: A checkpoint in it; None for the newest, which in another directory is what ``latest`` names.
-            arguments: What else DeepSpeed's `load_checkpoint` takes, likewise by name: load_module_strict,
-                load_optimizer_states, load_lr_scheduler_states, load_module_only, custom_load_fn.
+            load_dir: The checkpoint directory, or another one of any writer. Restarted workers: as for
+                `DdpCheckpointer.load_checkpoint`.
+            tag: Checkpoint to load; None: the newest, or ``latest`` of another directory.
+            arguments: More arguments of DeepSpeed's ``load_checkpoint``, also by name.
 
         Returns:
-            What DeepSpeed's `load_checkpoint` returns: a path, and the client's state; None and None if nothing was
-            ever saved.
+            Path and client state, as DeepSpeed's; None and None if nothing was saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
-            BadCheckpoint: The one of that tag cannot be loaded.
-            ConfigError: It was saved by another number of ranks, or with another stage of ZeRO, and DeepSpeed cannot
-                change that; or the engine has gradients of micro-batches that no step has used. Nothing was applied.
+            ConfigError: DeepSpeed cannot load it on so many ranks or with this ZeRO stage, or the engine has unused
+                gradients. Nothing is applied.
+            (NoLoadableCheckpoint, BadCheckpoint): As `DdpCheckpointer.load_checkpoint`.
         """
         # 1. refuse waiting gradients   2. choose and verify
         # 3. check the topology   4. the engine loads   5. generators
@@ -222,7 +214,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         return loaded
 
     def close(self) -> None:
-        """Same as `BaseCheckpointer.close`."""
+        """End saving."""
         self._folders.close()
 
     def _find(self, asked: str) -> NativeFolder | None:

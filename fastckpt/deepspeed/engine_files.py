@@ -27,17 +27,16 @@ def files_of(
     *,
     exclude_frozen_parameters: bool = False,
 ) -> dict[str, Any]:
-    """Files that ``engine.save_checkpoint`` would write on this rank: states by their names in the tag's directory.
+    """Files that ``engine.save_checkpoint`` would write on this rank: states by names in the tag's directory.
 
-    All ranks call it, as they would save_checkpoint. The states refer to the engine's own tensors: save them before
-    they change. No directory for the tag is made, and no ``latest`` is written.
+    All ranks call it. States refer to the engine's tensors: save them before these change. No ``latest`` is written.
 
     Args:
-        scratch: A directory for scripts that DeepSpeed puts next to each checkpoint.
-        tag: The name of the checkpoint, without a slash.
+        scratch: Directory for scripts that DeepSpeed puts next to checkpoints.
+        tag: Name of the checkpoint, without a slash.
 
     Raises:
-        ConfigError: The engine has a part of its state in files that it copies itself.
+        ConfigError: The engine copies a part of its state in files.
     """
     check(engine)
     collector = _Collector(engine.checkpoint_engine, scratch / tag, has_experts=engine.has_moe_layers)
@@ -55,7 +54,7 @@ def files_of(
 
 @contextmanager
 def loading(engine: DeepSpeedEngine, threads: int) -> Iterator[None]:
-    """Within this, ``engine.load_checkpoint`` reads files with so many threads, into memory of its own."""
+    """Have ``engine.load_checkpoint`` read with ``threads`` threads into its own memory, within this context."""
     with _in_place_of_its_own(engine, _Loader(engine.checkpoint_engine, threads)):
         yield
 
@@ -75,7 +74,7 @@ def check(engine: DeepSpeedEngine) -> None:
 
 
 def reads(engine: DeepSpeedEngine) -> tuple[str, ...]:
-    """Names of the files that this rank reads of a checkpoint of as many ranks."""
+    """Names of files that this rank reads of a checkpoint of as many ranks."""
     names = model_files(engine)
     if engine.zero_optimization():
         names += partition_files(engine)

@@ -1,4 +1,4 @@
-"""Checkpoints for FSDP, HSDP and tensor parallelism: each rank saves its shards, or the first a full state dict."""
+"""Checkpoints for FSDP, HSDP and tensor parallelism: shards of each rank, or a full state dict."""
 
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.fsdp.full import FsdpFullCheckpointer

@@ -26,10 +26,10 @@ from fastckpt.ddp import DdpCheckpointer
 
 
 class FsdpFullCheckpointer(DdpCheckpointer):
-    """Saves full state dicts, which the first rank has: a checkpoint is one file of ``torch.save`` that any job loads.
+    """Saves full state dicts of the first rank: a checkpoint is one file of ``torch.save`` that any job loads.
 
-    A `DdpCheckpointer` that takes models and gives to models, too. To make a full state dict costs a collective, and
-    the memory of the whole state on the first rank; `FsdpShardCheckpointer` needs neither.
+    A full state dict costs a collective, and the memory of the whole state on the first rank; `FsdpShardCheckpointer`
+    needs neither.
     """
 
     _is_one = False
@@ -49,11 +49,13 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         rank_state: dict[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
-        """Same as `DdpCheckpointer.save_checkpoint`; or of a model, with its ``optimizer`` and ``extra_sd``, if any.
+        """Save as `DdpCheckpointer.save_checkpoint`, or a model with its ``optimizer`` and ``extra_sd``.
 
-        ``save_checkpoint(step, state_dict, path, storage_type)``, or
-        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name. Raises ConfigError
-        in the first save if ranks have models of their own, as of the stages of a pipeline.
+        ``save_checkpoint(step, state_dict, path, storage_type)``, or ``save_checkpoint(step, model, optimizer,
+        extra_sd, path, storage_type)``; each also by name.
+
+        Raises:
+            ConfigError: In the first save, ranks have different models, such as pipeline stages.
         """
         given = by_name(
             state,
@@ -82,7 +84,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
     def load_checkpoint(  # type: ignore[override]  # into a model, if there is one
         self, model: Module | None = None, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
     ) -> dict[str, Any]:
-        """Same as `DdpCheckpointer.load_checkpoint`; with a model, loads into it, and returns the rest."""
+        """Load as `DdpCheckpointer.load_checkpoint`; with a model, load into it, and return the rest."""
         state = super().load_checkpoint(resume_path)
         if model is None or not state:
             return state

@@ -86,32 +86,26 @@ class FsdpState(NamedTuple):
 
 
 class FsdpShardCheckpointer(BaseCheckpointer):
-    """Saves the shards of all ranks to memory and storage, and brings them back at any number of ranks.
+    """Saves the shards of all ranks to memory and storage, and loads them on any number of ranks.
 
-    A checkpoint is a directory of torch.distributed.checkpoint (DCP), which ``dcp.load`` of plain torch reads. Every
-    rank constructs one, and calls each method with the same steps. Sharded are DTensors and the ShardedTensors of
-    FSDP1; of all else, which ranks have in common, one of them writes each entry.
+    A checkpoint is a directory of DCP, which plain ``dcp.load`` reads. Every rank constructs one, and calls each method
+    with the same steps. One rank writes each entry that is no DTensor or ShardedTensor.
 
     Args:
-        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
-        deletion_strategy: Which older checkpoints to delete; None keeps all.
-        weights_only: Whether what is no shard, such as ``rank_state``, must load with ``weights_only=True``.
-        verify: How much is compared with what was saved; see `DdpCheckpointer`, likewise ``remote`` and
+        checkpoint_dir: As for `DdpCheckpointer`; so are ``deletion_strategy``, ``verify``, ``overlap``, ``remote`` and
             ``remote_deletion_strategy``.
-        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied during the next
-            forward and backward; see `DdpCheckpointer`.
-        stage: Which stage of a pipeline this rank has: a number or a word, alike on all ranks that share it. Each rank
-            then saves and loads what its stage has. None: all ranks save one state.
+        weights_only: Require that all but shards, such as ``rank_state``, load with ``weights_only=True``.
+        stage: Pipeline stage of this rank, a number or word, whose state it saves and loads. None: all ranks share one
+            state.
 
     Raises:
-        ConfigError: ``verify`` is none of these; ``remote`` cannot be a second tier; ``overlap`` has something that
-            is no torch optimizer; ``stage`` is no name.
-        PlaceInUse: Another live job uses the directory, and has not released it in time.
-        FastckptError: There are several ranks, and no process group yet.
+        ConfigError: As for `DdpCheckpointer`, or ``stage`` is no name.
+        PlaceInUse: As for `DdpCheckpointer`.
+        FastckptError: Several ranks, but no process group yet.
 
     Attributes:
-        rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last load.
-        last: What was begun to be saved last; None before that.
+        rank_state: Loaded ``rank_state`` of this rank.
+        last: Save that was begun last; None before.
     """
 
     _lacking: Lacking = "fine"
@@ -158,12 +152,12 @@ class FsdpShardCheckpointer(BaseCheckpointer):
 
     @property
     def loaded_step(self) -> int:
-        """The step that was loaded; -1 before that, or if there was none."""
+        """Loaded step; -1 if none."""
         return self._reader.loaded_step
 
     @property
     def loaded_from(self) -> str:
-        """The tier of the last load: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
+        """Tier of the load, as of `DdpCheckpointer`."""
         return self._reader.loaded_from
 
     @public
@@ -180,36 +174,29 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         rank_state: dict[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
-        """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
+        """Save the state of a step: a state dict, or a model with its optimizer. It may be changed after the call.
 
-        ``save_checkpoint(step, state_dict, path, storage_type)``, or
-        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name.
+        ``save_checkpoint(step, state_dict, path, storage_type)``, or ``save_checkpoint(step, model, optimizer,
+        extra_sd, path, storage_type)``; each also by name.
 
-        The first save is planned by all ranks together, and so is the next one after the structure of the state has
-        changed, or a Python value has outgrown its place; a save to MEMORY that meets such a change is skipped, and
-        says so. All others to MEMORY need no other rank; in one to DISK ranks wait for each other, and none is skipped
-        for that. The state of torch's random generators is saved for each rank.
+        All ranks plan the first save, and the next after a change of the state's structure or a grown Python value;
+        saves to MEMORY with such a change are skipped. Other saves to MEMORY need no other rank; those to DISK do.
+        Random generators are saved.
 
         Args:
-            step: The step, not below the last one saved.
-            state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
-            path: A name, or a path, in the checkpoint directory: what the checkpoint's directory is called; by default
-                ``checkpoint-<step>``. Of a path elsewhere a warning reports that it is stored there.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
-                DISK, but newer saves may overtake it while it waits for storage; with ``path`` or ``metrics``, exactly
-                as DISK.
-            model: The module, instead of a state dict; torch's ``get_state_dict`` gives its state.
+            step: Step, not smaller than the last one saved.
+            state_dict: Sharded state of this rank, as for ``dcp.save``.
+            path: Directory in the checkpoint directory; default ``checkpoint-<step>``. Of paths elsewhere only the name
+                counts, with a warning.
+            storage_type: As for `DdpCheckpointer.save_checkpoint`; so is ``metrics``.
+            model: Module, instead of a state dict.
             optimizer: Its optimizer, or several.
-            extra_sd: What else is saved with a model, by names other than "model" and "optimizer".
-            rank_state: What differs on this rank.
-            metrics: What was measured of this state, for `KeepBestStrategy`.
+            extra_sd: More state of a model, by other names than "model" and "optimizer".
+            rank_state: State of this rank alone.
 
         Raises:
-            StepError: The step is older than one saved since the last load.
-            ConfigError: There is no state dict and no model, or both; no directory can be called as the path says; what
-                the ranks have does not make one state.
-            NotLoadable: What is no shard has what does not load with ``weights_only=True``.
-            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
+            ConfigError: Not exactly one of state dict and model; an invalid path; or states that do not fit together.
+            (StepError, NotLoadable, ArenaTooSmall): As `DdpCheckpointer.save_checkpoint`.
         """
         given = by_name(
             state,
@@ -289,12 +276,12 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         )
 
     def get_storage_reader(self) -> StorageReader | None:
-        """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
+        """Choose and verify the newest checkpoint that all ranks can load; None if nothing was saved.
 
         All ranks call it, and then ``dcp.load(state, storage_reader=...)``, which also restores random generators.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
+            NoLoadableCheckpoint: As `DdpCheckpointer.load_checkpoint`.
         """
         return None if self._reader.find() is None else self._reader
 
@@ -305,21 +292,18 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         """Load the newest checkpoint that all ranks can load into a model and its optimizers; all ranks call it.
 
         Args:
-            model: The module, sharded in whatever way.
-            optimizer: Its optimizer, or several; without any, what was saved of them is left.
-            resume_path: What to load instead of the newest: a step, ``<checkpoint_dir>/checkpoint-<step>``, or another
-                directory that DCP has written of such a state. Workers that are restarted in the same launch may give
-                the same again: at their first load they go on from the newest save since then.
+            model: Module, sharded in any way.
+            optimizer: Its optimizer, or several; without, saved optimizer states are not read.
+            resume_path: Checkpoint to load instead: a step, ``<checkpoint_dir>/checkpoint-<step>``, or another
+                directory of DCP. Restarted workers: as for `DdpCheckpointer.load_checkpoint`.
 
         Returns:
-            What was saved as ``extra_sd``, tensors whole and on the CPU; empty, and `loaded_step` -1, if nothing was
-            ever saved.
+            The saved ``extra_sd``, with whole tensors on the CPU. If nothing was saved: empty, and ``loaded_step`` is
+                -1.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
-            BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            ConfigError: The model has what the checkpoint lacks, or of another shape.
-            FastckptError: Another rank has failed: names it, and the reason.
+            ConfigError: The checkpoint lacks a part of the model, or has another shape.
+            (NoLoadableCheckpoint, BadCheckpoint, FastckptError): As `DdpCheckpointer.load_checkpoint`.
         """
         if not self._find(resume_path):
             return {}
@@ -378,7 +362,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         return without_alone({part.name: part.target(self._reader.metadata) for part in parts}, alone)
 
     def close(self) -> None:
-        """End saving, for all ranks: as `BaseCheckpointer.close`."""
+        """End saving, on all ranks."""
         self._differences.leave()
         try:
             super().close()  # first: the saver, when the other ranks ask it, knows who has closed

@@ -1,4 +1,4 @@
-"""Checkpoints for transformers' Trainer: to memory as often as every step, to storage in the background."""
+"""Checkpoints for transformers' Trainer."""
 
 from fastckpt.huggingface.trainer import (
     CheckpointOptions,

@@ -22,19 +22,18 @@ __all__ = [
 
 
 class FastCheckpointMixin(Trainer):  # type: ignore[misc]
-    """Makes a Trainer save as fast as memory: ``class MyTrainer(FastCheckpointMixin, Trainer)``, in this order.
+    """Makes a Trainer save to memory: ``class MyTrainer(FastCheckpointMixin, Trainer)``, in this order.
 
-    What it saves, and under which names, is what that Trainer would have saved; see docs/guides/huggingface.md.
+    It saves what that Trainer would save, under the same names (docs/guides/huggingface.md).
 
     Args:
-        save_memory_steps: Save to memory every so many steps, in addition to ``save_steps`` and the like, which save to
-            storage; 0 for never.
-        checkpoint_options: How checkpoints are saved; see `CheckpointOptions`.
+        save_memory_steps: Steps between saves to memory, in addition to ``save_steps`` and the like; 0: none.
+        checkpoint_options: See `CheckpointOptions`.
 
     Attributes:
-        loaded_step: The step from which `train` has gone on; -1 if it began afresh, or with what something else wrote.
-        loaded_from: Where it was: "memory", "storage", "remote", "mixed"; "" if it began afresh.
-        last_save: What became of the last save, to memory or storage; None before that.
+        loaded_step: Step from which ``train`` continued; -1 if none, or if another program saved it.
+        loaded_from: Tier of the load; "" if none.
+        last_save: Result of the last save; None before.
     """
 
     _session: TrainerSession | None = None
@@ -55,17 +54,16 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         self.checkpoint_options: CheckpointOptions = checkpoint_options or {}
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Same as ``Trainer.train``; when it returns, every checkpoint for storage is durable.
+        """Train as ``Trainer.train``; after it, every checkpoint for storage is durable.
 
         Args:
-            resume_from_checkpoint: True for the newest checkpoint in ``output_dir``, be it in memory or on storage, and
-                a fresh start if there is none; or the directory of one.
-            *args: As for ``Trainer.train``, likewise ``**kwargs``.
+            resume_from_checkpoint: True: the newest checkpoint of ``output_dir`` in any tier, or a fresh start; or the
+                directory of one.
+            *args: As for ``Trainer.train``; so are ``**kwargs``.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
-            BadCheckpoint: The one that was asked for cannot be loaded.
-            ConfigError: The arguments ask for what is not supported; says what.
+            ConfigError: Unsupported arguments; names them.
+            (NoLoadableCheckpoint, BadCheckpoint): As `DdpCheckpointer.load_checkpoint`.
         """
         if args or kwargs.get("trial") is not None:
             raise ConfigError(
@@ -82,23 +80,16 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
             self._close_session()
 
     def get_last_checkpoint(self) -> str | None:
-        """The newest checkpoint, to be given to `train`; all ranks call it. None if there is none.
-
-        While it trains, the newest that is durable; else as the function `get_last_checkpoint`.
-        """
+        """Newest checkpoint for ``train``, or None; all ranks call it. During training: the newest durable one."""
         if self._session is not None:
             return self._session.durable()
         return get_last_checkpoint(self.args.output_dir)
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
-        """Wait until all that was saved for storage is durable; when `train` has returned, it is.
-
-        Args:
-            timeout: Seconds.
+        """Wait until each save for storage is durable, for ``timeout`` seconds at most.
 
         Raises:
-            TimeoutError: It takes longer.
-            PersistError: The newest persist has failed for good.
+            (TimeoutError, PersistError): As `DdpCheckpointer.wait_latest_checkpoint`.
         """
         if self._session is not None:
             self._session.wait_latest_checkpoint(timeout)
@@ -149,7 +140,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         self.control.should_training_stop = True
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Same as ``Trainer.evaluate``; meanwhile ranks do not count as hung (docs/operate/hangs.md)."""
+        """Evaluate as ``Trainer.evaluate``, during which ranks do not count as hung (docs/operate/hangs.md)."""
         with phase("evaluation"):
             return dict(super().evaluate(*args, **kwargs))
 
@@ -162,7 +153,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
 
 
 class FastCheckpointTrainer(FastCheckpointMixin):
-    """transformers' Trainer, with the same arguments and those of `FastCheckpointMixin`."""
+    """transformers' Trainer with `FastCheckpointMixin`."""
 
 
 FlashCkptTrainer = FastCheckpointTrainer
@@ -170,19 +161,18 @@ FlashCkptTrainer = FastCheckpointTrainer
 
 
 def get_last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint that all ranks can load, be it in memory or on storage; all ranks call it.
+    """Newest checkpoint that all ranks can load, in memory or on storage; all ranks call it.
 
-    Give it to `FastCheckpointTrainer.train`, which finds it where it is: it may be in memory alone, and not in this
-    directory yet. Where several ranks run, the process group is to be there, which making TrainingArguments sees to.
+    Give it to ``train``. It may be in memory alone. Several ranks need a process group, which TrainingArguments makes.
 
     Args:
-        output_dir: As of the TrainingArguments.
+        output_dir: As of TrainingArguments.
 
     Returns:
         ``<output_dir>/checkpoint-<step>``; None if there is none.
 
     Raises:
-        NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
+        NoLoadableCheckpoint: As `DdpCheckpointer.load_checkpoint`.
     """
     with FolderCheckpointer(output_dir, RequiredFiles(STATE, STATE)) as one:
         found = one.find()

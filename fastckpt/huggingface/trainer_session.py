@@ -38,11 +38,11 @@ class CheckpointOptions(TypedDict, total=False):
     """Options of checkpoints; each may be left out.
 
     Attributes:
-        deletion_strategy: Which older checkpoints to delete, in place of ``save_total_limit``.
-        verify: How much is compared with what was saved: "never", "resume" (default), "always"; see `DdpCheckpointer`.
-        overlap: Whether what the optimizer changes is copied during the next forward and backward; not by default.
-        remote: A second tier, to which durable checkpoints are copied; see `DdpCheckpointer`.
-        remote_deletion_strategy: Which older checkpoints to delete there.
+        deletion_strategy: Policy for older checkpoints, instead of ``save_total_limit``.
+        verify: As for `DdpCheckpointer`; so are ``remote`` and ``remote_deletion_strategy``.
+        overlap: Copy optimizer parameters and states during the next forward and backward; default False.
+        remote: Second tier.
+        remote_deletion_strategy: Policy for older checkpoints there.
     """
 
     deletion_strategy: CheckpointDeletionStrategy | None

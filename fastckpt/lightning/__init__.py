@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning: a CheckpointIO for memory and storage, strategies in which all ranks use it, a callback."""
+"""Checkpoints for Lightning: a CheckpointIO, strategies and a callback."""
 
 from fastckpt.lightning.callback import MemoryCheckpoint
 from fastckpt.lightning.checkpoint_io import NEWEST, FastCheckpointIO, StorageType

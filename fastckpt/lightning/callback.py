@@ -15,15 +15,14 @@ logger = logging.getLogger("fastckpt")
 class MemoryCheckpoint(Callback):
     """Saves to memory at the end of training steps; the trainer's plugin is a `FastCheckpointIO`.
 
-    A step that is followed by a validation within the epoch is saved after that: Lightning takes a checkpoint of before
-    for one whose validation is over. The last step of an epoch is left out, and the first of the next saved: Lightning
-    would resume it without the hooks and the validation of the epoch's end.
+    A step before a validation within the epoch is saved after it. Instead of an epoch's last step the first of the next
+    is saved, so that a resume skips no hooks.
 
     Args:
-        every_n_train_steps: Steps of optimizers between two saves, at least.
+        every_n_train_steps: Optimizer steps between saves, at least.
 
     Raises:
-        ConfigError: That is no positive number.
+        ConfigError: ``every_n_train_steps`` is not positive.
     """
 
     def __init__(self, every_n_train_steps: int = 1) -> None:

@@ -23,7 +23,7 @@ __all__ = ["NEWEST", "FastCheckpointIO", "StorageType"]
 logger = logging.getLogger("fastckpt")
 
 NEWEST = "newest"
-"""``trainer.fit(model, ckpt_path=NEWEST)`` goes on from the newest checkpoint, be it in memory, if there is any."""
+"""``trainer.fit(model, ckpt_path=NEWEST)`` resumes the newest checkpoint, in memory or on storage, if any."""
 
 
 class Nothing(dict[str, Any]):
@@ -37,22 +37,18 @@ class Nothing(dict[str, Any]):
 
 
 class FastCheckpointIO(TorchCheckpointIO):
-    """Saves Lightning's checkpoints to shared memory, has them persisted in the background, and loads the newest.
+    """Saves Lightning's checkpoints to shared memory, persists them in the background, and loads the newest.
 
-    With several ranks it needs a strategy in which all of them take part: `FastDDPStrategy`.
+    Several ranks need `FastDDPStrategy`. Files are removed once durable and not the newest.
 
     Args:
-        checkpoint_dir: The checkpoint directory, shared by all nodes; best the ``dirpath`` of ModelCheckpoint.
-        overlap: Whether what optimizers change may be copied in the next forward and backward: docs/guides/saving.md.
-        weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
-        verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
+        checkpoint_dir: Directory that all nodes share; best the ``dirpath`` of ModelCheckpoint.
+        overlap: Copy optimizer parameters and states in the next forward and backward (docs/guides/saving.md).
+        weights_only: As for `DdpCheckpointer`; so are ``verify``, ``remote`` and ``remote_deletion_strategy``.
 
     Attributes:
-        overlap: As given.
-        for_all_ranks: Whether all ranks call it, as a strategy of ours says.
-        has_ended: Whether the trainer is done: what is saved then is written by Lightning itself.
-        loaded_step: The global step that was loaded to go on from; -1 before that, or if there was none.
-        loaded_from: Where it was found: "memory", "storage", "remote", "mixed"; "" if nothing was loaded.
+        loaded_step: Loaded global step; -1 if none.
+        loaded_from: Tier of the load; "" if none.
     """
 
     def __init__(
@@ -66,8 +62,8 @@ class FastCheckpointIO(TorchCheckpointIO):
         remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         self.overlap, self._weights_only = overlap, weights_only
-        self.for_all_ranks = False
-        self.has_ended = False
+        self.for_all_ranks = False  # a strategy of ours has all ranks call this
+        self.has_ended = False  # the trainer is done: Lightning itself writes later saves
         self.loaded_step = -1
         self.loaded_from = ""
         self._directory = normalised(checkpoint_dir)
@@ -86,17 +82,17 @@ class FastCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Save a checkpoint; once this returns, training may go on.
+        """Save a checkpoint. Training may continue after the call.
 
         Args:
-            checkpoint: What Lightning has collected.
-            path: Its file, which is there as soon as it is durable.
-            storage_options: None, or a `StorageType`: with MEMORY nothing is written to ``path``.
+            checkpoint: State that Lightning collected.
+            path: Its file, which appears once it is durable.
+            storage_options: None, or a ``StorageType``; MEMORY writes no file.
 
         Raises:
-            TypeError: ``storage_options`` is something else.
-            ConfigError: Only some ranks would take part.
-            NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+            TypeError: Other ``storage_options``.
+            ConfigError: Only some ranks take part.
+            (NotLoadable, ArenaTooSmall): As `DdpCheckpointer.save_checkpoint`.
         """
         if not isinstance(storage_options, StorageType | None):
             raise TypeError(
@@ -120,12 +116,12 @@ class FastCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, as to test with it; NEWEST is loaded as by `resume`.
+        """Read a checkpoint, such as for a test; NEWEST loads as ``resume``.
 
         Args:
             path: Its file.
             map_location: As for ``torch.load``.
-            weights_only: As for ``torch.load``; None as the plugin was told.
+            weights_only: As for ``torch.load``; None: as of the plugin.
         """
         if os.fspath(path) == NEWEST:
             return self.resume()
@@ -137,18 +133,16 @@ class FastCheckpointIO(TorchCheckpointIO):
         return loaded
 
     def resume(self, path: str | os.PathLike[str] = "") -> dict[str, Any]:
-        """Load the newest checkpoint that all ranks can load, to go on training with; false if nothing was ever saved.
+        """Load the newest checkpoint that all ranks can load, to continue training; empty if nothing was saved.
 
-        All ranks call it. Random generators are as they were when it was saved.
+        All ranks call it. Random generators are restored.
 
         Args:
-            path: A file to load instead of the newest, also one that Lightning wrote by itself. Workers that are
-                restarted in the same launch may give it again: they go on from the newest save since then.
+            path: File to load instead, also one of Lightning. Restarted workers: as for
+                `DdpCheckpointer.load_checkpoint`.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
-            BadCheckpoint: The one at ``path`` cannot be loaded.
-            ConfigError: Ranks give different paths.
+            (NoLoadableCheckpoint, BadCheckpoint, ConfigError): As `DdpCheckpointer.load_checkpoint`.
         """
         saves = self._open()
         state = saves.load(os.fspath(path))

@@ -129,7 +129,10 @@ class AllRanks(Strategy):
 
 
 class FastDDPStrategy(AllRanks, DDPStrategy):
-    """Lightning's DDPStrategy, with the same arguments, for a trainer with a `FastCheckpointIO`."""
+    """Lightning's DDPStrategy, with the same arguments, for a trainer with a `FastCheckpointIO`.
+
+    Its set-up raises ConfigError without that plugin, or if Lightning starts processes itself.
+    """
 
 
 class FastSingleDeviceStrategy(AllRanks, SingleDeviceStrategy):

@@ -68,16 +68,16 @@ class _Commands(click.Group):
 def main() -> None:
     """Look at checkpoints, check, compare, export and remove them; report on jobs; explain messages.
 
-    DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history,
-    DIR@latest the newest; a tier may follow, as in DIR@latest:memory. A path that exists is taken as it is, even if
-    there is an @ in it.
+    DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history, DIR@latest
+    the newest. A tier may follow, as in DIR@latest:memory. An existing path with an @ is that path.
 
     With --json each command prints one JSON document, and nothing else, to standard output.
 
-    Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
-    which: checkpoints exist, but none can be loaded; check, doctor: there is a problem; chaos: something did not come
-    back; prove: the runs differ; drain: the job cannot); 2 if there is no answer (wrong usage, no such checkpoint, an
-    unreadable file).
+    \b
+    Exit codes:
+    0  success
+    1  a finding: something bad, a difference, a problem, or a refusal
+    2  no answer: wrong usage, no such checkpoint or job, or an unreadable file
     """
 
 

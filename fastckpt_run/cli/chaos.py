@@ -32,28 +32,29 @@ def _signal(text: str) -> int:
 
 @click.command()
 @click.argument("directory", metavar="DIR")
-@click.option("--kill", "kind", type=click.Choice(KINDS), required=True, help="What is killed, as above.")
-@click.option("--every", type=positive_seconds, metavar="TIME", default="2m", help="From one kill to the next (2m).")
+@click.option("--kill", "kind", type=click.Choice(KINDS), required=True, help="What to kill.")
+@click.option("--every", type=positive_seconds, metavar="TIME", default="2m", help="Time between kills (2m).")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Kills, at most.")
-@click.option("--for", "duration", type=positive_seconds, metavar="TIME", help="No kill after this time, such as 30m.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Chooses the ranks (0).")
+@click.option(
+    "--for", "duration", type=positive_seconds, metavar="TIME", help="Last kill before this time, such as 30m."
+)
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the choice of ranks (0).")
 @click.option("--signal", "number", type=_signal, default="KILL", metavar="NAME", help="The signal (KILL).")
 @click.option(
-    "--limit", type=positive_seconds, metavar="TIME", default="10m", help="In which the job must come back (10m)."
+    "--limit", type=positive_seconds, metavar="TIME", default="10m", help="Limit for the job to come back (10m)."
 )
 @answering
 def chaos(directory: str, **options: Any) -> CommandOutput:
     """Kill workers or agents of your running job: what comes back?
 
-    It ends by Ctrl-C, or with the job that checkpoints to DIR. rank is one worker, chosen by --seed; agent is the
-    agent, with which its workers die; node is both at once, as a lost host. An agent is started again by what started
-    it, or by you: chaos waits for it. Only processes of this user that have signed the memory of this job on this host
-    are hit.
+    --kill takes rank (one worker, chosen by --seed), agent (with its workers) or node (both at once, as a lost host).
+    Something else must start a killed agent again. Only this user's processes on this host that have signed the
+    job's memory are killed. It ends with the job, or by Ctrl-C.
 
-    After each kill it says how long the job took to its next step, which checkpoint it resumed, from which tier,
-    whether that was the newest, and whether its bytes are those that were saved.
+    After each kill it reports the time to the next step, the resumed checkpoint and its tier, and if its bytes are
+    those that were saved. docs/operate/chaos.md has an example.
 
-    Exit code: 0 if all came back; 1 if something did not, or the job has failed; 2 if there is no such job here.
+    Exit code: 0 if all came back; 1 if something did not, or the job failed; 2 if no such job runs here.
     """
     from fastckpt_run.chaos.chaos_run import ChaosRun, KillPlan
     from fastckpt_run.chaos.running_job import find_job

@@ -40,7 +40,7 @@ def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
 @click.command()
 @click.argument("directory", metavar="[DIR]", default="")
 @click.option(
-    "--only", "kinds", multiple=True, type=click.Choice([*KINDS, "pair"]), help="Check this alone; repeatable."
+    "--only", "kinds", multiple=True, type=click.Choice([*KINDS, "pair"]), help="Run this check only; repeatable."
 )
 @click.option(
     "--min",
@@ -48,20 +48,20 @@ def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
     multiple=True,
     metavar="NAME=NUMBER",
     callback=_limit,
-    help="What a check has to reach, in its unit, by its name or the first word of that; repeatable.",
+    help="Least value of a check, in its unit, as disk=200; repeatable.",
 )
 @click.option(
     "--baseline",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="What `fastckpt check --json` printed on a good node; values are compared with its.",
+    help="Output of `fastckpt check --json` on a good node.",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 1),
     default=SHARE,
     show_default=True,
-    help="The share of a value of the baseline that will do.",
+    help="Share of a baseline value that is enough.",
 )
 @click.option(
     "--deadline",
@@ -69,28 +69,29 @@ def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...])
     default=DEADLINE,
     show_default=True,
     metavar="SECONDS",
-    help="How long one check may take.",
+    help="Limit of one check.",
 )
-@click.option("--one-line", is_flag=True, help=f"Print one line of at most {LONGEST} characters, and nothing else.")
-@click.option("--nnodes", type=click.IntRange(1), default=1, help="Check so many nodes with each other.")
-@click.option("--node-rank", type=click.IntRange(0), default=0, help="Which of them this one is, from 0 on.")
-@click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where they meet: a free port of node 0.")
+@click.option("--one-line", is_flag=True, help=f"Print one line of at most {LONGEST} characters.")
+@click.option("--nnodes", type=click.IntRange(1), default=1, help="Nodes to check with each other.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, help="Rank of this node, from 0.")
+@click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="A free port of node 0.")
 @click.option(
     "--wait",
     type=click.FloatRange(0, 3600),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for the others.",
+    help="Wait for the other nodes.",
 )
 @answering
 def check(directory: str, kinds: tuple[str, ...], one_line: bool, deadline: float, **options: Any) -> CommandOutput:
     """Measure this node: processors, memory, tmpfs, disk and network.
 
-    With --nnodes exchanges with other nodes are measured, too. The disk is checked in DIR, a checkpoint directory, of
-    which it is also said how often this host has failed there; else in $TMPDIR. Exit code, as node-problem-detector has
-    it: 0 all is well, 1 a problem, 2 not known. docs/operate/node_check.md says what each check does, and what its
-    limits are.
+    With --nnodes, exchanges with other nodes are measured, too. The disk is that of DIR, a checkpoint directory, or
+    of $TMPDIR. With DIR, failures of this host there are counted. docs/operate/node_check.md describes each check
+    and its limit.
+
+    Exit code, as for node-problem-detector: 0 all is well, 1 a problem, 2 unknown.
     """
     if is_url(directory):
         raise ConfigError(f"{directory} is a store, in which no disk is checked; name a directory")

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 def diff(a: str, b: str, names: tuple[str, ...], observer: WorkObserver) -> CommandOutput:
     """Compare two checkpoints: names, types, shapes, values.
 
-    Of tensors that differ it shows how far elements are apart. A and B are each DIR[@STEP], a directory of .pt files,
-    or one file. NaN equals NaN; which storages tensors share, and on which device they were, does not count. Exit code
-    1 if they differ.
+    A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN. Shared storages and devices do
+    not count. Exit code 1: they differ.
     """
     from fastckpt._core.inspect.diff import diff_all
 

@@ -23,7 +23,7 @@ _LONGEST = max(map(len, Severity))
     "endpoints",
     default="",
     metavar="HOST:PORT[,..]",
-    help="Endpoints of the rendezvous: whether they have addresses, and who listens there.",
+    help="Endpoints of the rendezvous: their addresses and listeners.",
 )
 @click.option(
     "--deadline",
@@ -31,15 +31,14 @@ _LONGEST = max(map(len, Severity))
     default=DEADLINE,
     show_default=True,
     metavar="SECONDS",
-    help="How long one check may take; then it counts as hanging.",
+    help="Limit of one check.",
 )
 @answering
 def doctor(directory: str, endpoints: str, deadline: float) -> CommandOutput:
     """Check what is configured here: shared memory, limits, versions.
 
-    Of DIR its storage is checked, and which job uses it. DIR is a checkpoint directory, which need not be there yet, or
-    a URL. Nothing is left behind: up to 32 MiB are written to DIR, without a name. `fastckpt check` measures this
-    node's hardware. Exit code 0: ok, or warnings alone; 1: a problem. docs/operate/doctor.md has an example.
+    DIR is a checkpoint directory, which may be new, or a URL. Up to 32 MiB are written to it, and removed.
+    docs/operate/doctor.md has an example. Exit code: 1 for a problem, otherwise 0.
     """
     subject = Subject(directory, endpoints, Settings.from_environment().to_environment())
     lines = examine(subject, deadline)

@@ -22,22 +22,21 @@ _HEADER = "X-Fastckpt-Token"
 @click.command()
 @click.argument("host")
 @click.argument("where", metavar="[URL | DIR]", default=".")
-@click.option("--undo", is_flag=True, help="Take the host back in.")
+@click.option("--undo", is_flag=True, help="Admit the host again.")
 @click.option("--now", is_flag=True, help="Do not wait until the newest checkpoint is durable.")
-@click.option("--token", default="", help="What the launcher has logged after #token=, unless URL has it.")
+@click.option("--token", default="", help="The token after #token= in the launcher's log.")
 @answering
 def drain(host: str, where: str, undo: bool, now: bool, token: str) -> CommandOutput:
     """Have a running job go on without HOST, or take HOST back.
 
-    HOST is a name or an address. The newest checkpoint that all nodes have becomes durable first. Then the workers
-    restart on the other hosts, with a spare in the place of HOST if one waits, else on fewer nodes, as --nnodes MIN:MAX
-    allows. The agent on HOST waits, without workers, and can be ended; it is not taken back in until --undo, nor is
-    another one on that host.
+    The newest checkpoint that all nodes have becomes durable first. The workers then restart on the other hosts: with
+    a spare, or on fewer nodes, as --nnodes MIN:MAX allows. Agents on HOST wait without workers until --undo, and can
+    be ended.
 
-    URL is the live page of the job with its token, as the launcher has logged it (docs/operate/live_page.md), DIR a
-    checkpoint directory whose event log names that page: the job must have been started with --fast-metrics-port.
+    URL is the live page with its token, as the launcher logged it (docs/operate/live_page.md). DIR is a checkpoint
+    directory, whose event log names the page. The job needs --fast-metrics-port.
 
-    Exit code: 0 if the host is drained, or taken back in; 1 if the job cannot do so, and why; 2 if it does not answer.
+    Exit code: 0 if it is done, 1 if the job refuses, 2 if it does not answer.
     """
     page, _, fragment = where.partition("#")
     url = without_token(where) if is_page(where) else find_page(page)

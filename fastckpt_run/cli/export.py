@@ -16,11 +16,9 @@ from fastckpt_run.cli.progress import observed
 @click.command()
 @click.argument("checkpoint", metavar="DIR[@STEP]")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--format", "kind", type=click.Choice(["safetensors", "torch"]), help="By default, as OUT is named.")
-@click.option(
-    "--file", "name", default="", metavar="NAME", help="The file to export; by default model.pt or .metadata."
-)
-@click.option("--only", default="", metavar="KEYS", help="Export this part of the state, such as model.")
+@click.option("--format", "kind", type=click.Choice(["safetensors", "torch"]), help="Default: as OUT is named.")
+@click.option("--file", "name", default="", metavar="NAME", help="The file to export (default: model.pt or .metadata).")
+@click.option("--only", default="", metavar="KEYS", help="Part of the state to export, such as model.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @answering
 @observed
@@ -29,9 +27,9 @@ def export(
 ) -> CommandOutput:
     """Write the state of a checkpoint as safetensors or by torch.save.
 
-    Shards of DCP are joined. The file is compared with its digest first. Safetensors holds a flat list of plain
-    tensors: names are joined by dots, numbers and texts become metadata, what is stored twice is written once; anything
-    else is refused by name.
+    Shards of DCP are combined. The file is compared with its digest first; OUT appears complete or not at all. In
+    safetensors, names are joined by dots, and numbers and strings become metadata; anything else is refused by
+    name.
     """
     from fastckpt._core.inspect.export import ExportOrder, export_file
 

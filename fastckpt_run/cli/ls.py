@@ -20,10 +20,7 @@ _MOST = 10
 @REMOTE
 @answering
 def ls(directory: str, remote: str) -> CommandOutput:
-    """List the checkpoints of DIR, in memory and on storage.
-
-    The newest comes first. Those that do not count are listed, too.
-    """
+    """List the checkpoints of DIR, in memory and on storage."""
     inventory = take(directory, Settings.from_environment().arenas, remote)
     document: dict[str, Any] = {
         "directory": inventory.location,

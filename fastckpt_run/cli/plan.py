@@ -30,50 +30,54 @@ COUNT = click.IntRange(min=1)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _OPTIONS: list[Decorator] = [
     click.option("--nodes", type=COUNT, metavar="N", help="Nodes of the job."),
-    click.option(
-        "--ranks-per-node", type=COUNT, metavar="N", help="Ranks on each; of a SCRIPT, those it is tried with."
-    ),
-    click.option("--world-size", type=COUNT, metavar="N", help="Ranks of the job, if not as many as saved."),
+    click.option("--ranks-per-node", type=COUNT, metavar="N", help="Ranks on each node."),
+    click.option("--world-size", type=COUNT, metavar="N", help="Ranks of the job (default: as saved)."),
     click.option("--slots", type=click.IntRange(2, 3), help="Slots of an arena (default: as --fast-slots)."),
-    click.option(
-        "--memory", type=positive_bytes, metavar="BYTES", help="Size of the tmpfs to plan for (default: this host's)."
-    ),
+    click.option("--memory", type=positive_bytes, metavar="BYTES", help="Size of the tmpfs (default: this host's)."),
     click.option(
         "--process-memory",
         "processes",
         type=positive_bytes,
         metavar="BYTES",
-        help="Memory of a node's processes themselves.",
+        help="Memory of a node's processes.",
     ),
     click.option(
         "--mtbf", type=positive_seconds, metavar="TIME", help="Mean time between failures of the job, such as 4h."
     ),
-    click.option("--step-seconds", "step", type=positive_seconds, metavar="TIME", help="Of a step without saves."),
+    click.option(
+        "--step-seconds", "step", type=positive_seconds, metavar="TIME", help="Duration of a step without saves."
+    ),
     click.option(
         "--snapshot-seconds",
         "snapshot",
         type=seconds_or_none,
         metavar="TIME",
-        help="For which a save to memory stalls training.",
+        help="Stall of training by a save to memory.",
     ),
     click.option(
-        "--restart-seconds", "restart", type=seconds_or_none, metavar="TIME", help="From a failure to the next step."
+        "--restart-seconds",
+        "restart",
+        type=seconds_or_none,
+        metavar="TIME",
+        help="Time from a failure to the next step.",
     ),
     click.option(
         "--persist-mbps",
         "persist_rate",
         type=bytes_per_second,
         metavar="MB/S",
-        help="MB per second that storage takes from a node.",
+        help="Rate of storage for a node.",
     ),
-    click.option("--overhead", type=float, default=0.035, help="Part of training time that saves may cost (0.035)."),
-    click.option("--every", type=intervals, metavar="M[,S]", help="Steps between saves, M or M,S (default: chosen)."),
+    click.option("--overhead", type=float, default=0.035, help="Share of time for saves (0.035)."),
+    click.option(
+        "--every", type=intervals, metavar="M[,S]", help="Steps between saves to memory, storage (default: chosen)."
+    ),
     click.option(
         "--timeout",
         type=positive_seconds,
         metavar="TIME",
         default="600s",
-        help="For the first save of a SCRIPT (600s).",
+        help="Limit for the first save of a SCRIPT (600s).",
     ),
 ]
 
@@ -100,13 +104,11 @@ class _PlanCommand(click.Command):
 def plan(what: tuple[str, ...], timeout: float, slots: int | None, **given: Any) -> CommandOutput:
     """Estimate memory, persists, intervals and goodput of a job.
 
-    It takes one of the job's checkpoints, or tries its SCRIPT. DIR[@STEP] may also be a file of torch.save, or a
-    directory of DCP. What DIR has measured in its event logs and checkpoints is used. To measure its disk, up to 256
-    MiB are written to it and removed, unless there is --persist-mbps.
+    DIR[@STEP] may also be a file of torch.save, or a directory of DCP. Event logs and checkpoints of DIR give measured
+    values. Without --persist-mbps, up to 256 MiB are written to DIR and removed.
 
-    A SCRIPT is a file that ends with .py; options must come before it. fastckpt-run runs it with as many workers as
-    --ranks-per-node says until its first saves are in memory. Its checkpoint directory must be empty, or not be there
-    yet, and is left like that.
+    SCRIPT ends with .py, after the options. It runs with --ranks-per-node workers until its first saves are in memory.
+    Its checkpoint directory must be empty or new, and stays so.
     """
     # Imported here: `fastckpt --help` and the other commands must not wait for it.
     from fastckpt._core.policy.frequency.intervals import checked_overhead

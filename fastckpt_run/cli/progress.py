@@ -34,7 +34,7 @@ WINDOW = 10.0
 def observed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give the body of a command an ``observer`` of its work, whose progress is shown, and the option ``--quiet``."""
 
-    @click.option("--quiet", is_flag=True, help="Show no progress of long work; a pipe is shown none in any case.")
+    @click.option("--quiet", is_flag=True, help="Show no progress of long work.")
     @functools.wraps(function)
     def run(*arguments: Any, quiet: bool, **options: Any) -> Any:
         with _shown(quiet=quiet) as observer:

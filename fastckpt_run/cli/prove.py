@@ -24,13 +24,13 @@ PREFIX = "fastckpt-prove-"
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--dir-argument", metavar="ARG", default="", help="The script's option for its checkpoint directory.")
-@click.option("--dir-variable", metavar="NAME", default="", help="The variable of the environment for it.")
+@click.option("--dir-argument", metavar="ARG", default="", help="The script's option for its directory.")
+@click.option("--dir-variable", metavar="NAME", default="", help="The environment variable for it.")
 @click.option("--kills", type=click.IntRange(min=1), default=3, metavar="N", help="Kills of workers (3).")
-@click.option("--seed", type=int, default=0, metavar="N", help="Chooses steps, ranks and phases of the kills (0).")
-@click.option("--baseline-twice/--no-baseline-twice", "twice", default=None, help="Run it twice without kills.")
-@click.option("--folder", metavar="DIR", default="", help="Has all runs, and is kept (default: a temporary one).")
-@click.option("--timeout", type=positive_seconds, metavar="TIME", default="1h", help="For each run (1h).")
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of steps, ranks and phases of kills (0).")
+@click.option("--baseline-twice/--no-baseline-twice", "twice", default=None, help="Two runs without kills.")
+@click.option("--folder", metavar="DIR", default="", help="Folder of all runs, which is kept (default: temporary).")
+@click.option("--timeout", type=positive_seconds, metavar="TIME", default="1h", help="Limit of each run (1h).")
 @click.argument(
     "what", metavar="[FASTCKPT-RUN OPTION]... SCRIPT [ARG]...", nargs=-1, required=True, type=click.UNPROCESSED
 )
@@ -38,16 +38,14 @@ PREFIX = "fastckpt-prove-"
 def prove(what: tuple[str, ...], folder: str, timeout: float, **options: Any) -> CommandOutput:
     """Run a script with and without kills, and compare both bit for bit.
 
-    Losses and weights are compared. Each run is a launch of fastckpt-run with a checkpoint directory of its own.
-    Options of this command come first, then those of fastckpt-run, then the script. How the script's directory is set
-    is found in its source, unless --dir-argument or --dir-variable says so: --out, out= (of hydra), or 2 for its second
-    positional argument.
+    Each run is a launch of fastckpt-run with its own checkpoint directory. The source shows how the script's directory
+    is set, unless an option does: --out, out= (hydra), or 2 for the second positional argument.
 
-    Compared are all values that the script gives to fastckpt.metrics.log, steps that were taken again with their first
-    execution, and each durable checkpoint. If they differ, it is run once more without kills, to tell a script that
-    varies by itself from a resume that is not complete.
+    It compares all values of fastckpt.metrics.log, repeated steps with their first execution, and each durable
+    checkpoint. If they differ, one more run without kills shows if the script varies by itself. docs/operate/chaos.md
+    has an example.
 
-    Exit code: 0 if all is the same; 1 if not; 2 if it cannot be tried.
+    Exit code: 0 if all is equal; 1 if not; 2 if it cannot be tried.
     """
     from fastckpt_run.proof.launch_command import read_command
     from fastckpt_run.proof.proof import ProofPlan

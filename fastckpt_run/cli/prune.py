@@ -29,11 +29,11 @@ _POLICIES: dict[str, Callable[[Any], Policy]] = {
 @click.argument("directory", metavar="DIR")
 @click.option("--keep-last", type=int, metavar="N", help="Keep the newest N.")
 @click.option("--keep-every", type=int, metavar="K", help="Keep steps that are multiples of K.")
-@click.option("--keep-minutes", type=float, metavar="T", help="Keep the first of each period of T minutes.")
-@click.option("--keep-best", metavar="N:METRIC[:max]", help="Keep the N with the smallest (max: largest) metric.")
-@click.option("--drop-history", type=int, metavar="H", multiple=True, help="Keep nothing of history H; also repeated.")
+@click.option("--keep-minutes", type=float, metavar="T", help="Keep the first of every T minutes.")
+@click.option("--keep-best", metavar="N:METRIC[:max]", help="Keep the N smallest (max: largest) by a metric.")
+@click.option("--drop-history", type=int, metavar="H", multiple=True, help="Keep nothing of history H; repeatable.")
 @REMOTE
-@click.option("--yes", is_flag=True, help="Delete; without it, only list what would be deleted.")
+@click.option("--yes", is_flag=True, help="Delete.")
 @answering
 @observed
 def prune(
@@ -41,10 +41,9 @@ def prune(
 ) -> CommandOutput:
     """Delete the checkpoints on storage that no option keeps.
 
-    Without --yes they are only listed. The newest whole checkpoint is never deleted, nor is what is damaged or in
-    quarantine. Histories that the newest did not resume from are judged apart: of each the newest is kept, unless
-    --drop-history names it. This is safe while a job runs: its own sweeps skip what is being deleted, and a deletion is
-    whole or not at all. With --remote, DIR and the store are both pruned, each by what it holds.
+    Without --yes they are only listed. The newest complete checkpoint stays, as do damaged and quarantined ones.
+    Histories that the newest did not resume from keep their own newest one. A job may run meanwhile. With --remote,
+    DIR and the store are pruned separately.
     """
     policies = [policy(keep[name]) for name, policy in _POLICIES.items() if keep[name] is not None]
     inventory = take(directory, Settings.from_environment().arenas, remote)

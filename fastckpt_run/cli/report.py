@@ -23,16 +23,15 @@ INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "re
 @click.command()
 @click.argument("directory", metavar="DIR")
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it to FILE as a page, with a chart."
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with a chart, which needs no network."
 )
 @REMOTE
 @answering
 def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     """Report on all launches with DIR: goodput, lost time, failures.
 
-    It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
-    run meanwhile. docs/reference/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it
-    reports what that holds, and DIR may be lost.
+    It reads the event logs in DIR, or one FILE of --fast-events; a job may run meanwhile. docs/reference/events.md
+    defines all figures. Stores have no logs: of a URL, or with --remote, it reports the checkpoints there.
     """
     # Imported here: `fastckpt --help` and the other commands must not wait for it.
     from fastckpt._core.report.events import find, read

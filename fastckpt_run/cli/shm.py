@@ -23,7 +23,7 @@ def shm() -> None:
 @shm.command()
 @answering
 def ls() -> CommandOutput:
-    """List all arenas, and whose they are."""
+    """List the arenas of this host, and their owners."""
     entries = _census()
     document = {"arenas": [_to_json(entry) for entry in entries]}
     return CommandOutput(document, lambda screen: _table(screen, entries, {}))
@@ -31,15 +31,15 @@ def ls() -> CommandOutput:
 
 @shm.command()
 @click.argument("arenas", nargs=-1, metavar="[ARENA]...")
-@click.option("--force", is_flag=True, help="Also those that hold a whole checkpoint, which may be nowhere else.")
-@click.option("--yes", is_flag=True, help="Remove; without it, only list what would be removed.")
+@click.option("--force", is_flag=True, help="Also those with a complete checkpoint, which may be the only copy.")
+@click.option("--yes", is_flag=True, help="Remove.")
 @answering
 @observed
 def clean(arenas: tuple[str, ...], force: bool, yes: bool, observer: WorkObserver) -> CommandOutput:
-    """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only list them.
+    """Remove arenas without an owner, or the named ones of these; without --yes, only list them.
 
-    Never removed is what a live job uses, what belongs to another user, and, without --force, what holds a whole
-    checkpoint: the next launch with its directory resumes from it. Exit code 1 if one could not be removed.
+    Arenas of a live job or another user stay. So do those with a complete checkpoint, which the next launch would
+    resume, without --force. Exit code 1: one could not be removed.
     """
     entries = _chosen(_census(), arenas)
     outcomes = {}

@@ -17,13 +17,13 @@ from fastckpt_run.cli.output import CommandOutput, Screen, answering, describe, 
 @click.command()
 @click.argument("checkpoint", metavar="DIR[@STEP]")
 @click.option("--file", "names", multiple=True, metavar="NAME", help="Show this file only, such as model.pt.")
-@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels of the tree.")
+@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Levels of the tree to show.")
 @answering
 def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> CommandOutput:
     """Show the tensors and values in a checkpoint: names, types, shapes.
 
-    Reads descriptions only, no tensors; runs no code that a file names. DIR[@STEP] may also be a directory of .pt
-    files, or one of them. The shards that DCP has written are one file: .metadata.
+    It reads descriptions, no tensors, and runs no code of a file. The argument may also be a directory of .pt files,
+    or one file. All shards of a DCP checkpoint are one file: .metadata.
     """
     source = find(checkpoint, Settings.from_environment().arenas)
     files = {name: source.file(name) for name in names or source.files}

@@ -48,16 +48,15 @@ class NoAnswer(FastckptError):
 
 @click.command()
 @click.argument("where", metavar="[URL | DIR]", default=".")
-@click.option("--once", is_flag=True, help="Print it once, as in a pipe, and end.")
+@click.option("--once", is_flag=True, help="Print it once.")
 @answering
 def top(where: str, once: bool) -> CommandOutput:
     """Show a job while it runs: workers, checkpoints, newest events.
 
-    It shows what a loss now would cost, and ends by Ctrl-C. URL is its live page (docs/operate/live_page.md), DIR a
-    checkpoint directory whose event log names that: the job must have been started with --fast-metrics-port. In a pipe,
-    with --once and with --json it is shown once.
+    URL is its live page (docs/operate/live_page.md). DIR is a checkpoint directory, whose event log names the page.
+    The job needs --fast-metrics-port. In a pipe, with --once and with --json it is shown once.
 
-    Exit code: 0 if the job answered last, 2 if not.
+    Exit code: 0 if the job answered last, or has ended; otherwise 2.
     """
     directory = "" if is_page(where) else where
     url = find_page(where) if directory else without_token(where)

@@ -16,16 +16,15 @@ from fastckpt_run.cli.progress import observed
 
 @click.command()
 @click.argument("checkpoint", metavar="DIR[@STEP]")
-@click.option("--all", "everything", is_flag=True, help="Read every checkpoint of DIR, not only the newest.")
+@click.option("--all", "everything", is_flag=True, help="Compare every checkpoint of DIR.")
 @REMOTE
 @answering
 @observed
 def verify(checkpoint: str, everything: bool, remote: str, observer: WorkObserver) -> CommandOutput:
     """Read every byte of a checkpoint, and compare its digests.
 
-    It is read in every tier that has it. Without a step: the newest whole checkpoint, and all that can be seen to be
-    bad without reading it. What is in quarantine was found bad before, and does not count again. Exit code 1 if
-    anything is bad.
+    Each tier that has it is read. Without a step: the newest complete checkpoint, and all that is visibly damaged.
+    Quarantined ones do not count. Exit code 1: something is bad.
     """
     address = parse(checkpoint)
     if everything and address.explicit:

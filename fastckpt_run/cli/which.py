@@ -16,14 +16,14 @@ from fastckpt_run.cli.progress import observed
 @click.command()
 @click.argument("directory", metavar="DIR")
 @REMOTE
-@click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
+@click.option("--verify", "verifies", is_flag=True, help="Also compare digests, as a resume does, and skip bad ones.")
 @answering
 @observed
 def which(directory: str, remote: str, verifies: bool, observer: WorkObserver) -> CommandOutput:
     """Show which checkpoint of DIR a launch on this node would resume.
 
-    The others are listed with the reason why they are not resumed. The launch is one of as many ranks as saved. Exit
-    code 1 if it would refuse to start: checkpoints exist, but none can be loaded.
+    The others are listed with the reason. The launch has as many ranks as saved. Exit code 1: checkpoints exist,
+    but none can be loaded.
     """
     inventory = take(directory, Settings.from_environment().arenas, remote)
     decision = decide(inventory, verifies=verifies, observer=observer)

@@ -1,4 +1,7 @@
-"""Blocks of docs/reference/cli.md against the commands' output; ``python -m tests.cli.test_docs`` writes them again."""
+"""Blocks of docs/reference/cli.md against the commands' output.
+
+``python -m tests.cli.test_docs`` writes them again into the page's template; then `make docs-reference`.
+"""
 
 import os
 import re
@@ -16,6 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from docs_site.command_reference import TEMPLATE
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core import metrics
 from fastckpt._core.memory import slots
@@ -77,22 +81,24 @@ def newest_slots() -> list[Path]:
 def run(line: str, folder: Path) -> list[str]:
     """What a line of a block prints, with places and names of a host as the page has them."""
     command, _, echo = line.removeprefix("$ ").partition("; ")
+    command, _, most = command.partition(" | head -")
     program, *arguments = shlex.split(command)
     assert program == "fastckpt" and echo in ("", "echo $?")
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code in ((0, 1, 2) if echo else (0,)), result.output
-    said = [*result.output.splitlines(), *([str(result.exit_code)] if echo else [])]
+    shown = result.output.splitlines()
+    said = [*shown[: int(most or len(shown))], *([str(result.exit_code)] if echo else [])]
     places = {str(folder): "/data", os.environ["FASTCKPT_SHM_DIR"]: "/dev/shm", socket.gethostname(): "node1"}
     for place, name in places.items():
         said = [text.replace(place, name) for text in said]
     return said
 
 
-def pages(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each block of the page, and what it is when it is run now."""
+def pages(folder: Path, page: Path = PAGE) -> Iterator[tuple[str, str]]:
+    """Each block of a page, and what it is when it is run now."""
     with train(folder / "run"), page_of_a_job(folder / "live"):
         leave_log(folder / "run")
-        for part in _PART.finditer(PAGE.read_text()):
+        for part in _PART.finditer(page.read_text()):
             if part["flip"]:
                 harm.flip(folder / part["flip"])
                 continue
@@ -122,15 +128,16 @@ def test_every_command_and_key_is_on_the_cli_page():
     text = PAGE.read_text()
     names: list[Any] = [name for keys in KEYS.values() for name in keys]
     assert all(f"`{name}`" in text for name in {*names, *CHECKPOINT, *JOB})
-    assert all(f"| `{command}` |" in text for command in KEYS)
+    assert all(f"## fastckpt {command}\n" in text for command in KEYS)
+    assert text.count("\n`--json`: ") == len(KEYS)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         os.environ["FASTCKPT_SHM_DIR"] = shm
         os.chdir(folder)
-        text = PAGE.read_text()
-        for written, now in pages(Path(folder)):
+        text = TEMPLATE.read_text()
+        for written, now in pages(Path(folder), TEMPLATE):
             text = text.replace(written, now, 1)
-        PAGE.write_text(text)
+        TEMPLATE.write_text(text)
         sys.exit()

@@ -1,7 +1,8 @@
-"""The generated pages (errors.md, api.md, commands.md, options.md) are those that the sources make now."""
+"""The generated pages (errors.md, api.md, cli.md, launcher.md) are those that the sources make now."""
 
 from pathlib import Path
 
+import griffe
 import pytest
 
 from docs_site import api_reference, sources
@@ -23,9 +24,19 @@ def test_the_api_page_has_every_public_module_and_name():
     for module in api_reference.MODULES:
         names = sources.exported(module)
         assert names
-        assert [
-            name for name in names if name != "metrics" and f"{name}`](#" not in text and f"### {name}\n" not in text
-        ] == []
+        marks = {name: (f"{name}`](#", f"### {name}\n", f"\n- `{name}`") for name in names if name != "metrics"}
+        assert [name for name, shown in marks.items() if not any(mark in text for mark in shown)] == []
+
+
+def test_methods_that_frameworks_call_are_methods_of_their_class():
+    for name, (_, methods) in api_reference.CALLED_BY.items():
+        [cls] = {
+            found.path: found
+            for module in api_reference.MODULES
+            for each in sources.exported(module)
+            if each == name and isinstance(found := sources.find(f"{module}.{each}"), griffe.Class)
+        }.values()
+        assert set(methods.split()) <= set(sources.public_members(cls))
 
 
 def test_the_arguments_that_a_docstring_describes_are_those_of_the_signature(caplog: pytest.LogCaptureFixture):

@@ -37,7 +37,6 @@ ELSEWHERE = {
     "docs/guides/offload.md": "tests/e2e/offload/test_page.py",
     "docs/reference/api.md": "tests/docs/test_reference.py",
     "docs/reference/cli.md": "tests/cli/test_docs.py",
-    "docs/reference/commands.md": "tests/docs/test_reference.py",
 }
 """Pages that tests of their own run, or generate, as a whole."""
 REASONS = {

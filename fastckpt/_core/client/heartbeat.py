@@ -46,17 +46,17 @@ _LOOKS = (1, STEPS, STEPS**2, STEPS**3)
 
 @contextmanager
 def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
-    """Mark a part of a script in which no steps are taken, such as an evaluation, for the detection of hangs.
+    """Mark a part of a script without steps, such as an evaluation, for the detection of hangs.
 
-    All ranks should enter it, also those that only wait meanwhile.
+    All ranks should enter it, also those that only wait.
 
     Args:
-        name: What it is called in logs and events; its first 40 bytes count.
-        timeout: Seconds that it may last, at most, before it counts as a hang; 0 if that is not known, inf if for ever.
-            Without one, a phase within another may last as long as that.
+        name: Name in logs and events, of which 40 bytes count.
+        timeout: Seconds until it counts as a hang; 0: unknown; inf: never. Default of an inner phase: that of the
+            outer.
 
     Raises:
-        ConfigError: There is no name, or ``timeout`` is no time.
+        ConfigError: No name, or an invalid ``timeout``.
     """
     if not (timeout >= 0 and name.strip("\0 ")):
         raise ConfigError(f"phase({name!r}, timeout={timeout}): give a name, and seconds, 0 or more")

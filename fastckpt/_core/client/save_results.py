@@ -11,7 +11,7 @@ ABSENT = "the other ranks did not come to this save"
 
 
 class StorageType(enum.Enum):
-    """The tier that a save must reach: shared memory, or storage, in the background."""
+    """Tier that a save must reach: MEMORY, or DISK, in the background."""
 
     MEMORY = 0
     DISK = 1
@@ -64,13 +64,12 @@ class SaveResult:
     """The result of a save.
 
     Attributes:
-        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.
+        saved: This rank's part is in memory, or pending.
         step: The step.
-        reason: Why it was not saved, or that memory already holds the step; else empty.
-        skipped: How many saves this checkpointer has skipped so far.
-        trouble: Why persists fail at the moment, or why the previous save, which was pending, was not completed; empty
-            if neither is so. Training need not stop for it.
-        pending: Whether a part is still being copied, in the background. It is in memory by the optimizer's next step.
+        reason: Reason why it was not saved, or that memory has it; or empty.
+        skipped: Saves that this checkpointer has skipped so far.
+        trouble: Reason why persists, or the previous pending save, fail; or empty. Training may go on.
+        pending: A part is still copied in the background, until the optimizer's next step.
     """
 
     saved: bool

@@ -24,11 +24,11 @@ WORDS = {"world": "ranks", "workers": "loader workers", "length": "samples", "ba
 
 
 class DataState(NamedTuple):
-    """The position of an object that hands out data.
+    """The position of an object that gives data.
 
     Attributes:
         common: Equal on all ranks; saved once.
-        own: Of this rank; may be empty.
+        own: State of this rank; may be empty.
     """
 
     common: dict[str, Any]
@@ -36,10 +36,10 @@ class DataState(NamedTuple):
 
 
 def data_state(data: Any) -> DataState:
-    """The state to save at the end of a step.
+    """State of data to save at the end of a step.
 
     Args:
-        data: An object with ``state_dict()`` and ``load_state_dict()``, and perhaps the same two for a rank.
+        data: As for ``data=`` of a checkpointer.
 
     Raises:
         ConfigError: It has no such methods.
@@ -57,15 +57,15 @@ def data_state(data: Any) -> DataState:
 
 
 def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-    """Restore the position of data; call it before the first batch.
+    """Restore the position of data, before the first batch.
 
     Args:
-        data: As given to `data_state`.
-        common: The state that all ranks have in common.
-        own: The state that this rank saved; None if it saved none, because there were fewer ranks.
+        data: As for ``data_state``.
+        common: State of all ranks.
+        own: State of this rank; None if there were fewer ranks.
 
     Raises:
-        ConfigError: Data of this kind cannot go on with this many ranks or loader workers, or it is another kind.
+        ConfigError: The data does not fit, or cannot continue with this number of ranks or loader workers.
     """
     check_stateful(data)
     known = hasattr(data, "rank_state_dict")

@@ -21,27 +21,27 @@ class Prediction:
 
 @dataclass(frozen=True)
 class OffloadReport:
-    """What was offloaded since the start.
+    """Offloading since the start.
 
     Attributes:
-        directory: Where to.
-        budget: Bytes of activations that may be in memory.
-        half: Whether floats of 32 bits are stored in 16, which changes gradients.
-        forwards: Forwards so far.
+        directory: The directory.
+        budget: Bytes of activations in memory, at most.
+        half: 32-bit floats are stored in 16 bits.
+        forwards: Number of forwards.
         written: Bytes written.
         read: Bytes read.
-        kept: Bytes that the last forward saved, and that were not written.
-        left: Bytes of tensors of less than a MiB that the last forward saved; they count for no budget.
-        peak: The most bytes of activations in memory at once, from the beginning of the last forward on.
-        waited_for_writes: Seconds that forwards waited for room in the budget, all together.
-        waited_for_reads: Seconds that backwards waited for what they needed, all together.
-        wait: Seconds that a step waits for transfers.
+        kept: Bytes that the last forward kept in memory.
+        left: Bytes of its tensors below a MiB, which no budget counts.
+        peak: Most bytes of activations in memory since the last forward began.
+        waited_for_writes: Seconds of forwards waiting for the budget.
+        waited_for_reads: Seconds of backwards waiting for reads.
+        wait: Seconds that a step waits.
         wrote: Bytes that a step writes.
-        write_rate: Bytes per second while something was written.
-        read_rate: Bytes per second while something was read.
-        direct: Whether transfers pass the page cache.
-        gpu_way: What bytes on GPUs take to the file: "GPUDirect Storage", or "pinned memory" and why; empty: none went.
-        failure: Why offloading has ended; empty while it goes on.
+        write_rate: Bytes per second while writing.
+        read_rate: Bytes per second while reading.
+        direct: Transfers bypass the page cache.
+        gpu_way: Way from GPUs: "GPUDirect Storage", "pinned memory" and the reason, or "".
+        failure: Reason why offloading ended; else empty.
     """
 
     directory: str
