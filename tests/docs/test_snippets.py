@@ -25,7 +25,6 @@ NOT_YET = {
     "docs/guides/dcp.md",
     "docs/guides/deepspeed.md",
     "docs/guides/huggingface.md",
-    "docs/guides/integrations.md",
     "docs/operate/hangs.md",
     "docs/operate/watch.md",
     "docs/reference/format.md",
