@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 SECTIONS = {
-    "Start": ("index.md", "quickstart.md", "concepts.md"),
+    "Start": ("index.md", "quickstart.md", "concepts.md", "faq.md"),
     "Guides": ("guides/saving.md", "guides/data.md", "guides/frequency.md", "guides/storage.md", "guides/fsdp.md"),
     "Clusters": ("clusters/nodes.md", "clusters/slurm.md", "clusters/kubernetes.md", "clusters/docker.md"),
     "Operate": ("operate/doctor.md", "operate/plan.md", "operate/watch.md", "operate/live_page.md"),

@@ -1,5 +1,6 @@
-"""Questions of new users (questions.yaml): the pages that are to answer them are there, with the headings named."""
+"""Questions of new users (questions.yaml): pages and headings that answer them are there, two clicks from the index."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,13 @@ import yaml
 from tests.test_links import ROOT, anchors
 
 QUESTIONS = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text())
+INDEX = ROOT / "docs/index.md"
+
+
+def linked_from(page: Path) -> set[Path]:
+    """The pages of the repository that a page links to."""
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
+    return {(page.parent / link).resolve() for link in links if link.endswith(".md")}
 
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["question"][:50])
@@ -19,5 +27,12 @@ def test_the_pages_that_answer_a_question_are_there_and_two_at_most(asked: dict)
         assert not anchor or anchor in anchors(ROOT / page), f"{page} has no heading #{anchor}"
 
 
-def test_there_are_forty_questions_half_of_them_from_public_threads():
-    assert len(QUESTIONS) == 40 and sum("asked" in each for each in QUESTIONS) >= 20
+def test_a_page_that_answers_a_question_is_two_clicks_from_the_index_at_most():
+    first = linked_from(INDEX)
+    second = {each for page in first for each in linked_from(page)}
+    answers = {ROOT / page.partition("#")[0] for asked in QUESTIONS for page in asked["pages"]}
+    assert not answers - first - second
+
+
+def test_there_are_eighty_questions_a_quarter_of_them_from_public_threads():
+    assert len(QUESTIONS) == 80 and sum("asked" in each for each in QUESTIONS) >= 20
