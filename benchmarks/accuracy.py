@@ -1,4 +1,4 @@
-"""What interruptions do to accuracy: with a loader that goes on, and with one that starts anew.
+"""Measures the effect of interruptions on accuracy: with a loader that goes on, and with one that starts again.
 
     python benchmarks/accuracy.py [--epochs 15] [--every 10] [--picture docs/images/accuracy.png]
 
@@ -58,7 +58,7 @@ class Digits(Dataset):
 
 
 def read() -> tuple[Digits, Digits]:
-    """What to train with, and what to test with."""
+    """Return the data to train with, and the data to test with."""
     with gzip.open(DATA, "rt") as lines:
         rows = [[int(float(number)) for number in line.split(",")] for line in lines]
     table = torch.tensor(rows)
@@ -160,7 +160,7 @@ def wait(pid: int) -> None:
 
 
 def summary(results: dict[str, dict[str, Any]], target: float) -> dict[str, Any]:
-    """What the curves say."""
+    """Return the results of the curves."""
     plain, resumed = results["uninterrupted"], results["resumable"]
     same = all(torch.equal(plain["model"][name], resumed["model"][name]) for name in plain["model"])
     lines: dict[str, Any] = {"resumable_equals_uninterrupted": same and plain["curve"] == resumed["curve"]}

@@ -1,4 +1,4 @@
-"""What ResumableDataLoader costs beside torch's DataLoader: processor time per sample, both in turn in one run.
+"""Measures ResumableDataLoader beside torch's DataLoader: processor time per sample, both in turn in one run.
 
 python benchmarks/data_loader.py [--rounds 7]
 """

@@ -1,4 +1,4 @@
-"""What saves of a DeepSpeed engine cost, beside DeepSpeed's own and the bare copy.
+"""Measures saves of a DeepSpeed engine, beside DeepSpeed's own and the bare copy.
 
     python benchmarks/deepspeed_save.py [--gigabytes 1.0] [--ranks 2] [--repeats 7] [--json FILE]
 

@@ -71,7 +71,7 @@ Moment = tuple[float, str, str, str]
 
 
 def story(failure: Failure) -> list[Moment]:
-    """What happens when."""
+    """Return the moments of a failure and of the resume, in order."""
     rank, step = failure.killed["rank"], failure.killed["step"]
     resumed = failure.last("resumed")
     assert resumed["step"] == step - 1 and resumed["tier"] == "memory"

@@ -1,4 +1,4 @@
-"""What saves and loads of a sharded model cost, beside their limits and beside each way that torch has.
+"""Measures saves and loads of a sharded model, beside their limits and beside each way that torch has.
 
     python benchmarks/fsdp_save.py [--gigabytes 1.5] [--ranks 2 4] [--repeats 5] [--seconds 530] [--json FILE]
 

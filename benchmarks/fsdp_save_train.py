@@ -123,12 +123,12 @@ class Bench:
         work("check")
 
     def asked(self, ways: list[Way]) -> list[Way]:
-        """Those that are to be measured."""
+        """Return the ways that are to be measured."""
         words = self.options.ways
         return [way for way in ways if not words or any(word in way.name for word in words)]
 
     def is_before(self, part: float) -> bool:
-        """Whether less than this part of the time is over, by the first rank's clock."""
+        """Return whether less than this part of the time is over, by the first rank's clock."""
         said = torch.tensor(int(time.monotonic() < self._begun + part * self.options.seconds))
         dist.broadcast(said, 0)
         return bool(said)
@@ -174,7 +174,7 @@ class Bench:
         self._record(way.name, turn, **seconds)
 
     def _check(self, way: Way, behind: Callable[[Saving], float] | None) -> None:
-        """Whether what is loaded is the state as it was at the save, though training went on at once."""
+        """Check that the loaded state is the one at the save, though training went on at once."""
         assert way.load is not None
         want = self.digest()
         self.training.prepare()

@@ -69,7 +69,7 @@ class Way:
 
 
 def tensors(node: Any) -> Iterator[torch.Tensor]:
-    """What this rank has of the tensors of a state."""
+    """Yield this rank's part of the tensors of a state."""
     if isinstance(node, DTensor):
         yield node.to_local()
     elif isinstance(node, torch.Tensor):
@@ -215,7 +215,7 @@ def our_writer(writer: SharedMemoryWriter, state: State, folder: Path) -> list[W
 
 
 class Stock:
-    """What torch has: files of DCP in a folder, written by the caller, a thread or a process."""
+    """Saves with torch's own means: files of DCP in a folder, written by the caller, a thread or a process."""
 
     def __init__(self, state: State, folder: Path) -> None:
         self._state, self._folder = state, folder

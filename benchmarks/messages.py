@@ -62,7 +62,7 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class RealCount:
-    """What one real agent has counted.
+    """Counts of one real agent.
 
     Attributes:
         repeats: Reports that were answered with what was known already.
@@ -184,7 +184,7 @@ def hold_round(count: int) -> None:
 
 
 def expected(real: Sequence[RealCount]) -> list[NodeCount]:
-    """What each agent is expected to count, by the saves and the times that real ones had.
+    """Return the counts that are expected of each agent, by the saves and the times that real ones had.
 
     Raises ValueError if they have not all done as many saves.
     """

@@ -1,4 +1,4 @@
-"""What the loss of a worker, a host or a link costs a job of several nodes, beside torchrun where it can do the case.
+"""Measures the loss of a worker, a host or a link in a job of several nodes, beside torchrun where it can do the case.
 
     python benchmarks/nodes.py [CASE ...] [--repeats 3] [--launchers torchrun fastckpt] [--keep FOLDER]
     python benchmarks/nodes.py --messages 2 4 16 [--seconds 60]
@@ -42,7 +42,7 @@ LAUNCHERS = {"torchrun": "torchrun", "fastckpt": "fastckpt-run"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one fault did.
+    """Effect of one fault.
 
     Attributes:
         seconds: Until the job went on; None if it did not.
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def has_reference(self) -> bool:
-        """Whether each step does the same on all numbers of nodes that the job may have."""
+        """Return whether each step does the same on all numbers of nodes that the job may have."""
         return not self.nodes or "--batches" in self.script
 
     def reference(self) -> tuple[int, tuple[str, ...]]:

@@ -283,7 +283,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, role: str, threads: int = 0) -> dict[str, Any]:
-    """What the sending host prints."""
+    """Return the output of the sending host."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
         folder = Path(made)
         with Cluster(folder / "cluster", 0, 1) as cluster:
@@ -327,7 +327,7 @@ def show_losses(rounds: int) -> None:
 
 
 def loss(kind: str, timeout: float) -> tuple[Recovery, int]:
-    """What one loss has cost, and of how many files of durable checkpoints a byte was read meanwhile."""
+    """Return the cost of one loss, and the number of files of durable checkpoints that were read meanwhile."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
         numbers = (0, 1, 2) if "left" in kind else (0, 1, 2, 3)
         with Cluster(Path(made) / "cluster", *numbers) as cluster:
@@ -374,7 +374,7 @@ def show_lag() -> None:
 
 
 def done(lines: list[dict[str, Any]], event: str) -> dict[int, float]:
-    """When all three nodes had done it, by step."""
+    """Return the times at which all three nodes had done it, by step."""
     found = dict[int, list[float]]()
     for line in lines:
         if line["event"] == event:

@@ -74,7 +74,7 @@ class Training:
             self.copies = [copy for copy in copies if copy[1].data_ptr() in places]  # nothing else is swapped
 
     def end(self) -> tuple[bool, int]:
-        """Whether the save was committed, and how many bytes of its image are not what was to be saved."""
+        """Return whether the save was committed, and how many bytes of its image differ from the saved state."""
         self.overlap.wait()
         (_, outcome) = self.overlap._endings.pop()
         return not outcome.skipped, sum(map(self._torn, self.copies))

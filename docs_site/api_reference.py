@@ -22,7 +22,7 @@ MODULES = {
     "fastckpt.errors": "fastckpt.errors",
 }
 METRICS = ("fastckpt._core.metrics", "log")
-"""What of the module that is public as `fastckpt.metrics` users call."""
+"""Module that is public as `fastckpt.metrics`, and the function of it that users call."""
 HEAD = """\
 # Python API
 

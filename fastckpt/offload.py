@@ -93,7 +93,7 @@ class ActivationOffload:
 
     @public
     def report(self) -> OffloadReport:
-        """What was written, kept and waited for, what the plan predicted and what came; prints as a few lines."""
+        """Return the bytes written and kept, the waits, and the predictions of the plan; prints as a few lines."""
         self._refuse_if_forked("asked for its report")
         return self._offloader.report()
 

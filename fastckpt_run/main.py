@@ -116,7 +116,7 @@ def _main(argv: Sequence[str] | None) -> None:
 
 
 def _text(error: BaseException, ending: Ending) -> str:
-    """What the user reads of an error that ends the agent; torch's own of a rendezvous have no text."""
+    """Return the text for the user on an error that ends the agent; torch's own of a rendezvous have no text."""
     if isinstance(error, SignalException | KeyboardInterrupt):  # torch handles signals once workers have started
         return f"fastckpt-run: stopped by {getattr(error, 'sigval', signal.SIGINT).name}"
     if isinstance(error, ChildFailedError):

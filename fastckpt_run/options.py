@@ -21,7 +21,7 @@ logger = logging.getLogger("fastckpt.launcher")
 
 PREFIX = "--fast"
 _OF_LAUNCHERS = "--nproc", "--nnodes", "--max-restarts", "--max_restarts", "--standalone", "--rdzv"
-"""How options of torchrun begin that no script is likely to have."""
+"""Beginnings of torchrun's options that no script is likely to have."""
 USAGE = "%(prog)s [--fast-OPTION ...] [TORCHRUN OPTION ...] training_script [SCRIPT ARGUMENT ...]"
 DESCRIPTION = """\
 Launch a script as torchrun does, with checkpoints in shared memory that outlive its workers.

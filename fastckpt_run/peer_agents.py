@@ -167,7 +167,7 @@ class PeerAgents:
 
     @property
     def may_rejoin(self) -> bool:
-        """Whether this agent was in a round with others, which have the checkpoint directory, and can look for them."""
+        """True if this agent was in a round with others, which have the checkpoint directory, and can look for them."""
         has_met = isinstance(self._handler, FastckptRendezvousHandler) and self._watch is not None
         return has_met and self._saver.taken_by is not None
 

@@ -43,7 +43,7 @@ class Script:
 
     @cached_property
     def first_imports(self) -> list[tuple[str, list[str]]]:
-        """Those before any statement that could have an effect on them."""
+        """Return the imports before any statement that could have an effect on them."""
         found: list[tuple[str, list[str]]] = []
         for statement in statements(self._body):
             if _has_effect(statement):

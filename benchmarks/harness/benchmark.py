@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from benchmarks.harness.turn import Turn
 
 Values = Mapping[str, float | Sequence[float]]
-"""What a contender measured in one turn, by quantity: one value, or several of the same kind."""
+"""Measurements of a contender in one turn, by quantity: one value, or several of the same kind."""
 
 
 def available() -> str:
@@ -46,7 +46,7 @@ class Goal:
     of_ten: int = 10
 
     def is_met(self, value: float) -> bool:
-        """Whether a value keeps the bound."""
+        """Return whether a value keeps the bound."""
         return value <= self.bound if self.kind == "at most" else value >= self.bound
 
     def __str__(self) -> str:

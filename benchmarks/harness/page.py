@@ -48,7 +48,7 @@ def _row(figure: Figure, runs: Sequence[Run]) -> str:
 
 
 def _name(figure: Figure) -> str:
-    """What a figure is, and its unit; a ratio has none."""
+    """Return the name of a figure, and its unit; a ratio has none."""
     return figure.what if figure.to or not figure.unit else f"{figure.what}, {figure.unit}"
 
 

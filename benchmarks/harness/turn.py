@@ -30,7 +30,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """What a contender is given: how large the state is, and where it may write.
+    """Turn of a contender: the size of the state, and the folders to which it may write.
 
     Args:
         gigabytes: Size of the state.

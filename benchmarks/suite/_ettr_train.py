@@ -60,7 +60,7 @@ class Layer(nn.Linear):
 
 
 class TorchSave:
-    """What scripts for torchrun do: write a file every so many steps, and rename it."""
+    """Saves as scripts for torchrun do: write a file every so many steps, and rename it."""
 
     def __init__(self, folder: Path, every: int, parts: dict[str, Any]) -> None:
         folder.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Axis(NamedTuple):
-    """What grows.
+    """Quantity that grows.
 
     Attributes:
         name: Of the contender.

@@ -16,7 +16,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Sample:
-    """What the job has at one instant, in bytes.
+    """Memory of the job at one instant, in bytes.
 
     Attributes:
         at: Seconds of the monotonic clock, which all processes share.
@@ -61,7 +61,7 @@ def cached_of(path: Path) -> int:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Where a mapping that may not be written lies."""
+    """Return the address of a mapping that may not be written."""
     import numpy as np
 
     return int(np.frombuffer(memory, np.uint8).ctypes.data)

@@ -407,7 +407,7 @@ WAYS: dict[str, type[Way]] = {
 
 
 def reason_against(name: str) -> str:
-    """What a way raised when it was to save a tiny state, and where; "" if it saved it."""
+    """Return the exception of a way that was to save a tiny state, and its place; "" if it saved it."""
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder:
         try:

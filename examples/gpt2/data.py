@@ -95,7 +95,7 @@ class ShuffledBatches:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next batch begins."""
+        """Return the position of the next batch."""
         return {"epoch": self._epoch, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

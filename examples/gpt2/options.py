@@ -1,4 +1,4 @@
-"""What a training may be told, and what that means for each of its steps."""
+"""Options of a training, and their effect on each of its steps."""
 
 import argparse
 import math

@@ -74,7 +74,7 @@ def restarts_left(events: list[Event]) -> int | None:
 
 
 def ending(events: list[Event]) -> str:
-    """How a launch has ended, in words, by its events; empty if they do not say so."""
+    """Describe the end of a launch by its events; empty if they do not have it."""
     outcome = text(last(events, "job_ended"), "outcome")
     why = text(last(events, "gave_up"), "text") if outcome == "failed" else ""
     return f"{outcome}{why and ': '}{why}"

@@ -57,7 +57,7 @@ class KillOutcome:
 
     @property
     def fault(self) -> str:
-        """What did not come back, in words; empty if all did, or that was not waited for."""
+        """Description of what did not come back; empty if all did, or if nobody waited for it."""
         if self.trouble or self.stopped:
             return self.trouble
         if self.resumed is None:
@@ -68,7 +68,7 @@ class KillOutcome:
 
     @property
     def came_back(self) -> bool:
-        """Whether the job went on from the newest checkpoint, with its bytes."""
+        """True if the job went on from the newest checkpoint, with its bytes."""
         return self.seconds is not None and not self.fault
 
     def _held(self) -> str:
@@ -97,7 +97,7 @@ class ChaosSummary:
 
     @property
     def faults(self) -> list[str]:
-        """What did not come back, by kill; and an end of the job that was no success."""
+        """Return what did not come back, by kill, and an end of the job that was no success."""
         found = [f"kill {kill.number}: {kill.fault}" for kill in self.kills if kill.fault]
         if self.job and self.job != "succeeded":
             found.append(f"the job has ended: {self.job}")
@@ -107,5 +107,5 @@ class ChaosSummary:
 
     @property
     def tiers(self) -> Counter[str]:
-        """How often each tier, or tiers, served a resume."""
+        """Count the resumes that each tier, or combination of tiers, served."""
         return Counter(" and ".join(kill.tiers) for kill in self.kills if kill.tiers)

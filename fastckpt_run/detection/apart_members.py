@@ -26,7 +26,7 @@ class ApartMembers:
         return forgotten
 
     def is_unheard(self, member: str) -> bool:
-        """Whether nothing has come from a member since it answered."""
+        """Return whether nothing has come from a member since it answered."""
         return member in self._since
 
     def answers(self, member: str, heard: float) -> bool:

@@ -31,7 +31,7 @@ SILENCE = 0.75
 HEARSAY = 0.6
 """Part of the time to refute a suspicion in which another member probes the one that is suspected."""
 CERTAIN = (State.FROZEN, State.GONE, State.STARVED)
-"""What one probe may find of a member that others do not reach, in the order in which it counts."""
+"""Findings of one probe that count for a member that others do not reach, in the order in which they count."""
 PATIENCE = 4.0
 """Times the timeout that a member may be silent while its host's kernel accepts connections: it may lack a core."""
 TICK = 0.1
@@ -349,7 +349,7 @@ class NeighborWatch:
 
 
 async def _one_answers(probes: Sequence["asyncio.Task[State | None]"]) -> bool:
-    """Whether one of these finds that a member answers; the others are given up then."""
+    """Return whether one of these probes finds that a member answers; the others are given up then."""
     try:
         for probe in asyncio.as_completed(probes):
             if await probe is State.ALIVE:

@@ -20,7 +20,7 @@ MOST_LOGGED = 16
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where others reach a socket that listens, as ``host:port``."""
+    """Return the address at which others reach a socket that listens, as ``host:port``."""
     host, port = listener.getsockname()[:2]
     return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
 

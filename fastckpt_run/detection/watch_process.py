@@ -65,7 +65,7 @@ class WatchProcess:
             self._send(watch=self._members)
 
     def answering(self, ids: Collection[str], seconds: float = 2.0) -> frozenset[str]:
-        """Those of some members that are not found to be silent: they answer a probe, or the process was too slow."""
+        """Return the members that are not found to be silent: they answer a probe, or the process was too slow."""
         known = {id for id, _ in self._members} & {*ids}
         with self._answered:
             for id in known:

@@ -42,13 +42,13 @@ class Diagnosis:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """What `to_record` gave."""
+        """Read what `to_record` gave."""
         return cls(record["name"], Severity(record["state"]), record["found"], record["remedy"])
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at.
+    """Subject of the checks: a directory, a rendezvous, and the settings of a job.
 
     Attributes:
         directory: A checkpoint directory, a path or URL; empty for none.

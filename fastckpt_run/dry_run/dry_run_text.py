@@ -94,7 +94,7 @@ def _run_by(entrypoint: Any, arguments: Sequence[str]) -> str:
 
 
 def _start(settings: Settings, launch: ReadLaunch) -> str:
-    """How workers are started, as far as that is known."""
+    """Describe how workers are started, as far as that is known."""
     choice = settings.preload
     if is_off(choice):
         return "executed: --fast-no-preload"

@@ -79,7 +79,7 @@ def read_launch(command: CommandLine) -> ReadLaunch:
 
 
 def _read_by_torch(arguments: Namespace) -> tuple[LaunchConfig, Any, list[Any]]:
-    """What torch makes of its options."""
+    """Return torch's own reading of its options."""
     copy = Namespace(**vars(arguments))  # torch fills in what was left open
     if not (copy.log_dir and Path(copy.log_dir).is_file()):  # which is refused
         copy.log_dir = os.devnull  # any other directory would be made

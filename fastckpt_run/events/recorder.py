@@ -130,7 +130,7 @@ class EventRecorder:
 
     @property
     def _awaits_first_steps(self) -> bool:
-        """Whether a worker has yet to take its first step, which is recorded soon after."""
+        """True if a worker has yet to take its first step, which is recorded soon after."""
         return self._group is None or len(self._first) < len(self._group.workers)
 
     def _record_first_steps(self, ranks: list[Telemetry]) -> None:

@@ -217,7 +217,7 @@ class RestartNotice:
 
 
 def _is_killed(failures: Sequence[Failure]) -> bool:
-    """Whether somebody else has killed a worker: most often the kernel, for lack of memory."""
+    """Return whether something else has killed a worker: most often the kernel, for lack of memory."""
     return any(one.kind == "died" and one.exitcode == -signal.SIGKILL for one in failures)
 
 

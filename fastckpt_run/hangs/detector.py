@@ -103,22 +103,25 @@ class HangWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another look: what waits for deaths wakes up more often."""
+        """True if it is time for another look.
+
+        The caller, which waits for deaths, wakes up more often.
+        """
         return time.monotonic() - self._looked >= 0.9 * self.interval
 
     @property
     def _has_begun(self) -> bool:
-        """Whether a worker of this node has done a step since it was started."""
+        """True if a worker of this node has done a step since it was started."""
         return any(line.steps > 0 for line in self._workers.lines().values())
 
     @property
     def is_told(self) -> bool:
-        """Whether it was reported that the workers do not go on."""
+        """True if it was reported that the workers do not go on."""
         return self._silences.told > 0.0
 
     @property
     def is_stuck(self) -> bool:
-        """Whether workers that end did not go on, as was reported, or came to no step, as those before them."""
+        """True if the workers that end did not go on, as was reported, or came to no step, like those before them."""
         return self.is_told or bool(self.killed) or (self._in_vain > 0 and not self._has_begun)
 
     def end_hang(self, *, may_restart: bool) -> bool:
@@ -254,7 +257,7 @@ class HangWatch:
         return replace(hang, spared=self._why_spared(hang, idle, allowed))
 
     def _why_spared(self, hang: Hang, idle: float, allowed: Limits) -> str:
-        """Why workers that hang are not killed, since that may be sound; empty if it cannot be."""
+        """Return why workers that hang are not killed, since the wait may be sound; empty if it cannot be."""
         lines = hang.look.lines.values()
         is_for_good = hang.groups is not None and hang.groups.is_for_good and any(line.patience for line in lines)
         if self._setting != "auto" or is_for_good:

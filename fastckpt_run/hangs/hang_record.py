@@ -38,7 +38,7 @@ class Hang:
 
     @property
     def places(self) -> frozenset[str]:
-        """Where those to blame are; of all nodes, if these were heard."""
+        """Places of the ranks that hold the others up; of all nodes, if these have answered."""
         return self.groups.places if self.groups else frozenset(self.witnesses[rank].place for rank in self.culprits)
 
     @property

@@ -19,7 +19,7 @@ from fastckpt_run.watch.node_channel import Body, NodeChannel
 logger = logging.getLogger("fastckpt.launcher")
 
 HANG, STACKS, FOUND = "hang", "hang stacks", "hang found"
-"""What is asked: the groups, of the first node; the stacks of its workers, of each; nothing, when each is told."""
+"""Messages: to the first node, for the groups; to each node, for the stacks of its workers; to each, the finding."""
 ALL_IDLE, IDLE = "hang all idle", "hang idle"
 """And for how long nobody has done anything: on any node, and on one."""
 IDLE_TIMEOUT = 2.0
@@ -62,7 +62,7 @@ class NodeReport:
     ranks: Sequence[tuple[CaughtRank, float]]
 
     def to_json(self) -> Body:
-        """What `of_json` reads."""
+        """Return the stacks in the form that `of_json` reads."""
         stacks: dict[tuple[str, ...], int] = {}
         ranks = []
         for each, silent in self.ranks:
@@ -159,7 +159,7 @@ class StackExchange:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the round has."""
+        """Number of nodes in the round."""
         return self._channel.nodes
 
     def collect(self, host: str, silent: float, lately: float) -> Collected:
@@ -260,7 +260,7 @@ class StackExchange:
 
 
 def _seconds(found: object) -> float:
-    """What another agent has sent, as seconds; 0 if it is nothing of the kind."""
+    """Return a value that another agent has sent, as seconds; 0 if it is no positive number."""
     return float(found) if isinstance(found, int | float) and found > 0 else 0.0
 
 

@@ -62,11 +62,11 @@ class CloseLook:
 
     @property
     def is_external(self) -> bool:
-        """Whether what holds workers up is not theirs: a debugger, or that nobody reads what they print."""
+        """True if something outside the workers holds them up: a debugger, or nobody reads their output."""
         return self.is_debugged or bool(self.unread)
 
     def witness(self, rank: int, *, goes_on: bool) -> Witness:
-        """What is known of a local rank, which ``goes_on`` if it has reported lately."""
+        """Return the facts on a local rank, which ``goes_on`` if it has reported lately."""
         line, stack = self.lines.get(rank, NOTHING), self.stacks.get(rank, Stacks())
         has_left, place = not (line.pid and self.states[rank]), str(stack.innermost or "")
         waits, idle = rank in self.waiting, self.idle.get(rank, 0.0)
@@ -120,11 +120,14 @@ class NodeWorkers:
 
     @property
     def sees_all(self) -> bool:
-        """Whether these are all ranks of the job: with several nodes the one that others wait for may be elsewhere."""
+        """True if these are all ranks of the job.
+
+        With several nodes, the rank that others wait for may be elsewhere.
+        """
         return len(self.pids) == self.world_size
 
     def is_alive(self, rank: int) -> bool:
-        """Whether the process of a local rank runs."""
+        """Return whether the process of a local rank runs."""
         return self._processes[rank].is_alive()
 
     def runs(self, rank: int, speaker: int) -> bool:
@@ -158,7 +161,7 @@ class NodeWorkers:
         return found
 
     def spoke(self, before: Lines, ranks: Collection[int]) -> set[int]:
-        """Those of ``ranks`` that have reported since."""
+        """Return those of ``ranks`` that have reported since."""
         now = self.lines()
         return {rank for rank in ranks if now.get(rank, NOTHING).beat > before.get(rank, NOTHING).beat}
 

@@ -18,7 +18,7 @@ class KeyValueStore(Protocol):
         """Set a value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values."""
+        """Return whether all keys have values."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of keys that have one."""

@@ -11,7 +11,7 @@ from fastckpt._core.policy.node_check import DEFAULT_LIMITS, CheckLimits, CheckR
 from fastckpt_run.node_check.check_process import CheckProcess
 
 KINDS = ("shm", "disk", "memory", "loopback", "matmul")
-"""What is checked, in this order: first what needs no torch."""
+"""Kinds of checks, in the order in which they run: first those that do not need torch."""
 DEADLINE = 30.0
 """Seconds that one check may take, which takes one or two."""
 _MIB = 1 << 20

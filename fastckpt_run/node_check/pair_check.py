@@ -72,7 +72,7 @@ class PairOutcome:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """What a node says of itself."""
+    """Data that a node sends about itself."""
 
     address: str
     host: str
@@ -202,7 +202,7 @@ class PairCheck:
             link.close()
 
     def _own(self, what: str, end: float) -> dict[str, Any]:
-        """What the first node has written for this one; raises CheckGone."""
+        """Return the entry that the first node has written for this one; raises CheckGone."""
         found = self._taken(what, [self._rank], end)
         if not found:
             raise CheckGone(f"the node of rank {self._ranks[0]}, which decides, has not answered in time")
@@ -319,7 +319,7 @@ def _rates(text: bytes) -> dict[int, float]:
 
 
 def _agreed(pair: Pair, rates: Mapping[int, Mapping[int, float]]) -> float | None:
-    """What both nodes of a pair have measured, the lower of both; None if one of them has not."""
+    """Return the rate of a pair, the lower one of both nodes' measurements; None if one has not measured."""
     one, other = (rates.get(a, {}).get(b) for a, b in (pair, pair[::-1]))
     return None if one is None or other is None else min(one, other)
 

@@ -73,7 +73,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was found out beside the sizes: from logs, the checkpoint and the disk; None for what was not.
+    """Observations beside the sizes: from logs, the checkpoint and the disk; None for those that are missing.
 
     Attributes:
         costs: From event logs.
@@ -108,7 +108,7 @@ class GrowthPlan:
 
 @dataclass(frozen=True)
 class ResourceEstimate:
-    """What the checkpoints of a job need.
+    """Resources that the checkpoints of a job need.
 
     Attributes:
         shape: Nodes and ranks.

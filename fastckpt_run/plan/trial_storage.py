@@ -11,12 +11,12 @@ from fastckpt._core.storage.local.layout import PRIVATE, TRACKER, Layout
 from fastckpt.errors import FastckptError
 
 USED = "another job uses it by now"
-"""Why all stays: what is there may be of that job, or what it goes on from."""
+"""Reason why nothing is removed: the files may be of that job, or it may go on from them."""
 
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left in the directory of a trial: names that the script itself has made, or why nothing was removed."""
+    """Files left in the directory of a trial: names that the script itself has made, or why nothing was removed."""
 
     names: list[str] = field(default_factory=list)
     why: str = ""

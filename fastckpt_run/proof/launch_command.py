@@ -81,7 +81,7 @@ def _check_shape(nnodes: str, restarts: int, kills: int) -> None:
 
 
 def _before_script(what: Sequence[str]) -> int:
-    """Where the first file of the command line is, as far as can be seen: options come before it."""
+    """Return the index of the first file in the command line; options come before it."""
     return next((place for place, each in enumerate(what) if each.endswith(".py")), 0)
 
 

@@ -31,7 +31,7 @@ _VARIES = (
 
 @dataclass
 class Proof:
-    """What came out.
+    """Result of a proof.
 
     Attributes:
         plain: The run without kills.
@@ -53,13 +53,13 @@ class Proof:
 
     @property
     def proven(self) -> bool:
-        """Whether the run with kills ended well, and equals the other one."""
+        """True if the run with kills ended well, and equals the other one."""
         return self.killed.code == 0 and self.found.equal and not self.causes
 
 
 @dataclass(frozen=True)
 class ProofPlan:
-    """How a script is tried.
+    """Plan of the runs of a script.
 
     Attributes:
         kills: Kills of workers in one run.
@@ -113,7 +113,7 @@ def prove(
 
 
 def _may_vary(proof: Proof) -> bool:
-    """Whether a difference may be one of any two runs of the script, as far as these two show."""
+    """Return whether a difference may be one of any two runs of the script, as far as these two show."""
     found, history = proof.found, proof.killed.history
     is_known = not_resumed(history) is not None or varies_by_itself(found, history)
     return not found.equal and proof.killed.code == 0 and not is_known
@@ -161,7 +161,7 @@ def _check_killed(proof: Proof) -> None:
 
 
 def _notes(proof: Proof, plan: ProofPlan) -> Iterator[str]:
-    """What was not tried, or not compared."""
+    """Yield the things that were not tried, or not compared."""
     found = proof.found
     if len(proof.kills) < plan.kills:
         yield f"there are steps for {len(proof.kills)} kills, not for {plan.kills}"

@@ -95,7 +95,7 @@ class RunComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return self.value is None and self.state is None
 
     @property

@@ -12,7 +12,7 @@ Value = str
 
 
 class LoggedPlace(NamedTuple):
-    """What one value is of; in order of steps."""
+    """Step, rank and name of one value; in order of steps."""
 
     step: int
     rank: int
@@ -71,7 +71,7 @@ class RunHistory:
 
     @property
     def logs(self) -> bool:
-        """Whether the script logs values."""
+        """True if the script logs values."""
         return any(start.values for start in self._all())
 
     @property

@@ -25,7 +25,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class ProvedCommand:
-    """What is run.
+    """Command to be run.
 
     Attributes:
         options: Of fastckpt-run, before the script.

@@ -189,13 +189,13 @@ class Endpoints:
         self._referred = host, port
 
     def holds(self, connection: StoreConnection) -> bool:
-        """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
+        """Return whether this process holds the store of a connection; if not, it holds none any more."""
         if self.server is not None and not self.is_own(connection):
             self.server = None  # who still uses it, sees that it has ended, and finds the other one
         return self.server is not None
 
     def is_own(self, connection: StoreConnection) -> bool:
-        """Whether a connection leads to the store that this process has held last."""
+        """Return whether a connection leads to the store that this process has held last."""
         return (connection.host, connection.port) == self._held
 
     def lost(self, connection: StoreConnection) -> None:
@@ -274,7 +274,7 @@ def source_of(host: str, port: int) -> str:
 
 
 def _is_of_interface(address: str) -> bool:
-    """Whether a numeric address is one of this host that leads other hosts to it."""
+    """Return whether a numeric address is one of this host that leads other hosts to it."""
     found = ipaddress.ip_address(address)
     if found.is_loopback or found.is_link_local or found.is_unspecified:
         return False

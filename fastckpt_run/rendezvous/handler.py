@@ -132,7 +132,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers use the store that the agent of rank 0 holds for each round."""
+        """True if workers use the store that the agent of rank 0 holds for each round."""
         return copy_of_environment().get(_OWN_STORE, "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -164,7 +164,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 return info
 
     def is_closed(self) -> bool:
-        """Whether the job was ended."""
+        """Return whether the job was ended."""
         records = self._alive.store
         with suppress(StoreLost):
             return self._alive.is_closed or (records is not None and records.last_round().is_closed)
@@ -186,7 +186,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 records.close(f"{self._me.host}{why and ': '}{why}")
 
     def num_nodes_waiting(self) -> int:
-        """1 if the round has ended, because nodes are gone or wait for a place in it. Asks nobody."""
+        """Return 1 if the round has ended, because nodes are gone or wait for a place in it. It asks no other node."""
         return int(self._alive.is_ended)
 
     def lost(self, ids: Iterable[str]) -> None:
@@ -198,7 +198,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._alive.isolated(ids)
 
     def is_given_up(self) -> bool:
-        """Whether other nodes have reported this one as gone from its last round, though it is there."""
+        """True if other nodes have reported this one as gone from its last round, though it is there."""
         with suppress(StoreLost):
             return self._records is not None and self.id in self._records.gone(self.round)
         return False
@@ -286,7 +286,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._master = self._endpoints.server = None
 
     def ends_soon(self, seconds: float = 10.0) -> bool:
-        """Whether the round ends within so many seconds: what failed may be the first sign of it."""
+        """Return whether the round ends within so many seconds: a failure may be the first sign of it."""
         end = time.monotonic() + seconds
         while not self._has_ended() and time.monotonic() < end:
             time.sleep(0.05)

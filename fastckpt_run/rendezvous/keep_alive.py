@@ -26,7 +26,7 @@ SELDOM = 8
 
 
 class SignsOfLife:
-    """How long each node has given no sign, on this host's clock; other hosts' clocks mean nothing here."""
+    """Silence of each node, by this host's clock; clocks of other hosts mean nothing here."""
 
     def __init__(self, timeout: float) -> None:
         """Count nodes as silent after ``timeout`` seconds."""
@@ -98,12 +98,12 @@ class KeepAlive:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nodes of the round are gone, or others wait to take part."""
+        """True if nodes of the round are gone, or others wait to take part."""
         return self._ended and not self._closed
 
     @property
     def is_closed(self) -> bool:
-        """Whether another node has ended the job."""
+        """True if another node has ended the job."""
         return self._closed
 
     @property
@@ -117,7 +117,7 @@ class KeepAlive:
         return frozenset(self._gone)
 
     def silent(self, ids: Collection[str], beats: Mapping[str, int]) -> frozenset[str]:
-        """Those of some nodes that give no sign of life, by the newest that each gave in the store."""
+        """Return the nodes that give no sign of life, by the newest sign of each in the store."""
         late = self.signs.observe(ids, beats)
         if late and (alive := self.answering(late)):
             self.signs.spare(alive)

@@ -41,7 +41,7 @@ FIRST_REPORT = 5.0
 NEXT_REPORT = 60.0
 """Seconds between two lines that say which nodes are waited for."""
 _ALIKE = "--nnodes, --rdzv-id, --rdzv-endpoint and secret"
-"""What agents that do not find each other may have given differently."""
+"""Options that agents which do not find each other may have given differently."""
 _HOLE = 1.0
 """Seconds that a place may be taken without a record; its node has died in between."""
 
@@ -138,7 +138,7 @@ class Meeting:
         return master
 
     def has_ended(self, round: Round) -> bool:
-        """Whether a round has ended, perhaps because its first node is found to be gone just now."""
+        """Return whether a round has ended, perhaps because its first node is found to be gone just now."""
         if self._is_silent(round.nodes[0]):
             self._records.report_gone(round, [round.nodes[0].id])
             self._records.end(round)
@@ -250,7 +250,7 @@ class Meeting:
     # --- who decides, and what
 
     def _must_decide(self, last: Round, mine: int) -> bool:
-        """Whether no living node has an earlier place."""
+        """Return whether no living node has an earlier place."""
         for slot in range(mine):
             node = self._node_at(last, slot)
             if node is None and not self._is_hole(slot):

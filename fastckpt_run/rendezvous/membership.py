@@ -54,7 +54,7 @@ class Node(NamedTuple):
         return cls(id, host, address, process, fault, is_checked, terms, domain)
 
     def is_dead_here(self) -> bool:
-        """Whether it was a process of this host, in this boot, that has ended."""
+        """True if it was a process of this host, in this boot, that has ended."""
         process = Process.from_record(dict(self.process))
         return process is not None and process.is_dead()
 
@@ -125,7 +125,7 @@ def left_out_of(drained: Mapping[str, str], hosts: Collection[str]) -> frozenset
 
 @dataclass(frozen=True)
 class Master:
-    """Where the agents and the workers of a round meet: at the agent of rank 0.
+    """Meeting point of the agents and workers of a round: the agent of rank 0.
 
     Attributes:
         address: Its address.
@@ -169,7 +169,7 @@ class NodeLimits:
 
     @property
     def needed(self) -> str:
-        """How many nodes a round needs, in words."""
+        """Number of nodes that a round needs, in words."""
         return str(self.fewest) if self.fewest == self.most else f"at least {self.fewest}"
 
 

@@ -16,7 +16,7 @@ _AGAIN = 30.0
 
 
 class NodeLinks:
-    """What the agents of a round report of each other, in records of the round.
+    """Reports of a round's agents on each other, in records of the round.
 
     Two that do not hear each other are no reason to end a round: their workers may have another network. But if the
     workers do not go on either, the job goes on without one of the two, as if an operator had drained its host.
@@ -93,7 +93,7 @@ class NodeLinks:
         return ""
 
     def awaited(self) -> str:
-        """What the next round waits for, in words; empty while the last one lasts."""
+        """Description of what the next round waits for; empty while the last one lasts."""
         records = self._records()
         if records is None:
             return ""

@@ -21,7 +21,7 @@ _RING = b"1"
 _PROTOCOL = "2"
 """Names the records. Agents of another one would end a round of others before these could compare it with them."""
 _READ_ONCE = "nodes", "faults", "terms", "drained"
-"""What is the same for as long as a round lasts, in a record of its own."""
+"""Fields that stay the same for as long as a round lasts, in a record of their own."""
 T = TypeVar("T")
 
 
@@ -75,7 +75,7 @@ class RoundStore:
 
     @property
     def place(self) -> str:
-        """Where the store is."""
+        """Address of the store."""
         return f"{self.connection.host}:{self.connection.port}"
 
     # --- the last round
@@ -115,7 +115,7 @@ class RoundStore:
         return slot
 
     def slots(self, last: Round) -> int:
-        """How many places have been taken."""
+        """Return the number of places that have been taken."""
         return self.connection.add(self._key(last.name, "slots"), 0)
 
     def joined(self, last: Round, slot: int) -> Node | None:
@@ -149,7 +149,7 @@ class RoundStore:
             self._announced = name, first
 
     def first(self, round: Round) -> dict[str, Any]:
-        """What the first agent of a round has announced; empty if it has announced nothing."""
+        """Return the announcement of a round's first agent; empty if it has announced nothing."""
         return self._read(dict, round.name, "first") or {}
 
     def waiting(self, last: Round) -> list[Node]:
@@ -200,7 +200,7 @@ class RoundStore:
         self.ring(node.id for node in round.nodes if node.id != self._id)
 
     def is_ended(self, round: Round) -> bool:
-        """Whether a round was ended."""
+        """Return whether a round was ended."""
         return self._read(bool, round.name, "end") is not None
 
     def close(self, ending: str) -> None:
@@ -214,7 +214,7 @@ class RoundStore:
         self.ring({node.id for node in (*last.nodes, *waiting) if node and node.id != self._id})
 
     def is_end_known(self) -> bool:
-        """Whether all agents of a job that has ended have read so: those of the last round, and those that wait."""
+        """Return whether all agents of an ended job have read so: those of the last round, and those that wait."""
         last = self.last_round()
         there = {node.id for node in (*last.nodes, *self.waiting(last))} - self.gone(last).keys()
         return self.connection.has_all([self._key("end", id) for id in there])
@@ -237,7 +237,7 @@ class RoundStore:
         self.connection.add(self._key(round.name, what), 1)
 
     def reports(self, round: Round, what: str) -> int:
-        """How many have reported that."""
+        """Return the number of nodes that have reported this."""
         return self.connection.add(self._key(round.name, what), 0)
 
     def hold(self) -> None:
@@ -253,7 +253,7 @@ class RoundStore:
         self._put(dict(to), "referral")
 
     def referral(self) -> dict[str, Any]:
-        """What was left so; empty if nothing was."""
+        """Return the referral that was left; empty if there is none."""
         return self._read(dict, "referral") or {}
 
     # --- signs of life

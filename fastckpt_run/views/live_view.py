@@ -287,7 +287,7 @@ def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, 
 
 
 def links_of(document: Json) -> Json:
-    """What a document says of the links between nodes; an agent of an older version says nothing of them."""
+    """Return the links between nodes in a document; empty ones if an agent of an older version wrote it."""
     found: Json = document.get("links") or {"unheard": [], "awaited": ""}
     return found
 
@@ -408,7 +408,7 @@ def _kind(name: str) -> str:
 
 
 def to_json(parts: Mapping[str, str], document: Json) -> bytes:
-    """What the script asks for every two seconds."""
+    """Return the answer to the script's request every two seconds."""
     state = document["job"]["state"]
     answer = {"parts": parts, "state": state, "mood": mood(state), "name": document["job"]["script"]}
     return json.dumps(answer).encode()

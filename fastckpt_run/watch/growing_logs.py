@@ -94,7 +94,7 @@ class LogReader:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.trouble = ""
-        """Why the logs of the directory are not read; empty if they are."""
+        """Reason why the logs of the directory are not read; empty if they are."""
         self.asked = 0.0
         """Since when the directory does not answer, in seconds of the monotonic clock; 0 if it does."""
 

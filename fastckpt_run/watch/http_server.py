@@ -96,7 +96,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds it."""
+        """URL for a browser on this machine."""
         host = {"0.0.0.0": LOCAL, "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 

@@ -25,7 +25,7 @@ HELD, FLUSH, STOP = "held", "flush", "stop"
 ANSWER = 5.0
 """Seconds that a node has to answer."""
 ATTEMPTS = 5
-"""How often a flush is tried again if a save was overwritten on a node meanwhile."""
+"""Number of attempts at a flush if a save was overwritten on a node meanwhile."""
 HAND_OVER = 120.0
 """Seconds for the newest save to be durable before a host is drained."""
 _LOOK = 0.2

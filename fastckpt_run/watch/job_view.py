@@ -43,7 +43,7 @@ _ROUTINE = frozenset({"persisted", "uploaded", "skipped"})
 
 @dataclass
 class JobView:
-    """What a look at the job found.
+    """Result of a look at the job.
 
     Attributes:
         at: When the nodes answered, in seconds since the epoch.

@@ -49,7 +49,7 @@ class NodeChannel:
 
     @property
     def nodes(self) -> int:
-        """How many nodes are in the round; 1 before the first one."""
+        """Number of nodes in the round; 1 before the first one."""
         return len(self._round.peers) if self._round else 1
 
     @property

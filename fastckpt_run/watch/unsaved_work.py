@@ -86,7 +86,7 @@ def _newest(*saves: SaveId | None) -> SaveId | None:
 
 
 class _Position:
-    """How far the workers are, beside the saves that are known."""
+    """Progress of the workers, beside the saves that are known."""
 
     def __init__(self, stats: SaverStats, rank: Telemetry | None, now: float, since: float) -> None:
         self._loaded, self._rank, self._now = stats.loaded, rank, now
@@ -122,7 +122,7 @@ class _Position:
         return steps, max(0.0, reached - at), False
 
     def _time_of(self, save: SaveId | None) -> float | None:
-        """When a save began: if that is not remembered, the one before it; None if it was none of this launch."""
+        """Return the time at which a save began, or the last known one before it did; None if there is none."""
         if save is None:
             return None
         if save in self._begun:

@@ -84,7 +84,7 @@ class Watcher:
 
     @property
     def url(self) -> str:
-        """Where the live page is, for a browser on this machine; empty if it is not served."""
+        """URL of the live page for a browser on this machine; empty if it is not served."""
         return self._server.url if self._server else ""
 
     def begin(self) -> None:

@@ -145,7 +145,7 @@ def _on_gradient(tensor: torch.Tensor, hook: Callable[..., None]) -> RemovableHa
 
 
 class _Seen:
-    """What the first of two hooks around one of torch's has seen, for the second, which runs next; the backward."""
+    """Observations of the first of two hooks around one of torch's, for the second; and the number of the backward."""
 
     input: torch.Tensor | None = None
     output: torch.Tensor | None = None
@@ -161,7 +161,7 @@ class _Hook:
     """A hook that gets the clock, and what torch gives, the module first; a failure of it ends the watch alone."""
 
     __torch_unserializable__ = True
-    """Whether torch leaves it out, without a warning, where a tensor is saved that has it."""
+    """True: torch leaves the hook out, without a warning, when it saves a tensor that has it."""
 
     def __init__(self, hook: Callable[[StepClock, Any, Any, Any], None]) -> None:
         self._hook = hook

@@ -136,7 +136,7 @@ class Agreement:
             self._list(number)  # the last to send was interrupted, and has left
 
     def decide(self, value: Any, decide: Decide, within: float = TIMEOUT.total_seconds()) -> Any:
-        """What the first rank decides of the values of all ranks, in their order.
+        """Let the first rank decide from the values of all ranks, given in the order of the ranks; return its answer.
 
         Args:
             value: Of this rank (JSON).

@@ -27,7 +27,7 @@ logger = logging.getLogger("fastckpt")
 M = TypeVar("M", bound=m.Message)
 
 _IMPORTED = time.monotonic()
-"""When torch and this library were there; in a process forked from one that had them, before it began."""
+"""Time at which torch and this library were imported; a forked process has the time of its parent."""
 
 CONNECT_TIMEOUT = 60.0
 """Seconds to find the saver: under plain torchrun the first local rank has to start it."""
@@ -192,7 +192,7 @@ class SaverClient:
 
     @property
     def is_read(self) -> bool:
-        """Whether the saver has read all that was sent: a report does not wait for it, then."""
+        """True if the saver has read all that was sent, so that a report does not wait for it."""
         return self._channel.is_read
 
     def next_history(self) -> None:

@@ -90,7 +90,7 @@ class JobRanks:
 
     @classmethod
     def met(cls) -> Self:
-        """Those of the default process group; all ranks call it, as `session`."""
+        """Return the agreement of the default process group; all ranks call it, as `session`."""
         return cls(session(), default_store(), dist.get_rank(), dist.get_world_size())
 
     def part(self, name: str) -> StoreMailbox:

@@ -15,7 +15,7 @@ _BINPERSID, _LONG_BINPUT, _LONG_BINGET = b"Q", b"r", b"j"
 
 
 class PickledNumbers(bytes):
-    """What pickle's protocol 2 writes of a container of many numbers."""
+    """Pickle, in protocol 2, of a container of many numbers."""
 
 
 def pickled_numbers(node: Any) -> PickledNumbers | None:

@@ -13,7 +13,7 @@ LARGEST_PICKLE = 2**30
 _HEADER = struct.Struct("<4s22xHH")
 """The fields used of an entry's local header: its signature, and the lengths of the name and of the extra field."""
 _ERRORS = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, EOFError, OverflowError, struct.error)
-"""What damage can raise in zipfile."""
+"""Exceptions that zipfile can raise for a damaged archive."""
 
 
 @dataclass(frozen=True)

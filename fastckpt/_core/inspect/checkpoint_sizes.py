@@ -21,7 +21,7 @@ _OWN, _SHARD = re.compile(r"rank_(\d+)\.pt"), re.compile(r"(?:__|node_rank_)(\d+
 
 @dataclass(frozen=True)
 class CheckpointSizes:
-    """What a checkpoint says of memory.
+    """Sizes in a checkpoint, from which memory is planned.
 
     Attributes:
         source: The checkpoint.
@@ -46,7 +46,7 @@ class CheckpointSizes:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether something else wrote it."""
+        """True if another library wrote the checkpoint."""
         return self.source.item is None
 
 

@@ -154,7 +154,7 @@ def _open_again(descriptor: int) -> None:
 
 
 def direct_alignment(descriptor: int) -> tuple[int, int]:
-    """What O_DIRECT wants addresses, offsets and lengths to be multiples of: as statx says, or else whole sectors."""
+    """Return the alignments for O_DIRECT: of addresses, and of offsets and lengths; whole sectors without statx."""
     answer = ctypes.create_string_buffer(256)
     statx = getattr(_libc, "statx", None)  # glibc 2.28; Linux 6.1 answers
     if statx is None or statx(descriptor, b"", AT_EMPTY_PATH, STATX_DIOALIGN, answer):

@@ -189,7 +189,7 @@ class Channel:
 
     @property
     def is_read(self) -> bool:
-        """Whether the other end has taken all that was sent: then sending does not wait. False once it is closed."""
+        """True if the other end has read all that was sent, so that sending does not wait. False once it is closed."""
         left = array.array("i", [1])
         try:
             fcntl.ioctl(self._socket, termios.TIOCOUTQ, left)

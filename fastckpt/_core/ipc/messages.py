@@ -33,7 +33,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Where the arena is, and the history that these workers write.
+    """Location of the arena, and the history that these workers write.
 
     Attributes:
         slot: Which of the agents that share this host's memory the saver is of: its other arenas have the same.
@@ -118,7 +118,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pinned:
-    """What is in memory.
+    """Saves that are in memory.
 
     Attributes:
         slots: Slots that hold a whole checkpoint.
@@ -215,7 +215,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Decided:
-    """When to save was decided, alike on all ranks. There is no answer.
+    """Save intervals that all ranks have decided. There is no answer.
 
     Attributes:
         step: After which it counts.
@@ -271,12 +271,12 @@ class NextHistory:
 
 @dataclass(frozen=True)
 class Ask:
-    """How far is persistence? Answer: Status."""
+    """Request for the state of persistence. Answer: Status."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is durable, what is on its way, and what went wrong.
+    """State of persistence: durable checkpoints, persists that are under way, and failures.
 
     Attributes:
         waiting: Persists that wait or run, and what is to be persisted unless a newer one is.

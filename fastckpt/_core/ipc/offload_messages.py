@@ -38,7 +38,7 @@ class OffloadPlanned:
 
 @dataclass(frozen=True)
 class OffloadMeasured:
-    """What came so far; later ones of the same process and number include earlier ones.
+    """Measurements so far; a later message of the same process and number includes the earlier ones.
 
     Attributes:
         number: Which `ActivationOffload` of its process it is, from 1.

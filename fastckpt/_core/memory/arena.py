@@ -141,7 +141,7 @@ class Arena:
         return self._owner.ended
 
     def is_there(self) -> bool:
-        """Whether it is still ours: somebody may have removed it, and another job have made it again."""
+        """Return whether the arena is still ours: it may have been removed, and made again by another job."""
         return is_named(self._lock, self.path / OWNER)
 
     def restore(self) -> None:
@@ -285,7 +285,7 @@ class Arena:
         discard(slot, [str(_new(Path(name))) for name in names])
 
     def _open_new(self, slot: Path, name: str) -> tuple[Path, int]:
-        """Where a new image gets its pages, and a descriptor of that; raises OSError."""
+        """Return the path at which a new image gets its pages, and a descriptor of the file; raises OSError."""
         if not self.is_there():
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
         path = slot / name
@@ -328,7 +328,7 @@ class Arena:
 
 
 def _new(path: Path) -> Path:
-    """Where an image is until all its memory is there."""
+    """Return the path of an image until all its memory is allocated."""
     return path.with_name(f"{_NEW}{path.name}")
 
 

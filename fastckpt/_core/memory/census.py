@@ -35,7 +35,7 @@ _BLOCK = re.compile(rf".+\.{_ARENA.pattern}|fastckpt\.[0-9a-f]{{64}}")
 
 
 class ArenaState(enum.StrEnum):
-    """Whether somebody owns the arena.
+    """Ownership of an arena.
 
     LEFT_BEHIND is nobody's: a launch with its checkpoint directory adopts it. OLD_BOOT is of an earlier boot: worth
     nothing. FOREIGN is another user's, or was not made by us.
@@ -75,7 +75,7 @@ class ArenaEntry:
 
     @property
     def is_arena(self) -> bool:
-        """Whether it is an arena, not a telemetry block."""
+        """True for an arena, False for a telemetry block."""
         return _ARENA.fullmatch(self.path.name) is not None
 
     @property

@@ -31,11 +31,11 @@ class DirectoryClaim:
 
     @property
     def due(self) -> bool:
-        """Whether the directory is still to be marked."""
+        """True if the directory still has to be marked."""
         return bool(self.wanted) and not self.seen
 
     def is_of(self, mark: str, inode: int = 0) -> bool:
-        """Whether the memory belongs to the directory that has this mark ("" for none) and this inode."""
+        """Return whether the memory belongs to the directory that has this mark ("" for none) and this inode."""
         if self.seen:
             return self.seen == mark
         if self.wanted:
@@ -44,7 +44,7 @@ class DirectoryClaim:
 
     @classmethod
     def read(cls, arena: Path) -> "DirectoryClaim":
-        """What an arena says; an empty claim if it says nothing. Raises OSError as `read_record`."""
+        """Read the claim of an arena; an empty claim if it has none. Raises OSError as `read_record`."""
         record = read_record(arena / CLAIM)
         wanted, inode = record.get("mark"), record.get("inode")
         if not (isinstance(wanted, str) and isinstance(inode, int) and 0 <= inode < _LARGEST):

@@ -26,7 +26,7 @@ _NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class HeldSave:
-    """What one node has of a save.
+    """Part of a save that one node holds.
 
     Attributes:
         attempt: The token that ranks of all nodes share from one load to the next.
@@ -148,7 +148,7 @@ def place_name(id: SaveId, token: str) -> str:
 
 
 def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:
-    """Where the files of other nodes' ranks of a save are kept."""
+    """Return the directory for the files of other nodes' ranks of a save."""
     return arena / KEPT / place_name(id, attempt)
 
 

@@ -28,7 +28,7 @@ _LAUNCHES = 50
 
 @dataclass(frozen=True)
 class Owner:
-    """Who owns an arena, or did, as its file says.
+    """Present or former owner of an arena, as its file names it.
 
     Attributes:
         process: None if it did not sign.
@@ -51,7 +51,7 @@ class Owner:
 
     @classmethod
     def read(cls, lock: int) -> "Owner":
-        """What an open file says."""
+        """Read the owner from an open file."""
         record = parse_record(os.pread(lock, LARGEST, 0))
         directory, launch, since = (str(record.get(name) or "") for name in ("directory", "launch", "since"))
         ended = record.get("ended")
@@ -70,12 +70,12 @@ class Owner:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs, as far as can be told from here."""
+        """Return whether its process runs, as far as this process can see."""
         return self.process is not None and self.process.is_alive()
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process has certainly ended; nothing is known of one in another container."""
+        """Return whether its process has certainly ended; False for one in another container."""
         return self.process is None or self.process.is_dead()
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def write_signed(lock: int, record: Mapping[str, Any]) -> None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether something is a directory of this user alone."""
+    """Return whether a status is that of a directory that only this user can access."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 

@@ -64,16 +64,16 @@ class Process:
         return asdict(self)
 
     def is_here(self) -> bool:
-        """Whether its number means the same here: this boot of this kernel, this pid namespace."""
+        """Return whether its pid is valid here: in this boot of this kernel, and in this pid namespace."""
         same = (self.boot, self.namespace) == (boot_id(), pid_namespace())
         return same and (0 in (self.init, _init()) or self.init == _init())
 
     def is_alive(self) -> bool:
-        """Whether it runs, as far as can be told from here."""
+        """Return whether it runs, as far as this process can see."""
         return self.is_here() and self.ticks == _ticks(self.pid) > 0
 
     def is_dead(self) -> bool:
-        """Whether it certainly has ended; of one in another pid namespace that may live, nothing is certain."""
+        """Return whether it has certainly ended; False for one in another pid namespace that may be alive."""
         # Of two namespaces with one number, the earlier one is gone, with all of its processes.
         return (self.boot, self.namespace) == (boot_id(), pid_namespace()) and not self.is_alive()
 
@@ -82,7 +82,7 @@ class Process:
         return bool(signal_together([self], signal.SIGKILL))
 
     def left(self) -> list["Process"]:
-        """What lives on of the session of this process, which led it and is dead: its loader workers, say.
+        """Return the live processes of its session after it, the leader, has died: loader workers, for example.
 
         The kernel gives the number of a session to nobody while somebody is in it. Python's resource tracker is left
         out: it ends after the others, and removes the semaphores that they have left.
@@ -124,7 +124,7 @@ def signal_together(processes: Sequence[Process], number: int) -> list[Process]:
 
 @cache
 def boot_id() -> str:
-    """What the kernel calls this boot; empty where it does not tell."""
+    """Return the kernel's id of this boot; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -145,7 +145,7 @@ def _init() -> int:
 
 
 def stat_of(process: Path) -> list[str]:
-    """What follows the name in the stat file of a process or thread in /proc; empty if there is none."""
+    """Return the fields after the name in the stat file of a process or thread in /proc; empty if there is none."""
     try:
         text = (process / "stat").read_bytes()
     except OSError:
@@ -154,7 +154,7 @@ def stat_of(process: Path) -> list[str]:
 
 
 def _ticks(pid: int) -> int:
-    """When a process started, in clock ticks since the boot; 0 if there is none, or it is dead and not reaped."""
+    """Return the start of a process, in clock ticks since the boot; 0 if there is none, or it is a zombie."""
     fields = stat_of(Path(f"/proc/{pid}"))
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 

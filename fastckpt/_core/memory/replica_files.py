@@ -32,7 +32,7 @@ _SPARE = "spare"
 
 
 class ReplicaFiles:
-    """What an arena keeps of other nodes' saves; any thread may use it.
+    """Copies of other nodes' saves in an arena; any thread may use it.
 
     Args:
         arena: The arena.
@@ -68,7 +68,7 @@ class ReplicaFiles:
                     remove_any(left)
 
     def has(self, id: SaveId, attempt: str, name: str, size: int, digest: str) -> bool:
-        """Whether this file has come, with these bytes as they were then."""
+        """Return whether a file has arrived with this digest and size."""
         if slots.read_digests(kept_place(self._arena, id, attempt), id).get(name) != digest:
             return False
         return not slots.damage(kept_place(self._folder.path, id, attempt), {name: size})

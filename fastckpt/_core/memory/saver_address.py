@@ -113,7 +113,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _address(path: Path) -> str:
-    """What was posted there; "" for nothing yet, or for a link to another posting."""
+    """Return the address that was posted there; "" for nothing yet, or for a link to another posting."""
     try:
         name, _, address = read_small(path).decode(errors="replace").partition(" ")
     except OSError:

@@ -18,7 +18,7 @@ from fastckpt.errors import FastckptError
 
 LONGEST_NAME = 200
 BLOCKS = Path("/dev/shm")
-"""Where the C library keeps these blocks."""
+"""Directory in which the C library keeps these blocks."""
 STEP_BOUNDS = tuple(2**power / 1000 for power in range(21))
 """Seconds up to which a step is in one of the first buckets; longer ones are in one more."""
 PARTS = ("data", "forward", "backward", "rest", "wait")
@@ -42,7 +42,7 @@ _TRIES = 20
 _SWEEP = 1.0
 """Seconds after which who has the lock of an object is none that sweeps."""
 _READS = 100
-"""How often a phase is read again if it changed during the read."""
+"""Attempts to read a phase that changes during the read."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ class TelemetryBlock:
 
     @property
     def ranks(self) -> int:
-        """How many local ranks it has room for."""
+        """Number of local ranks that there is room for."""
         return len(self._bytes) // LINE
 
     def line(self, rank: int) -> "Line":
-        """Where local rank ``rank`` writes, until `close`; raises FastckptError if there is no such line."""
+        """Return the line that local rank ``rank`` writes, until `close`; raises FastckptError if there is none."""
         if (rank + 1) * LINE > len(self._bytes):
             raise FastckptError(f"shared memory object {self.name} has no line {rank}")
         self._lines.append(Line(self._bytes[rank * LINE : (rank + 1) * LINE]))

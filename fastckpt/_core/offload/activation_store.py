@@ -54,7 +54,7 @@ class ActivationStore:
         # An exception of a signal's handler may come between any two lines: a storage is here, or it is not.
         self._leaving: dict[weakref.ref[SavedStorage], int] = {}
         self.failure = ""
-        """Why nothing is written any more."""
+        """Reason why writing has stopped; empty while it goes on."""
         self._forms = StoredForms(self.transfers, half=half)
         self._on_end = on_end
         self._moved = threading.Condition()

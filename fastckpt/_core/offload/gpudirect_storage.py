@@ -17,7 +17,7 @@ logger = logging.getLogger("fastckpt")
 
 LIBRARY = "libcufile.so.0"
 DRIVER = Path("/proc/driver/nvidia-fs")
-"""What the kernel module of GPUDirect Storage makes."""
+"""Path that the kernel module of GPUDirect Storage makes."""
 
 
 class CuFile:
@@ -81,7 +81,7 @@ class GpuDirectStorage:
         self.cufile: CuFile | None = None
         """Transfers past the host; None: there are none, or that was not tried yet."""
         self.refusal = ""
-        """Why there are none."""
+        """Reason why there are no such transfers."""
 
     @property
     def way(self) -> str:
@@ -109,7 +109,7 @@ class GpuDirectStorage:
 
 
 def why_not(file: ScratchFile, driver: Path) -> str:
-    """What is missing for GPUDirect Storage; empty if it can be tried.
+    """Return what GPUDirect Storage lacks; empty if it can be tried.
 
     Without its kernel module cuFile would work in a mode of its own, through the memory of the host, and leave a log
     file in the current directory.

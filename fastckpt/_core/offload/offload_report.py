@@ -21,7 +21,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class OffloadReport:
-    """What was offloaded since the start.
+    """Bytes, waits and predictions of offloading since the start.
 
     Attributes:
         directory: Where to.
@@ -88,7 +88,7 @@ class OffloadReport:
 
 
 def outcomes(plan: OffloadPlan | None, wait: float, written: int) -> tuple[Prediction, Prediction]:
-    """What was predicted and what came: of the wait, and of the bytes written."""
+    """Return prediction and measurement of the wait, and of the bytes written."""
     if plan is None:
         return Prediction(None, wait), Prediction(None, written)
     return Prediction(plan.predicted_wait, wait), Prediction(plan.written, written)

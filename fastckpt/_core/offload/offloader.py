@@ -89,7 +89,7 @@ class Offloader:
         self._left = hooks.left
 
     def report(self) -> OffloadReport:
-        """What was offloaded so far."""
+        """Return the report of offloading so far."""
         with self._learning:
             self._learn(at_once=True)
             return self._account()

@@ -24,7 +24,7 @@ MOST_AT_ONCE = 32 << 20
 
 
 ALIGNED = 64
-"""What addresses of torch's own memory are multiples of, and so of all elements."""
+"""Alignment of the addresses of torch's own memory, and so of all elements."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ FLOORS = {"matmul": 0.1, "memory": 0.1, "shm": 16.0, "disk": 1.0, "loopback": 5.
 Pair = tuple[int, int]
 """Two nodes; the first connects to the second."""
 Rates = Mapping[Pair, float | None]
-"""What pairs have measured; None where the exchange has failed."""
+"""Rates that pairs have measured; None where the exchange has failed."""
 
 
 class Verdict(StrEnum):
@@ -68,7 +68,7 @@ class CheckResult:
 
     @property
     def kind(self) -> str:
-        """What is checked."""
+        """Kind of the check."""
         return self.name.partition(" ")[0]
 
     def to_record(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class CheckLimits:
-    """What values have to reach: what the user says, else a share of a good node's, else `FLOORS`.
+    """Values that checks have to reach: the user's, else a share of a good node's, else `FLOORS`.
 
     Attributes:
         given: CheckLimits by the name of a check, or by its first word.

@@ -31,7 +31,7 @@ NEGLIGIBLE = 1e-6
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """What happens to the tensors that a forward saves.
+    """Plan for the tensors that a forward saves.
 
     Attributes:
         offloaded: Those that are written to storage, by their place in the order of the forward.

@@ -29,7 +29,7 @@ class ParityHolding(NamedTuple):
 
 
 class NodeHolding(NamedTuple):
-    """What one node holds of a save.
+    """Part of a save that one node holds.
 
     Attributes:
         node: Its rank now.
@@ -59,17 +59,17 @@ class NodeHolding(NamedTuple):
 
     @property
     def save(self) -> tuple[int, int, str]:
-        """What makes two holdings ones of the same save."""
+        """Key of the save; two holdings with the same key are of the same save."""
         return self.history, self.step, self.attempt
 
     @property
     def addresses(self) -> list[str]:
-        """Where its files are found, together if there are several."""
+        """Addresses of its files; there are several if it has to be rebuilt."""
         return self.address.split(",")
 
     @property
     def is_authentic(self) -> bool:
-        """Whether its common files are those that storage would have."""
+        """True if its common files are those that storage would have."""
         return self.saved_as == FIRST or (self.saved_as > FIRST and self.alike)
 
     def to_json(self) -> list[Any]:
@@ -204,7 +204,7 @@ def _files(holding: NodeHolding) -> set[str]:
 
 
 def _have_main(held: Collection[NodeHolding], main: str) -> bool:
-    """Whether a node can give others the file that each rank needs."""
+    """Return whether any node can give others the file that each rank needs."""
     return any(each.is_authentic and main in each.common for each in held)
 
 
@@ -264,6 +264,9 @@ def unheld_ranks(holdings: Collection[NodeHolding]) -> dict[tuple[int, int, str]
 
 
 def _held(holdings: Collection[NodeHolding], save: tuple[int, int, str]) -> list[NodeHolding]:
-    """What nodes hold of a save, the first node first: what it has alike with others is what storage would have."""
+    """Return the holdings of a save, the first node's first.
+
+    Its common files come first, too: they are those that storage would have.
+    """
     held = (each for each in holdings if each.save == save)
     return sorted(held, key=lambda each: (each.saved_as != FIRST, each.node))

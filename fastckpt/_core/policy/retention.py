@@ -19,7 +19,7 @@ Id: TypeAlias = tuple[int, int]
 SHORTEST = 0.01
 """The shortest period in minutes."""
 DEEPEST = 8
-"""How deep unions may be nested in JSON."""
+"""Maximum depth of nested unions in JSON."""
 
 
 class RetentionEntry(NamedTuple):

@@ -32,7 +32,7 @@ _UNKNOWN = "gives no stack, and the others wait"
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thread is."""
+    """Function, file and line at which a thread is."""
 
     file: str
     line: str
@@ -49,7 +49,7 @@ class Frame:
 
 
 def place_of(frames: Sequence[Frame]) -> str:
-    """Where a thread is in its script, such as ``take (data.py:88)``; empty if it has no frames.
+    """Return the place of a thread in its script, such as ``take (data.py:88)``; empty if it has no frames.
 
     In a library it is the function that the script has called, and where: ``all_reduce (train.py:40)``.
 
@@ -80,7 +80,7 @@ class CaughtRank:
 
     @property
     def state(self) -> str:
-        """What it does, as one of `STATES`."""
+        """State of the ranks, one of `STATES`."""
         witness = self.witness
         if witness.state in _OF_KERNEL:
             return _OF_KERNEL[witness.state]
@@ -105,9 +105,12 @@ STATES: Mapping[str, tuple[str, str]] = {
     "waits": ("waits in {}", "wait in {}"),
     "goes_on": ("goes on", "go on"),
 }
-"""What ranks may do, in words for one and for several, ``{}`` being the place: the most suspicious first."""
+"""Words for each state, for one rank and for several; ``{}`` is the place. The most suspicious state is first."""
 _FOR_GOOD = {"exited", "waits"}
-"""What ranks do in a job that cannot go on; who seems to compute in a collective may be anywhere below it."""
+"""States of ranks in a job that cannot go on.
+
+A rank that seems to compute in a collective may be anywhere below it.
+"""
 _ORDER = {state: order for order, state in enumerate(STATES)}
 
 
@@ -135,17 +138,17 @@ class StackGroup:
 
     @property
     def name(self) -> str:
-        """Who they are, such as ``ranks 3,7 on hosts a and b``."""
+        """Name of the group, such as ``ranks 3,7 on hosts a and b``."""
         return f"{self.short_name} on {_listed(self.hosts)}"
 
     @property
     def short_name(self) -> str:
-        """Who they are, without hosts."""
+        """Name of the group without hosts."""
         return f"{'ranks' if len(self.ranks) > 1 else 'rank'} {ranges(self.ranks)}"
 
     @property
     def deed(self) -> str:
-        """What they do, in words."""
+        """Description of what the ranks do."""
         words = STATES[self.state][len(self.ranks) > 1]
         return words.format(self.place or "no Python function")
 
@@ -182,7 +185,7 @@ class StackGroups:
 
     @property
     def places(self) -> frozenset[str]:
-        """Where those are that hold the others up; where all are, if that is not known."""
+        """Places of the ranks that hold the others up; the places of all if these ranks are not known."""
         return frozenset(group.place for group in self.odd or self.groups)
 
     @property
@@ -192,13 +195,13 @@ class StackGroups:
 
     @property
     def is_for_good(self) -> bool:
-        """Whether all ranks that run wait for others, some of which have exited: nobody can end that."""
+        """True if all ranks that run wait for others, and some of the others have exited: this wait never ends."""
         states = {group.state for group in self.groups}
         return "exited" in states and states <= _FOR_GOOD and not (self.unheard or self.more[0])
 
     @property
     def line(self) -> str:
-        """What is known, in one line of bounded length."""
+        """Return the finding in one line of bounded length."""
         named, counted = self.groups[:SHOWN], self.groups[SHOWN:]
         parts = []
         for number, group in enumerate(named):
@@ -225,7 +228,7 @@ class StackGroups:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """What `of_json` reads."""
+        """Return the finding in the form that `of_json` reads."""
         return asdict(self)
 
     @classmethod

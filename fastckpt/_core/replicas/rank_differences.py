@@ -61,7 +61,7 @@ _NUMBERS = itertools.count()
 
 
 class ComparedState(NamedTuple):
-    """What a rank has, as ranks compare it.
+    """State of a rank in the form in which ranks compare it.
 
     Attributes:
         host: Its host; empty if it has no state to compare.
@@ -81,7 +81,7 @@ class ComparedState(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What ranks do of what they have unlike.
+    """Decision about the entries that ranks have unlike.
 
     Attributes:
         unlike: Names of the entries, and whether all have them in one shape.
@@ -239,7 +239,7 @@ class RankDifferences:
             self.leave()
 
     def own(self, state: State) -> dict[str, Any]:
-        """What a rank saves of its own, as `own_entries`."""
+        """Return the entries that a rank saves as its own, as `own_entries`."""
         return own_entries(state, self.unlike if self._keeps else {}, self._session.place.world_size)
 
     def _compare(self, ranks: Agreement, step: int, state: State, whole: Collection[str], start: float) -> None:
@@ -279,7 +279,7 @@ class RankDifferences:
         return max(EVERY, math.ceil((time.monotonic() - start) * (step - self._last) / (SHARE * passed)))
 
     def _judge(self, sent: list[Any]) -> "Judgement":
-        """What all ranks do of what they have; the first rank decides it."""
+        """Return the decision about the entries that ranks have unlike; only the first rank calls it."""
         given = [ComparedState(*each) for each in sent]
         digests = [each.digests for each in given]
         whole = {key for each in given for key in each.whole}
@@ -292,7 +292,7 @@ class RankDifferences:
         return Judgement(unlike, refused, fault, [given[rank].host for rank in fault.ranks] if fault else [])
 
     def _judged(self, ranks: Agreement, step: int, found: "Judgement") -> dict[str, bool]:
-        """What ranks have unlike, and keep; raises what `turn` does."""
+        """Return the entries that ranks have unlike and keep; raises as `turn` does."""
         if found.fault is not None:
             self._raise(ranks, step, ReplicaFault(*found.fault), found.hosts)
         if found.refused:
@@ -361,7 +361,7 @@ class RankDifferences:
 
 
 def _is_trained(name: str, leaf: torch.Tensor, parameters: Collection[int]) -> bool:
-    """Whether an entry is a parameter or of an optimizer: buffers of a model may begin to differ."""
+    """Return whether an entry is a parameter, or of an optimizer. Buffers of a model may begin to differ."""
     return name.partition(".")[0] not in MODELS or isinstance(leaf, torch.nn.Parameter) or _address(leaf) in parameters
 
 

@@ -9,15 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 SHARD = " (shard of rank "
-"""What the name of a shard has after that of the entry: the first rank that has a replica of it."""
+"""Text between an entry's name and the first rank that has a replica of the shard, in the name of a shard."""
 OPTIONS = "param_groups"
-"""What names of options of an optimizer have in them."""
+"""Part of the name of each option of an optimizer."""
 Digests = Mapping[str, str]
 """Of each entry, by name: its type and shape, and after a colon a digest of its bytes."""
 
 
 Lacking = Literal["unlike", "less", "fine"]
-"""What it is if a rank lacks an entry: unlike; or it has given less than the first one; or it need not have it."""
+"""Kind of an entry that a rank lacks: unlike; the rank has given less than the first one; or it need not have it."""
 
 
 class ReplicaFault(NamedTuple):
@@ -86,7 +86,7 @@ def _has_enough(name: str, ranks: Sequence[Digests], lacking: Lacking) -> bool:
 
 
 def whole_objects(unlike: Mapping[str, bool], objects: Collection[str]) -> dict[str, bool]:
-    """What ranks have unlike, by objects: none is put together of what two ranks had."""
+    """Return the unlike entries by whole objects: no object is put together from two ranks."""
     found: dict[str, bool] = {}
     for name, has_shape in unlike.items():
         found[head_of(name, objects) or name] = has_shape
@@ -103,7 +103,7 @@ def head_of(name: str, objects: Collection[str]) -> str | None:
 def replica_fault(
     ranks: Sequence[Digests], unlike: Collection[str], known: Collection[str], count: int
 ) -> ReplicaFault | None:
-    """What a processor has computed wrongly; None if ranks differ by design.
+    """Return the entries that a processor has computed wrongly; None if ranks differ by design.
 
     Of three replicas or more, most are equal where one is wrong. Of two, a wrong result is in few entries, as ranks
     share their gradients; ranks that train apart have nearly all unlike that change. Unlike options of an optimizer,

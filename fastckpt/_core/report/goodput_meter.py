@@ -99,7 +99,7 @@ class _Course:
 
 
 def _failures(rounds: Sequence[LaunchRound], *, stopped: bool = True) -> Counter[str]:
-    """How often rounds ended by kind; those that were ``stopped`` without a failure as "elsewhere"."""
+    """Count the ends of rounds by kind; a round that was ``stopped`` without a failure counts as "elsewhere"."""
     found = Counter(one.failure.kind for one in rounds if one.failure)
     found["elsewhere"] = sum(stopped and one.failure is None and one.stopped is not None for one in rounds)
     return found

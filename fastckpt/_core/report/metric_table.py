@@ -25,7 +25,10 @@ class Kind(Enum):
 
 
 class Scope(Enum):
-    """Whose values an agent serves: those of its node, which add up over nodes; or, node 0 alone, those of the job."""
+    """Scope of the values that an agent serves.
+
+    Values of its node add up over nodes; node 0 alone serves those of the job.
+    """
 
     NODE = "each node"
     JOB = "node 0"

@@ -151,7 +151,10 @@ class CandidateFinder:
         return Listing(all_of, bad, here.held)
 
     def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
-        """What this node holds in memory of saves of several nodes, for others' sake; the first rank reports it."""
+        """Return what this node holds in memory of saves of several nodes, for the other nodes.
+
+        The first rank of the node reports it.
+        """
         place = self._client.place
         is_alone = place.group_world_size == 1 and not self._needs.shards  # else others may have left it their shards
         if place.local_rank or is_alone or not self._needs.from_peers:
@@ -184,7 +187,7 @@ class CandidateFinder:
 
     @property
     def needs(self) -> RequiredFiles:
-        """What this rank needs of a checkpoint."""
+        """Files of a checkpoint that this rank needs."""
         return self._needs
 
     def fetch(
@@ -273,7 +276,7 @@ class CandidateFinder:
         return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
 
     def _enough(self, listing: Listing) -> Candidates:
-        """What is in memory and is enough for this rank."""
+        """Return the candidates in memory that are enough for this rank."""
         place = self._client.place
         return {at: each for at, each in listing.candidates.items() if self._needs.are_in_memory(each, place)}
 
@@ -313,14 +316,17 @@ class CandidateFinder:
 
 
 def _is_file_of(stored: StoredCheckpoint, name: str, path: Path) -> bool:
-    """Whether a file is this checkpoint's, in its place or at the path that its user named."""
+    """Return whether a file is this checkpoint's, in its place or at the path that its user named."""
     assert isinstance(stored, Stored)
     named = stored.target is not None and os.path.realpath(stored.target) == str(path)
     return os.path.realpath(stored.path_of(name)) == str(path) or (named and stored.owns_target())
 
 
 def parity_holdings(arena: Path, held: HeldSave) -> tuple[ParityHolding, ...]:
-    """What a node can help to rebuild of a save: ranks' files of which those that it lacks are in its parity."""
+    """Return the rebuilds of a save that a node can help with.
+
+    The files of its ranks that the node lacks are in its parity.
+    """
     if held.slot is None:
         return ()
     return tuple(_parity_holding(held, each) for each in whole_parities(arena, held.id, held.attempt))

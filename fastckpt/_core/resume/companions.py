@@ -101,7 +101,7 @@ class Selection:
     pairing: Pairing | None = None
 
     def __call__(self, candidates: Candidates) -> list[CheckpointLocation]:
-        """Those of the candidates."""
+        """Return the wanted ones of the candidates."""
         wanted = self._wanted(candidates)
         return [*wanted] if self.pairing is None else self.pairing.accepted(wanted)
 

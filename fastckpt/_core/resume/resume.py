@@ -196,7 +196,7 @@ class Resume:
     def _candidate(
         self, choices: Sequence[CheckpointLocation], survey: Survey, ranks: Agreement
     ) -> tuple[Candidate | None, Faults]:
-        """What this rank loads, brought from other nodes' memory if it is there; or why that failed."""
+        """Return the candidate that this rank loads, fetched from other nodes' memory if it is there; or the faults."""
         mine = choices[self._place.rank]
 
         def bring() -> Candidate:
@@ -290,7 +290,7 @@ class Resume:
         return [each for each in same if nodes[each] == nodes[rank] or not self._finder.has_far]
 
     def _at(self, path: str, ranks: Agreement) -> tuple[SaveId | None, Candidate, list[int]]:
-        """What the first rank finds at a path, the same for all, and the node of each rank."""
+        """Return the save that the first rank finds at a path, the same for all, and the node of each rank."""
 
         def look(nodes: list[int]) -> list[Any]:
             try:

@@ -43,7 +43,7 @@ class StoredEntry(NamedTuple):
 
 
 def described(listing: Listing, main: str, own: Sequence[str]) -> JSON:
-    """What the first rank found in one tier, as a message.
+    """Return the first rank's findings in one tier, as a message.
 
     Args:
         listing: What it found.
@@ -75,7 +75,7 @@ def candidates(tier: "StorageTier", message: JSON, rank: int, token: str) -> Can
 
 
 def rejected(tier: "StorageTier", message: JSON) -> list[Rejected]:
-    """What exists there and is no candidate for any rank."""
+    """Return the checkpoints that exist there and are no candidates for any rank."""
     found = []
     for name, place, why in message["rejected"]:
         kind = RejectionKind[name]

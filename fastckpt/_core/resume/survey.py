@@ -67,7 +67,7 @@ class Survey:
         return sources(self.holdings, self.nodes, location, self.shards)
 
     def is_redivided(self, location: CheckpointLocation) -> bool:
-        """Whether a state is divided among ranks, and another number of them saved it."""
+        """Return whether a state is divided among ranks, and another number of ranks saved it."""
         count = len(self.nodes)
         return bool(self.shards) and any(h.save == location.save and h.world_size != count for h in self.holdings)
 
@@ -295,7 +295,7 @@ def _patience(finder: CandidateFinder, survey: Survey, save: tuple[int, int, str
 
 
 def _has_all_parts(holdings: Sequence[NodeHolding], save: tuple[int, int, str]) -> bool:
-    """Whether the memory of the nodes has the files of all ranks that saved."""
+    """Return whether the memory of the nodes has the files of all ranks that saved."""
     held = [each for each in holdings if each.save == save]
     return {rank for each in held for rank in each.ranks}.issuperset(
         range(max((each.world_size for each in held), default=0))

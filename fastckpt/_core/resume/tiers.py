@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, phase: Phase, tier: str) -> "Fault":
-        """That of an error in a phase of a load from a tier."""
+        """Return the fault for an error in a phase of a load from a tier."""
         return cls(verdict(error, phase, tier).value, in_words(error))
 
     @property

@@ -22,7 +22,7 @@ GIVE_WAY = 20.0
 PAUSE = 0.1
 """Seconds between two looks."""
 NOT_TRIED = "the script was not tried: "
-"""How a refusal of `demand_empty` begins."""
+"""First words of a refusal of `demand_empty`."""
 
 
 def demand_empty(location: str, record: Path) -> None:

@@ -56,7 +56,7 @@ logger = logging.getLogger("fastckpt")
 ORPHANS_DEADLINE = 10.0
 """Seconds that killed writers of a dead owner have to be gone before its memory counts as lost."""
 DECISIONS = 64
-"""How many decisions on saves are remembered, for writers that are behind."""
+"""Number of decisions on saves that are remembered, for writers that are behind."""
 
 
 class Coordinator:
@@ -164,7 +164,7 @@ class Coordinator:
         return sum(sizes) + self.peers.replicas.bytes()
 
     def stats(self) -> SaverStats:
-        """What became of the checkpoints; in any thread."""
+        """Return the outcome of the checkpoints; in any thread."""
         stats = self.persister.stats
         stats.replicas = self.peers.counts
         stats.memory = max(filter(None, (slot.whole for slot in [*self.slots])), default=None)
@@ -249,7 +249,7 @@ class Coordinator:
             self.persister.give_up_after(SaveId(*closed[1:]), f"rank {closed[0]} has closed")
 
     def is_copying(self, dead: Collection[int]) -> bool:
-        """Whether a save will be whole once ranks that are here have copied their parts; ``dead`` ones are not here."""
+        """Return whether a save becomes whole once the ranks that are here, without the ``dead``, have copied it."""
         return any(
             slot.id is not None
             and not slot.committed
@@ -262,7 +262,7 @@ class Coordinator:
         self._read(*self.slots)
 
     def awaits(self, writers: Collection[int]) -> bool:
-        """Whether a save lacks the parts of some of these writers alone, and they have not gone on without it."""
+        """Return whether a save lacks only parts of these writers, and none of these has gone on to a later one."""
         latest = self.writers.latest
         lacking = [(slot.id, slot.writers - slot.done) for slot in self.slots if slot.id and not slot.committed]
         return any(
@@ -417,7 +417,7 @@ class Coordinator:
             slot.wanted.clear()
 
     def _obstacle(self, slot: Slot) -> str:
-        """Why the save in a slot can never be whole; empty if it is, or may be."""
+        """Return why the save in a slot can never be whole; empty if it is, or may be."""
         return self.writers.obstacle(slot.id, slot.writers - slot.done) if slot.id and not slot.committed else ""
 
     def committed(self, writer: int, message: Committed | Uncommitted) -> None:
@@ -489,7 +489,7 @@ class Coordinator:
         return [list(save) for save in news]
 
     def status(self, writer: int) -> Status:
-        """How far persistence is."""
+        """Return the state of persistence."""
         way = self.persister
         # What lacks the part of the one who asks cannot become whole while it waits.
         others = [slot for slot in self.slots if writer not in slot.writers - slot.done]

@@ -13,7 +13,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class Readers:
-    """Who reads the slots of a node, and what they downloaded to read it.
+    """Processes that read the slots of a node, and files that they downloaded for it.
 
     Attributes:
         active: Processes that read what is in memory, or look for what to load.
@@ -73,7 +73,10 @@ class Readers:
             self._persister.submit(newest)
 
     def lost(self) -> list[str]:
-        """What was found bad in memory where nothing has been saved since, and why; what is where nobody looks."""
+        """Return the saves in memory that were found bad, with reasons, and checkpoints in places where nobody looks.
+
+        A slot is left out once something was saved in it again.
+        """
         return [slot.lost for slot in self._slots if slot.lost] + self.elsewhere
 
     def close(self) -> None:

@@ -244,7 +244,7 @@ class Reservations:
         task.add_done_callback(self._ahead.discard)
 
     def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
-        """Whether an image is a writer's that has others now. What nobody has asked for is of a job that has ended."""
+        """Return whether an image is of a writer that has others now. One that nobody asked for is of an ended job."""
         return name not in sizes and self._asked.get(name, self._guessed.get(name, writer)) == writer
 
     def _forget(self, sizes: Sizes, writer: int) -> None:

@@ -192,7 +192,7 @@ class Saver:
 
     @property
     def deserted(self) -> bool:
-        """Whether all writers of all checkpoint directories have deregistered."""
+        """True if all writers of all checkpoint directories have deregistered."""
 
         async def ask() -> bool:
             return all(coordinator.writers.deserted for coordinator in self._coordinators.values())
@@ -200,7 +200,7 @@ class Saver:
         return self._is_cut_off or self._call(ask()).result(START_TIMEOUT)
 
     def report(self) -> list[SaverStats]:
-        """What became of the checkpoints of each directory; at any time."""
+        """Return the outcome of the checkpoints of each directory; at any time."""
         return [coordinator.stats() for coordinator in list(self._coordinators.values())]
 
     def logged(self) -> dict[int, tuple[int, dict[str, float]]]:
@@ -208,7 +208,7 @@ class Saver:
         return self._logged.by_rank()
 
     def arenas(self) -> dict[str, Path]:
-        """Where the memory of each checkpoint directory is; at any time."""
+        """Arena of each checkpoint directory; at any time."""
         return {directory: coordinator.arena.path for directory, coordinator in [*self._coordinators.items()]}
 
     def marks(self) -> dict[str, str]:
@@ -218,13 +218,13 @@ class Saver:
 
     @property
     def lost(self) -> str:
-        """Why the workers may not save any more: another job has come in their place. Empty while they may."""
+        """Reason why the workers may not save any more: another job has taken their place. Empty while they may."""
         # A copy of the values: the agent's thread reads them while the loop may add one.
         return next(filter(None, (coordinator.tiers.lost for coordinator in [*self._coordinators.values()])), "")
 
     @property
     def may_start_over(self) -> bool:
-        """Whether they may after a restart: no other job is in their place, or they go on from what it has left."""
+        """True if they may save after a restart: no other job has their place, or they go on from its checkpoints."""
         return not self._shut_out and all(
             coordinator.tiers.may_start_over for coordinator in [*self._coordinators.values()]
         )
@@ -241,7 +241,7 @@ class Saver:
         return entering.tiers.awaited if entering else None
 
     def may_return(self) -> bool:
-        """Whether these have left; blocks, and is to be asked once a second or so."""
+        """Return whether that job has left; blocks, and is to be called about once a second."""
         try:
             return all(coordinator.tiers.may_return() for coordinator in [*self._coordinators.values()])
         except FastckptError as error:
@@ -250,7 +250,7 @@ class Saver:
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Whether these have brought the job to its good end, as `may_return` has seen."""
+        """True if that job has ended well, as `may_return` has seen."""
         lost = [coordinator.tiers for coordinator in [*self._coordinators.values()] if coordinator.tiers.lost_to]
         return bool(lost) and all(tiers.ended_elsewhere for tiers in lost)
 
@@ -307,7 +307,7 @@ class Saver:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether the script has closed the descriptors of this process, where it has a saver in it."""
+        """True if the script has closed the descriptors of this process, with a saver in the same process."""
         number, own = self._listener
         return own is not None and opened(number) != own
 

@@ -115,17 +115,20 @@ class SaverStats:
 
     @property
     def has_durable(self) -> bool:
-        """Whether any checkpoint is durable: here, or where one was loaded from."""
+        """True if any checkpoint is durable: here, or where one was loaded from."""
         return self.durable is not None or bool(self.resumes.keys() - {"memory"})
 
     @property
     def never_whole(self) -> bool:
-        """Whether the script has saved, and none of its saves came to be whole."""
+        """True if the script has saved, and none of its saves became whole."""
         return not self.saves and bool(self.begun or self.skips)
 
     @property
     def is_stored(self) -> bool:
-        """Whether all that the next start could resume is durable; what one of several nodes has more, it could not."""
+        """True if all that the next start could resume is durable.
+
+        Saves that only one of several nodes has cannot be resumed.
+        """
         is_common = self.common is not None and self.durable is not None and self.durable >= self.common
         return self.lacking is None or is_common
 

@@ -28,14 +28,14 @@ _PAGE = 1024
 """Records have whole ones, so that a new text takes the place of the old one in a single write."""
 LARGEST_TEXT = 1 << 20
 NEWEST = 16
-"""How many records are never removed: jobs and memory that stood still for some launches still ask for theirs."""
+"""Number of newest records that are never removed: jobs and memory that were idle for some launches need theirs."""
 AT_ONCE = 64
-"""How many one sweep removes at most."""
+"""Number of records that one sweep removes at most."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Who has opened a history.
+    """Record of the launch that has opened a history.
 
     Attributes:
         history: Its number.
@@ -101,7 +101,7 @@ class Histories(Protocol):
 
     @property
     def excludes(self) -> bool:
-        """Whether there is an act there in which one of several succeeds."""
+        """True if there is an operation there in which exactly one of several callers succeeds."""
 
     def newest(self, *, fresh: bool = True) -> int:
         """The number of the newest history that has a record; 0 for none.
@@ -129,7 +129,7 @@ class Histories(Protocol):
 
 
 def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
-    """Those of these records that decide nothing any more, oldest first, as many as are to be removed at once.
+    """Return the records that decide nothing any more, oldest first, as many as are to be removed at once.
 
     By a record newer than all checkpoints memory is told from that of another line; the newest of all says who may
     write. One that is older says whose checkpoints these are.
@@ -140,7 +140,7 @@ def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
 
 
 class DirectoryHistories:
-    """Those of a directory."""
+    """Histories of a directory."""
 
     excludes = True
 

@@ -76,7 +76,7 @@ class Intervals:
         return since > 0 and since % self.storage == 0 and not (self.storage <= self.unsaved and self._left_out(since))
 
     def _left_out(self, since: int) -> bool:
-        """Whether the step that is so many after the anchor is in a block without saves."""
+        """Return whether the step that is so many after the anchor is in a block without saves."""
         return self.unsaved > 0 and 0 < -since % self.cycle <= self.unsaved
 
     def changed(self, memory: int, storage: int, step: int, unsaved: int = 0) -> Self:

@@ -7,7 +7,7 @@ NAMED = 8
 
 
 def refusal(host: str, members: Sequence[str], spares: Collection[str], fewest: int, stores: Collection[str]) -> str:
-    """Why the job cannot go on without a host, with the remedy; empty if it can.
+    """Return the reason why the job cannot go on without a host, with the remedy; empty if it can.
 
     Args:
         host: Its name.

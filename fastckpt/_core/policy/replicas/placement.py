@@ -8,7 +8,7 @@ from fastckpt._core.policy.replicas.grouping import Group, ReplicaNode, grouped
 
 @dataclass(frozen=True)
 class Placement:
-    """Who holds whose copies.
+    """Assignment of copies to nodes.
 
     Attributes:
         holders: The nodes that hold the files of each node, by its id.

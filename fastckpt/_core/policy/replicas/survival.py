@@ -52,7 +52,7 @@ def _probability(parts: Sequence[Sequence[int]], nodes: int, lost: int) -> float
 
 
 def _good_losses(part: Group, holders: Mapping[str, Group]) -> list[int]:
-    """How many sets of each size of a part's nodes leave each lost one a holder."""
+    """Count, by size, the sets of a part's nodes whose loss leaves a holder to each lost node."""
 
     def is_good(gone: Group) -> bool:
         return all(any(holder not in gone for holder in holders[id]) for id in gone)

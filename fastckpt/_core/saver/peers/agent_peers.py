@@ -32,7 +32,7 @@ PATIENCE, PAUSE = 5.0, 0.2
 
 
 class NodeMemory(NamedTuple):
-    """What this node has in memory for a checkpoint directory: arena, slots, large files of others, and parity."""
+    """Memory of this node for a checkpoint directory: arena, slots, large files of others, and parity."""
 
     arena: Path
     slots: Sequence[Slot]
@@ -106,7 +106,7 @@ class AgentPeers:
         return next((peer.marks[directory] for peer in others if directory in peer.marks), "")
 
     def common_saves(self, directory: str) -> CommonSaves:
-        """What all agents of this round hold of a directory, as far as they have reported it to this one."""
+        """Return the saves of a directory that all agents of this round hold, as far as they have reported so."""
         with self._lock:
             if directory not in self._common:
                 self._common[directory] = CommonSaves([peer.id for peer in self.round.peers] if self.round else [])

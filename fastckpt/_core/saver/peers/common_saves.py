@@ -33,7 +33,7 @@ If that takes longer than the wait, agents send theirs again and again: of 1,024
 
 @dataclass(frozen=True)
 class HeldReport:
-    """What one agent holds of one directory.
+    """Report of one agent on the saves of one directory that it holds.
 
     Attributes:
         member: The agent.
@@ -100,7 +100,7 @@ class CommonSave:
     is_replicated: bool = False
 
     def is_behind(self, aim: SaveId | None) -> bool:
-        """Whether this is older than a save that one agent holds, and that all may hold soon."""
+        """Return whether this is older than a save that one agent holds, and that all may hold soon."""
         return aim is not None and (self.id is None or self.id < aim)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class CommonSave:
 
 
 class CommonSaves:
-    """What all agents of a round hold of one directory; each reports to it, in threads of any number.
+    """Saves of one directory that all agents of a round hold; each agent reports to it, in threads of any number.
 
     What a report takes does not grow with the number of agents, but for the one that completes a step.
 

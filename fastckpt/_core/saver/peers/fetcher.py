@@ -28,7 +28,7 @@ STREAMS = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """What another agent holds of a save, and what others can rebuild with it."""
+    """Files of a save that another agent holds, and those that others can rebuild with it."""
 
     address: str
     sizes: Mapping[str, int]
@@ -66,7 +66,7 @@ class FetchedFiles:
 
 
 def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) -> list[Offer]:
-    """What each source holds; those that do not answer are left out."""
+    """Return the offer of each source; sources that do not answer are left out."""
     addresses = dict.fromkeys(address for addresses in sources.values() for address in addresses)
 
     def ask(address: str) -> Offer | None:
@@ -154,7 +154,7 @@ class _Rebuildable:
 
 
 def _rebuildable(offers: Sequence[Offer]) -> dict[tuple[Group, str], _Rebuildable]:
-    """What can be rebuilt of each member of each group that has made parity of the save."""
+    """Return the files that can be rebuilt, for each member of each group that has made parity of the save."""
     found: dict[tuple[Group, str], _Rebuildable] = {}
     for offer in offers:
         for each in offer.parity:

@@ -40,7 +40,7 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class SaveName:
-    """Which save is meant.
+    """Name of a save among all directories and attempts.
 
     Attributes:
         directory: The checkpoint directory.
@@ -73,7 +73,7 @@ def digest_of_bytes(data: bytes) -> str:
 
 
 def find(arena: Path, of: Sequence[Path], name: SaveName) -> HeldSave:
-    """What an arena holds of a save; raises FastckptError if that is nothing."""
+    """Return the part of a save that an arena holds; raises FastckptError if it holds nothing."""
     for held in held_saves(arena, of):
         if (held.id, held.attempt) == (name.id, name.attempt):
             return held

@@ -104,19 +104,19 @@ class MemoryPeers:
 
     @property
     def address(self) -> str:
-        """Where the other agents find this one; empty if there are none."""
+        """Address at which the other agents reach this one; empty if there are none."""
         return self._round.peers[self._round.own].address if self._round and not self._is_alone else ""
 
     @property
     def _is_alone(self) -> bool:
-        """Whether there was a round, and the newest is of this agent alone."""
+        """True if there was a round, and the newest is of this agent alone."""
         return self._round is not None and len(self._round.peers) == 1
 
     def _ids(self) -> set[SaveId]:
         return {slot.id for slot in [*self._slots] if slot.id}
 
     def _copies(self) -> float:
-        """How much memory others need for copies of this node's files, or for their parity, in times of their size."""
+        """Memory that others need for copies or parity of this node's files, as a multiple of the files' size."""
         count = len(self._round.partners) if self._round else 0
         return 1 / count if self._round and self._round.parity and count else count
 

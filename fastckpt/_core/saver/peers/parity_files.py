@@ -64,7 +64,7 @@ class ChunkRequest:
 
 
 class ParityFiles:
-    """What an arena holds of parity; any thread may use it.
+    """Parity in an arena; any thread may use it.
 
     Args:
         arena: The arena.
@@ -89,7 +89,7 @@ class ParityFiles:
 
     @property
     def could_release(self) -> bool:
-        """Whether nothing is kept for the only reason that workers may choose to resume it."""
+        """Return whether parity that is not needed could be released: no worker may choose to resume it."""
         return not self._in_use()
 
     def clear_away(self) -> None:

@@ -55,7 +55,7 @@ class ParityPlace:
             self.record.demand_short(member)
 
     def lacks(self, size: int) -> bool:
-        """Whether there is no memory for so many bytes yet."""
+        """Return whether memory for so many bytes is still to be allocated."""
         with self._lock:
             return size > self._allocated
 

@@ -215,7 +215,7 @@ class Replication:
 
 
 def _is_still(held: HeldSave) -> bool:
-    """Whether a save is still in the slot in which it was."""
+    """Return whether a save is still in the slot in which it was."""
     return held.slot is not None and slots.read(held.slot).committed == held.id
 
 

@@ -36,7 +36,7 @@ class StagedSave:
         return self.files.bytes()
 
     def place(self, save: SaveName) -> Path:
-        """Where the files of a save are."""
+        """Return the directory with the files of a save."""
         return kept_place(self.arena.path, save.id, save.attempt)
 
     def make_way(self, save: SaveName) -> None:

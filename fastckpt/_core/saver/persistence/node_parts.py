@@ -71,7 +71,7 @@ class NodeParts:
 
     @property
     def waiting(self) -> int:
-        """How many checkpoints somebody may wait for."""
+        """Number of checkpoints for which somebody may wait."""
         return len(self._asked)
 
     async def drain(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class NodeParts:
         return self._overtaken(id) or self._is_later(id)
 
     def _is_later(self, id: SaveId) -> bool:
-        """Whether other nodes have ended before it; another history is one of other workers."""
+        """Return whether other nodes ended before they saved this; another history is one of other workers."""
         return self._last is not None and id > (last := self._last[0]) and id.history == last.history
 
     async def _try(self, work: Callable[[], Any], before: str) -> tuple[Any, str]:

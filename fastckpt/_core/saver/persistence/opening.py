@@ -32,7 +32,7 @@ class Opening:
         return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None, "rollback" in details)
 
     def is_of_line(self, details: Mapping[str, Any]) -> bool:
-        """Whether the save with these details was made by the same workers, since they last loaded."""
+        """Return whether the save with these details was made by the same workers, since they last loaded."""
         return bool(self.token) and self.token == details.get(ROUND)
 
     @classmethod

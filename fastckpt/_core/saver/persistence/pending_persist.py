@@ -10,7 +10,7 @@ from fastckpt._core.saver.stats import SaverStats
 
 
 class Urgency(enum.IntEnum):
-    """What becomes of a save for storage while another is persisted: a newer one overtakes it, or it keeps its slot."""
+    """Fate of a save for storage while another is persisted: a newer one overtakes it, or it keeps its slot."""
 
     OVERTAKABLE = 0
     AGREED = 1
@@ -19,7 +19,7 @@ class Urgency(enum.IntEnum):
 
 
 def urgency_of(message: Committed) -> Urgency:
-    """What a writer asks for that wants a save to be persisted."""
+    """Return the urgency that a writer asks for when it wants a save to be persisted."""
     if not message.overtakable:
         return Urgency.LASTING
     return Urgency.AGREED if message.agreed else Urgency.OVERTAKABLE

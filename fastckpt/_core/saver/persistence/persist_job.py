@@ -18,7 +18,7 @@ from fastckpt._core.storage.store import Pending, Store
 from fastckpt.errors import Superseded
 
 PIN = "persist"
-"""How the pins of persists begin."""
+"""First word of the pins of persists."""
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
 
 
 def _written(records: slots.Records, persisted: Collection[str]) -> dict[str, list[str]]:
-    """What each rank of this node has written of the files that are persisted; empty if earlier versions wrote it."""
+    """Return the persisted files that each rank of this node wrote; empty if an earlier version wrote them."""
     assert records.begin is not None
     done = [records.done[writer] for writer in sorted(records.begin.writers)]
     if any("rank" not in each.details for each in done):

@@ -27,7 +27,7 @@ LONGEST_LOOK = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for all places to which a job saves.
+    """Properties of a job that are the same for all places to which it saves.
 
     Attributes:
         launch: What no other launch is called.
@@ -65,7 +65,7 @@ class Vigil:
         self._gone: Record | None = None
 
     def look(self) -> bool:
-        """Whether the history after the newest may be opened; blocks, and raises PersistError."""
+        """Return whether the history after the newest may be opened; blocks, and raises PersistError."""
         # `fresh` creates and removes a name there, so that no cached listing answers the first look.
         asked = time.monotonic()
         self.number = self._store.histories.newest(fresh=self.record is None)
@@ -123,7 +123,7 @@ def wait_for_predecessor(vigil: Vigil, end: threading.Event) -> None:
 
 
 def has_died(record: Record, ended: Collection[str] = ()) -> bool:
-    """Whether its holder was a process of this host, and is no more.
+    """Return whether its holder was a process of this host that has ended.
 
     Args:
         record: What it holds.

@@ -110,7 +110,7 @@ class Tenure:
             self.lost, self.lost_to = "", None
 
     def may_return(self) -> bool:
-        """Whether those to whom the place was lost have left it, or are dead, by one more look, which blocks."""
+        """Return whether the job that took the place has left it, or is dead, by one more look, which blocks."""
         if self.lost_to is None:
             return not self.lost
         self._vigil = self._vigil or Vigil(self._store, self._job, self._party)
@@ -123,7 +123,7 @@ class Tenure:
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Whether those to whom the place was lost have brought the job to its good end, as `may_return` has seen."""
+        """True if the job that took the place has ended well, as `may_return` has seen."""
         newest = self._vigil.record if self.lost_to and self._vigil else None
         return newest is not None and newest.finished and newest.location == self._party.location
 
@@ -162,11 +162,11 @@ class Tenure:
                 self._watch()
 
     def saw(self, newest: SaveId | None) -> None:
-        """What was the newest that is durable there, before the workers chose what to resume."""
+        """Note the newest checkpoint that was durable there before the workers chose one to resume."""
         self._seen = newest or SaveId(-1, -1)
 
     def reported(self, id: SaveId) -> None:
-        """What this agent has reported durable: workers knew of it, or it was saved under their eyes."""
+        """Note a durable checkpoint that this agent has reported: workers knew of it, or were there at the save."""
         self._seen = max(self._seen, id) if self._seen else id
 
     def _accept(self) -> None:
@@ -331,7 +331,7 @@ class Tenure:
         )
 
     def _knows(self, record: Record) -> bool:
-        """Whether it was opened by an agent that was in a round with this one."""
+        """Return whether it was opened by an agent that was in a round with this one."""
         return record.location == self._party.location and record.launch in self._met
 
     def _lose(self, why: str) -> NoReturn:

@@ -107,7 +107,7 @@ class Uploader:
 
     @property
     def awaited(self) -> str:
-        """What the end of the job waits for, in words; empty for nothing."""
+        """Description of what the end of the job waits for; empty for nothing."""
         if self.remote is None or self._task is None or self._task.done():
             return ""
         what = f"{self.busy} is on its way to" if self.busy else "the newest checkpoint is to be in"

@@ -60,7 +60,7 @@ class CheckpointDirectory:
 
     @cached_property
     def histories(self) -> DirectoryHistories:
-        """Who has opened which history here."""
+        """Records of the launches that have opened histories here."""
         return DirectoryHistories(self._layout)
 
     def publish(self, request: PublishRequest) -> Manifest:
@@ -122,7 +122,7 @@ class CheckpointDirectory:
             return self._reader.known().whole
 
     def is_whole(self, stored: Stored) -> bool:
-        """Whether a checkpoint that is known is still there with all its files."""
+        """Return whether a checkpoint that is known is still there with all its files."""
         with explained("read checkpoints", self.path):
             return self._reader.is_whole(stored)
 
@@ -144,7 +144,10 @@ class CheckpointDirectory:
         stored.verify(names)
 
     def files(self, stored: Stored, into: Path) -> dict[str, Path]:
-        """Where the files of a checkpoint can be read: they lie here, so nothing goes ``into`` that directory."""
+        """Return the paths at which the files of a checkpoint can be read.
+
+        They are in the directory itself, so nothing goes ``into`` the other one.
+        """
         return stored.files()
 
     def fetch(self, stored: Stored, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
@@ -197,7 +200,7 @@ class CheckpointDirectory:
                         removal.delete(self._layout, stored, lambda: self._has_newer(id, scan.whole[:1]))
 
     def _has_newer(self, id: SaveId, known: list[Stored]) -> bool:
-        """Whether a checkpoint that is newer counts: the one that is known, or another that has come since."""
+        """Return whether a newer checkpoint counts: the one that is known, or another that has come since."""
         if all(ours(newest.place) == newest.manifest for newest in known):
             return True  # or there was none, and nothing rests on what is deleted
         return any(newer.id > id for newer in self.scan().whole)

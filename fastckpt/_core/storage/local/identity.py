@@ -33,7 +33,7 @@ def parsed(text: str) -> str:
 
 
 def identity(directory: Path) -> str:
-    """What this directory is marked with; it is gone when the directory is. "" for one without a mark.
+    """Return the mark of this directory, which is gone when the directory is; "" for one without a mark.
 
     Raises OSError if its mark cannot be read: memory of a directory that does not answer for a moment must not pass
     for that of another one.
@@ -85,7 +85,7 @@ class KnownDirectory:
         return cls(mark, _place(directory), _place(directory.parent))
 
     def is_removed(self, directory: Path) -> bool:
-        """Whether nothing has its name any more, so that it may be made, and marked, again.
+        """Return whether nothing has its name any more, so that it may be made, and marked, again.
 
         Raises PersistError if another directory has its name, OSError if that cannot be seen.
         """

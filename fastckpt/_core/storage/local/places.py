@@ -88,7 +88,7 @@ def remove_apart(layout: Layout, place: Path) -> bool:
 
 
 def is_unmovable(layout: Layout, place: Path, error: OSError) -> bool:
-    """Whether this error says that a directory cannot be renamed on its own file system."""
+    """Return whether this error means that a directory cannot be renamed on its own file system."""
     return error.errno == errno.EXDEV and layout.files.is_directory(place)
 
 

@@ -41,7 +41,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
 
 
 def fault(layout: Layout, place: Path) -> str:
-    """What can be seen to be wrong with the checkpoint in a place; empty for nothing, or if there is none."""
+    """Return what is visibly wrong with the checkpoint in a place; empty for nothing, or if there is none."""
     try:
         manifest = read_manifest(place)
         if manifest:
@@ -64,7 +64,7 @@ def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> s
 
 
 def reason(place: Path) -> str:
-    """Why a place was quarantined."""
+    """Return why a place was quarantined."""
     try:
         lines = read_small(place / WHY, _LONGEST).decode(errors="replace").splitlines()
     except OSError as error:

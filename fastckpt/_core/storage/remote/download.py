@@ -16,7 +16,7 @@ from fastckpt._core.storage.remote.objects import Objects
 from fastckpt.errors import BadCheckpoint, PersistError
 
 ATTEMPTS = 2
-"""How often a file is read before its damage is believed to be the store's, not the network's."""
+"""Number of reads of a file before its damage counts as the store's, not the network's."""
 
 
 def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None) -> None:

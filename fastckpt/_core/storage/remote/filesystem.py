@@ -43,7 +43,7 @@ REFUSED = {
 
 
 class RemoteFilesystem:
-    """What opens a URL.
+    """Client of the file system at a URL.
 
     Attributes:
         url: The URL.
@@ -67,7 +67,7 @@ class RemoteFilesystem:
         self._waiting = WaitNotice(self.url)
 
     def ask(self, deed: str, method: str, *arguments: Any, size: int = 0, limit: float = 0.0, **options: Any) -> Any:
-        """What a method of the file system returns.
+        """Return the result of a method of the file system.
 
         Args:
             deed: What it does, in words that follow "to".
@@ -93,7 +93,7 @@ class RemoteFilesystem:
         return self._waiting.request(deed, None)
 
     def has_its_own(self, method: str) -> bool:
-        """Whether the file system does not inherit a method from fsspec's base classes."""
+        """Return whether the file system implements a method itself; False if it is of fsspec's base classes."""
         name = f"_{method}" if self.fs.async_impl else method
         found = getattr(type(self.fs), name)
         # fsspec's base classes implement some methods by others, in ways that lose errors.

@@ -196,7 +196,7 @@ class RemoteStore:
                 download(self._objects, stored.object(entry.name), entry, None)
 
     def files(self, stored: RemoteCheckpoint, into: Path) -> dict[str, Path]:
-        """Where the files of a checkpoint lie once they are fetched."""
+        """Return the paths of a checkpoint's files once they are fetched."""
         return {entry.name: into / entry.name for entry in stored.manifest.files}
 
     def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
@@ -244,7 +244,7 @@ class RemoteStore:
             self._known = [stored for stored in among if stored.id != id]
 
     def _counts(self, stored: RemoteCheckpoint) -> bool:
-        """Whether a checkpoint is still there."""
+        """Return whether a checkpoint is still there."""
         return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
