@@ -257,7 +257,9 @@ class PeerAgents:
         hosts = [member.host for member in self._members if member.id in ids]
         metrics.event("nodes_apart", host=self._own.host, hosts=hosts, undo=reason == TOGETHER)
         if reason == TOGETHER:
-            logger.warning("this node hears %s again, or others watch that", ", ".join(hosts))
+            logger.warning(
+                "this node receives messages from %s again, or other nodes watch that host", ", ".join(hosts)
+            )
         else:
             text = "this node does not hear %s, though they answer: the link between is dead, or drops large packets"
             logger.warning(coded(text, "FC-051"), ", ".join(hosts))

@@ -294,7 +294,7 @@ class NeighborWatch:
         if member in self._gone or self._is_isolated:
             return
         if member not in self._reached:  # behind a firewall silence means nothing
-            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
+            logger.warning("node %s %s: it was never reached, so it cannot be watched", member, why)
             self._heard[member] = math.inf
             return
         if stalls != self._stalls:  # this process may not have heard the answers

@@ -67,7 +67,7 @@ class Reception:
         """Log once for each host that a message was refused."""
         if host not in self._refused and len(self._refused) < MOST_LOGGED:
             self._refused.add(host)
-            logger.warning("refused a message from %s: %s; more from there are not logged", host, error)
+            logger.warning("refused a message from %s: %s; later refusals of that host are not logged", host, error)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._receive(reader, writer))

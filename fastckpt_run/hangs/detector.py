@@ -212,7 +212,9 @@ class HangWatch:
         """Note that workers whose silence was reported go on."""
         spoken = max([line.beat / 1e9 for line in lines.values()], default=0.0)
         if self._silences.told and spoken > self._silences.at:
-            logger.warning("the workers go on, after %.0f s", self._silences.told + spoken - self._silences.at)
+            logger.warning(
+                "the workers go on, after %.0f s of silence", self._silences.told + spoken - self._silences.at
+            )
             self._silences.gone_on()
 
     def _inspect(
@@ -232,7 +234,7 @@ class HangWatch:
             self._reset_silence()
             return None
         if (spoke := workers.spoke(lines, sights)).issuperset(ranks):
-            logger.info("workers that were silent went on while they were asked for their stacks")
+            logger.info("silent workers went on while their stacks were collected")
             return None
         lately = max(sights[rank].own for rank in ranks) / 2
         spoke |= {rank for rank, sight in sights.items() if sight.own < lately and rank not in ranks}
@@ -250,7 +252,7 @@ class HangWatch:
                 return None
             idle, groups = idle if math.isinf(idle) else min(idle, found.idle), found.groups
             if workers.spoke(lines, sights).issuperset(ranks):
-                logger.info("workers that were silent went on while those of other nodes were asked for their stacks")
+                logger.info("silent workers went on while the stacks of other nodes were collected")
                 return None
         blamed, reason = blamed_here(witnesses, workers.ranks, groups, sees_all=workers.sees_all)
         hang = Hang(blamed, reason, sights, witnesses, look, groups, time.monotonic() - began)
@@ -279,12 +281,10 @@ class HangWatch:
         try:
             found = exchange.collect(self._host, silent, lately)
         except (FastckptError, OSError) as error:
-            logger.warning("the stacks of other nodes are not known, as the first node gives no answer: %s", error)
+            logger.warning("cannot get the stacks of other nodes from the first node: %s", error)
             return Collected(None)
         if found.occupied:
-            logger.info(
-                "workers are silent, but those on %s may hold them up in good health", ", ".join(found.occupied)
-            )
+            logger.info("workers are silent, but may wait for workers on %s, which are busy", ", ".join(found.occupied))
         return found
 
     def _report(self) -> NodeReport:

@@ -90,7 +90,7 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
 def log_external(look: CloseLook, workers: NodeWorkers, told: Mapping[int, int]) -> None:
     """Log what holds workers up that is not theirs, of each rank once since its last report, which ``told`` has."""
     if look.is_debugged:
-        logger.info("workers that are silent are being debugged")
+        logger.info("a debugger holds silent workers")
     for rank, output in look.unread.items():
         if told.get(rank) != look.lines.get(rank, Telemetry()).beat:
             logger.warning("rank %d waits: nobody reads its output (%s)", workers.ranks[rank], output)

@@ -117,7 +117,7 @@ class NodeCheck:
             raise _failure([outcome.result])
         if outcome.slow:
             why = f"; this one: {outcome.result.message}" if rank in outcome.slow and outcome.result.message else ""
-            logger.warning("slow nodes, which take part all the same: %s%s", _names(outcome, outcome.slow), why)
+            logger.warning("slow nodes, which stay in the job: %s%s", _names(outcome, outcome.slow), why)
         if outcome.bad:
             text = coded("the job goes on without nodes that failed the node check: %s", "FC-038")
             logger.warning(text, _names(outcome, outcome.bad))

@@ -331,7 +331,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             return
         best.close()
         if not self._endpoints.is_own(best) and self._records is not None:
-            logger.warning("the other nodes meet at %s:%d: going there", best.host, best.port)
+            logger.warning("joining the other nodes at %s:%d", best.host, best.port)
             self._records.leave()
             self._release()
             raise StoreLost("others meet elsewhere", ended=True)

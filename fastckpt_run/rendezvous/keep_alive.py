@@ -283,7 +283,7 @@ class KeepAlive:
                     return
                 self._store, self._silent, self._holder = found, False, found.holder()
                 self._ended = self._ended or last.name != round.name
-            logger.warning("the rendezvous has a store again, at %s:%d", connection.host, connection.port)
+            logger.warning("the rendezvous has a new store, at %s:%d", connection.host, connection.port)
 
 
 def _tell(store: RoundStore, round: Round, ids: Iterable[str]) -> None:

@@ -166,7 +166,9 @@ class LivePage:
             metrics.counts[REFUSED] += 1
             if not self._refused:
                 self._refused = True
-                logger.warning("an action on the live page is refused: its token is wrong or missing; others silently")
+                logger.warning(
+                    "refused an action on the live page: its token is wrong or missing; later refusals are not logged"
+                )
             return Response(b"the token is wrong or missing\n", status=HTTPStatus.FORBIDDEN)
         if self._channel.node != 0:
             return self._elsewhere(as_html=False)

@@ -135,5 +135,5 @@ class Watcher:
         # What watches a job never ends it, nor keeps others from watching.
         except Exception:
             if name not in self._failed:
-                logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
+                logger.warning("watching the job failed in %s; the job goes on", name, exc_info=True)
             self._failed.add(name)

@@ -54,7 +54,7 @@ class ArrivalHooks:
             self._install(model for model in models if not is_compiled_in_place(model))
         except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
             self.close()
-            logger.warning("waits in collectives are not seen: %s", error)
+            logger.warning("waits in collectives are not measured: %s", error)
 
     def _install(self, models: Iterable[torch.nn.Module]) -> None:
         compile_none_of("fastckpt")
@@ -175,7 +175,7 @@ class _Hook:
                 self._hook(clock, first, second, third)
             except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
                 running.clock = None
-                logger.warning("which rank is slow is not found any more: %s", error)
+                logger.warning("slow ranks are not detected any more: %s", error)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
         """Copy, or pickle, something that does nothing instead."""

@@ -130,7 +130,9 @@ class Arena:
             _remove_strays(path)
             arena = cls(path, owner, lock)
             if former.process is not None and former.process.boot != boot_id():
-                logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
+                logger.warning(
+                    "discarding %s, which is of an earlier boot, with its checkpoints of %s", path, checkpoint_dir
+                )
                 arena.renew()  # its bytes were never meant to outlive the kernel's end
             on_failure.pop_all()
         return arena

@@ -95,7 +95,7 @@ def _remove(signature: Path) -> None:
     try:
         signature.unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("%s, by which a writer was known, cannot be removed: %s", signature, error)
+        logger.warning("cannot remove %s, the signature of a writer: %s", signature, error)
 
 
 def evict(arena: Path, seconds: float) -> bool:

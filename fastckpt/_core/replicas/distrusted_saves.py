@@ -53,7 +53,7 @@ def _quarantine(location: str, history: int, step: int, why: str) -> None:
                 if _is_after(stored.id, history, step):
                     logger.warning("%s is quarantined as %s: %s", stored.id, store.quarantine(stored, why), why)
         except FastckptError as error:
-            logger.error("checkpoints in %s that are wrong may still be there: %s", location, error)
+            logger.error("wrong checkpoints in %s could not be quarantined: %s", location, error)
 
 
 def _is_after(save: SaveId, history: int, step: int) -> bool:

@@ -133,7 +133,7 @@ class StorageTier:
             checked = candidate.faults(list(faults), threads)
             confirmed = {name: fault.why for name, fault in checked.items() if fault.is_damage}
             for name in faults.keys() - confirmed.keys():
-                logger.warning("%s is left where it is: rank 0 finds nothing wrong with it", candidate.files[name])
+                logger.warning("%s is not quarantined: rank 0 finds nothing wrong with it", candidate.files[name])
             if confirmed:
                 self.quarantine(candidate.record, "; ".join(confirmed.values()))
 

@@ -96,7 +96,7 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select:
     try:
         own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
-        logger.debug("what is in memory is looked for again: %s", failure)
+        logger.debug("memory could not be read, and is read again: %s", failure)
     if select.pairing is not None:
         asked = sorted(select.companions(own.candidates))
         select.know(ranks.decide(asked, lambda values: search_companions({name for each in values for name in each})))
@@ -141,7 +141,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
         in_memory = near(finder, client, ranks, select)
         if choose(in_memory.has, ()) is None:
             raise NoLoadableCheckpoint(coded(text, "FC-020"))
-        logger.warning("%s. What memory holds is newer, or as new.", text)
+        logger.warning("%s. The checkpoint in memory is as new or newer, so storage is not needed.", text)
         return replace(in_memory, unsearched=text)
     return _survey(finder, own, reports, unfinished=unfinished)
 
@@ -277,7 +277,7 @@ def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreeme
         return
     save = SaveId(*newest[:2])
     if client.place.local_rank == 0:
-        logger.info("%s is in the memory of all nodes, and joined on storage", save)
+        logger.info("persisting %s, which is in the memory of all nodes, to resume it from storage", save)
         with suppress(FastckptError):
             client.committed(save, TO_DISK)
     end, pause = time.monotonic() + _patience(finder, survey, newest, durable), 0.02

@@ -155,7 +155,7 @@ class Coordinator:
             opening = Opening.of_slot(slot.path)
             record = histories.read(opening.id.history) if opening else None
             if opening and is_of_another_line(opening, record, histories.newest, lost=lost):
-                logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
+                logger.warning("discarding %s in %s: another job has opened its history", opening.id, slot.path)
                 slot.clear()
 
     def bytes(self) -> int:
@@ -213,7 +213,7 @@ class Coordinator:
                 if gone not in slot.done:
                     self._lend(slot, slot.id, gone)
             except OSError as error:
-                logger.warning("%s cannot take what rank %d lends: %s", slot.id, gone, error)
+                logger.warning("%s cannot take over the part of rank %d, which has left: %s", slot.id, gone, error)
             self._take(slot, partial(slot.read_part, gone))
 
     def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
@@ -284,7 +284,7 @@ class Coordinator:
         if (found := self.tiers.start_over()) is not None:
             for slot in self.slots:
                 if slot.id is not None:
-                    logger.warning("%s in %s is given up: %s, which is durable, is resumed", slot.id, slot.path, found)
+                    logger.warning("discarding %s in %s: the job resumes the durable %s", slot.id, slot.path, found)
                     slot.drop()
         self.progress.log()
         forget_the_dead(self.arena.path)

@@ -70,7 +70,7 @@ class MemoryDigests:
         try:
             await self._compare(slot, save)
         except OSError as error:
-            logger.warning("%s in memory could not be digested: %s", save, error)
+            logger.warning("the digests of %s in memory could not be computed: %s", save, error)
 
     async def _compare(self, slot: Slot, save: SaveId) -> None:
         records = slots.read(slot.path)
@@ -87,7 +87,7 @@ class MemoryDigests:
         if error is None:
             _judge(slot, save, work.result(), since)
         elif not isinstance(error, DigestStopped):
-            logger.warning("%s in memory could not be digested: %s", save, error)
+            logger.warning("the digests of %s in memory could not be computed: %s", save, error)
 
     def close(self) -> None:
         """Stop at once."""

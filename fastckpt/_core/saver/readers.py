@@ -65,7 +65,7 @@ class Readers:
         self._persister.stats.resume(message.tier, message.bad)
         for slot in self._slots:
             if _is_in(message.abandoned, slot) and not any(pin.startswith(PIN) for pin in slot.pins):
-                logger.info("%s is given up: not all nodes have saved it", slot.id)
+                logger.info("discarding %s in memory: not all nodes have saved it", slot.id)
                 slot.clear()
         left = [slot for slot in self._slots if slot.committed and not _is_in(message.abandoned, slot)]
         newest = max(left, key=lambda slot: slot.id or (), default=None)

@@ -235,7 +235,7 @@ class Reservations:
                     try:
                         is_done = await self._begin(slot, sizes)
                     except OSError as error:
-                        logger.debug("no pages are made ahead: %s", error)
+                        logger.debug("pages are not allocated ahead: %s", error)
                         return
 
     def _run_ahead(self, work: Coroutine[Any, Any, None]) -> None:
@@ -264,7 +264,7 @@ class Reservations:
                 while not await self._reserve_if_empty(slot, sizes, writer):
                     pass  # the save that waited has the lock first
         except (ArenaTooSmall, OSError) as error:
-            logger.warning("a slot could not be made ready ahead of its save: %s", error)
+            logger.warning("memory for the next save could not be reserved ahead: %s", error)
         await self._enlarge()
 
     async def _reserve_if_empty(self, slot: Slot, sizes: Sizes, writer: int) -> bool:

@@ -334,7 +334,7 @@ class Saver:
         )
         self.unfinished = not all(end is True for end in ends)
         for error in (end for end in ends if isinstance(end, BaseException)):
-            logger.error("a checkpoint directory could not be closed properly", exc_info=error)
+            logger.error("a checkpoint directory could not be closed", exc_info=error)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -376,7 +376,7 @@ class Saver:
     def _refuse(self, pid: int, uid: int) -> None:
         metrics.counts["refused_connections"] += 1
         if uid not in self._refused:  # once: else they could fill up the log
-            logger.warning("refused process %d of user %d; others of this user are refused without a message", pid, uid)
+            logger.warning("refused process %d of user %d; later refusals of this user are not logged", pid, uid)
         self._refused.add(uid)
 
     async def _coordinator(self, hello: m.Hello) -> Coordinator:

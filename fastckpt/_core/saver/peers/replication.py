@@ -123,7 +123,7 @@ class Replication:
                     warned = True
                     with contextlib.suppress(*_TROUBLES):  # it is tried again: this thread must not end
                         self._answered(None)
-                    logger.warning("the other nodes do not learn what this one holds in memory: %s", error)
+                    logger.warning("cannot report the saves in the memory of this node to the other nodes: %s", error)
                 time.sleep(RETRY)
         self._hang_up()
 

@@ -168,7 +168,7 @@ class SparePrefetch:
             with lock:
                 staged.move(arena)
         except OSError as error:
-            logger.warning("what was prefetched of %s is lost: %s", directory, error)
+            logger.warning("the prefetched files of %s are lost: %s", directory, error)
         staged.arena.remove()
 
     def close(self) -> None:

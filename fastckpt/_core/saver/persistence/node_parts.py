@@ -112,9 +112,12 @@ class NodeParts:
                 self._complain(f"{pending.id} will not be whole: {self._last[1]}", pending.id.step)
                 return
             metrics.event("persist_overtaken", step=pending.id.step)
-            logger.info("%s is overtaken: the parts of other nodes did not come", pending.id)
+            logger.info(
+                "%s is not persisted: a newer save is persisted instead, and parts of other nodes are missing",
+                pending.id,
+            )
         except Superseded as error:
-            logger.warning("%s is not waited for any more: %s", pending.id, error)
+            logger.warning("stopped waiting for the parts of %s of other nodes: %s", pending.id, error)
         finally:
             del self._tasks[key]
             self._asked.discard(key)

@@ -181,7 +181,9 @@ class Tenure:
                     "FC-013",
                 )
             )
-        logger.warning("%s cannot tell two jobs apart: see that one at a time saves there", self._store.path)
+        logger.warning(
+            "%s cannot exclude a second job: make sure that only one job at a time saves there", self._store.path
+        )
         self._enabled = False
 
     def hold(self, opening: Opening) -> None:
@@ -396,7 +398,7 @@ class Tenure:
             if self._held is not None and not self.lost:
                 self._histories.write(replace(self._held.renewed(), closed=True, finished=finished))
         except FastckptError as error:
-            logger.warning("other jobs will wait for this one: %s", error)
+            logger.warning("cannot record the end of this job, so the next job will wait for it: %s", error)
         finally:
             self._held = None
             self._lock.release()

@@ -138,7 +138,7 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
     if not layout.files.exists(home):
         return None
     if why := fault(layout, home):
-        logger.warning("%s is bad; it is now %s: %s", home, quarantine(layout, home, why), why)
+        logger.warning("%s is bad; moved it to %s: %s", home, quarantine(layout, home, why), why)
         return None
     if layout.files.is_directory(home) and ours(home):
         retired = layout.draft("retired")
@@ -147,5 +147,5 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
     aside = layout.aside(home)
     relocate(layout, home, aside)
     what = "a link" if aside.is_symlink() else "no checkpoint of ours"
-    logger.warning("%s is %s; it is now %s, to make way for one", home, what, aside)
+    logger.warning("%s is %s; moved it to %s, since a checkpoint takes its place", home, what, aside)
     return aside

@@ -42,7 +42,7 @@ def make_room(layout: Layout, place: Path, old: Manifest, new: Manifest) -> None
     aside = layout.aside(layout.home(old.id, old.target))
     relocate(layout, place, aside)
     logger.warning(
-        "%s was passed over at a resume, and is kept: it is now %s, as %s has its place", old.id, aside, new.id
+        "%s was passed over at a resume, and is kept: moved it to %s, since %s takes its place", old.id, aside, new.id
     )
 
 
