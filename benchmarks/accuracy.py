@@ -2,11 +2,11 @@
 
     python benchmarks/accuracy.py [--epochs 15] [--every 10] [--picture docs/images/accuracy.png]
 
-A small classifier of handwritten digits is trained three times from the same weights: without interruption; killed
-again and again with `ResumableDataLoader`, each time with another number of loader workers; and killed as often with
-DataLoader, which shuffles after each start as it did at the start before, because the script sets a seed. Each start is
-a process, ended by SIGKILL a few steps after its last checkpoint; weights, optimizer and position come from that
-checkpoint. Figure 6 of CheckFreq (Mohan et al., FAST 2021), small.
+A small classifier of handwritten digits is trained three times from the same weights. The first run has no
+interruption. The second is killed again and again with `ResumableDataLoader`, each time with another number of loader
+workers. The third is killed as often with DataLoader, which shuffles in the same order after each start, because the
+script sets a seed. Each start is a process, ended by SIGKILL a few steps after its last checkpoint; weights, optimizer
+and position come from that checkpoint. Figure 6 of CheckFreq (Mohan et al., FAST 2021), small.
 
 The data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998
 (CC BY 4.0); the 1,797 images of 8 x 8 of its test set, as scikit-learn ships them.

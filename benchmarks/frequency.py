@@ -4,11 +4,11 @@
     python benchmarks/frequency.py --competitors trainer writer [--policies stay follow] [--rival vgg] [--seconds 60]
     python benchmarks/frequency.py [--picture docs/images/frequency.png]  # only the tables of what was measured before
 
-One worker trains on one core; the others are left to checkpoints, as beside an accelerator. For each model and storage:
-the intervals that `fastckpt.Checkpointer` comes to within 3.5%, and at these intervals, by turns in one process, what a
-checkpoint stalls training and costs in all: ``torch.save`` and fsync, a copy that training waits for and a persist in
-the background, and both in the background. Costs in all are against blocks of iterations without checkpoints, before
-and after; their error is the standard error of these comparisons.
+One worker trains on one core; the others are left to checkpoints, as beside an accelerator. For each model and storage
+the intervals are measured that `fastckpt.Checkpointer` comes to within 3.5%. At these intervals, by turns in one
+process, the stall and the whole cost of a checkpoint are measured. The ways are ``torch.save`` and fsync, a copy that
+training waits for with a persist in the background, and both in the background. Costs in all are against blocks of
+iterations without checkpoints, before and after; their error is the standard error of these comparisons.
 
 With ``--competitors`` something else begins after iteration 100: a second training with checkpoints of its own, which
 leaves no core idle, or a process that writes to the same disk. Intervals that stay as they were chosen before, and
@@ -52,7 +52,7 @@ while True:
 
 
 class Run:
-    """A training under fastckpt-run in a folder of its own."""
+    """A job under fastckpt-run in a folder of its own."""
 
     def __init__(self, folder: Path, model: str, mbps: float) -> None:
         folder.mkdir(parents=True)
@@ -130,7 +130,7 @@ def cost(lines: list[Line], kind: str) -> Line:
 
 
 def choose(folder: Path, model: str, mbps: float, options: argparse.Namespace) -> tuple[Run, list[int]]:
-    """The intervals that a training comes to by itself."""
+    """The intervals that a job comes to by itself."""
     run = Run(folder, model, mbps)
     run.run("--seconds", str(options.choose), "--iterations", str(options.iterations))
     return run, run.chosen()

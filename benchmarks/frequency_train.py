@@ -169,7 +169,7 @@ class PersistBehind:
 
 
 class BothBehind:
-    """`fastckpt.Checkpointer`: copies and persists behind training."""
+    """`fastckpt.Checkpointer`: copies and persists overlap with training."""
 
     def __init__(self, training: "Training", args: argparse.Namespace) -> None:
         every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"

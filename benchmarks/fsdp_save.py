@@ -3,12 +3,12 @@
     python benchmarks/fsdp_save.py [--gigabytes 1.5] [--ranks 2 4] [--repeats 5] [--seconds 530] [--json FILE]
 
 A GPT-2 with AdamW, sharded by FSDP2 over gloo, under a real `fastckpt-run`. In each of three parts all ways are
-measured by turns in the same processes: saves for which training waits until the state is copied, saves that are copied
-behind the next forward and backward, and loads. *Blocked* is how long training stands still on the slowest rank: in the
-call, and in front of the optimizer's step if the copy is not done by then. *Durable* is the time from the begin of the
-save until the last rank knows that it is. First saves, which plan and touch memory for the first time, count apart. In
-the end each way saves once more, the state is changed as soon as it may be, and what is loaded is compared bit by bit
-with the state as it was. Ratios are to the limit as measured right before.
+measured by turns in the same processes: saves for which training waits until the state is copied, saves whose copies
+overlap with the next forward and backward, and loads. *Blocked* is how long training stands still on the slowest rank:
+in the call, and in front of the optimizer's step if the copy is not done by then. *Durable* is the time from the begin
+of the save until the last rank knows that it is. First saves, which plan and touch memory for the first time, count
+apart. In the end each way saves once more, the state is changed as soon as it may be, and what is loaded is compared
+bit by bit with the state as it was. Ratios are to the limit as measured right before.
 """
 
 import argparse

@@ -253,7 +253,7 @@ def waits(bench: Bench) -> None:
 
 
 def behind(bench: Bench) -> None:
-    """Ways in which the state is copied behind the next forward and backward."""
+    """Ways in which the copy of the state overlaps with the next forward and backward."""
     options, state, training = bench.options, bench.state, bench.training
     stock, folder = Stock(state, options.folder), bench.options.folder / "ours"
     plain, shared = stock.stager(shared=False, behind=True), stock.stager(shared=True, behind=True)

@@ -219,7 +219,9 @@ class Stock:
 
     def __init__(self, state: State, folder: Path) -> None:
         self._state, self._folder = state, folder
-        self._group = dist.new_group(backend="gloo")  # saves behind training must not mix with its collectives
+        self._group = dist.new_group(
+            backend="gloo"
+        )  # saves that overlap with training must not mix with its collectives
         self._stagers: list[DefaultStager] = []
 
     def _place(self, step: int) -> Path:
@@ -275,7 +277,7 @@ class Stock:
         cached: bool = False,
         waits: bool = True,
     ) -> Way:
-        """``dcp.async_save``; if it stages behind training, the optimizer ``waits`` for that."""
+        """``dcp.async_save``; if staging overlaps with training, the optimizer ``waits`` for it."""
         planner = planner_of(name, cached=cached)
 
         def save(step: int) -> Saving:

@@ -2,11 +2,11 @@
 
     python benchmarks/scale.py --part messages [--nodes 4 16] [--saves 10] [--to 1024]
 
-The simulation runs what agents run: `CommonSaves` for the reports, `place` and `PeerRound` for the copies, the handlers
-of the rendezvous for the rounds; what comes by time follows from the constants of the watch and of the signs of life.
-Real agents train a tiny model on namespaces of this machine, which needs root (tests/nodes/hosts.py). Reports that wait
-for other nodes in vain are sent again; agents count these `repeats` apart. Their jobs have no partners for large files:
-these, which keep small ones, too, follow from ids that agents draw.
+The simulation runs the code of agents: `CommonSaves` for the reports, `place` and `PeerRound` for the copies, the
+handlers of the rendezvous for the rounds. Messages by time follow from the constants of the watch and of the signs of
+life. Real agents train a tiny model on namespaces of this machine, which needs root (tests/nodes/hosts.py). Reports
+that wait for other nodes in vain are sent again; agents count these `repeats` apart. Their jobs have no partners for
+large files: these, which keep small ones, too, follow from ids that agents draw.
 """
 
 import json

@@ -15,7 +15,7 @@ from augmentation import Augmentation
 
 WAYS = ("none", "checkpoint", "offload", "both", "save_on_cpu pinned", "TRL")
 ALONE = 3.0
-"""Seconds for which the augmentation is measured without a training."""
+"""Seconds for which the augmentation is measured without training."""
 Found = dict[str, Any]
 
 

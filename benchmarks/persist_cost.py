@@ -1,4 +1,4 @@
-"""Measures a persist beside a training that keeps every core busy: steps that it does not get done meanwhile.
+"""Measures the cost of a persist for training that keeps every core busy: steps that are not done meanwhile.
 
     python benchmarks/persist_cost.py [--gigabytes 3] [--repeats 7] [--folder .]
 

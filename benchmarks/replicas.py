@@ -2,12 +2,12 @@
 
     python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|parity|beside|loss|lag]
 
-Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
-save: a digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a
-mapped file of a tmpfs that was used before. Parity is that of the chunks of three hosts, a third of a save each, which
-come to the fourth at once; the bare transfer has as many bytes. Contenders take turns; figures are medians. The job of
-the losses is that of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory every
-ten steps, and to storage every 40; what of the latter is read after the loss is counted.
+Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each save: a
+digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a mapped
+file of a tmpfs that was used before. Parity is that of the chunks of three hosts, a third of a save each, which come to
+the fourth at once; the bare transfer has as many bytes. Contenders take turns; figures are medians. The job of the
+losses is that of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each. They are saved to memory every ten
+steps, and to storage every 40. Reads from storage after the loss are counted.
 """
 
 import argparse
@@ -109,7 +109,7 @@ class MostMemory:
             time.sleep(0.005)
 
     def found(self) -> dict[str, int]:
-        """Bytes; from now on it counts anew."""
+        """Bytes; from now on it counts again from 0."""
         found = {"parity": self._parity_bytes, "own": self._own}
         self._parity_bytes = self._own = 0
         return found

@@ -113,7 +113,7 @@ class LostError(Exception):
 
 
 class Job:
-    """A training under a contender's launcher, in a folder of its own."""
+    """A job under a contender's launcher, in a folder of its own."""
 
     def __init__(self, contender: Contender, size: str, folder: Path, shm: Path) -> None:
         self.contender, self.size, self.folder, self._shm = contender, size, folder, shm
@@ -405,7 +405,7 @@ def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[
 
 
 def forget(name: str, others: Collection[Path] = ()) -> None:
-    """Remove what lies in shared memory and carries this name, but for what is others'."""
+    """Remove files of this name from shared memory, but for those of others."""
     for path in set(Path("/dev/shm").glob(f"*{name}*")).difference(others):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

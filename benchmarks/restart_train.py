@@ -81,7 +81,7 @@ class DLRover:
         self._memory = StorageType.MEMORY
 
     def load(self) -> State:
-        # Its tensors lie in shared memory: an optimizer that was given them would train on what is saved there.
+        # Its tensors are in shared memory: an optimizer that was given them would train on what is saved there.
         return copied(self._checkpointer.load_checkpoint())
 
     def save(self, step: int, state: State) -> bool:

@@ -126,7 +126,7 @@ def host_for(master: str, group_rank: int, local_addr: str | None) -> str:
     Args:
         master: The address of the first node, which all of them reach.
         group_rank: The rank of this one.
-        local_addr: What the user has said it is; None for nothing.
+        local_addr: The address that the user has given; None for none.
     """
     if local_addr or group_rank == 0:
         return local_addr or master

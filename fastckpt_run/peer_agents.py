@@ -253,7 +253,7 @@ class PeerAgents:
             threading.Thread(target=report, args=(ids,), name="fastckpt-lost", daemon=True).start()
 
     def _apart(self, ids: Sequence[str], reason: str) -> None:
-        """Report members that this one does not hear, though they answer, or hears again."""
+        """Report members from which nothing comes, though they answer, or from which messages come again."""
         hosts = [member.host for member in self._members if member.id in ids]
         metrics.event("nodes_apart", host=self._own.host, hosts=hosts, undo=reason == TOGETHER)
         if reason == TOGETHER:
@@ -267,7 +267,7 @@ class PeerAgents:
             self._handler.links.report(ids, undo=reason == TOGETHER)
 
     def part(self) -> None:
-        """Have the job go on without one of two nodes that do not hear each other, since the workers do not go on.
+        """Have the job go on without one of two nodes whose link is dead, since the workers do not go on.
 
         Nothing is done if there are none, the job needs both, or this is not the first node.
         """

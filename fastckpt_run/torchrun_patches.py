@@ -295,9 +295,9 @@ def is_this_host(name: str) -> bool:
 def without_waits(handler: RendezvousHandler) -> Iterator[None]:
     """While this lasts, nodes look for each other often, and names for torch's records are had cheaply.
 
-    torch has a node look once a second for the others, keeps what it saw for a second, also between rounds, and
-    waits up to 0.3 s at first, so that not all come at once: one node alone waits for nobody. And it looks up the
-    source lines of the whole stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
+    torch has a node look once a second for the others, and keeps the result for a second, also between rounds. It waits
+    up to 0.3 s at first, so that not all come at once: one node alone waits for nobody. And it looks up the source
+    lines of the whole stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
     """
     torchs: Any = dynamic_rendezvous
     delay, name = torchs._delay, torchs.get_method_name

@@ -1,4 +1,4 @@
-"""A training that the benchmark ettr kills: its steps take a fixed time, most of which stands for a device's.
+"""A job that the benchmark ettr kills: its steps take a fixed time, most of which stands for a device's.
 
 It appends a line of JSON to ``<out>/stamps`` when the script begins, when it has resumed, and for each step.
 """

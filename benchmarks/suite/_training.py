@@ -1,4 +1,4 @@
-"""A training of the GPT-2 of _states on one core, whose steps can be interrupted by saves."""
+"""Training of the GPT-2 of _states on one core, whose steps can be interrupted by saves."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Ways to save the state of a training: fastckpt's, torch's, and those of peers, each at its best configuration.
+"""Ways to save the state of a job: fastckpt's, torch's, and those of peers, each at its best configuration.
 
 python -m benchmarks.suite._ways NAME    # prints why a way cannot save here; nothing if it can
 """

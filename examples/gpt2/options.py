@@ -1,4 +1,4 @@
-"""Options of a training, and their effect on each of its steps."""
+"""Options of a job, and their effect on each of its steps."""
 
 import argparse
 import math

@@ -34,7 +34,7 @@ def start_process_group(kind: str) -> torch.device:
 
 
 class Training:
-    """One rank of a training.
+    """One rank of a job.
 
     Args:
         args: What `examples.gpt2.options.parser` parsed.

@@ -97,7 +97,7 @@ def not_in_children(address: int, length: int) -> Iterator[None]:
 
 
 def use_huge_pages(address: int, length: int) -> None:
-    """Have memory without pages get large ones, as far as they lie in it: a read into it takes half the processor."""
+    """Have memory without pages get large ones, as far as they fit: a read into it takes half the processor time."""
     start, end = -(-address // HUGE) * HUGE, (address + length) // HUGE * HUGE
     if start < end:
         _libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without them it has small ones

@@ -40,7 +40,7 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 MAIN = f"{OPTIMIZER_NAME}.bin"
-"""The file that every checkpoint of a training with accelerate has."""
+"""The file that every checkpoint of a job with accelerate has."""
 EPOCHS = "epochs.json"
 """The epoch of each prepared loader; accelerate itself saves none."""
 _WHOLE = (
@@ -54,7 +54,7 @@ _WHOLE = (
     "MULTI_XPU",
     "MULTI_HPU",
 )
-"""Ways to distribute a training in which each rank has the whole state."""
+"""Ways to distribute a job in which each rank has the whole state."""
 
 
 class AccelerateCheckpointer(BaseCheckpointer):

@@ -1,4 +1,4 @@
-"""Reads ``.metadata``, and the index of a node's copies, of a checkpoint; what these say is checked."""
+"""Reads ``.metadata``, and the index of a node's copies, of a checkpoint, and checks their contents."""
 
 import os
 import pickle

@@ -162,7 +162,7 @@ def _print(screen: Screen, document: Mapping[str, Any]) -> None:
 
 
 def _follow(url: str, document: dict[str, Any], directory: str) -> bool:
-    """Show the job until Ctrl-C, or its end; whether it answered last, or has ended as its log says."""
+    """Show the job until Ctrl-C, or its end; return whether it answered last, or has ended by its log."""
     from rich.console import Console
     from rich.live import Live
 

@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 STATE, MEMBER = "state", "member"
-"""Names of what a member that is probed says of its agent, and of the member that another one is asked to probe."""
+"""Names of a probed member's report on its agent, and of the member that another one is asked to probe."""
 
 
 async def state_of(address: str, secret: bytes, own_id: str, member: str, seconds: float) -> State:

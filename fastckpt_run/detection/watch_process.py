@@ -109,7 +109,7 @@ class WatchProcess:
             self._socket.sendall(json.dumps(fields).encode() + b"\n")
 
     def _serve(self) -> None:
-        """Take what the process says, and start it again when it ends."""
+        """Handle the messages of the process, and start it again when it ends."""
         while True:
             began = time.monotonic()
             with self._socket, self._socket.makefile("rb") as lines, suppress(ConnectionResetError):

@@ -106,7 +106,7 @@ def _start(settings: Settings, launch: ReadLaunch) -> str:
 
 
 def _without_secrets(arguments: Sequence[str]) -> Iterator[str]:
-    """Arguments of a script, but for values whose option says that they are secret."""
+    """Arguments of a script, but for values whose option marks them as secret."""
     is_secret = False
     for argument in arguments:
         option, equals, _ = argument.partition("=")

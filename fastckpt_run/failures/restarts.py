@@ -131,7 +131,7 @@ class Restarts:
         return Attempt(self._watched, stretches, max(map(_seconds, telemetry.values()), default=0.0), why=why)
 
     def _says_nothing(self, killed: Iterable[ProcessFailure]) -> bool:
-        """Return whether kills say nothing about the script: not those for a hang, or for want of memory."""
+        """Return whether kills prove nothing about the script: not those for a hang, or for lack of memory."""
         # Of the others, which lost their peer, some may have failed by an exception before they were stopped.
         return any(f.pid not in self._hung for f in killed) and killed_for_memory() == self._killed_for_memory
 

@@ -22,7 +22,7 @@ class Hang:
     """A hang: the ranks to blame, and the states of all workers of the node, by local rank.
 
     Attributes:
-        groups: Of the ranks of all nodes; None if other nodes were not heard.
+        groups: Of the ranks of all nodes; None if other nodes did not answer.
         asked: Seconds that the exchange with them took.
         spared: Why nobody is killed, since they may wait in good health; empty if the culprits are.
     """
@@ -88,7 +88,7 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
 
 
 def log_external(look: CloseLook, workers: NodeWorkers, told: Mapping[int, int]) -> None:
-    """Log what holds workers up that is not theirs, of each rank once since its last report, which ``told`` has."""
+    """Log what holds workers up from outside, once for each rank since its last report, which ``told`` has."""
     if look.is_debugged:
         logger.info("a debugger holds silent workers")
     for rank, output in look.unread.items():

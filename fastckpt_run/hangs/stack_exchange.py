@@ -23,7 +23,7 @@ HANG, STACKS, FOUND = "hang", "hang stacks", "hang found"
 ALL_IDLE, IDLE = "hang all idle", "hang idle"
 """And for how long nobody has done anything: on any node, and on one."""
 IDLE_TIMEOUT = 2.0
-"""Seconds that nodes have to say so: what one has not said is 0."""
+"""Seconds that nodes have to report their activity; 0 counts for one that has not."""
 IDLE_SHARED = 5.0
 """Seconds for which that answers others."""
 NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
@@ -185,7 +185,7 @@ class StackExchange:
         return Collected(groups, occupied, _seconds(answer.get("idle")))
 
     def idle(self) -> float:
-        """Seconds for which nobody on any node has done anything, as the first one has heard; 0 without its answer."""
+        """Seconds for which nobody on any node has done anything, by the first one's reports; 0 without its answer."""
         try:
             return _seconds(self._channel.ask(0, ALL_IDLE, {}, REACH, reach=REACH).get("idle"))
         except (OSError, FastckptError):
@@ -195,7 +195,7 @@ class StackExchange:
 
     def _answer_groups(self, sender: int, body: Body) -> Body:
         host, silent, lately = str(body["host"]), float(body["silent"]), float(body["lately"])
-        self._askers.add(sender)  # before the wait: who is answered in the end need not be told
+        self._askers.add(sender)  # before the wait: a node that gets an answer in the end needs no message
         if not self._lock.acquire(timeout=TIMEOUT):
             raise ProtocolError("the stacks of all nodes are still being collected")
         try:
@@ -213,7 +213,7 @@ class StackExchange:
             self._askers.discard(sender)
 
     def _collect(self, host: str, lately: float) -> Body:
-        # 1. all nodes at once   2. those of another round are left out   3. groups   4. tell those that have not asked
+        # 1. all nodes at once   2. those of another round are left out   3. groups   4. send these to all others
         reports = self._reports(lately)
         if occupied := [report.host for report in reports.values() if report.is_occupied]:
             return {"occupied": occupied, "idle": 0.0, "groups": None}

@@ -33,7 +33,7 @@ def begin(arguments: Sequence[str]) -> None:
     try:
         _begun.append(Template(environment))
     except OSError:
-        return  # the launcher itself will say why, when it starts one
+        return  # the launcher itself will report why, when it starts one
 
 
 def take() -> Template | None:

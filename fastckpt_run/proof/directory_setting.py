@@ -27,7 +27,7 @@ class DirectorySetting:
     variable: str = ""
 
     def arguments(self, given: Sequence[str], directory: str) -> list[str]:
-        """The script's arguments with the directory in place of what they say of it."""
+        """The script's arguments with the directory in place of their own."""
         if not self.argument:
             return list(given)
         if self.argument.isdecimal():

@@ -18,7 +18,7 @@ from fastckpt_run.rendezvous.store_connection import StoreLost
 logger = logging.getLogger("fastckpt.launcher")
 
 _TELLING = 0.4
-"""Seconds that the store of a host which is said to be dead has to answer."""
+"""Seconds that the store of a host which is reported dead has to answer."""
 _LONGEST = 30.0
 """Seconds without a sign of life in the store, after which it is of no use that a node answers elsewhere."""
 SELDOM = 8
@@ -62,7 +62,7 @@ class KeepAlive:
     """A thread that gives signs of life for this agent, and watches the round in which it takes part.
 
     The node of rank 0 watches all others, and the others watch that one: messages grow with the number of nodes, not
-    with its square. What one finds, it tells to all by ending the round.
+    with its square. One that finds a loss reports it to all by ending the round.
 
     Attributes:
         signs: What was seen of other nodes.
@@ -158,7 +158,7 @@ class KeepAlive:
             self._silent = True
 
     def lost(self, ids: Iterable[str]) -> None:
-        """Take nodes of the round for gone, whatever the store says."""
+        """Take nodes of the round for gone, whatever the store shows."""
         with self._lock:
             found = {id for id in ids if id in self._last.ranks and id != self._id} - self._gone
             self._gone |= found
@@ -174,7 +174,7 @@ class KeepAlive:
     def isolated(self, ids: Iterable[str]) -> None:
         """Note that this node does not reach most others. If it does not reach the store either, its round ends.
 
-        Otherwise the store tells who is there; a link that is down for a moment ends no round.
+        Otherwise the store shows who is there; a link that is down for a moment ends no round.
         """
         with self._lock:
             self._unreached |= {id for id in ids if id in self._last.ranks and id != self._id}

@@ -39,7 +39,7 @@ logger = logging.getLogger("fastckpt.launcher")
 _POLL = 0.05
 FIRST_REPORT = 5.0
 NEXT_REPORT = 60.0
-"""Seconds between two lines that say which nodes are waited for."""
+"""Seconds between two lines that name the nodes which are waited for."""
 _ALIKE = "--nnodes, --rdzv-id, --rdzv-endpoint and secret"
 """Options that agents which do not find each other may have given differently."""
 _HOLE = 1.0
@@ -198,7 +198,10 @@ class Meeting:
             decides = decides or (not rung and self._must_decide(last, mine))
 
     def _watch_time(self, last: Round, report_at: float) -> float:
-        """Say whom this node waits for, if it is time; returns when to do so again. Raises RendezvousTimeoutError."""
+        """Log the nodes that are waited for, if it is time; return the next such time.
+
+        Raises RendezvousTimeoutError at the deadline of the meeting.
+        """
         now = time.monotonic()
         if now > self._deadline:
             came, needed, seconds = len(self._nodes), self._limits.needed, self._timing.join
@@ -324,7 +327,7 @@ class Meeting:
         self._looked = now = time.monotonic()
         ids = {*came, *last.ranks} - {self._me.id}
         silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)
-        # A node that is there is not gone, whoever said so; but it may have died since it came.
+        # A node that is there is not gone, whoever reported so; but it may have died since it came.
         reported = self._records.gone(last)
         self._left = frozenset(id for id, has_left in reported.items() if has_left)
         self._gone = (self._known_gone(last) | reported.keys()) - {*came} | silent
@@ -371,7 +374,7 @@ def closed_error(ending: str) -> RendezvousClosedError:
 
 
 def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: float) -> None:
-    """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
+    """Log the nodes that are waited for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
     came, place = records.slots(last), records.place
     if came < limits.fewest:
         text = coded(

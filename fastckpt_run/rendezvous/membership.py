@@ -21,7 +21,7 @@ class Node(NamedTuple):
         fault: Why its workers failed in the last round, if its host may be to blame; empty else.
         is_checked: Whether it has taken part in no round yet, and its host has passed the node check.
         terms: What it has to have in common with the others; not known of a node of a round, which has them for all.
-        domain: What fails together with its host, such as a rack; empty if that was not said.
+        domain: What fails together with its host, such as a rack; empty if it was not given.
     """
 
     id: str
@@ -259,7 +259,7 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
         for rank in reversed(holes):
             if rank in free and rank not in placed:
                 had.setdefault(key(free[rank]), []).append(rank)
-        had.pop("", None)  # a domain that was not said
+        had.pop("", None)  # a domain that was not given
         for node in newcomers:
             if node.id not in given and (left := had.get(key(node))):
                 placed[left.pop()] = node

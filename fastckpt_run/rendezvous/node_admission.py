@@ -120,7 +120,7 @@ class NodeAdmission:
             return why
         known = {each.mark: each for each in _read(records.first(last).get("directories"))}
         why = next(filter(None, (each.misfit(self._arguments) for each in known.values())), None)
-        # Should this node become the first one, its own workers have told it nothing yet.
+        # Should this node become the first one, its own workers have reported nothing yet.
         self._directories |= known if why is None else {}
         return why
 

@@ -140,7 +140,7 @@ class RoundStore:
         return self._read(Master.from_record, round.name, "master")
 
     def announce_first(self, name: str, first: Mapping[str, Any]) -> None:
-        """Announce, to nodes that wait for a place or come later, what the first agent of the round of that name says.
+        """Announce the first agent of the round of that name to nodes that wait for a place or come later.
 
         That is where it serves others, as ``address``, and the checkpoint directories, as ``directories``.
         """
@@ -175,11 +175,11 @@ class RoundStore:
         return found
 
     def report_apart(self, round: Round, id: str, *, undo: bool = False) -> None:
-        """Report that this agent does not hear another one of a round, which answers others; or hears it again."""
+        """Report that nothing comes from an agent of a round, which answers others; or that messages come again."""
         self._append({"by": self._id, "id": id, "undo": undo}, round.name, "apart")
 
     def apart(self, round: Round) -> set[tuple[str, str]]:
-        """The agents of a round, by their ids, that do not hear another one."""
+        """The agents of a round, by their ids, that receive nothing from another one."""
         found = set[tuple[str, str]]()
         for record in self._appended(round.name, "apart"):
             pair = str(record.get("by")), str(record.get("id"))
@@ -204,7 +204,7 @@ class RoundStore:
         return self._read(bool, round.name, "end") is not None
 
     def close(self, ending: str) -> None:
-        """End the job: no round follows. Who is the first to end it says why."""
+        """End the job: no round follows. The first agent that ends it gives the reason."""
         while True:
             record, last = self._last()
             closed = self._summary(replace(last, is_closed=True, ending=ending))

@@ -19,7 +19,7 @@ _SAME = "the same --nnodes, --master-addr and --master-port, and each its own --
 
 
 class StaticRendezvous(StaticTCPRendezvous):
-    """Waits as torch's does, which says nothing meanwhile, in C++, where no signal is handled."""
+    """Waits as torch's does, which logs nothing meanwhile, in C++, where no signal is handled."""
 
     _has_met = False
 

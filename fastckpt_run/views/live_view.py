@@ -293,7 +293,7 @@ def links_of(document: Json) -> Json:
 
 
 def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the matrix of who hears whom, node by node; empty for a job of one node, or of very many.
+    """Heads and rows of the matrix of links, node by node; empty for a job of one node, or of very many.
 
     Each node listens to the next few of a ring, so that some cells say nothing.
     """
@@ -312,7 +312,7 @@ def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
 
 
 def unheard_lines(document: Json) -> Iterator[str]:
-    """A line for each pair of which one does not hear the other."""
+    """A line for each pair of which one receives nothing from the other."""
     hosts = {node["node"]: node.get("host", "") for node in document["nodes"]}
     for by, other in links_of(document)["unheard"]:
         yield f"node {by} {hosts.get(by, '')} does not hear node {other} {hosts.get(other, '')}, which answers others"

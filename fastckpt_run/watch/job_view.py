@@ -54,7 +54,7 @@ class JobView:
         turn: The event that the state of the job follows from.
         directory: Whose event logs were read; empty for none.
         trouble: Why they are not read as they are; empty if they are.
-        unheard: Pairs of nodes, by rank: the first does not hear the second, which answers others.
+        unheard: Pairs of nodes, by rank: the first receives nothing from the second, which answers others.
         awaited: What the next round waits for, in words; empty while workers run.
     """
 
@@ -220,7 +220,7 @@ def settled(events: list[Event], now: float) -> list[Event]:
 
 
 def newest(events: Sequence[Event]) -> list[Event]:
-    """The newest events that say something to a reader, newest first, each with the host that it was on."""
+    """The newest events that matter to a reader, newest first, each with the host that it was on."""
     hosts, shown = dict[int, str](), list[Event]()
     for event in events:
         if event["event"] == "job_started":

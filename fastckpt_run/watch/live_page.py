@@ -34,7 +34,7 @@ TOKEN = "x-fastckpt-token"
 REFUSED = "live.refused"
 """The name under which refused actions are counted."""
 _ANSWER = 2.0
-"""Seconds that the first node has to say where its page is."""
+"""Seconds that the first node has to report the address of its page."""
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 _LOOPBACK = frozenset({LOCAL, "localhost", "::1"})
 
@@ -161,7 +161,7 @@ class LivePage:
         if refusal := self._refusal(request):
             return refusal
         given = request.headers.get(TOKEN, "").encode(errors="replace")
-        # In constant time: how long it takes must not tell how much of a guess is right.
+        # In constant time: the duration must not reveal how much of a guess is right.
         if not hmac.compare_digest(given, self.token.encode()):
             metrics.counts[REFUSED] += 1
             if not self._refused:

@@ -9,9 +9,9 @@ of the wrapper and those of the module in it.
 ``fully_shard`` gathers parameters in a hook before a module's forward and in one before its backward, and reduces
 gradients in a node of autograd between the module's inputs and what it gets; ours are around each of them.
 
-A model is its user's: outside of a forward, no hook is on the module in a wrapper, which users script, export and save
-whole; and where a hook would be copied or pickled with a model, `contextlib.nullcontext` goes in its place, which does
-nothing, and is there where this library is not.
+Users script, export and save whole the module in a wrapper: outside of a forward it has no hook. Where a hook would be
+copied or pickled with a model, `contextlib.nullcontext` takes its place. That does nothing, and exists without this
+library.
 """
 
 import gc

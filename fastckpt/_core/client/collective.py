@@ -280,7 +280,7 @@ class _LeftRanks:
         """All of them; one question to the store as long as there are no more than at the last call."""
         count = int(self._mailbox.word(_COUNT) or 0)
         keys = [f"{number}" for number in range(len(self._known) + 1, count + 1)]
-        if keys and self._mailbox.has(*keys):  # a rank that has not yet said which it is, is found at the next call
+        if keys and self._mailbox.has(*keys):  # a rank that has not sent its number yet is found at the next call
             self._known += self._mailbox.read_all(keys)
         return self._known
 

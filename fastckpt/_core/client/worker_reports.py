@@ -125,7 +125,7 @@ def _conclude_at_exit() -> None:
 
 
 def rank() -> int:
-    """The rank of this process; 0 if its environment does not say."""
+    """The rank of this process; 0 if its environment does not have it."""
     try:
         return RankInfo.from_environment().rank
     except ConfigError:

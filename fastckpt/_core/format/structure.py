@@ -88,7 +88,7 @@ class Structure:
         elif kind in _CONSTANTS or kind is int:
             self.shape += (kind, node)
         elif kind is complex:
-            self.shape += (kind, struct.pack("<dd", node.real, node.imag))  # tells zeros and NaNs apart
+            self.shape += (kind, struct.pack("<dd", node.real, node.imag))  # distinguishes zeros and NaNs
         else:
             self._container(kind, node)
 

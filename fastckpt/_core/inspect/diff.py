@@ -128,7 +128,7 @@ class Difference:
 def diff_all(
     pairs: Mapping[str, tuple[InventoryFile, InventoryFile]], observer: WorkObserver = UNOBSERVED
 ) -> dict[str, Difference]:
-    """Compare pairs of files, as `diff_files` does; the observer is told of the bytes that both have."""
+    """Compare pairs of files, as `diff_files` does; the observer gets the bytes that both have."""
     sizes = {name: a.whole_size + b.whole_size for name, (a, b) in pairs.items()}
     observer.begin("compare", sum(sizes.values()))
     differences = {}

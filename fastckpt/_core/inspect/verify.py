@@ -86,7 +86,7 @@ def verify_all(
 def verify(item: InventoryItem, observer: WorkObserver = UNOBSERVED) -> Iterator[Finding]:
     """Check the files of a whole checkpoint, one after the other; the others are bad as they are.
 
-    The observer is told of the bytes that are read, not of the begin.
+    The observer gets the number of bytes that are read, but not the begin.
     """
     if item.state != WHOLE:
         yield Finding(item, item.path, BAD, item.why)

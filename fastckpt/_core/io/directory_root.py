@@ -225,11 +225,11 @@ def _refuse_link(name: str, directory: int) -> None:
 
 
 def _entry(found: os.DirEntry[str]) -> Entry:
-    # The listing tells the kinds of entries: of 100,000 files beside checkpoints none is opened.
+    # The listing has the kinds of entries: of 100,000 files beside checkpoints none is opened.
     is_directory = found.is_dir(follow_symlinks=False)
     try:
         leads_to_directory = is_directory or found.is_dir()
-    except OSError:  # of a link, or where the listing tells no kinds: what opens it will find out
+    except OSError:  # of a link, or where the listing has no kinds: what opens it will find out
         leads_to_directory = True
     return Entry(found.name, is_directory, leads_to_directory, found.inode())
 

@@ -18,7 +18,7 @@ _OF_STORES = re.compile(
 )
 """Programs that mount an object store, as they call themselves in the type or the source of a mount."""
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOTCONN)
-"""Errors of a probe that tell of a full, read-only or absent place, which may be another one later."""
+"""Errors of a probe at a full, read-only or absent place, which may be another one later."""
 
 
 class FileSystem(NamedTuple):
@@ -59,7 +59,7 @@ class FileSystem(NamedTuple):
 
 
 def file_system_of(path: Path) -> FileSystem | None:
-    """The file system that a path is on, or would be on; None if the kernel does not say."""
+    """The file system that a path is on, or would be on; None if the kernel does not report it."""
     path = Path(os.path.realpath(path))
     try:
         text = Path(_TABLE).read_text("utf-8", "surrogateescape")

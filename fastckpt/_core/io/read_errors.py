@@ -1,4 +1,4 @@
-"""Verdicts on errors of reading: what each says of the checkpoint that was read. One table for all that reads them.
+"""Verdicts on errors of reading: what each means for the checkpoint that was read. One table for all that reads them.
 
 Only damage is a reason to take an older checkpoint in place of a newer one, and to reject the newer one.
 """

@@ -81,7 +81,7 @@ def owner_of(path: Path) -> int | None:
 class Arena:
     """An arena that this process owns, until `remove` or `release`.
 
-    The lock on its ``owner`` file says that somebody owns it; the file says who.
+    The lock on its ``owner`` file shows that a process owns it; the file names the process.
 
     Attributes:
         path: Its directory.

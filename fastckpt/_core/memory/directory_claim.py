@@ -55,7 +55,7 @@ class DirectoryClaim:
         return cls(seen, wanted, inode, unnamed=not (seen or wanted))
 
     def write(self, arena: Path) -> None:
-        """Have an arena say so; raises OSError. Killed between the two, it says what it said, or both."""
+        """Write the claim to an arena; raises OSError. After a kill between both writes it has the old one, or both."""
         for name in (CLAIM, IDENTITY):
             if not (arena / name).is_file() or (arena / name).is_symlink():
                 remove_any(arena / name)

@@ -28,7 +28,7 @@ class MemoryLimit(enum.Enum):
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes that can still be taken, of how many, and the limit that says so."""
+    """Bytes that can still be taken, of how many, and the limit that they follow from."""
 
     free: int
     total: int

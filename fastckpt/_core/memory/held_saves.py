@@ -143,7 +143,7 @@ def places_in(folder: Path) -> dict[Path, SaveId]:
 
 
 def place_name(id: SaveId, token: str) -> str:
-    """The name of the place for something of a save that a token tells from others of the same id."""
+    """The name of the place for something of a save; a token distinguishes it from others of the same id."""
     return f"{id.history}-{id.step}-{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""The owner of an arena: one process at a time has the lock of its ``owner`` file, which says who that is."""
+"""The owner of an arena: one process at a time has the lock of its ``owner`` file, which names that process."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ GLANCE = 0.1
 """Seconds for which somebody who only looks at an arena may have its lock."""
 OWNER = "owner"
 _LAUNCHES = 50
-"""Of which an owner's file says that they have ended."""
+"""Number of ended launches that an owner's file names."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Owner:
         return (*self.ended, *filter(None, [self.launch]))[-_LAUNCHES:]
 
     def sign(self, lock: int) -> None:
-        """Say so in a file whose lock one has."""
+        """Sign a file whose lock this process has."""
         record = self.process.to_record() if self.process else {}
         more = {"directory": self.directory, "launch": self.launch, "since": self.since, "ended": list(self.ended)}
         write_signed(lock, record | more)

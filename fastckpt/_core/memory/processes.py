@@ -51,7 +51,7 @@ class Process:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self | None:
-        """The process that a record tells of, as `to_record` made it; None if it tells of none."""
+        """The process in a record, as `to_record` made it; None if there is none in it."""
         match record:
             case {"pid": int(pid), "ticks": int(ticks), "boot": str(boot), "namespace": int(namespace)}:
                 host, started, init = (record.get(name) for name in ("host", "started", "init"))
@@ -132,7 +132,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> int:
-    """The number of the pid namespace of this process; 0 where the kernel does not tell."""
+    """The number of the pid namespace of this process; 0 where the kernel does not report it."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:

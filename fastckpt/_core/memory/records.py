@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """The record at ``path``; {} for anything else: nothing, a link, a pipe, a giant, no JSON object.
 
-    Raises OSError if that cannot be told now, for want of descriptors or memory.
+    Raises OSError if that is not known now, for lack of descriptors or memory.
     """
     return parse_record(if_there(lambda: read_small(path), b""))
 

@@ -240,7 +240,7 @@ def _halved(values: torch.Tensor) -> torch.Tensor:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements as one dimension, in any order; without a copy if they lie in memory without gaps."""
+    """All elements as one dimension, in any order; without a copy if they are contiguous in memory."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
     return tensor.permute(order).contiguous().reshape(-1)

@@ -21,7 +21,7 @@ DRIVER = Path("/proc/driver/nvidia-fs")
 
 
 class CuFile:
-    """The scratch file, opened and registered by torch's `GdsFile`; OSErrors say what failed.
+    """The scratch file, opened and registered by torch's `GdsFile`; OSErrors name what failed.
 
     torch's own load_storage and save_storage hold the GIL while the disk works, so that the training would wait for
     each transfer (torch/csrc/cuda/GdsFile.cpp, 2.10 to 2.15). Called by ctypes, the same functions do not.

@@ -12,7 +12,7 @@ CONFIDENCE = 0.9
 
 @dataclass(frozen=True)
 class FailureInterval:
-    """Mean seconds between failures, as far as those observed tell.
+    """Mean seconds between failures, as far as the observed ones show.
 
     Attributes:
         failures: The number observed.

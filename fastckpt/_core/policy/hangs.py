@@ -35,7 +35,7 @@ class Limits:
         phase: Before its first step, and in a phase for which the script gives no limit.
         idle: Between two steps, if no worker of the node does anything, not even compute.
         first: Before its first step, if that is longer than ``phase``.
-        told: The same as ``idle``, until it is reported.
+        told: Seconds without activity until the hang is reported.
     """
 
     step: float

@@ -1,7 +1,7 @@
 """Decides, of the digests of all ranks, what they have unlike, and whether a processor has computed it wrongly.
 
 A weight that was equal on all its replicas, and is not any more, is silent data corruption: Dixit et al., "Silent Data
-Corruptions at Scale" (2021), sections 3 and 5. Nothing but a majority of three replicas or more tells which is wrong.
+Corruptions at Scale" (2021), sections 3 and 5. Only a majority of three replicas or more shows which one is wrong.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class ReplicaFault(NamedTuple):
 
     Attributes:
         names: Of the entries, sorted.
-        ranks: Those that have others than most ranks; empty if no majority tells.
+        ranks: Those that differ from most ranks; empty if there is no majority.
     """
 
     names: list[str]

@@ -198,7 +198,7 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
 
 
 def is_unreadable(faults: Collection[Fault]) -> bool:
-    """Return whether faults say nothing of a checkpoint: want of memory, of descriptors, of an answer."""
+    """Return whether faults prove nothing about a checkpoint: lack of memory, of descriptors, of an answer."""
     return bool(faults) and worst(ReadVerdict(each.verdict) for each in faults) is ReadVerdict.NO_ANSWER
 
 

@@ -251,7 +251,7 @@ class PeerTier:
 
 
 def attempt_of(details: Mapping[str, Any], place: RankInfo) -> str:
-    """The token of a save, if it or this job is one of several nodes; else the step alone tells saves apart."""
+    """The token of a save, if it or this job is one of several nodes; else the step alone distinguishes saves."""
     alone = place.group_world_size == 1 and details.get("nodes", 1) == 1
     return "" if alone else str(details.get("attempt", ""))
 

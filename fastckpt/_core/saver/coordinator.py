@@ -298,8 +298,8 @@ class Coordinator:
     def flush(self, *, ends: bool = False) -> None:
         """Persist the newest checkpoint in memory if storage has none as new, and the settings let us.
 
-        If the job ``ends`` on several nodes at once, each may have come a save further than another, and what some lack
-        is never published: those that all nodes keep, or are about to, are persisted as well, and before it.
+        If the job ``ends`` on several nodes at once, each may have come a save further than another, and a save that
+        some lack is never published. So saves that all nodes keep, or are about to, are persisted first.
         """
         shared = self.peers.common
         if shared or not self.peers.address:  # else the first agent has ended, and what was known holds
@@ -412,7 +412,7 @@ class Coordinator:
         if slot.committed:
             self.tiers.claim(slot)
         if slot.id is not None and (why := self._obstacle(slot)):
-            if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
+            if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher reports that
                 self._lose(slot.id, why)
             slot.wanted.clear()
 
@@ -445,7 +445,7 @@ class Coordinator:
             self.persister.owed.look()
 
     def _read_again(self, slot: Slot, save: SaveId, writer: int) -> None:
-        """Read records that were there when a writer said so; if they cannot be read, nobody waits for its save."""
+        """Read records that were there at a writer's report; if they cannot be read, nobody waits for its save."""
         self._take(slot, slot.read)
         if not slot.has(save, writer) and self.arena.is_there():
             slot.wanted.clear()

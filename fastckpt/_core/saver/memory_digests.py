@@ -62,7 +62,7 @@ class MemoryDigests:
         if not self.enabled or slot is None or slot.id is None:
             return
         if any(pin.startswith(PIN) for pin in slot.pins) or (self._task is not None and not self._task.done()):
-            self.look()  # a persist tells the digests itself, if it succeeds
+            self.look()  # a persist reports the digests itself, if it succeeds
             return
         self._task = asyncio.create_task(self._digest(slot, slot.id))
 

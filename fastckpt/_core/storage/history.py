@@ -1,7 +1,7 @@
 """The records of histories in a durable place: who has opened each, decided by exclusive creation.
 
 A history is opened by whoever creates its record, ``.fastckpt/history-N``. Only its holder writes to it again: it
-counts up, so that others see that it lives, and says at an orderly end that it is closed.
+counts up, so that others see that it lives, and is marked as closed at an orderly end.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Record:
         location: The checkpoint directory of that job.
         holder: The process that holds it, as it signs.
         members: Launches of the agents of all nodes, which belong to the same job.
-        parent: What was resumed; None at the start of a training.
+        parent: The checkpoint that was resumed; None at the start of a job.
         since: When it was opened, to be read by people.
         count: How often it was renewed; of one that cannot be read, a number that differs with its text.
         closed: Whether its holder has come to an orderly end.
@@ -131,8 +131,8 @@ class Histories(Protocol):
 def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
     """Return the records that decide nothing any more, oldest first, as many as are to be removed at once.
 
-    By a record newer than all checkpoints memory is told from that of another line; the newest of all says who may
-    write. One that is older says whose checkpoints these are.
+    A record newer than all checkpoints distinguishes memory from that of another line; the newest of all names the job
+    that may write. An older one names the job whose checkpoints these are.
     """
     newest = max(needed, default=0)
     older = sorted(set(histories) - {0})[:-NEWEST]

@@ -24,7 +24,7 @@ class Share:
     Attributes:
         node: Its number, from 0 on; the first one has the model.
         nodes: How many there are.
-        attempt: Tells a run of the job from others that happen to give their histories the same number.
+        attempt: Distinguishes a run of the job from others that happen to give their histories the same number.
         target: The file that the user named, as a manifest has it.
     """
 
@@ -40,7 +40,7 @@ class Share:
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
     def mark(self, part: Manifest) -> Manifest:
-        """The manifest of this part, which tells that it is one."""
+        """The manifest of this part, marked as one of a part."""
         return replace(part, details={**part.details, _DETAIL: asdict(self)})
 
     def owns(self, part: Manifest | None, node: int) -> bool:

@@ -131,9 +131,9 @@ def fit(costs: Costs, overhead: float, fixed: Fixed = FREE) -> Intervals:
     """The shortest intervals at which snapshots and persists together stay within the overhead, if any can.
 
     A persist ends at least an iteration before the next begins. The overhead is shared so that the sum of both
-    intervals is least, which is the work lost by a failure that leaves memory whole and by one that does not: by
-    Lagrange, they are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a persist c.
-    Fixed intervals are kept, and may break the bound.
+    intervals is least. That sum is the work lost by a failure that leaves memory whole, and by one that does not. By
+    Lagrange, the shares are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a
+    persist c. Fixed intervals are kept, and may break the bound.
     """
     least = max(fixed.least, apart(costs))
     budget = overhead * costs.iteration

@@ -1,7 +1,7 @@
-"""The newest save that all nodes hold: one agent, the first's, learns what each holds, and answers with that.
+"""The newest save that all nodes hold: each agent reports its saves to the first one, which answers with that.
 
 From one such save to the next it goes in two steps, as a commit in two phases does (Gray, Notes on Data Base Operating
-Systems, 1978): the next one counts when every node has said that it keeps it, and until then every node keeps the one
+Systems, 1978). The next one counts when every node has reported that it keeps it. Until then every node keeps the one
 before, too. With one step, a node could overwrite a save that another has just come to rely on.
 
 Between both steps each node has its partners keep what it has the only copy of (`replication`). So copies are made of
@@ -38,7 +38,7 @@ class HeldReport:
     Attributes:
         member: The agent.
         saves: The saves of which it has all of its ranks' files in memory, and others keep those that are small.
-        keeping: The next common save, if it has been told of one, holds it and keeps it; None else.
+        keeping: The next common save, if the agent knows of one, holds it and keeps it; None else.
         copied: Whether the large files of that one, of which this node has the only copy, are with its partners, too.
         compared: A save, and the digests of those of its files that each node has of its own.
         copies: Copies of these large files that others keep.

@@ -85,7 +85,7 @@ def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) 
 
 
 def sizes_of(offers: Sequence[Offer], names: Collection[str]) -> dict[str, int]:
-    """Bytes of the files of these names, as the first offer that has each says; raises FastckptError if none has."""
+    """Bytes of the files of these names, by the first offer that has each; raises FastckptError if none has."""
     parity = [each for offer in offers for each in offer.parity]
     rebuilt = {name: size for each in parity for of in each.sizes.values() for name, size in of.items()}
     found = {name: size for name, size in rebuilt.items() if name in names}

@@ -117,7 +117,7 @@ def serve(connection: SealedConnection, held: HeldSave, name: object, rate: Rate
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Say why something cannot be read: a node that hangs up counts as lost, with all that it has."""
+    """Answer why something cannot be read: a node that hangs up counts as lost, with all that it has."""
     try:
         yield
     except OSError as error:

@@ -119,7 +119,7 @@ def take_chunk(
     except ArenaTooSmall as error:  # after a whole piece
         return {STATE: FULL, WHY: str(error)}
     except FastckptError as error:
-        raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
+        raise OSError(str(error)) from error  # amid the bytes, an answer cannot be distinguished from them: hang up
 
 
 def _take_pieces(

@@ -77,7 +77,7 @@ def send_replica(
 
 
 def demand_kept(answer: Mapping[str, Any], what: str) -> None:
-    """Raise, as `send_replica` does, unless an answer says that another agent keeps what was sent."""
+    """Raise, as `send_replica` does, unless the answer is that another agent keeps the file."""
     match answer:
         case {"state": "kept"}:
             return
@@ -117,7 +117,7 @@ def take_replica(
     except FastckptError as error:
         if came:
             raise
-        raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
+        raise OSError(str(error)) from error  # amid the bytes, an answer cannot be distinguished from them: hang up
     return {STATE: KEPT if came == digest else DAMAGED}
 
 

@@ -15,7 +15,7 @@ class Opening:
     """The facts about its history that a save has; the arguments are as in `Record`.
 
     Attributes:
-        is_rollback: Whether its job was told to go on from an older save than the newest.
+        is_rollback: True if the user had the job go on from an older save than the newest.
     """
 
     id: SaveId

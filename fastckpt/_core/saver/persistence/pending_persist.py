@@ -37,7 +37,7 @@ class PendingPersist:
     (`_core/schedule/persist_turns.py`), and otherwise waits until nothing was saved for a while.
 
     Args:
-        pay: Persists the newest checkpoint in memory, if it is as new as what is owed; none is owed then.
+        pay: Persists the newest checkpoint in memory, if it is as new as the pending one; none is pending then.
         is_busy: Whether a persist is under way.
 
     Attributes:
@@ -61,7 +61,7 @@ class PendingPersist:
         self.look()
 
     def look(self) -> None:
-        """Something was saved, or a persist has ended: persist what is owed, now or once nothing more is saved."""
+        """Something was saved, or a persist has ended: start the pending persist, now or once nothing more is saved."""
         self._stop()
         if self.save is None or self._is_busy():
             return
@@ -75,19 +75,19 @@ class PendingPersist:
             self._pay()
 
     def hurry(self) -> None:
-        """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
+        """The job ends: nothing more is saved, and the pending persist starts as soon as it can."""
         # No newer save will come, so the newest in memory is the one, on every node.
         self.alone = True
         self.look()
 
     def paid(self, save: SaveId) -> None:
-        """A save is being persisted: what is owed is no newer, or stays owed."""
+        """A save is being persisted: the pending persist is dropped, or stays pending if it is newer."""
         if self.save is not None and self.save <= save:
             self._stats.overtaken += self.save < save
             self.forget()
 
     def forget(self) -> None:
-        """Owe nothing."""
+        """Drop the pending persist."""
         self.save = None
         self._stop()
 

@@ -53,7 +53,7 @@ class Persister:
         on_durable: Called when a checkpoint has become durable, and waited for.
 
     Attributes:
-        owed: What is to be persisted next, unless a newer one is.
+        owed: The pending persist: the next one, unless a newer save is persisted.
         newest_history: The newest one that was opened, or of which nodes had written a part, when this was opened.
     """
 

@@ -351,7 +351,7 @@ class Tenure:
 
     def _keep(self) -> None:
         while not self._end.wait(RENEWAL):
-            with self._lock, contextlib.suppress(FastckptError):  # a persist will tell
+            with self._lock, contextlib.suppress(FastckptError):  # a persist will report it
                 self._renew()
 
     def _renew(self) -> None:

@@ -37,10 +37,10 @@ UNSEEN = 1000
 class Uploader:
     """The way from one store, which is fast, to another.
 
-    One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
-    store holds goes next, so what became durable meanwhile and is not the newest is passed over. While one is on its
-    way, `busy` names it, so that retention leaves it. Trouble is reported and retried for as long as the job lasts; the
-    fast store goes on without regard to it. Without a remote store all this does nothing.
+    One checkpoint is on its way at a time, and none waits in a queue. When one has arrived, the newest that the fast
+    store holds goes next. Others that became durable meanwhile are passed over. While one is on its way, `busy` names
+    it, so that retention leaves it. Trouble is reported and retried for as long as the job lasts; the fast store goes
+    on without regard to it. Without a remote store all this does nothing.
 
     Attributes:
         policy: What the remote store keeps.

@@ -79,7 +79,7 @@ class Commit:
             raise Superseded(f"{self._id} is not published: {self.home} is that of {there.id}, which is newer")
 
     def finish(self, manifest: Manifest) -> None:
-        """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
+        """Update the files for other tools, and remove what this checkpoint replaced, now that it is durable."""
         _write_trackers(self._layout, manifest)
         with metrics.phase("persist.drop", step=self._id.step):
             there = ours(self.home)  # else somebody has found it bad, and what made way is needed
@@ -107,7 +107,7 @@ class Commit:
 
 
 def _write_trackers(layout: Layout, manifest: Manifest) -> None:
-    """Tell other tools the newest step, and those of a framework the directory, in the file that they read.
+    """Write the newest step for other tools, and the directory for those of a framework, to the file that they read.
 
     Readers of ours never trust them, so a failure is only logged.
     """

@@ -39,16 +39,16 @@ class CheckpointDirectory:
         .fastckpt/history-<history>             who has opened it: see `Record`
         .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
 
-    The reader's rule. A checkpoint counts if its manifest is undamaged, is in the directory that belongs to its id
-    (or in a ``retired-`` one: it made way for another that may not have come), and names files that are all
-    there in their recorded sizes. Of several that were saved to one path that their user named the newest counts. The
-    tracker is never read. Directories without a manifest of ours are not touched, except that one in the way of a
+    The reader's rule. A checkpoint counts if its manifest is undamaged, is in the directory that belongs to its id, and
+    names files that are all there in their recorded sizes. A ``retired-`` directory counts, too: it made way for a
+    checkpoint that may not have come. Of several that were saved to one path that their user named the newest counts.
+    The tracker is never read. Directories without a manifest of ours are not touched, except that one in the way of a
     checkpoint's name is renamed.
 
     Methods may be called by several threads and processes; but one process at a time should publish and delete.
 
     Attributes:
-        read_back: Whether `publish` reads what it wrote from storage again, and compares it, before it counts.
+        read_back: True if `publish` reads back and compares what it wrote before it counts.
     """
 
     def __init__(self, path: str | Path, copier: Copier | None = None) -> None:

@@ -26,7 +26,7 @@ _MARKS = {
     ACCELERATE: re.compile(r"random_states_\d+\.pkl"),
     FLASH: re.compile(r"rank_\d+\.pt"),
 }
-"""A name that tells who laid out a directory, the first that fits."""
+"""A name that shows which library laid out a directory; the first that fits counts."""
 _FILE = re.compile(r".*\.(?:pt|pth|ckpt|tar)", re.IGNORECASE)
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 """First bytes of files of torch.save before they were archives."""
@@ -37,7 +37,7 @@ _BEGINNING = 1 << 20
 
 
 class ForeignFiles(NamedTuple):
-    """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes tell."""
+    """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes show."""
 
     path: Path
     writer: str

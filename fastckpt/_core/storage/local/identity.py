@@ -1,4 +1,4 @@
-"""Tells a checkpoint directory from another one that later takes its name."""
+"""Distinguishes a checkpoint directory from another one that later takes its name."""
 
 import contextlib
 import errno
@@ -67,7 +67,7 @@ def _place(directory: Path) -> Place | None:
 
 @dataclass(frozen=True)
 class KnownDirectory:
-    """A marked directory in which a job saves: it is told from one that shows under its name when its mount is lost.
+    """A marked directory in which a job saves, known from one that shows under its name when its mount is lost.
 
     Attributes:
         mark: Its mark.

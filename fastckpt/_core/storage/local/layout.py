@@ -59,7 +59,7 @@ class Contents(NamedTuple):
 
 
 class Layout:
-    """The paths of one checkpoint directory, and the lock that tells whether anybody writes to it."""
+    """The paths of one checkpoint directory, and the lock that shows whether anybody writes to it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -197,7 +197,7 @@ class Layout:
             return ""
         if path.parent != root or path.name.startswith(".") or _PLACE.fullmatch(path.name) or path == root / TRACKER:
             raise ConfigError(
-                f"cannot save to the directory {path}: the directory of step {id.step} must lie in {root} itself, and "
+                f"cannot save to the directory {path}: the directory of step {id.step} must be in {root} itself, and "
                 f"be called checkpoint-{id.step}, or in a way that begins with no dot and is no other step's."
             )
         return f"{path.name}/"
@@ -212,7 +212,7 @@ class Layout:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell sweeps of any process on any node to keep off; raises PersistError if one takes too long.
+        """Keep sweeps of any process on any node off; raises PersistError if one takes too long.
 
         Raises it also if the directory is not the one that is known. Where the file system has no locks, writers go
         on, and sweeps never find themselves alone.

@@ -15,8 +15,8 @@ logger = logging.getLogger("fastckpt")
 def relocate(layout: Layout, source: Path, target: Path) -> None:
     """Give a place another name, durably; after a crash it has the old one or the new one, or is whole under both.
 
-    What came with the image of a container lies in a lower layer of its file system (overlayfs), where no directory
-    can be renamed: it is copied, and the old one is dropped.
+    What came with the image of a container is in a lower layer of its file system (overlayfs), where no directory can
+    be renamed: it is copied, and the old one is dropped.
     """
     try:
         layout.files.move(source, target)
@@ -62,7 +62,7 @@ def drop(layout: Layout, place: Path) -> None:
 
 
 def take_apart(layout: Layout, place: Path, kind: str) -> None:
-    """Have a place that cannot be renamed count no more, by one rename: that of its manifest, which says so."""
+    """Have a place that cannot be renamed count no more, by one rename: that of its manifest."""
     layout.files.move(place / NAME, place / APART[kind])
 
 

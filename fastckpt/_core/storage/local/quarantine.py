@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
 from fastckpt.errors import BadCheckpoint
 
 WHY = "why.txt"
-"""The file in a bad checkpoint's directory that says when it was quarantined, from where, and what is wrong with it."""
+"""The file in a bad checkpoint's directory with the time of its quarantine, its place before, and its fault."""
 _REASON = "why: "
 _LONGEST = 1 << 16
 """Bytes of a ``why.txt`` that is read."""

@@ -61,8 +61,7 @@ class CheckpointReader:
     def known(self) -> Scan:
         """Return the same as `scan`, by one listing: it looks only at new checkpoints and at the newest ones.
 
-        Of the others it is taken for granted that they are as they were found. What decides by this must bear that one
-        has lost files since.
+        The others are assumed to be as they were found. Callers must tolerate that one has lost files since.
         """
         contents, found, is_new = self._layout.contents(), list[Stored](), set[Path]()
         with _Denied(found) as denied:
@@ -183,7 +182,7 @@ class CheckpointReader:
             return None
 
     def read(self, place: Path, name: str = NAME) -> Stored | None:
-        """The checkpoint whose manifest lies in ``place``, None if none does; raises BadCheckpoint."""
+        """The checkpoint whose manifest is in ``place``, None if there is none; raises BadCheckpoint."""
         manifest = read_manifest(place, name)
         if manifest is None:
             return None
@@ -208,7 +207,7 @@ class _Denied:
 
     @contextmanager
     def at(self, place: Path) -> Iterator[None]:
-        """Bear that this one may not be read."""
+        """Tolerate that this one may not be read."""
         try:
             yield
         except PersistError as error:

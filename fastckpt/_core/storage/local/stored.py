@@ -23,7 +23,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint on storage, as its manifest tells.
+    """A checkpoint on storage, as its manifest describes it.
 
     Attributes:
         manifest: What it consists of.

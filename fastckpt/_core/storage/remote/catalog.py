@@ -30,7 +30,7 @@ _PLACE = re.compile("checkpoint-([0-9]{1,19})/([0-9]{1,19})-([0-9a-f]{8})-[0-9a-
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """A checkpoint in a store, as its manifest tells.
+    """A checkpoint in a store, as its manifest describes it.
 
     Attributes:
         manifest: What it consists of.
@@ -250,7 +250,7 @@ def id_of(place: str) -> SaveId | None:
 
 
 def _host() -> str:
-    """Tells this host, since it was booted, from others."""
+    """Name that distinguishes this host, since it was booted, from others."""
     boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
     # With the boot id: after a reboot no process of this host can still be writing to the old places.
     return hashlib.sha256(f"{socket.gethostname()}\0{boot}".encode()).hexdigest()[:8]

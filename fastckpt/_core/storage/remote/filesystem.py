@@ -31,7 +31,7 @@ REMEDIES = {
     "'hadoop classpath --glob' prints.",
 }
 LONGEST_REASON = 300
-"""Characters of what a client says that is passed on: Arrow names all places where it looked for Java."""
+"""Characters of a client's message that are passed on: Arrow names all places where it looked for Java."""
 _INSTEAD = "Take s3://, webdav:// or another store, or mount it and give the directory"
 REFUSED = {
     "ftp": f"what fsspec has for FTP makes one request at a time. {_INSTEAD}.",
@@ -124,8 +124,8 @@ def _open(url: str) -> tuple[Any, str]:
 def _made(url: str, protocol: str) -> tuple[Any, str]:
     # fsspec shares instances by their arguments: what else this process does with one would reach ours.
     options: dict[str, Any] = {"skip_instance_cache": True}
-    if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses to be told
-        options["use_listings_cache"] = False  # what one was a while ago tells nothing
+    if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses the option
+        options["use_listings_cache"] = False  # an old one proves nothing
     if isinstance(auth := fsspec.config.conf.get(protocol, {}).get("auth"), list):
         options["auth"] = tuple(auth)  # JSON has no tuples
     made: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)

@@ -55,11 +55,11 @@ class RemoteStore:
         .fastckpt/history-<history>                     who has opened it: see `Record`
         .fastckpt/identity                              tells this store from one that later takes its URL
 
-    The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
+    The reader's rule. A checkpoint counts if its manifest is there and undamaged, is in a place of its id, and names
     objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was quarantined.
-    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the
-    manifest is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is
-    a copy that the store makes of the model; nothing is read from it.
+    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the manifest
+    is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is a copy
+    that the store makes of the model; nothing is read from it.
 
     It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: what was written is listed
     and read at once. Methods may be called by several threads and processes; but one process at a time should publish
@@ -267,7 +267,8 @@ class RemoteStore:
     def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
         """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
 
-        It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
+        It stays at its URL, which is returned; ``why.txt`` gives the reason. Raises PersistError if it is not there any
+        more.
         """
         url, self._known = bad if isinstance(bad, str) else bad.place, None
         with ExplainedErrors(f"quarantine {url}", self.path):
@@ -289,7 +290,7 @@ class RemoteStore:
             removed = self._objects.abort_uploads(_is_abandoned)
             found = self._catalog.scan()
             for place, object in found.unfinished:
-                # An unfinished place of another host may be an upload under way: only its age tells.
+                # An unfinished place of another host may be an upload under way: only its age shows that.
                 if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
                     self._objects.remove_all(place)
                     removed.append(place)
