@@ -62,7 +62,7 @@ class Failure:
         return [event for event in found if all(event[field] == value for field, value in fields.items())]
 
     def last(self, name: str, **fields: object) -> Event:
-        """Of several ranks the last, of those after the kill."""
+        """Return the last of these events of several ranks, of those after the kill."""
         return max((event for event in self.all(name, **fields) if event["at"] >= 0), key=lambda event: event["at"])
 
 

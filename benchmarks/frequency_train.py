@@ -113,7 +113,7 @@ class Way(Protocol):
 
 
 class Nothing:
-    """No checkpoint."""
+    """Makes no checkpoint."""
 
     beats = None
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 SHARES = {"waits": 0.48, "behind": 0.36, "loads": 0.16}
-"""Of the time, for each part."""
+"""Shares of the time, for each part."""
 START = 25
 """Seconds of it to start workers and make the model."""
 SHM, MEMORY, DISK = 7, 11, 5
@@ -131,7 +131,7 @@ def spread(line: Line, kind: str) -> str:
 
 
 def ratio(line: Line, kind: str, *limits: str) -> str:
-    """Of medians: to that of the limits one after the other, as they were measured right before each of these."""
+    """Return the ratio of medians to those of the limits, one after the other, as measured right before each."""
     mine, parts = median(line, kind), [median(line, limit) for limit in limits]
     least = None if None in parts else sum(part for part in parts if part)
     return f"{mine / least:.2f}" if mine and least else "-"

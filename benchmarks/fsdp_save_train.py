@@ -193,7 +193,7 @@ class Bench:
         self._consistent[way.name] = bool(equal)
 
     def digest(self) -> str:
-        """Of all bytes that this rank has."""
+        """Return a digest of all bytes that this rank has."""
         digest = xxhash.xxh3_128()
         for tensor in tensors(self.state):
             if tensor.numel():

@@ -31,7 +31,7 @@ Wait = Callable[[], object]
 
 
 def nothing() -> None:
-    """There is nothing to wait for."""
+    """Wait for nothing."""
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,7 @@ class Stock:
 
     def __init__(self, state: State, folder: Path) -> None:
         self._state, self._folder = state, folder
-        self._group = dist.new_group(
-            backend="gloo"
-        )  # saves that overlap with training must not mix with its collectives
+        self._group = dist.new_group(backend="gloo")  # saves that overlap must not mix with training's collectives
         self._stagers: list[DefaultStager] = []
 
     def _place(self, step: int) -> Path:

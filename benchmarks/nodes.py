@@ -244,7 +244,7 @@ def say(text: str) -> None:
 
 
 def cell(found: list[Outcome]) -> str:
-    """Of all repeats: the seconds of those that went on, and each note once."""
+    """Summarize all repeats: the seconds of those that went on, and each note once."""
     if not found:
         return "-"
     seconds = [each.seconds for each in found if each.seconds is not None]

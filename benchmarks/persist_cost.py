@@ -123,7 +123,7 @@ def torch_save(image: Path, folder: Path) -> None:
 
 
 def nothing(image: Path, folder: Path) -> None:
-    """No persist at all, for about as long as one takes."""
+    """Persist nothing, for about as long as a persist takes."""
     time.sleep(image.stat().st_size / 2e9)
 
 

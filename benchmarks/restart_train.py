@@ -91,7 +91,7 @@ class DLRover:
 
 
 class Nothing:
-    """Nobody keeps the state."""
+    """Keeps no state."""
 
     def __init__(self, folder: Path) -> None: ...
 

@@ -266,7 +266,7 @@ class SimulatedJob:
         return bool(self._scheme.copies) and placement.survives(self._lost & placement.holders.keys())
 
     def _left(self, worked: float, lag: float, interval: int) -> float:
-        """Of the work since the start, what the newest save has that was whole `lag` seconds ago."""
+        """Return the part of the work since the start that the newest save has that was whole `lag` seconds ago."""
         step = interval * self._assumed.iteration
         return max(0.0, (worked - lag) // step * step)
 

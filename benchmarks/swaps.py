@@ -94,7 +94,7 @@ class Training:
 
 
 def swaps(training: Training, count: int) -> None:
-    """Of all weights, begun and ended anywhere in the copy."""
+    """Measure swaps of all weights, begun and ended anywhere in the copy."""
     copying = statistics.median(timed(training) for _ in range(REPEATS))
     torn: list[int] = []
     committed = missed = 0
@@ -187,7 +187,7 @@ def medians(works: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def costs(training: Training, megabytes: int) -> None:
-    """Of the samples and of the digests, beside the copy by one thread."""
+    """Measure the samples and the digests, beside the copy by one thread."""
     for size in (LAYER, 1 << 16):
         count = (megabytes << 20) // size
         tensors = [torch.randn(size // 4) for _ in range(count)]

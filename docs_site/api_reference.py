@@ -43,7 +43,7 @@ def document() -> str:
 
 
 def _homes() -> dict[str, str]:
-    """By the path of an object: the module whose section has it, the most particular that exports it."""
+    """Map the path of an object to the module whose section has it, the most particular that exports it."""
     found: dict[str, str] = {}
     for module in [*MODULES][1:]:
         for name in sources.exported(module):
@@ -175,5 +175,5 @@ def _first_sentence(module: griffe.Module) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """Of a heading, as code hosts and the site make it."""
+    """Return the anchor of a heading, as code hosts and the site make it."""
     return heading.lower().replace(".", "")

@@ -18,14 +18,14 @@ from fastckpt.errors import ArgumentError, ConfigError, FastckptError
 __all__ = ["ActivationOffload", "OffloadReport"]
 
 SMALLEST_BUDGET = 4 << 20
-"""With less, what may be on the way out is less than the smallest tensor that is offloaded."""
+"""Smallest budget: with less, the bytes on their way to storage are fewer than the smallest offloaded tensor."""
 MADE_AGAIN = 4
 """Objects in a row, each for one forward, after which a warning says that one is enough."""
 _SIZES = "bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'"
 
 logger = logging.getLogger("fastckpt")
 _made: dict[str, deque[list[int]]] = {}
-"""For each directory, the numbers of forwards of the newest objects."""
+"""Numbers of forwards of the newest objects, for each directory."""
 
 
 class ActivationOffload:

@@ -129,7 +129,7 @@ def _text(error: BaseException, ending: Ending) -> str:
 def substituted(
     settings: Settings, command: Sequence[str], node_check: NodeCheck, status: ExitStatus
 ) -> Iterator[None]:
-    """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers.
+    """Have torch.distributed.run launch our agent, with ``settings``, and our workers, while this lasts.
 
     ``command`` is the script and its arguments.
     """

@@ -30,7 +30,7 @@ from fastckpt_run.rendezvous.signing import secret_of
 
 logger = logging.getLogger("fastckpt.launcher")
 notices = logging.getLogger("fastckpt.report")
-"""For lines that are shown though nothing is wrong."""
+"""Logger for lines that are shown though nothing is wrong."""
 
 _LOOK = 0.5
 """Seconds between two looks for the nodes that go on."""

@@ -16,7 +16,7 @@ Values = Mapping[str, float | Sequence[float]]
 
 
 def available() -> str:
-    """No reason against taking part."""
+    """Return no reason against taking part."""
     return ""
 
 

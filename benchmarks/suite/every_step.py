@@ -74,7 +74,7 @@ class ThreadCopy:
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """Of all threads of processes, to the nanosecond."""
+    """Return the processor time of all threads of processes, to the nanosecond."""
     found = 0.0
     for path in (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")):
         try:

@@ -50,7 +50,7 @@ class DeepSpeedTraining(Training):
         return self.model.optimizer
 
     def learn(self, loss: Tensor) -> None:
-        """As DeepSpeed does."""
+        """Learn as DeepSpeed does."""
         self.model.backward(loss)
         self.model.step()
 

@@ -254,7 +254,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         return dict(written(place))
 
     def _divided(self, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of what hooks have written here: what the first rank has, too, and what no rank before this one has."""
+        """Divide the files of hooks here: those that the first rank has, too, and those that no earlier rank has."""
         accelerator = self._accelerator
         ranks = agreement(accelerator.num_processes, "hooks of accelerate")
         if self._all_have_hooks is None:
@@ -321,7 +321,7 @@ def _positions(loader: Any, index: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Without what accelerate says of each file that it writes: these are not where it says."""
+    """Silence accelerate's lines on each file that it writes: these are not at the paths that it names."""
     log = logging.getLogger("accelerate.checkpointing")
     level = log.level
     log.setLevel(max(level, logging.WARNING))

@@ -164,7 +164,10 @@ class ShardPlans:
         self._turn(word)
 
     def _turn(self, word: str) -> None:
-        """To the plan that a rank has called for; unless it has closed instead: then there will be no more."""
+        """Turn to the plan that a rank has called for.
+
+        If the rank has closed instead, there are no more plans.
+        """
         if word.startswith(_CLOSED):
             self._last = _save(word.removeprefix(_CLOSED))
         else:

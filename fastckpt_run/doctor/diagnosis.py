@@ -33,7 +33,7 @@ class Diagnosis:
     remedy: str = ""
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object, without secrets."""
+        """Return a JSON object, without secrets."""
         return asdict(self) | {
             "state": str(self.state),
             "found": without_secrets(self.found),

@@ -62,7 +62,7 @@ def directory(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def file_system(subject: Subject) -> Iterator[Diagnosis]:
-    """Of which kind it is."""
+    """Find the kind of the file system."""
     mount = mount_of(_place(subject))
     if mount is None:
         yield ok("file system", "the kernel does not tell of which kind it is")

@@ -9,14 +9,14 @@ from fastckpt._core.policy.stack_groups import Frame
 _LOOKS = 3
 """Looks at equal stacks after which workers count as waiting."""
 _LATER = 1.25
-"""So many times longer they are silent at each look than at the one before."""
+"""Factor by which workers are silent for longer at each look than at the one before."""
 
 Stacks = Mapping[int, tuple[Frame, ...]]
 """The frames of each worker's main thread."""
 
 
 class Stillness:
-    """For how long workers have been at the same places while they use the processor: who waits over NCCL spins."""
+    """Times for which workers have been at the same places while they use the processor: a wait over NCCL spins."""
 
     def __init__(self) -> None:
         self.begin()

@@ -21,7 +21,7 @@ logger = logging.getLogger("fastckpt.launcher")
 HANG, STACKS, FOUND = "hang", "hang stacks", "hang found"
 """Messages: to the first node, for the groups; to each node, for the stacks of its workers; to each, the finding."""
 ALL_IDLE, IDLE = "hang all idle", "hang idle"
-"""And for how long nobody has done anything: on any node, and on one."""
+"""Names of the seconds for which nobody has done anything: on any node, and on one."""
 IDLE_TIMEOUT = 2.0
 """Seconds that nodes have to report their activity; 0 counts for one that has not."""
 IDLE_SHARED = 5.0

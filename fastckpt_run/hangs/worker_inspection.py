@@ -35,7 +35,7 @@ _SHORT = 0.25
 _BUSY = 0.2
 """Share of a processor from which on a worker computes, though its stack is in a wait."""
 NOTHING = Telemetry(pid=-1)
-"""Of a worker that has not reported since it was started."""
+"""Telemetry of a worker that has not reported since it was started."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fastckpt._core.policy.node_check import CheckResult, Verdict
 
 _BLOCK = 1 << 20
 _SHARE = 16
-"""Of the memory that is free, each of two buffers takes one part in so many at most."""
+"""Divisor of the free memory: each of two buffers takes one such part at most."""
 
 
 def check_memory(name: str, size: int, seconds: float) -> CheckResult:

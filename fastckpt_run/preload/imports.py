@@ -100,7 +100,7 @@ def preload(receive: Callable[[], ImportPlan]) -> ImportOutcome:
 
 @contextmanager
 def _in_script_folder(folder: str) -> Iterator[None]:
-    """While this lasts, modules are found where the script finds them."""
+    """Have modules found where the script finds them, while this lasts."""
     if not folder or sys.flags.safe_path:
         yield
         return

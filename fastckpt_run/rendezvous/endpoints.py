@@ -233,7 +233,7 @@ class Endpoints:
             looks.put((0, number, None))
 
     def _unknown(self) -> str:
-        """In words: hosts that have no address here; empty if there are none."""
+        """Describe the hosts that have no address here; empty if there are none."""
         unknown = []
         for host, port in self._list:
             try:

@@ -17,7 +17,7 @@ from fastckpt_run.rendezvous.store_connection import StoreLost, reached
 logger = logging.getLogger("fastckpt.launcher")
 
 WAIT = timedelta(seconds=60)
-"""For which the agents of a round wait for each other in its store."""
+"""Maximum wait of a round's agents for each other in its store."""
 _UNREACHED, _REACH = 7.0, 20.0
 """Seconds after which a node reports that it does not reach the first of its round, and after which it leaves if no
 other has reported so; less than `WAIT`, for which the others wait."""

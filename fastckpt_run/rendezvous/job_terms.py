@@ -28,7 +28,7 @@ class JobTerms:
     script: str = ""
 
     def to_record(self) -> dict[str, str]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod

@@ -34,7 +34,7 @@ class Node(NamedTuple):
     domain: str = ""
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return self._asdict() | {"terms": self.terms.to_record()}
 
     @classmethod
@@ -90,7 +90,7 @@ class Round:
         return {node.id: rank for rank, node in enumerate(self.nodes)}
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         # Whether one host is left out for the sake of another goes by their order, which an object would not keep.
         lists = {"nodes": [node.to_record() for node in self.nodes], "drained": [*map(list, self.drained.items())]}
         return asdict(replace(self, nodes=())) | lists | {"terms": self.terms.to_record()}
@@ -224,7 +224,7 @@ def _domain_of(node: Node) -> Hashable:
 
 
 _KINSHIP = _address_of, _host_of, _domain_of
-"""By which a newcomer is given the rank of a lost node, the nearest first."""
+"""Relations by which a newcomer is given the rank of a lost node, the nearest first."""
 
 
 def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node, ...]:

@@ -96,7 +96,7 @@ class LogReader:
         self.trouble = ""
         """Reason why the logs of the directory are not read; empty if they are."""
         self.asked = 0.0
-        """Since when the directory does not answer, in seconds of the monotonic clock; 0 if it does."""
+        """Time since when the directory does not answer, in seconds of the monotonic clock; 0 if it does."""
 
     def read(self, directory: str, wait: float) -> list[Log]:
         """All logs, those in a directory (empty: there is none) as far as they can be read within ``wait`` seconds."""

@@ -20,7 +20,7 @@ MOST_KEYS = 1024
 MOST_READ = 64
 """Messages that are read in one request: the store holds all of them in one answer."""
 _ABSENT = "?"
-"""No message and no word: with it as the expected value `compare_set` is a read that does not wait."""
+"""Value for neither message nor word: with it as the expected value `compare_set` is a read that does not wait."""
 
 
 class Found(NamedTuple):

@@ -25,7 +25,7 @@ class Exact(Skeleton):
     """A file that has no room to grow."""
 
     def padding(self, capacity: int) -> tuple[int, bytes]:
-        """Nothing."""
+        """Return no padding."""
         return self.length, b""
 
     def fits(self, capacity: int) -> bool:

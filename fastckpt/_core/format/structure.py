@@ -38,7 +38,7 @@ class Opaque(Exception):
 
 
 def first_places(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Of each tensor the place where it, the same object, stands first: its own, unless it stands there again."""
+    """Return for each tensor the place where the same object stands first; its own, unless it stands there again."""
     firsts: dict[int, int] = {}
     return [firsts.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
 
@@ -161,7 +161,7 @@ class Structure:
             self._attributes(tensor.__dict__)
 
     def _attributes(self, attributes: dict[str, Any]) -> None:
-        """Of a tensor, which pickle with it: torch's compiler marks what a compiled optimizer uses."""
+        """Add the attributes of a tensor, which pickle with it: torch's compiler marks those of compiled optimizers."""
         if any(type(value) not in (str, bool, type(None)) for value in attributes.values()):
             raise Opaque("a tensor with attributes")
         self.shape += (vars, len(attributes), *attributes, *attributes.values())

@@ -94,7 +94,7 @@ class Archive(OpenFile):
         return self.read(extent)
 
     def byteorder(self) -> str:
-        """As torch.save recorded it."""
+        """Byte order that torch.save recorded."""
         if "byteorder" not in self._entries:
             return "little"
         return self.read(self.extent("byteorder")).decode(errors="replace")

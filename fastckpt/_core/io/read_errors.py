@@ -12,7 +12,7 @@ from enum import Enum
 from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, PersistError
 
 EJUKEBOX = 528
-"""Of NFS, without a name in Python: the server says to try again later."""
+"""Error number of NFS, without a name in Python: the server asks to try again later."""
 LONGEST = 700
 """Characters of an error in words."""
 

@@ -19,7 +19,7 @@ WAIT_BEFORE, WRITE, WAIT_AFTER = 1, 2, 4
 """Flags of sync_file_range(2)."""
 
 AT_EMPTY_PATH, STATX_DIOALIGN = 0x1000, 0x2000
-"""Of statx(2), with the places of both alignments in its answer; Python has no name for them before 3.15."""
+"""Arguments of statx(2), with the places of both alignments in its answer; Python has no name for them before 3.15."""
 _MASK, _MEMORY, _OFFSET = 0x00, 0x98, 0x9C
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -67,7 +67,7 @@ class OffloadMeasured:
 
 @dataclass(frozen=True)
 class OffloadEnded:
-    """Nothing is offloaded any more.
+    """Notice that nothing is offloaded any more.
 
     Attributes:
         number: Which `ActivationOffload` of its process it is, from 1.

@@ -27,7 +27,7 @@ from fastckpt.errors import ArenaInUse, ArenaTooSmall
 
 logger = logging.getLogger("fastckpt")
 notices = logging.getLogger("fastckpt.report")
-"""For lines that are shown though nothing is wrong."""
+"""Logger for lines that are shown though nothing is wrong."""
 
 RECORD = "copies.json"
 """The record of an arena that names its folders."""

@@ -12,7 +12,7 @@ _LARGEST = 1 << 64
 
 @dataclass(frozen=True)
 class DirectoryClaim:
-    """By what the directory of this memory is known: by its mark, or by the one that it is to get.
+    """Identity of the directory of this memory: the mark that it has, or the one that it is to get.
 
     A directory that is full or read-only when it is first used cannot be marked. Until it is, the claim in the arena
     speaks for it, together with the directory's inode: another directory that took its name has another.

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastckpt._core.descriptors import close_own, opened
 
 _held: dict[int, tuple[int, int] | None] = {}
-"""By descriptor, what was opened."""
+"""Opened files by descriptor."""
 
 
 def open_lock(path: Path) -> int:

@@ -60,7 +60,7 @@ class Process:
         return None
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return asdict(self)
 
     def is_here(self) -> bool:

@@ -288,7 +288,7 @@ class FolderCheckpointer(BaseCheckpointer):
             folder.close(loaded=loaded)
 
     def close(self) -> None:
-        """As `BaseCheckpointer.close`."""
+        """Close, as `BaseCheckpointer.close`."""
         self.let_go(loaded=not is_failing())
         self._differences.leave()
         super().close()
@@ -299,7 +299,7 @@ class FolderCheckpointer(BaseCheckpointer):
         return files
 
     def _answers_for(self, files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
-        """Of a checkpoint that several ranks read, each checks a part, and what only it needs."""
+        """Return the files that this rank checks: a part of those of several ranks, and those that only it needs."""
         own = [self._needs.own] if self._needs.own in files else []
         return own + sorted(files.keys() - {*own})[ranks.index(rank) :: len(ranks)]
 

@@ -18,7 +18,7 @@ SAMPLE_RUNS, SAMPLE_RUN = 64, 1024
 TIMED = 1 << 20
 """Elements that are encoded to see how long that takes."""
 PIECE = 1024 * ROW
-"""So many elements at a time on a CPU: what one operation has made is in the cache for the next. Twice as fast."""
+"""Number of elements at a time on a CPU: the result of one operation is in the cache for the next. Twice as fast."""
 
 DENSE, POSITIONS, BITS = "dense", "positions", "bits"
 

@@ -8,7 +8,7 @@ from math import inf
 MANY = 20
 """Under "auto" a rank may be silent for so many times the slowest of the recent steps."""
 FEW = 2
-"""And for so many times that step before it is reported: some jobs wait in each step."""
+"""Times the slowest of these steps after which silence is reported: some jobs wait in each step."""
 IDLE = 60.0
 """Seconds, at least, under "auto", after which it is reported that nobody does anything."""
 LONG = 3600.0
@@ -19,9 +19,9 @@ More than torch lets a rank wait in a collective by default: until then a health
 LAST = 86400.0
 """The same, if there is no restart left: the end of a healthy job could not be made good."""
 PHASES = 10
-"""Without "auto": so many times longer a rank may be silent outside of steps."""
+"""Factor for the limits outside of steps, without "auto"."""
 STARTS = 3
-"""So many times as long as a start of this job has taken before, another may take."""
+"""Factor for a start, to the longest start of this job before."""
 EXIT = "exit"
 """The phase of a rank that ends, with its checkpointer open."""
 

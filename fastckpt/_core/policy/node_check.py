@@ -17,7 +17,7 @@ MOST_SUSPECTS = 4
 """Suspects that a good node takes in the second round, one after the other; it begins with this number times the time
 that one takes."""
 FLOORS = {"matmul": 0.1, "memory": 0.1, "shm": 16.0, "disk": 1.0, "loopback": 5.0, "pair": 1.0}
-"""By the first word of a check's name: what only a broken node misses, in the unit of the check."""
+"""Values that only a broken node misses, in the unit of the check, by the first word of its name."""
 
 Pair = tuple[int, int]
 """Two nodes; the first connects to the second."""
@@ -72,7 +72,7 @@ class CheckResult:
         return self.name.partition(" ")[0]
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return asdict(self) | {"verdict": str(self.verdict)}
 
     @classmethod

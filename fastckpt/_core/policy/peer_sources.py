@@ -11,7 +11,7 @@ FIRST = 0
 
 
 REBUILT = 1 << 30
-"""In place of a node's rank: what no node has, but some can rebuild together."""
+"""Number in place of a node's rank for files that no node has, but some can rebuild together."""
 
 
 class ParityHolding(NamedTuple):
@@ -73,7 +73,7 @@ class NodeHolding(NamedTuple):
         return self.saved_as == FIRST or (self.saved_as > FIRST and self.alike)
 
     def to_json(self) -> list[Any]:
-        """As a part of a message."""
+        """Return a part of a message."""
         *fields, common, ranks, parity = self
         groups = [[list(of.group), of.own, {id: _with_text(files) for id, files in of.ranks.items()}] for of in parity]
         return [*fields, list(common), _with_text(ranks), groups]

@@ -13,7 +13,7 @@ SHARD = " (shard of rank "
 OPTIONS = "param_groups"
 """Part of the name of each option of an optimizer."""
 Digests = Mapping[str, str]
-"""Of each entry, by name: its type and shape, and after a colon a digest of its bytes."""
+"""Type and shape of each entry, by name, and after a colon a digest of its bytes."""
 
 
 Lacking = Literal["unlike", "less", "fine"]

@@ -80,7 +80,7 @@ class _Course:
             self.launch.begin = before.end
 
     def measure(self, now: int, outcome: str) -> LaunchTime:
-        """As `GoodputMeter.measure`."""
+        """Measure, as `GoodputMeter.measure`."""
         launch = self.launch
         launch.end, launch.outcome = now, outcome or launch.outcome
         steps = replace(self._steps) if self._steps else Steps(self._unit)
@@ -94,7 +94,7 @@ class _Course:
 
     @property
     def _unit(self) -> StepUnit:
-        """Once rounds were summed up, it stays as it was for them."""
+        """Return the unit; once rounds were summed up, it stays as it was for them."""
         return self._steps.unit if self._steps else unit_of([self.launch])
 
 

@@ -177,7 +177,7 @@ class Launch:
 
 
 def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
-    """For each checkpoint directory, whether it is ever loaded from, and how often one agent's workers saved, at most.
+    """Return for each checkpoint directory whether it is ever loaded from, and the most saves of one agent's workers.
 
     The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """

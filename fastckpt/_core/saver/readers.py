@@ -58,7 +58,7 @@ class Readers:
                 slot.clear()
 
     def resumed(self, message: Resumed) -> None:
-        """They have found what to resume: of several nodes, the newest that all have.
+        """Note the checkpoint that the readers resume: of several nodes, the newest that all have.
 
         What is newer here is given up, unless it is being persisted; in its place the newest that is left is flushed.
         """
@@ -80,7 +80,7 @@ class Readers:
         return [slot.lost for slot in self._slots if slot.lost] + self.elsewhere
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Remove the downloads: nobody reads any more."""
         remove_staging(self._staging)
 
 

@@ -72,7 +72,7 @@ class SkippedSaves:
             logger.warning(coded("not every rank saves the same steps: %s", "FC-007"), mismatch)
 
     def report(self, kept: SaveId | None, directory: str) -> None:
-        """At the end of the job: what was lost after the newest checkpoint, ``kept``."""
+        """Report, at the end of the job, the saves that were lost after the newest checkpoint, ``kept``."""
         for why, count in self.reasons.items() if kept is None or kept < self._newest else ():
             saves = "1 save was" if count == 1 else f"{count} saves were"
             text = coded("%s skipped, as %s: the newest checkpoint is %s in %s", "FC-007")

@@ -96,7 +96,7 @@ class MutationCheck:
         return [samples.piece]
 
     def compare(self, piece: Span, copied: bool) -> None:
-        """As `SampledBytes.compare`."""
+        """Compare, as `SampledBytes.compare`."""
         self._samples.compare(piece, copied)
 
     def changed(self) -> str:

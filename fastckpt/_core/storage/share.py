@@ -13,7 +13,7 @@ from fastckpt.errors import BadCheckpoint
 LISTED = 8
 """Number of nodes that a message names."""
 MOST_NODES = 1_000_000
-"""Of a checkpoint; more were written by nobody."""
+"""Nodes of a checkpoint at most; nobody has written more."""
 _DETAIL = "share"
 
 
@@ -69,7 +69,7 @@ class Unfinished:
 
 
 def lacking(share: Share, missing: Sequence[int]) -> str:
-    """In words, that the parts of some nodes are not there."""
+    """Describe the nodes whose parts are missing."""
     listed = ", ".join(map(str, missing[:LISTED])) + (", ..." if len(missing) > LISTED else "")
     return f"it lacks the parts of {len(missing)} of {share.nodes} nodes: {listed}"
 

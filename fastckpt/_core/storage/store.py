@@ -126,7 +126,7 @@ class StoreOf(Protocol[Kept, Place]):
         """All whole checkpoints (`StoredCheckpoint`), newest id first."""
 
     def known(self) -> Sequence[Kept]:
-        """As `checkpoints`, but by what is known from earlier ones: of a directory all but the newest, of a URL all."""
+        """Return the `checkpoints` as far as they are known: of a directory all but the newest, of a URL all."""
 
     def is_whole(self, stored: Kept) -> bool:
         """Return whether one that is known still has all its files.
@@ -162,7 +162,7 @@ class StoreOf(Protocol[Kept, Place]):
         """Remove or restore what crashed writers left; what was removed or restored."""
 
     def identity(self) -> DirectoryIdentity:
-        """By what this place is known; its mark is gone when the place is."""
+        """Return the identity of this place; its mark is gone when the place is."""
 
     def mark(self, claim: str) -> str:
         """Mark this place with ``claim``, unless it has a mark; which it has then, "" if none can be written."""

@@ -88,7 +88,7 @@ class Measurement:
     overruns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, to send to other ranks."""
+        """Return plain values, to send to other ranks."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod

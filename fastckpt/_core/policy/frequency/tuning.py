@@ -218,7 +218,7 @@ def _counted(state: TuningState) -> TuningState:
 
 
 def _side(state: TuningState, span: int) -> int:
-    """-1 to checkpoint more often, even at a standard error above the measured cost, 1 for less often, else 0."""
+    """Return -1 to save more often, even at a standard error above the measured cost, 1 for less often, else 0."""
     seen, now = _seen(state, span), state.intervals
     above = costs(seen, 1.0)
     # What cannot be told apart from the bound counts as cost, once all windows are known; one measurement says nothing.

@@ -40,7 +40,7 @@ def ring_survival(nodes: int, lost: int) -> float:
 
 
 def _probability(parts: Sequence[Sequence[int]], nodes: int, lost: int) -> float:
-    """Of all choices of lost nodes the part that is good: by the good ones of each part, by their numbers."""
+    """Return the share of good choices among all of lost nodes: by the good ones of each part, by their numbers."""
     found = [1]
     for part in parts:
         longer = [0] * (len(found) + len(part) - 1)

@@ -55,7 +55,7 @@ class HeldReport:
     large: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As a part of a message."""
+        """Return a part of a message."""
         compared = list(self.compared) if self.compared else []
         saves, keeping = [list(save) for save in sorted(self.saves)], list(self.keeping or ())
         return {
@@ -104,7 +104,7 @@ class CommonSave:
         return aim is not None and (self.id is None or self.id < aim)
 
     def to_json(self) -> dict[str, Any]:
-        """As a message."""
+        """Return a message."""
         ids = {"common": self.id, "next": self.next, "compare": self.compare}
         found = {name: list(id or ()) for name, id in ids.items()}
         return {**found, "alike": self.alike, "replicated": self.is_replicated}

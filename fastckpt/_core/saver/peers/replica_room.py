@@ -27,7 +27,7 @@ class MakeWay(Protocol):
 
 
 def _keep(*, for_good: bool) -> None:
-    """Nothing is given back."""
+    """Give nothing back."""
 
 
 class ReplicaRoom:

@@ -27,7 +27,7 @@ from fastckpt.errors import ArenaTooSmall, FastckptError
 
 logger = logging.getLogger("fastckpt")
 notices = logging.getLogger("fastckpt.report")
-"""For lines that are shown though nothing is wrong."""
+"""Logger for lines that are shown though nothing is wrong."""
 
 STREAMS = 4
 """Files that are sent at once: one connection keeps a core of the receiver busy."""

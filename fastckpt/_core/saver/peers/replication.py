@@ -1,4 +1,4 @@
-"""Has other hosts keep what only this node has of a save, and learns which save all nodes hold.
+"""Has other hosts keep the files that only this node has of a save, and learns which save all nodes hold.
 
 Without that, the loss of a host would lose the state of its ranks: what each node has alike needs no copies. Small
 files are copied at each commit, large ones of the saves that all nodes turn to.

@@ -65,7 +65,7 @@ class SaveAtRisk:
     copies: int
 
     def to_json(self) -> dict[str, Any]:
-        """As a part of a message."""
+        """Return a part of a message."""
         return asdict(self) | {"id": list(self.id)}
 
     @classmethod

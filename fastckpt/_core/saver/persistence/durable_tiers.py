@@ -155,7 +155,7 @@ class DurableTiers:
         self._claiming = asyncio.create_task(self._claim(slot, slot.id.history))
 
     async def _claim(self, slot: Slot, history: int) -> None:
-        """In one order, so that of two jobs one gets all; what fails is tried again with the next save."""
+        """Claim all places in one order, so that of two jobs one gets all; the next save repeats a failed claim."""
         loop = asyncio.get_running_loop()
         try:
             opening = await loop.run_in_executor(None, Opening.of_slot, slot.path)

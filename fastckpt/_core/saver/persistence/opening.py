@@ -26,7 +26,7 @@ class Opening:
 
     @classmethod
     def of(cls, id: SaveId, details: Any) -> "Opening":
-        """By the details of a save; what earlier versions saved has no token."""
+        """Read the details of a save; a save of an earlier version has no token."""
         parent = details.get("parent")
         members = tuple(map(str, details.get(MEMBERS, ())))
         return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None, "rollback" in details)
@@ -37,6 +37,6 @@ class Opening:
 
     @classmethod
     def of_slot(cls, slot: Path) -> "Opening | None":
-        """By what is whole in a slot; None for nothing."""
+        """Read the save that is whole in a slot; None if there is none."""
         records = slots.read(slot)
         return cls.of(records.committed, records.details) if records.committed else None

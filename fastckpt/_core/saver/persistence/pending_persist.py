@@ -14,7 +14,7 @@ class Urgency(enum.IntEnum):
 
     OVERTAKABLE = 0
     AGREED = 1
-    """As that; if no other is persisted, all nodes persist this one at once."""
+    """Urgency as OVERTAKABLE; but if no other save is persisted, all nodes persist this one at once."""
     LASTING = 2
 
 
@@ -30,7 +30,7 @@ QUIET = 1.0
 
 
 class PendingPersist:
-    """At most one save waits: the newest of those whose storage type was left out.
+    """Persist that waits, at most one: of the newest save whose storage type was left out.
 
     A node alone persists the newest checkpoint in its memory as soon as no other persist is under way. Several nodes
     would choose different ones, none of which would become whole: each persists at once only what all have agreed on

@@ -74,7 +74,10 @@ class GuardedPart:
         self._is_left_out = False
 
     def complete(self) -> Manifest | None:
-        """As that of the part; raises Superseded if others have come in the place of this job, or it has gone on."""
+        """Complete the checkpoint if all parts are there, as that of the part.
+
+        Raises Superseded if others have taken the place of this job, or it has gone on.
+        """
         self._tenure.demand()
         if self._is_left_out:
             raise Superseded(f"{self.id} is not reported: the nodes have gone on from an older save")

@@ -251,7 +251,7 @@ class Tenure:
         return Record(history, launch=job.launch, location=job.location, holder=holder, **opening)
 
     def _watch(self) -> None:
-        """From now on, see whether another job has come in the place of this one, and renew what is held."""
+        """Watch, from now on, whether another job takes the place of this one, and renew the record that is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="fastckpt-history", daemon=True)
             self._thread.start()

@@ -65,7 +65,7 @@ class Uploader:
         self.pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
     def read_back(self) -> None:
-        """From now on, compare what was uploaded with what the remote store gives back, before it counts there."""
+        """Compare, from now on, each upload with the bytes that the remote store gives back, before it counts there."""
         if self.remote is not None:
             self.remote.read_back = True
 
@@ -139,7 +139,7 @@ class Uploader:
             self.remote.close()
 
     async def _run(self) -> None:
-        """Until the remote store holds the newest checkpoint, whatever goes wrong: no error may end this loop."""
+        """Upload until the remote store holds the newest checkpoint: no error may end this loop."""
         while self._news:
             self._news = False
             work = asyncio.ensure_future(self._in_thread(self._upload_newest))

@@ -159,7 +159,7 @@ class CheckpointDirectory:
                 check_size(stored.manifest.entry(name), stored.path_of(name))
 
     def identity(self) -> DirectoryIdentity:
-        """By what this directory is known: the mark is gone when the directory is. Raises PersistError."""
+        """Return the identity of this directory: its mark is gone when the directory is. Raises PersistError."""
         with explained("read the mark", self.path):
             return DirectoryIdentity(identity(self.path), inode(self.path))
 

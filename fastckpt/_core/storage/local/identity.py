@@ -21,7 +21,7 @@ _MARK = re.compile("[0-9a-f]{32}")
 
 
 class DirectoryIdentity(NamedTuple):
-    """By what a place is known: its mark ("" for none), and the inode of its directory (0 at a URL)."""
+    """Identity of a place: its mark ("" for none), and the inode of its directory (0 at a URL)."""
 
     mark: str
     inode: int = 0

@@ -78,12 +78,12 @@ class RemoteScan:
 
     @property
     def whole(self) -> list[RemoteCheckpoint]:
-        """As `Scan.whole`."""
+        """Whole checkpoints, as `Scan.whole`."""
         return [stored for stored in self.distinct if not missing_of(stored.manifest)]
 
     @property
     def distinct(self) -> list[RemoteCheckpoint]:
-        """As `Scan.distinct`."""
+        """Distinct checkpoints, as `Scan.distinct`."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
 
     @property

@@ -33,7 +33,7 @@ DIRECTORIES = frozenset({"webdav", "dav", "smb"})
 
 
 class Creation(Enum):
-    """By what act one of several succeeds in a store."""
+    """Operation in a store in which one of several callers succeeds."""
 
     OBJECT = "a conditional request"
     FILE = "an exclusive open"

@@ -166,7 +166,7 @@ class RemoteStore:
         return self.scan().whole
 
     def known(self) -> list[RemoteCheckpoint]:
-        """As `checkpoints`, by what was found there last and was published and deleted here since: no requests."""
+        """Return the `checkpoints` as found there last, with those published and deleted here since: no requests."""
         if self._known is None:
             return self.checkpoints()
         return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
@@ -299,7 +299,7 @@ class RemoteStore:
         return [self._objects.url(name) for name in removed]
 
     def identity(self) -> DirectoryIdentity:
-        """By what this store is known: the mark is gone when its objects are. PersistError if it does not answer."""
+        """Return the identity of this store: its mark is gone when its objects are. Raises PersistError."""
         with ExplainedErrors("read the mark", self.path):
             return DirectoryIdentity(parsed(self._read_mark().decode(errors="replace")))
 
