@@ -72,7 +72,7 @@ class Start:
 
     Attributes:
         kind: One of KINDS.
-        folder: Where its checkpoint lies.
+        folder: Folder of its checkpoint.
         end: The step at which it is killed; at or after ``steps`` it ends by itself.
         steps: Of the whole run.
         number: Counts the starts.

@@ -52,12 +52,12 @@ class Way:
     """A way to save.
 
     Attributes:
-        name: What the tables call it.
+        name: Its name in the tables.
         save: Saves a step.
         load: Loads what was saved last into a state; None for what is no checkpoint.
-        ready: What is to be done before, and does not count.
+        ready: Preparation, which does not count.
         remove: Deletes what a step has left on storage, by one rank.
-        waits: Whether the optimizer waits until the state is copied.
+        waits: True if the optimizer waits until the state is copied.
     """
 
     name: str

@@ -46,7 +46,7 @@ class Outcome:
 
     Attributes:
         seconds: Until the job went on; None if it did not.
-        note: What else counts.
+        note: Other facts that count.
     """
 
     seconds: float | None
@@ -60,8 +60,8 @@ class Case:
     Attributes:
         act: Has the fault happen to the job, and watches it.
         nodes: As --nnodes has it; by default all hosts are needed.
-        has_fallbacks: Whether another host takes over when the first is lost, where a launcher can do that.
-        torchrun: Whether a script can save such a model by torch.save on the first rank.
+        has_fallbacks: True if another host takes over when the first is lost, where a launcher can do that.
+        torchrun: True if a script can save such a model by torch.save on the first rank.
         flags: Of the launcher.
     """
 

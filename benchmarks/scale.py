@@ -107,7 +107,7 @@ class Scheme:
     """One way to keep a job's state.
 
     Attributes:
-        memory: Whether saves go to memory between those to storage; else training waits for each save to storage.
+        memory: True if saves go to memory between those to storage; else training waits for each save to storage.
         copies: Other nodes that hold a node's files.
         parity: Nodes of a group with XOR parity; 0 for none.
         spares: Hosts that wait, as a part of the job's nodes.
@@ -142,8 +142,8 @@ class Host:
 
     Attributes:
         rate: Failures in a second.
-        is_bad: Whether it is one of the few that have most failures: those of its processes are its own, then.
-        until: When it is repaired, or its link.
+        is_bad: True if it is one of the few that have most failures: those of its processes are its own, then.
+        until: Time at which it, or its link, is repaired.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Outcome:
     Attributes:
         useful: The part of the time in steps that were done for the first time.
         failures: Their number.
-        by_source: How often the job went on from memory, from copies and from storage.
+        by_source: Number of times that the job went on from memory, from copies and from storage.
     """
 
     useful: float = 0.0

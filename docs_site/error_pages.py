@@ -16,10 +16,10 @@ class ErrorPage:
         code: As `coded` takes it.
         title: The fault in a few words.
         lines: The messages as users see them, with ``<...>`` for what differs.
-        meaning: What has happened, and what the job does now.
+        meaning: Event, and the reaction of the job.
         causes: The usual ones, the most frequent first.
-        remedies: What to do, step by step.
-        lost: What is lost, and what is not.
+        remedies: Remedies, step by step.
+        lost: Loss: what is lost, and what is not.
         places: The modules that end messages with the code.
     """
 

@@ -83,7 +83,7 @@ class LeftProcesses:
     trackers wait for that, and then remove segments that nobody has any more.
 
     Args:
-        program: What the workers run, if it is a command.
+        program: Command that the workers run, if it is one.
     """
 
     def __init__(self, program: object = "") -> None:

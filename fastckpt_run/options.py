@@ -37,7 +37,7 @@ class CommandLine:
         settings: Ours: options before ``FASTCKPT_*`` variables before defaults.
         torchrun: The namespace that torchrun would have had for the same command line without our options.
         given: Names of the settings that options gave.
-        is_dry_run: Whether only to print what the launch would do.
+        is_dry_run: True if the launch is only printed.
     """
 
     settings: Settings

@@ -40,8 +40,8 @@ class PeerAgents:
     """This agent among those of the other nodes, from the first round with several of them on.
 
     Args:
-        settings: Those of the job.
-        handler: What the agents meet by.
+        settings: Settings of the job.
+        handler: Rendezvous handler of the agents.
         saver: Gives other agents what it holds, and fetches from them.
         met: Called with each round of several agents, and each that follows one.
     """

@@ -25,10 +25,10 @@ class Script:
     """A script as its source shows it.
 
     Attributes:
-        folder: Where Python looks for its modules first; None if there is no source to read.
+        folder: Folder in which Python looks for its modules first; None if there is no source to read.
         module: Its name, if it is run by that.
         tree: Its source.
-        path: Where that is.
+        path: Path of the source.
     """
 
     folder: Path | None = None
@@ -111,7 +111,7 @@ class _Walk:
     Attributes:
         sets: Variables set before an import that comes later.
         anywhere: Variables that anything in these sources sets.
-        compiles: Whether anything in them calls torch.compile.
+        compiles: True if anything in them calls torch.compile.
         watch: Of these sources.
     """
 

@@ -28,7 +28,7 @@ class Contender:
         name: As it stands in tables: "fastckpt", "torch.save", "warm copy".
         measure: Does the work of one turn, in a fresh process, and gives what it measured.
         missing: Gives the reason for which it cannot run here; it is listed with that reason instead.
-        quick: Whether it takes part in ``--quick``.
+        quick: True if it takes part in ``--quick``.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Figure:
         what: The row's name.
         of: "CONTENDER.QUANTITY".
         to: The same of a limit or a peer; the figure is then the ratio of medians, pair by pair in each round.
-        goal: What it should be; None where it is only shown.
+        goal: Value to be reached; None where it is only shown.
         unit: Of the quantity.
-        scale: What a value is multiplied by for the unit.
+        scale: Factor of a value for the unit.
     """
 
     what: str
@@ -91,10 +91,10 @@ class Benchmark:
     Args:
         name: Of its module, and of its file of results.
         question: One sentence that ends with a question mark.
-        work: What each contender does, in one or two sentences: state, sizes, what is excluded.
+        work: Work of each contender, in one or two sentences: state, sizes, what is excluded.
         contenders: In the order of the table; in each round they take turns, beginning with another one.
         figures: Rows of the table.
-        rounds: How often each contender has its turn.
+        rounds: Number of turns of each contender.
         gigabytes: Size of the state; ``--quick`` takes a tenth of it, but not less than 0.1. 0 where it has its own.
         picture: Draws the results, for docs/images.
         table: Gives Markdown in place of the usual table.

@@ -34,7 +34,7 @@ class Turn:
 
     Args:
         gigabytes: Size of the state.
-        is_quick: Whether a rough answer is enough.
+        is_quick: True if a rough answer is enough.
         folder: An empty directory on storage.
         shm: An empty directory in shared memory.
         number: Of the round, for what is drawn by chance, but alike for all contenders of a round.

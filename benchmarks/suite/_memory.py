@@ -84,7 +84,7 @@ class Sampler:
     """A thread that samples what this process has started.
 
     Args:
-        shared: Where the job has its files in shared memory.
+        shared: Directory of the job's files in shared memory.
         folder: The checkpoint directory.
     """
 

@@ -28,7 +28,7 @@ class Failure:
         pid: Its process.
         last_step: The last step that any worker had done before.
         resumed_step: The step at which all workers resumed.
-        tier: Where they found it.
+        tier: Tier in which they found it.
         moments: Seconds since the kill, and what happened then.
         back: Seconds from the kill to the first step that was done after it.
     """

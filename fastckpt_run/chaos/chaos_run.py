@@ -64,7 +64,7 @@ class ChaosRun:
 
     Args:
         job: The job.
-        plan: What to kill.
+        plan: Plan of the kills.
         note: Called with each outcome, once it is known.
     """
 

@@ -11,7 +11,7 @@ class ApartMembers:
     """The members that send nothing to this one, though they answer it or others.
 
     Attributes:
-        now: Those that are apart.
+        now: Members that are apart.
     """
 
     def __init__(self) -> None:

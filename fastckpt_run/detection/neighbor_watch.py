@@ -70,10 +70,10 @@ class NeighborWatch:
             other members.
         timeout: Seconds from a member's last sign of life to the report.
         listener: A socket that listens; see `listener.listen`.
-        is_stopped: Whether the agent that this member stands for is stopped by a signal, and so no member now.
+        is_stopped: Returns whether the agent that this member stands for is stopped by a signal, and so no member now.
 
     Attributes:
-        address: Where this member is watched, as ``host:port``.
+        address: Address at which this member is watched, as ``host:port``.
         sent: Messages that this member has sent.
     """
 

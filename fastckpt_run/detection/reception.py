@@ -35,7 +35,7 @@ class Reception:
         listener: A socket that listens; see `listener.listen`.
 
     Attributes:
-        address: Where others reach this member, as ``host:port``.
+        address: Address at which others reach this member, as ``host:port``.
     """
 
     def __init__(

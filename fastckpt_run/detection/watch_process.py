@@ -38,7 +38,7 @@ class WatchProcess:
     The agent holds the socket at which the process listens: while that starts again, the kernel accepts connections.
 
     Attributes:
-        address: Where this agent is watched, as ``host:port``.
+        address: Address at which this agent is watched, as ``host:port``.
         pid: Of the process.
     """
 

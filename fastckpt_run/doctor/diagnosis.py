@@ -52,8 +52,8 @@ class Subject:
 
     Attributes:
         directory: A checkpoint directory, a path or URL; empty for none.
-        endpoints: Those of a rendezvous, as --rdzv-endpoint has them; empty for none.
-        settings: Those of the job, as variables of the environment.
+        endpoints: Endpoints of a rendezvous, as --rdzv-endpoint has them; empty for none.
+        settings: Settings of the job, as variables of the environment.
         nodes: Nodes of the launch, if that is known; 0 if not.
         ranks: Ranks on each of them; 0 if that is not known.
     """

@@ -29,9 +29,9 @@ class ReadLaunch:
     """A launch, as it was understood.
 
     Attributes:
-        config: What torch would launch with.
-        spec: What the workers run.
-        is_ours: Whether the rendezvous is ours, and not one of torch's.
+        config: Configuration with which torch would launch.
+        spec: Specification of the workers.
+        is_ours: True if the rendezvous is ours, and not one of torch's.
     """
 
     config: LaunchConfig

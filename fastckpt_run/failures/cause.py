@@ -64,10 +64,10 @@ def with_cause(
     """The deaths, and those that follow within some seconds, as long as all have only lost a connection.
 
     Args:
-        deaths: Those that were noticed.
-        watch: Where others are.
+        deaths: Deaths that were noticed.
+        watch: Watch of the other nodes.
         cause: Finds out why a worker died.
-        is_known: Whether another node has failed: then nothing is waited for.
+        is_known: Returns whether another node has failed: then nothing is waited for.
         patience: Seconds for which a better cause is waited for.
     """
     found, end = list(deaths), time.monotonic() + patience

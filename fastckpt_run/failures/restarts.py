@@ -42,7 +42,7 @@ class Restarts:
 
     Attributes:
         limit: The value of --max-restarts.
-        may_go_on: Whether the last failure came from outside of the script: another launch may get further.
+        may_go_on: True if the last failure came from outside of the script: another launch may get further.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Restarts:
 
         Args:
             settings: Of the job.
-            spec: What the workers run.
-            telemetry: How far they are, by checkpoint directory.
+            spec: Specification of the workers.
+            telemetry: Their progress, by checkpoint directory.
             last_words: With what traceback a pid ended, if that is known; else empty.
             hung: The pids that were killed for that.
         """

@@ -130,7 +130,7 @@ class HangWatch:
         It takes some seconds to collect the workers' stacks, and those of other nodes.
 
         Args:
-            may_restart: Whether there would be a restart, so that an error can be made good.
+            may_restart: True if there would be a restart, so that an error can be made good.
         """
         hang = self._look(may_restart=may_restart)
         if hang is None:

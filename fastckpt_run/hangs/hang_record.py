@@ -24,7 +24,7 @@ class Hang:
     Attributes:
         groups: Of the ranks of all nodes; None if other nodes did not answer.
         asked: Seconds that the exchange with them took.
-        spared: Why nobody is killed, since they may wait in good health; empty if the culprits are.
+        spared: Reason why nobody is killed, since the wait may be sound; empty if the culprits are killed.
     """
 
     culprits: tuple[int, ...]

@@ -51,7 +51,7 @@ class Silences:
 
     Attributes:
         told: Seconds of silence at the last report; 0 if there was none since they went on.
-        at: When that was, by the monotonic clock.
+        at: Time of that report, by the monotonic clock.
     """
 
     def __init__(self) -> None:

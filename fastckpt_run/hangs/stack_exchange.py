@@ -47,11 +47,11 @@ class NodeReport:
     Attributes:
         host: Its name.
         age: Seconds since its workers were started.
-        is_occupied: Whether one of them does something that others may wait for: it keeps to the limit of its phase, or
+        is_occupied: True if one of them does something that others may wait for: it keeps to the limit of its phase, or
             is being debugged.
         idle: Seconds for which none of them has done anything.
-        world: How many ranks the job has.
-        ranks: Those of this node, each with the seconds for which it is silent; infinite if it never reported.
+        world: Number of ranks in the job.
+        ranks: Ranks of this node, each with the seconds for which it is silent; infinite if it never reported.
     """
 
     host: str
@@ -116,7 +116,7 @@ class Collected:
 
     Attributes:
         groups: Of all ranks; None if workers of other nodes are occupied, so that these may wait for them.
-        occupied: Where these are.
+        occupied: Hosts of these workers.
         idle: Seconds for which nobody on any node has done anything; 0 if one has not answered.
     """
 

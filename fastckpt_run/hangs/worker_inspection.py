@@ -46,10 +46,10 @@ class CloseLook:
         lines: Their telemetry before they were asked for their stacks.
         states: In the kernel: a letter as in /proc/PID/stat; empty for one that has exited.
         stacks: Of those that could be asked.
-        waiting: Those in a function in which ranks wait for each other, without computing there.
+        waiting: Ranks in a function in which ranks wait for each other, without computing there.
         idle: For how many seconds each has done nothing.
-        is_debugged: Whether a debugger is attached to one, or one is at a prompt; then nothing else may be known.
-        unread: Those that wait to write, and what nobody reads.
+        is_debugged: True if a debugger is attached to one, or one is at a prompt; then nothing else may be known.
+        unread: Ranks that wait to write, each with the file that nobody reads.
     """
 
     lines: Lines
@@ -93,8 +93,8 @@ class NodeWorkers:
 
     Attributes:
         pids: By local rank; and ``ranks``, those in the job.
-        world_size: How many ranks the job has.
-        started: When they were, by the monotonic clock.
+        world_size: Number of ranks in the job.
+        started: Time of their start, by the monotonic clock.
         awake: Silence counts from then on: before, the machine may have been suspended, this process included.
         waits: For how long each may have waited for others.
         known: Ranks that have a checkpointer, or are to have one soon.
@@ -190,7 +190,7 @@ class NodeWorkers:
             now: By the monotonic clock.
             lines: Their telemetry.
             allowed: Seconds of silence before their stacks are taken.
-            may_look: Whether these may be taken.
+            may_look: True if these may be taken.
         """
         spoken = max([self.awake, *(line.beat / 1e9 for line in lines.values())]) if lines else now
         idle = self._activity.idle(now, spoken)

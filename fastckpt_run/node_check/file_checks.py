@@ -23,7 +23,7 @@ def check_shm(name: str, directory: str, in_memory: bool, size: int) -> CheckRes
     Args:
         name: The name of the result, whose value is the room in MB.
         directory: The directory.
-        in_memory: Whether it has to be on a tmpfs.
+        in_memory: True if it has to be on a tmpfs.
         size: Bytes that are written, if there is room for them.
     """
     place = Path(directory)

@@ -53,7 +53,7 @@ def check_matmul(name: str, device: str, dtype: str, size: int, seconds: float) 
         device: One of `devices`.
         dtype: ``float32`` or ``bfloat16``.
         size: Rows and columns of the factors.
-        seconds: How long; but three times at least.
+        seconds: Duration; but three multiplications at least.
     """
     kind = getattr(torch, dtype)
     left, right = factors(size, kind)

@@ -18,7 +18,7 @@ def check_memory(name: str, size: int, seconds: float) -> CheckResult:
     Args:
         name: The name of the result.
         size: Bytes of each buffer, at most.
-        seconds: How long to copy; each pattern is copied once at least.
+        seconds: Duration of the copies; each pattern is copied once at least.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     size = max(_BLOCK, min(size, free // _SHARE) // _BLOCK * _BLOCK)

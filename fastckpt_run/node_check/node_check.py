@@ -37,7 +37,7 @@ class NodeCheck:
     """The node check of an agent, if the user wants one; else its methods do nothing.
 
     Args:
-        settings: Those of the job.
+        settings: Settings of the job.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -86,8 +86,8 @@ class NodeCheck:
         Args:
             store: That of the round.
             members: The agents of the round, by group rank.
-            rank: Which of them this one is.
-            is_over: Whether the round has ended.
+            rank: Rank of this node among them.
+            is_over: Returns whether the round has ended.
 
         Returns:
             The members that are bad, of which the round has to go on without; None if nothing was checked.

@@ -55,7 +55,7 @@ class PairOutcome:
 
     Attributes:
         result: That of this node.
-        is_bad: Whether it had no good exchange: a node that is only slow has a problem, but is not bad.
+        is_bad: True if it had no good exchange: a node that is only slow has a problem, but is not bad.
         bad: Ranks of the bad nodes; complete on the first node, else the first few.
         slow: Ranks of the slow ones, likewise.
         hosts: The hosts of these, by rank.
@@ -83,11 +83,11 @@ class PairCheck:
     """One node's part in a check of several.
 
     Args:
-        board: Where they leave messages; of this check alone.
+        board: Board for their messages; of this check alone.
         rank: The rank of this node.
-        ranks: Those of all that should come, in order; the first one decides.
+        ranks: Ranks of all nodes that should come, in order; the first one decides.
         address: The name or address by which the others reach this host.
-        results: What this node has found by itself; rates of several nodes are compared.
+        results: Results of this node's own checks; rates of several nodes are compared.
         wait: Seconds to wait for others to come.
     """
 

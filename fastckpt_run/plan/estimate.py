@@ -82,7 +82,7 @@ class Observed:
         write_rate: Bytes per second that the directory takes now.
         processes: Bytes of a node's processes.
         sizes_by_step: Bytes of the job's checkpoints.
-        is_trial: Whether the logs are of a trial, which is too short to say how often a job fails.
+        is_trial: True if the logs are of a trial, which is too short to say how often a job fails.
         free, total: Bytes of the tmpfs that arenas may take, of how many.
     """
 
@@ -112,7 +112,7 @@ class ResourceEstimate:
 
     Attributes:
         shape: Nodes and ranks.
-        shape_source: Where these are from.
+        shape_source: Origin of these.
         total: Bytes of a save, on all nodes once.
         node: Of the node with the most.
         slots: That an arena is planned with.
@@ -124,8 +124,8 @@ class ResourceEstimate:
         rate: Bytes per second to storage, from a node.
         persist, step, snapshot, restart: Seconds.
         intervals: Between saves; None if costs are not known.
-        intervals_source: Who chose them.
-        failures: Those observed.
+        intervals_source: Origin of the intervals.
+        failures: Failures that were observed.
         mtbf: Seconds between failures, as goodput is computed with.
         goodput: None if something is not known.
         growth: None for fewer than two checkpoints.

@@ -28,7 +28,7 @@ def clear(directory: Path, launcher: int, *, is_new: bool) -> Remains:
     Args:
         directory: It was empty when the trial came.
         launcher: The process of the trial's agent, which holds the histories that it has opened.
-        is_new: Whether the directory itself is the trial's.
+        is_new: True if the directory itself is the trial's.
     """
     if not directory.is_dir():
         return Remains()

@@ -23,7 +23,7 @@ def read_command(what: Sequence[str], argument: str, variable: str, kills: int) 
         what: All that follows the options of `fastckpt prove`.
         argument: The script's option for its directory, if the user names it.
         variable: The same for a variable of the environment.
-        kills: How many kills there are to be.
+        kills: Number of kills.
 
     Raises:
         ConfigError: The script cannot be tried with it.

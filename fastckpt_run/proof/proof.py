@@ -36,11 +36,11 @@ class Proof:
     Attributes:
         plain: The run without kills.
         killed: The run with kills.
-        kills: What was planned, and what was noted of each kill; None of one that did not come.
+        kills: Plan and note of each kill; no note (None) for one that did not come.
         found: The comparison of both.
         again: The comparison of two runs without kills, if that was made.
-        causes: Why they differ, the likeliest first; [] if they do not.
-        notes: What the user should know.
+        causes: Causes of the differences, the likeliest first; [] if they do not.
+        notes: Notes for the user.
     """
 
     plain: ScriptRun
@@ -79,7 +79,7 @@ def prove(
 
     Args:
         runner: Runs it.
-        plan: How.
+        plan: Plan of the runs.
         shm_dir: A tmpfs in which arenas of these runs would be.
         tree: The script's source, if it can be read.
         tell: Called with a line for people.

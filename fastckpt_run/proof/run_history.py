@@ -25,8 +25,8 @@ class WorkerStart:
 
     Attributes:
         loaded: The step that it resumed; None if it resumed none.
-        tier: Where it was.
-        fresh: Whether it asked for a checkpoint and there was none.
+        tier: Tier of the checkpoint.
+        fresh: True if it asked for a checkpoint and there was none.
         values: The last value of each name at each step.
         generators: Digests of the states of the global random generators at its first save, by name.
         saved: Steps that it has saved.

@@ -76,9 +76,9 @@ class Endpoints:
 
         Args:
             text: Hosts with or without ports, with commas in between.
-            is_here: Whether a name or an address is that of this host.
+            is_here: Returns whether a name or an address is that of this host.
             is_host: Whether this process may hold the store; None to go by `is_here`.
-            calls: Where calls of the stores are counted.
+            calls: Counter of the stores' calls.
         """
         texts = (text or "").split(",")
         if len(texts) > 1 and not all(each.strip() for each in texts):
@@ -133,7 +133,7 @@ class Endpoints:
         Args:
             rounds_in: The number of rounds that the job has had in a store; may raise StoreLost.
             timeout: Seconds to wait for a store.
-            hold: Whether this process may hold one.
+            hold: True if this process may hold one.
         """
         begin = time.monotonic()
         turn = _FIRST_TURN if self._lost is None else _LATER_TURN

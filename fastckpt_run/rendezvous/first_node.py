@@ -41,11 +41,11 @@ class FirstNode:
     """The first node of a round, as another one sees it.
 
     Args:
-        records: Those of the job.
+        records: Records of the job.
         round: The round.
-        master: Where the first node has announced its store.
-        limits: How many nodes there may be.
-        is_new: Whether it has come in the place of the one before, and nobody of the others has reached it yet.
+        master: Address that the first node has announced for its store.
+        limits: Limits on the number of nodes.
+        is_new: True if it has come in the place of the one before, and nobody of the others has reached it yet.
     """
 
     def __init__(

@@ -59,11 +59,11 @@ class FastckptRendezvousHandler(RendezvousHandler):
         id: The name of this agent, a random word.
         calls: The number of calls of stores by their names.
         round: The last round in which this node took part, with all nodes by their group ranks.
-        fault: Why the workers of this node failed in that round, if its host may be to blame; empty else.
-        is_checked: Whether this host has passed the node check before its first round.
-        admission: What compares this node with the members of the job.
-        links: What nodes report of the links between them, for any thread.
-        domain: What fails together with this host; empty if that is not known.
+        fault: Reason why the workers of this node failed in that round, if its host may be to blame; empty else.
+        is_checked: True if this host has passed the node check before its first round.
+        admission: Comparison of this node with the members of the job.
+        links: Reports of nodes on the links between them, for any thread.
+        domain: Failure domain of this host; empty if it is not known.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class FastckptRendezvousHandler(RendezvousHandler):
         Args:
             job: The name of the job: several jobs can share a store.
             endpoints: The hosts that may hold the store.
-            limits: How many nodes take part.
-            timing: How long to wait for what.
+            limits: Limits on the number of nodes.
+            timing: Durations of the waits.
             local_address: The address by which the other nodes reach this one; None for `Endpoints.own_address`.
             secret: The secret of the job; None for one that the store hands out.
-            calls: Where calls of stores are counted, by `endpoints`, too.
+            calls: Counter of the stores' calls, also those of `endpoints`.
         """
         self.id = secrets.token_hex(8)
         self.calls = Counter[str]() if calls is None else calls
@@ -428,10 +428,10 @@ def create_handler(
     Args:
         parameters: The options, in torch's form.
         secret: The secret of the job, if the user gave one.
-        is_here: Whether a name or an address is that of this host.
+        is_here: Returns whether a name or an address is that of this host.
         spares: Nodes that may wait beside the most that take part.
         exclude_after: Failures of a host alone after which it is left out while one of them waits; 0 for any number.
-        admission: What compares this node with the members of a job that it would join; None for no comparison.
+        admission: Comparison of this node with the members of a job that it would join; None for none.
     """
     calls = Counter[str]()
     endpoints = Endpoints(parameters.endpoint, is_here=is_here, is_host=parameters.get_as_bool("is_host"), calls=calls)

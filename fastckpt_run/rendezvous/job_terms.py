@@ -46,7 +46,7 @@ class Misfit(NamedTuple):
 
     Attributes:
         text: For people to read.
-        waits: Whether it joins once none of the members is left.
+        waits: True if it joins once none of the members is left.
     """
 
     text: str

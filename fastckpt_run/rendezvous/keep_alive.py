@@ -65,9 +65,9 @@ class KeepAlive:
     with its square. One that finds a loss reports it to all by ending the round.
 
     Attributes:
-        signs: What was seen of other nodes.
+        signs: Signs of life of other nodes.
         rung: Set when there is something to read in the store.
-        ending: Which node has ended the job, and why, in words; empty if that is not known.
+        ending: Node that has ended the job, and why, in words; empty if that is not known.
         each_look: Called with the store and the round at each look at what others have left there.
         answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.

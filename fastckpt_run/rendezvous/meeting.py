@@ -51,8 +51,8 @@ class Timing:
     """Seconds.
 
     Attributes:
-        join: How long a node waits for enough others.
-        connect: How long it waits for a store.
+        join: Longest wait of a node for enough others.
+        connect: Longest wait for a store.
         interval: From one sign of life to the next.
         silence: Without a sign of life, after which a node counts as gone.
     """

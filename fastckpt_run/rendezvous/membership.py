@@ -18,10 +18,10 @@ class Node(NamedTuple):
         host: The name of its host.
         address: The address by which other nodes reach it.
         process: Its process, as `Process.to_record` describes it.
-        fault: Why its workers failed in the last round, if its host may be to blame; empty else.
-        is_checked: Whether it has taken part in no round yet, and its host has passed the node check.
-        terms: What it has to have in common with the others; not known of a node of a round, which has them for all.
-        domain: What fails together with its host, such as a rack; empty if it was not given.
+        fault: Reason why its workers failed in the last round, if its host may be to blame; empty else.
+        is_checked: True if it has taken part in no round yet, and its host has passed the node check.
+        terms: Terms that it must share with the others; not known of a node of a round, which has them for all.
+        domain: Failure domain of its host, such as a rack; empty if it was not given.
     """
 
     id: str
@@ -67,10 +67,10 @@ class Round:
         number: The number of rounds that the job has had, with this one.
         name: A random word: rounds of two halves of a job may have one number, but not one name.
         nodes: The nodes by their group ranks.
-        is_closed: Whether the job was ended: no round follows.
+        is_closed: True if the job was ended: no round follows.
         ending: The host that ended it, and why, in words; empty if that is not known.
         faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
-        terms: What its nodes have in common, and had in the rounds before that each shared a node with the next.
+        terms: Terms that its nodes share, and shared in earlier rounds, each with a node of the next.
         drained: Names of hosts that are left out until somebody takes them back in. Each has that of a host which it
             does not reach, if that is why: without that one it is not left out; else an empty text.
     """
@@ -185,7 +185,7 @@ def is_complete(
         last: The last round.
         present: The nodes that are there.
         gone: Ids of nodes of the last round that are known to be gone.
-        limits: How many nodes there may be.
+        limits: Limits on the number of nodes.
         since_fewest: Seconds since the fewest nodes were there.
     """
     if len(present) < limits.fewest:
@@ -296,8 +296,8 @@ def leave_out(
     Args:
         last: The last round.
         present: The nodes that are there, in the order in which they came.
-        faults: Those of all hosts.
-        limits: How many nodes there may be, and what a host may do.
+        faults: Faults of all hosts.
+        limits: Limits on the number of nodes, and on a host's failures.
     """
     bad = suspects(faults, limits.exclude_after) if limits.spares else frozenset[str]()
     good = [node for node in present if node.host not in bad]

@@ -38,7 +38,7 @@ class JobDirectory:
 
     Attributes:
         path: Its path there.
-        mark: What it is marked with, which nothing but this directory has.
+        mark: Its mark, which no other directory has.
         options: The options of the script that have named it there.
     """
 
@@ -73,7 +73,7 @@ class NodeAdmission:
     if it has a newer version, until none of the members is left.
 
     Attributes:
-        terms: What this node brings.
+        terms: Terms of this node.
         arenas: Returns the arenas of this node, by their checkpoint directories.
     """
 

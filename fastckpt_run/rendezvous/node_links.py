@@ -24,7 +24,7 @@ class NodeLinks:
     Args:
         records: The records of the job; None if there is no store.
         round: The last round of this node.
-        limits: How many nodes the job has.
+        limits: Limits on the number of nodes.
         drain: Leaves hosts out.
     """
 

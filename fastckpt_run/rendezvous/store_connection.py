@@ -27,7 +27,7 @@ class StoreLost(Exception):
     """A store cannot be reached any more.
 
     Attributes:
-        ended: Whether its host has ended the connection; if not, it is silent, and may be there.
+        ended: True if its host has ended the connection; if not, it is silent, and may be there.
     """
 
     def __init__(self, text: str, *, ended: bool) -> None:

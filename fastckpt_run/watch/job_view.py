@@ -46,16 +46,16 @@ class JobView:
     """Result of a look at the job.
 
     Attributes:
-        at: When the nodes answered, in seconds since the epoch.
+        at: Time at which the nodes answered, in seconds since the epoch.
         nodes: The state of each node, by rank; None of one that does not answer.
         found: The report.
-        reported: When that was made, in seconds since the epoch.
+        reported: Time of that report, in seconds since the epoch.
         events: The newest events, newest first, with the host that each was on.
         turn: The event that the state of the job follows from.
         directory: Whose event logs were read; empty for none.
-        trouble: Why they are not read as they are; empty if they are.
+        trouble: Reason why they are not read as they are; empty if they are.
         unheard: Pairs of nodes, by rank: the first receives nothing from the second, which answers others.
-        awaited: What the next round waits for, in words; empty while workers run.
+        awaited: Description of what the next round waits for; empty while workers run.
     """
 
     at: float
@@ -120,7 +120,7 @@ class JobViews:
         lines: Events of this launch so far.
         directories: The checkpoint directories of this node.
         slow: The slow ranks of now, by rank.
-        links: What nodes report of the links between them; None if nothing is known of that.
+        links: Reports of nodes on the links between them; None if there are none.
     """
 
     def __init__(

@@ -48,11 +48,11 @@ class LivePage:
         actions: Carries out what is asked for with the token.
         lines: Events of this launch so far.
         slow: The slow ranks of now, by rank.
-        links: What nodes report of the links between them; None if the rendezvous of the job has none.
+        links: Reports of nodes on the links between them; None if the rendezvous of the job has none.
 
     Attributes:
-        pages: What an `HttpServer` is to serve, by method and path.
-        token: What an action must bring; not to be shown to whoever may only read.
+        pages: Pages for an `HttpServer`, by method and path.
+        token: Token that an action needs; not to be shown to users who may only read.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class NodeChannel:
 
         Args:
             node: Its rank in the round.
-            subject: Which of its answers is asked for.
+            subject: Name of the answer that is asked for.
             body: The question.
             timeout: Seconds that each wait of the connection may take.
             reach: Seconds for each wait until it is reached, if these are fewer: a node that is lost, or an agent that

@@ -17,7 +17,7 @@ class Unsaved:
         save: That checkpoint; None if there is none, and all work would be lost.
         steps: Steps since then, as the report counts them.
         seconds: Seconds since the save of it began, without the time in which no worker of this launch ran.
-        at_least: Whether the seconds are those of this launch alone, and earlier ones had done a part of the steps.
+        at_least: True if the seconds are those of this launch alone, and earlier ones had done a part of the steps.
     """
 
     save: SaveId | None
@@ -61,7 +61,7 @@ def unsaved_work(
         stats: `Saver.report`.
         telemetry: `Saver.telemetry`.
         now: The monotonic clock, in seconds.
-        since: When the workers were started, by the same clock: telemetry that is older is of their predecessors.
+        since: Start of the workers, by the same clock: telemetry that is older is of their predecessors.
     """
     return [_of_directory(each, telemetry.get(each.directory, ()), now, since) for each in stats]
 

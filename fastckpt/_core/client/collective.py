@@ -44,8 +44,8 @@ class _Rounds:
     """Rounds of one agreement that this rank has begun.
 
     Attributes:
-        sent: Those in which values are sent without waiting.
-        decided: Those that one rank decides.
+        sent: Rounds in which values are sent without waiting.
+        decided: Rounds that one rank decides.
         sharing: Blocks of `Agreement.sharing_errors` in which this rank is.
         pieces: Of the last answer, on the rank that gave it.
     """
@@ -144,7 +144,7 @@ class Agreement:
             within: Seconds that the other ranks may take to come.
 
         Raises:
-            FastckptError: What ``decide`` raised, on all ranks, by class and text; PeerDeparted if a rank has left;
+            FastckptError: The error of ``decide``, on all ranks, by class and text; PeerDeparted if a rank has left;
                 PeerFailed if one has failed, see `fail`.
             DistStoreError: A rank does not come.
         """

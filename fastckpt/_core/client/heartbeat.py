@@ -126,7 +126,7 @@ class Heartbeat:
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
         clock: Counts the steps of the training, where several steps of optimizers make one; None if each counts.
-        optimizers: Those that have made a step.
+        optimizers: Optimizers that have made a step.
         by_script: True if the script names each step, so that those of optimizers do not count.
     """
 

@@ -78,9 +78,9 @@ class JobRanks:
 
     Attributes:
         name: Of the process group, see `session`.
-        store: Where it was formed.
+        store: Store in which it was formed.
         rank: This one.
-        world: How many there are.
+        world: Number of ranks.
     """
 
     name: str

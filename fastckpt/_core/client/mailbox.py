@@ -91,8 +91,8 @@ class StoreMailbox:
         """Return when all these messages are there; call ``check``, which may raise, from time to time before that.
 
         Args:
-            keys: Where the messages are left.
-            end: When to wait no longer, by time.monotonic; raises TimeoutError then.
+            keys: Keys of the messages.
+            end: End of the wait, by time.monotonic; raises TimeoutError then.
             check: Called after waits of `GLANCE` and twice as long each.
         """
         patience = GLANCE

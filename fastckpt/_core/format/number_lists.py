@@ -38,7 +38,7 @@ class NumberLists:
     """Containers of many numbers in one pickle: a pickler writes a marker for each, and `insert` what it stands for.
 
     Attributes:
-        spans: Where each is in the pickle, and how long it is, in bytes; in the order in which a pickler meets them.
+        spans: Position and length of each in the pickle, in bytes; in the order in which a pickler meets them.
     """
 
     def __init__(self) -> None:

@@ -211,7 +211,7 @@ def known_tensors(
     """Tensors of an opaque state, indices of their storages, as far as nothing else of it is in these; their paths.
 
     Args:
-        counts: How many tensors of the state each storage has; those in objects of which nothing is known, too.
+        counts: Number of tensors of the state in each storage; those in objects of which nothing is known, too.
     """
     found: dict[int, tuple[torch.Tensor, int, str]] = {}
     indices = {storage_key(storage): index for index, storage in enumerate(storages)}

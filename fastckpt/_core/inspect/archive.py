@@ -29,7 +29,7 @@ class OpenFile:
 
     Args:
         file: Open for reading and seekable; it may be remote. It stays the caller's to close.
-        name: What to call it in errors.
+        name: Its name in errors.
 
     Raises:
         BadCheckpoint: It cannot be read.

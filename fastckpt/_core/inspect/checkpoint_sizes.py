@@ -29,7 +29,7 @@ class CheckpointSizes:
         world: Ranks that saved it; None if that is not known.
         nodes: Nodes that saved it, if its details have the number.
         location: The checkpoint directory that it is in; empty for a file, or a directory of files.
-        assumed: What was added that the checkpoint does not have, for people to read; empty for nothing.
+        assumed: Assumptions that the checkpoint does not show, for people to read; empty for nothing.
     """
 
     source: CheckpointFiles

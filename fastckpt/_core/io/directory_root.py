@@ -23,8 +23,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: The last part of its path.
-        is_directory: Whether it is that of a directory.
-        leads_to_directory: Whether it is that of a directory, or of a link to one.
+        is_directory: True if it is that of a directory.
+        leads_to_directory: True if it is that of a directory, or of a link to one.
         inode: That of the directory, file or link.
     """
 

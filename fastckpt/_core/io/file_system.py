@@ -26,9 +26,9 @@ class FileSystem(NamedTuple):
 
     Attributes:
         kind: Its type, such as ``ext4``, ``nfs4`` or ``fuse.sshfs``.
-        source: What is mounted: a device, an export, or a name that a program chose.
-        options: Those of the file system, without those of the mount.
-        mount_point: Where it is mounted.
+        source: Mounted source: a device, an export, or a name that a program chose.
+        options: Options of the file system, without those of the mount.
+        mount_point: Directory at which it is mounted.
     """
 
     kind: str

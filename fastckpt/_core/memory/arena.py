@@ -63,7 +63,7 @@ def arena_paths(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> list[Path
     Args:
         shm_dir: A directory on a tmpfs.
         checkpoint_dir: The checkpoint directory, as a real path.
-        agent_slot: Which of the agents that share the directory of arenas it belongs to.
+        agent_slot: Number of its agent among those that share the directory of arenas.
     """
     name = f"{checkpoint_dir}\0{agent_slot}"
     keys = [hashlib.sha256(each.encode()).hexdigest()[:16] for each in (name, *(f"{name}\0{n}" for n in _FURTHER))]
@@ -86,7 +86,7 @@ class Arena:
     Attributes:
         path: Its directory.
         slots: Its places for checkpoints.
-        adopted: Whether it had such places when it was opened.
+        adopted: True if it had such places when it was opened.
         claim: By what its checkpoint directory is known.
     """
 
@@ -339,7 +339,7 @@ def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
 
     Args:
         size: Bytes of a checkpoint.
-        slots: How many there must be room for.
+        slots: Number of slots that there must be room for.
         found: The limit that leaves no room, what the slots have already counted as free.
         copies: Bytes of copies of other nodes' files, beside the slots.
     """

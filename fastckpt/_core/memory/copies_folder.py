@@ -45,7 +45,7 @@ class CopiesFolder:
 
     Attributes:
         path: The folder, or the arena. It is made by `ensure`.
-        is_memory: Whether what is in it takes memory.
+        is_memory: True if what is in it takes memory.
         former: Folders of earlier owners that were given another directory: they are read, and nothing comes to them.
     """
 

@@ -19,9 +19,9 @@ class DirectoryClaim:
 
     Attributes:
         seen: The mark that was seen in the directory; empty until one was. It is never written there again.
-        wanted: What the directory is to be marked with, unless a mark was seen there; empty for nothing.
+        wanted: Mark that the directory is to get, unless a mark was seen there; empty for nothing.
         inode: The directory's inode when it was claimed; 0 if that is not known, or at a URL.
-        unnamed: Whether an earlier version made the arena, for a directory that it could not mark.
+        unnamed: True if an earlier version made the arena, for a directory that it could not mark.
     """
 
     seen: str = ""

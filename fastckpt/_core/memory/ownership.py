@@ -33,8 +33,8 @@ class Owner:
     Attributes:
         process: None if it did not sign.
         directory: The checkpoint directory.
-        launch: What no other launch is called; empty if an earlier version signed.
-        since: When it made or adopted the arena, to be read by people.
+        launch: Id of the launch, unique; empty if an earlier version signed.
+        since: Time at which it made or adopted the arena, to be read by people.
         ended: Launches that owned it until their end, one after the other, the last of many.
     """
 

@@ -20,13 +20,13 @@ class Process:
 
     Attributes:
         pid: Its number in its pid namespace.
-        ticks: When it started, in clock ticks since the boot: no jump of the clock changes that.
+        ticks: Start of the process, in clock ticks since the boot: no jump of the clock changes that.
         boot: The boot id of the kernel that it runs on.
         namespace: The number of its pid namespace.
         host: The name of its host.
-        started: When it started, to be read by people.
-        init: When the first process of its pid namespace started, in clock ticks; 0 if that is not known. The kernel
-            gives the number of a namespace to the next one: to that of a container which is restarted.
+        started: Start of the process, to be read by people.
+        init: Start of the first process of its pid namespace, in clock ticks; 0 if that is not known. The kernel gives
+            the number of a namespace to the next one: to that of a container which is restarted.
     """
 
     pid: int

@@ -38,9 +38,9 @@ class ReplicaFiles:
         arena: The arena.
         of: The ids of the saves in its slots.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
-        in_use: Whether a process of this node may be reading what is kept, or choose to.
-        refusal: Why nothing is kept; empty if it is.
-        folder: Where large files are; in the arena, if none is given.
+        in_use: Returns whether a process of this node may be reading what is kept, or choose to.
+        refusal: Reason why nothing is kept; empty if copies are kept.
+        folder: Folder of large files; the arena, if none is given.
 
     Attributes:
         lock: Held by who writes records beside the files.

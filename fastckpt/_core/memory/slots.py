@@ -38,7 +38,7 @@ class SlotDone:
     Attributes:
         id: The save that they belong to.
         files: Their names and sizes in bytes.
-        details: What the writer wants kept with the checkpoint (JSON): its parent, the user's path, threads.
+        details: Values that the writer wants kept with the checkpoint (JSON): its parent, the user's path, threads.
     """
 
     id: SaveId
@@ -53,7 +53,7 @@ class Records:
     Attributes:
         committed: The id of the whole checkpoint in the slot; None if there is none, and then the others are empty.
         files: Names and sizes in bytes of the images of the committed checkpoint.
-        details: What the writers kept with it; for equal keys those of the first local rank.
+        details: Values that the writers kept with it; for equal keys those of the first local rank.
         digests: Digests (xxh3-128, in hexadecimal) of its images, by name; {} until it has some.
     """
 

@@ -57,7 +57,7 @@ class Encoded:
     """An encoded tensor.
 
     Attributes:
-        description: What `decode` must know beside the bytes.
+        description: Data that `decode` needs beside the bytes.
         parts: Contiguous tensors of one dimension. That of a dense form shares the memory of a contiguous tensor.
     """
 

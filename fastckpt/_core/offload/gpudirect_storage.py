@@ -27,7 +27,7 @@ class CuFile:
     each transfer (torch/csrc/cuda/GdsFile.cpp, 2.10 to 2.15). Called by ctypes, the same functions do not.
 
     Args:
-        handle: What cuFileHandleRegister has made.
+        handle: Handle made by cuFileHandleRegister.
         unit: Bytes of which sizes and offsets are multiples.
         library: A library with cuFileRead and cuFileWrite, which is loaded already.
 
@@ -70,8 +70,8 @@ class GpuDirectStorage:
     """The choice between GPUDirect Storage and pinned memory, made once, when the first bytes of a GPU are written.
 
     Args:
-        file: Where to.
-        driver: What is there if the kernel module is loaded.
+        file: Scratch file for the bytes.
+        driver: Path that exists if the kernel module is loaded.
     """
 
     def __init__(self, file: ScratchFile, driver: Path = DRIVER) -> None:

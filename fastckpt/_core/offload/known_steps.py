@@ -16,7 +16,7 @@ class KnownStep:
     Attributes:
         sizes: Bytes of what its forward saves, in order: by these another forward is compared with it.
         order: The entries in the order in which its backward needed them.
-        plan: What to do with each.
+        plan: Plan for each.
     """
 
     sizes: tuple[int, ...]

@@ -24,7 +24,7 @@ class OffloadLog:
     """The reports of one `ActivationOffload`.
 
     Args:
-        directory: Where to it offloads.
+        directory: Directory to which it offloads.
     """
 
     def __init__(self, directory: str) -> None:

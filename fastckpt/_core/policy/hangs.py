@@ -84,9 +84,9 @@ class Witness:
         rank: Its number.
         steps: Steps that it has completed since it was started.
         state: Its state in the kernel: a letter as in /proc/PID/stat; empty if it has exited.
-        goes_on: Whether it has reported lately, much later than another.
-        has_left: Whether it has closed its checkpointer, or exited.
-        waits: Whether it waits in a collective for other ranks.
+        goes_on: True if it has reported lately, much later than another.
+        has_left: True if it has closed its checkpointer, or exited.
+        waits: True if it waits in a collective for other ranks.
         place: Its place in the program, in words; empty if unknown.
         idle: Seconds for which it has neither computed, moved data nor waited for a disk.
     """
@@ -122,8 +122,8 @@ def limits(
         alarms: Hangs found in this job. Under "auto" each doubles the limits: it may have been in error.
         start: Seconds that the slowest start has taken, up to its first step.
         patience: Seconds that process groups let ranks wait in a collective; 0 if that is unknown.
-        sees_all: Whether all ranks of the job are in sight.
-        may_restart: Whether an error can be made good by a restart.
+        sees_all: True if all ranks of the job are in sight.
+        may_restart: True if an error can be made good by a restart.
     """
     if setting == "off":
         return Limits(inf, inf)

@@ -52,10 +52,10 @@ class CheckResult:
         name: Its name; the first word says what is checked.
         verdict: The outcome.
         message: The reason, for people; empty if all is well.
-        value: What was measured, more being better; None if nothing was.
+        value: Measured value, more being better; None if nothing was measured.
         unit: Of ``value`` and ``limit``.
-        limit: What ``value`` has to reach.
-        seconds: How long it took.
+        limit: Minimum of ``value``.
+        seconds: Duration of the check.
     """
 
     name: str
@@ -216,7 +216,7 @@ class NodeVerdict:
         verdict: A problem if it had no good exchange in two rounds, the second one with a good node; unknown if that
             cannot be told, or a link between two nodes that are good otherwise has failed.
         rate: The best that it reached.
-        is_slow: Whether that is below `SHARE` of the median of the others.
+        is_slow: True if that is below `SHARE` of the median of the others.
         failed: The nodes with which an exchange has failed.
     """
 

@@ -34,8 +34,8 @@ class OffloadPlan:
     """Plan for the tensors that a forward saves.
 
     Attributes:
-        offloaded: Those that are written to storage, by their place in the order of the forward.
-        compressed: Those of them that are compressed first.
+        offloaded: Tensors that are written to storage, by their place in the order of the forward.
+        compressed: Tensors among them that are compressed first.
         resident: Bytes that stay in memory.
         peak: Most bytes in memory at a time, those in transfer included.
         written: Bytes that are written, as far as a sample can tell.

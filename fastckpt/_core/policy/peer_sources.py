@@ -37,11 +37,11 @@ class NodeHolding(NamedTuple):
         saved_as: Its rank when its own ranks saved it; -1 if it keeps files of others only.
         world_size: The number of ranks that saved.
         alike: Whether the common files were equal on all nodes when they were last compared.
-        wanted: Whether it may be resumed, as far as this node knows.
-        address: Where the others find its files; for what is rebuilt, the addresses of all that take part, with commas.
+        wanted: True if it may be resumed, as far as this node knows.
+        address: Address of its files; of files to be rebuilt, the addresses of all that take part, with commas.
         common: The files that it holds of those that each node has of its own.
         ranks: The files of ranks that it holds, its own and others', by rank.
-        parity: What it can help to rebuild: of several groups, if its node was in one after the other.
+        parity: Files that it can help to rebuild: of several groups, if its node was in one after the other.
     """
 
     node: int
@@ -131,13 +131,13 @@ def reachable(
     """The saves that each rank could load with files from other nodes, if it could not without.
 
     Args:
-        holdings: What all nodes hold.
+        holdings: Holdings of all nodes.
         nodes: The node of each rank.
         main: The file that each rank needs, beside its own.
         shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks.
-        may_redivide: Whether ranks can go on from a save of another number of them. Each may need the files of all
+        may_redivide: True if ranks can go on from a save of another number of them. Each may need the files of all
             then, so some node has to hold each.
-        allow_lost: Whether a rank whose own file nobody holds may load a save without it.
+        allow_lost: True if a rank whose own file nobody holds may load a save without it.
     """
     by_save: dict[tuple[int, int, str], list[NodeHolding]] = {}
     for holding in holdings:
@@ -217,7 +217,7 @@ def sources(
     """The addresses of other nodes that hold each file that the ranks of one node lack of a save.
 
     Args:
-        holdings: What all nodes hold.
+        holdings: Holdings of all nodes.
         nodes: The node of each rank.
         location: The save, and the node.
         shards: As in `reachable`. Of a save of another number of ranks it is known only later which files a rank needs:

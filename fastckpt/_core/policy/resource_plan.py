@@ -139,7 +139,7 @@ class MemoryLimits:
 
     Attributes:
         slots: Slots of the arena.
-        arena: What it takes.
+        arena: Bytes of the arena.
         tmpfs: The size of the tmpfs, with what is left to data loaders: as much as docker gives them by default.
         shm: The same in a round number of MiB.
     """

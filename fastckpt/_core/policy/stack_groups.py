@@ -54,7 +54,7 @@ def place_of(frames: Sequence[Frame]) -> str:
     In a library it is the function that the script has called, and where: ``all_reduce (train.py:40)``.
 
     Args:
-        frames: Those of the thread, the innermost first.
+        frames: Frames of the thread, the innermost first.
     """
     own = next((depth for depth, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
     return replace(frames[own], function=frames[max(0, own - 1)].function).name if frames else ""
@@ -65,11 +65,11 @@ class CaughtRank:
     """A rank of the job as its agent has found it.
 
     Attributes:
-        witness: What is known of it.
-        host: Where it runs.
+        witness: Facts on the rank.
+        host: Host of the rank.
         frames: The stack of its main thread, the innermost frame first, as `Frame.name`; empty if it is not known.
         place: As `place_of`.
-        in_collective: Whether its stack is in a function in which ranks wait for each other, though it may compute.
+        in_collective: True if its stack is in a function in which ranks wait for each other, though it may compute.
     """
 
     witness: Witness
@@ -121,9 +121,9 @@ class StackGroup:
     Attributes:
         ranks: In order.
         hosts: Of these ranks, in order, each once.
-        is_odd: Whether these hold the others up.
-        state: What they do, as one of `STATES`.
-        place: Where they do it; empty if it is not known.
+        is_odd: True if these hold the others up.
+        state: State of the ranks, one of `STATES`.
+        place: Their place in the script; empty if it is not known.
         stack: Their frames, the innermost first.
         idle: Seconds for which none of them has done anything.
     """
@@ -164,11 +164,11 @@ class StackGroups:
 
     Attributes:
         groups: At most `MOST`, the odd ones first, then the most suspicious, then the smallest.
-        reason: Why the odd ones are that, or why none is.
-        world: How many ranks the job has.
+        reason: Reason why the odd groups are odd, or why none is.
+        world: Number of ranks in the job.
         unheard: Hosts whose agents gave no answer.
         missing: The ranks on these, as `ranges`.
-        more: How many groups there are besides, and of how many ranks.
+        more: Number of other groups, and of their ranks.
     """
 
     groups: tuple[StackGroup, ...]
@@ -261,7 +261,7 @@ def grouped(ranks: Sequence[CaughtRank], world: int, unheard: Sequence[str] = ()
 
     Args:
         ranks: Of all nodes that answered.
-        world: How many ranks the job has.
+        world: Number of ranks in the job.
         unheard: Hosts whose agents gave no answer.
     """
     odd, reason = _judged(ranks, sees_all=not unheard)
@@ -324,7 +324,7 @@ def blamed_here(
         witnesses: The ranks of the node, by local rank.
         numbers: Their numbers in the job.
         groups: Of all ranks; None if other nodes could not be asked.
-        sees_all: Whether all ranks of the job are on the node.
+        sees_all: True if all ranks of the job are on the node.
     """
     found, reason = culprits(list(witnesses.values()), sees_all=sees_all)
     blamed = tuple(each.rank for each in found)

@@ -90,7 +90,7 @@ class Stragglers:
             moment in which another process had the processor counts for little.
 
     Attributes:
-        slow: Those of now, by rank.
+        slow: Ranks that are slow now, by number.
     """
 
     def __init__(self, steps: int = 20, seconds: float = LASTS) -> None:

@@ -94,8 +94,8 @@ def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> di
     """A state as this rank had it, of what was saved for all, and its own.
 
     Args:
-        common: What was saved for all, as it was loaded; its dictionaries are changed.
-        own: What `own_entries` gave; empty for nothing.
+        common: State that was saved for all, as it was loaded; its dictionaries are changed.
+        own: Result of `own_entries`; empty for none.
         world: The number of ranks now: in another number none has what it had.
         rank: This rank.
     """

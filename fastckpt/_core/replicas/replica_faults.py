@@ -57,7 +57,7 @@ def unlike_entries(
 
     Args:
         ranks: The digests of each rank.
-        lacking: What it is if a rank lacks an entry that is no shard.
+        lacking: Verdict on an entry that a rank lacks and that is no shard.
         whole: Objects of which one rank saves all: there is unlike what the first rank lacks, or one that has some.
     """
     found: dict[str, set[str]] = {}

@@ -22,8 +22,9 @@ class LaunchTime:
     Attributes:
         by_cause: Of each cause, up to the instant from which on causes are not decided yet.
         age: Since its begin.
-        steps: How far it came.
-        failures: How often rounds ended by kind: a worker ``died`` or ``hung``, or workers were stopped ``elsewhere``.
+        steps: Its progress in steps.
+        failures: Number of ends of rounds by kind: a worker ``died`` or ``hung``, or workers were stopped
+            ``elsewhere``.
         repeats: The steps that its last round of workers has to do once more.
     """
 

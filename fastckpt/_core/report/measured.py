@@ -15,7 +15,7 @@ class Measured:
     """The values that one node has recorded last.
 
     Attributes:
-        at: When, in nanoseconds since the epoch.
+        at: Time, in nanoseconds since the epoch.
         step: The step that its furthest worker had completed.
         values: By name and labels, as docs/reference/events.md says; the texts NaN, +Inf and -Inf are not finite.
     """

@@ -42,7 +42,7 @@ class Metric:
         name: As it is at the endpoint, with the unit, and ``_total`` of a counter.
         unit: ``seconds``, ``bytes``, ``ratio`` (0 to 1) or ``celsius``; empty for a number of things, or of a step.
         labels: The names of its labels.
-        group: What it is about; the first part of its tag in TensorBoard.
+        group: Its subject; the first part of its tag in TensorBoard.
     """
 
     name: str

@@ -45,10 +45,10 @@ class RequiredFiles:
         own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
         shards: Names of the files without which the memory of one of several nodes is not enough for this rank; empty
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
-        from_peers: Whether the files that all nodes have alike and those that a rank has written, or its ``shards``,
+        from_peers: True if the files that all nodes have alike and those that a rank has written, or its ``shards``,
             are all that it needs: these can come from other nodes' memory.
-        may_redivide: Whether ranks can load what another number of them saved, and then bring what each needs.
-        allow_lost: Whether a rank may load what is in memory without its own file, if no node has that any more.
+        may_redivide: True if ranks can load what another number of them saved, and then bring what each needs.
+        allow_lost: True if a rank may load what is in memory without its own file, if no node has that any more.
     """
 
     main: str
@@ -80,11 +80,11 @@ class CandidateFinder:
 
     Args:
         location: The checkpoint directory: a path, or the URL of a store.
-        needs: What this rank needs of a checkpoint.
-        digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
+        needs: Files that this rank needs of a checkpoint.
+        digests: True if files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
-        has_far: Whether a durable tier is a store that is reached over a network.
+        has_far: True if a durable tier is a store that is reached over a network.
     """
 
     def __init__(self, client: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
@@ -133,8 +133,8 @@ class CandidateFinder:
         """All checkpoints that hold what this rank needs.
 
         Args:
-            here: Those in memory.
-            found: Those on storage, as `search` has found them in the first rank.
+            here: Checkpoints in memory.
+            found: Checkpoints on storage, as `search` has found them in the first rank.
         """
         # 1. keep what has the files that this rank needs   2. add saves of which memory has some files and storage the
         # others   3. name the reason for all the rest: none may be passed over silently
@@ -241,7 +241,7 @@ class CandidateFinder:
         Args:
             bad: Candidates, and those of their files that some rank found bad.
             damaged: Checkpoints that this rank saw to be damaged when it listed the tiers.
-            threads: How many files are checked at once.
+            threads: Number of files that are checked at once.
         """
         for candidate, faults in bad:
             candidate.tier.reject(candidate, faults, threads)

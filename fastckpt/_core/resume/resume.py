@@ -42,9 +42,9 @@ class ResumeResult:
         tier: One of `TIERS`; empty if there was none.
         state: The result of this rank's loader.
         details: The details saved with the checkpoint.
-        elsewhere: Whether it is of another checkpoint directory, whose histories are numbered independently.
+        elsewhere: True if it is of another checkpoint directory, whose histories are numbered independently.
         attempt: The token that ranks of all nodes shared when they saved it.
-        holdings: What all nodes hold in memory of saves of several nodes.
+        holdings: Holdings of all nodes in memory, of saves of several nodes.
         passed_over: Durable checkpoints that are newer, and could not be loaded.
     """
 

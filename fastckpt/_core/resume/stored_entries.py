@@ -23,7 +23,7 @@ class StoredEntry(NamedTuple):
     """The record of a durable candidate whose manifest this rank has not read.
 
     Attributes:
-        id: What was saved.
+        id: Id of the save.
         place: The path or URL of the directory of its manifest.
         target: The path or URL that the user named for the model, if any.
         token: A name that no other reading of manifests has.
@@ -46,7 +46,7 @@ def described(listing: Listing, main: str, own: Sequence[str]) -> JSON:
     """Return the first rank's findings in one tier, as a message.
 
     Args:
-        listing: What it found.
+        listing: Result of the search.
         main: The file without which a checkpoint is of another kind.
         own: The file that each rank needs beside it, unless the checkpoint is of fewer ranks.
     """

@@ -48,8 +48,8 @@ class Survey:
         has: The checkpoints that each rank could load.
         nodes: The node of each rank.
         unfinished: Checkpoints that nodes were writing, newer than all that count on storage; in the first rank.
-        unsearched: Why the checkpoint directory could not be searched; empty if it could.
-        holdings: What all nodes hold in memory of saves of several nodes.
+        unsearched: Reason why the checkpoint directory could not be searched; empty if it could.
+        holdings: Holdings of all nodes in memory, of saves of several nodes.
         shards: The files that each rank needs of a state that is divided among as many ranks; empty if it is not.
     """
 

@@ -226,7 +226,7 @@ class PeerTier:
             location: The save.
             sources: The addresses of agents that hold each file that this node lacks.
             held: The files of the save that are in this node's memory.
-            beside: Whether they are for a load alone, beside the slots.
+            beside: True if they are for a load alone, beside the slots.
         """
         save = SaveId(*location.id)
         fetched = self._client.fetch(save, location.attempt, sources, beside=beside)

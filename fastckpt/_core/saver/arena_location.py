@@ -88,8 +88,8 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
     """Checkpoints newer than ``newest`` that a launch has left where it had its arena, and this one has not.
 
     Args:
-        settings: Those of this launch.
-        arena: Where it holds its own.
+        settings: Settings of this launch.
+        arena: Arena of this launch.
         directory: The checkpoint directory.
         newest: The newest that it knows of.
     """

@@ -33,7 +33,7 @@ class MemoryDigests:
     Nobody waits for it, and it pins nothing: it stops when a save begins.
 
     Attributes:
-        enabled: Whether anybody compares digests.
+        enabled: True if anybody compares digests.
     """
 
     def __init__(self, newest: Callable[[], Slot | None]) -> None:

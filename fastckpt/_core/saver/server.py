@@ -64,10 +64,11 @@ class Saver:
     """Owns shared memory, answers writers and persists; all its work runs in threads of its own.
 
     Attributes:
-        unfinished: Whether `close` has left a persist behind that would not end.
-        slot: Which of the agents that share this host's memory this one is; None where the ranks of nodes decide.
-        prefetch: What this node brings of others while it is a spare.
-        misplaced: Why this host can take no part in its job: a checkpoint directory there is another. Else empty.
+        unfinished: True if `close` has left a persist behind that would not end.
+        slot: Number of this agent among those that share this host's memory; None where the ranks of nodes decide.
+        prefetch: Files of others that this node fetches while it is a spare.
+        misplaced: Reason why this host can take no part in its job: a checkpoint directory there is another. Else
+            empty.
     """
 
     def __init__(self, settings: Settings, address: str = "") -> None:

@@ -25,8 +25,8 @@ class SkippedSaves:
     """Each reason is logged once, when it is certain; the end of the job counts what no later checkpoint made up for.
 
     Attributes:
-        reasons: How many saves were lost since a rank is gone, or has failed, by reason.
-        last_was_skipped: Whether the save before was skipped: no warning is needed then.
+        reasons: Number of saves lost because a rank is gone, or has failed, by reason.
+        last_was_skipped: True if the save before was skipped: no warning is needed then.
     """
 
     def __init__(self) -> None:

@@ -27,11 +27,11 @@ class Slot:
 
     Attributes:
         size: Bytes of the checkpoint, once it is whole.
-        target: Where its writers want its model's file, once it is whole; empty for the default.
-        wanted: Where its model's file is to be on storage, once it is whole, and how; as in Persister.submit.
-        pins: Who needs it to stay as it is, and why.
-        verified: Whether its images were read since its writers died, and are what their digests say.
-        lost: What it held that was found bad, and why; until the next save.
+        target: Path that its writers want for its model's file, once it is whole; empty for the default.
+        wanted: Paths of its model's file on storage, once it is whole, and how to write them; as in Persister.submit.
+        pins: Users that need it to stay as it is, and why.
+        verified: True if its images were read since its writers died, and are what their digests say.
+        lost: Save in it that was found bad, and why; until the next save.
     """
 
     path: Path

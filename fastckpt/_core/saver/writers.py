@@ -38,7 +38,7 @@ class Departure:
         how: In words.
         last: The newest save that it has begun; None for none.
         history: The one that it wrote.
-        loan: What it lends to all of this history from that one on; None for nothing.
+        loan: Part that it lends to all saves of this history from that one on; None for none.
     """
 
     how: str

@@ -45,10 +45,10 @@ class Record:
         holder: The process that holds it, as it signs.
         members: Launches of the agents of all nodes, which belong to the same job.
         parent: The checkpoint that was resumed; None at the start of a job.
-        since: When it was opened, to be read by people.
-        count: How often it was renewed; of one that cannot be read, a number that differs with its text.
-        closed: Whether its holder has come to an orderly end.
-        finished: Whether that was the good end of the job: the script is done, and what it saved is durable.
+        since: Time at which it was opened, to be read by people.
+        count: Number of renewals; of one that cannot be read, a number that differs with its text.
+        closed: True if its holder has come to an orderly end.
+        finished: True if that was the good end of the job: the script is done, and what it saved is durable.
     """
 
     history: int

@@ -23,7 +23,7 @@ class Share:
 
     Attributes:
         node: Its number, from 0 on; the first one has the model.
-        nodes: How many there are.
+        nodes: Number of nodes.
         attempt: Distinguishes a run of the job from others that happen to give their histories the same number.
         target: The file that the user named, as a manifest has it.
     """
@@ -60,8 +60,8 @@ class Unfinished:
     """A checkpoint that several nodes were writing, and that does not count.
 
     Attributes:
-        id: What was saved.
-        why: What it lacks, or why it cannot be published.
+        id: Id of the save.
+        why: Missing parts, or the reason why it cannot be published.
     """
 
     id: SaveId

@@ -83,7 +83,7 @@ class TuningState:
         agreed: Windows in a row that ask for a change in the same direction.
         side: -1 if they ask for checkpoints more often, 1 if less often.
         patience: Windows that must agree to save more often.
-        tried: Whether checkpoints were made more often, and not less often since.
+        tried: True if checkpoints were made more often, and not less often since.
     """
 
     terms: Terms
@@ -105,7 +105,7 @@ class Decision:
         step: The step after which the intervals are in force.
         intervals: The intervals from then on.
         overhead: The measured cost of checkpoints, as a part of training time.
-        changed: Whether the intervals differ from those before.
+        changed: True if the intervals differ from those before.
         why: The reason, for the event log.
     """
 

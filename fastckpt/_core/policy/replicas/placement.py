@@ -12,7 +12,7 @@ class Placement:
 
     Attributes:
         holders: The nodes that hold the files of each node, by its id.
-        copies: How many there are of each; fewer than asked for if there are too few nodes.
+        copies: Number of copies of each; fewer than asked for if there are too few nodes.
         inside: Nodes all of whose holders are lost together with them: there is no other domain.
     """
 

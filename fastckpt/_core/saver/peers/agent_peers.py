@@ -54,7 +54,7 @@ class AgentPeers:
     Attributes:
         rate: That limit, which all checkpoint directories share.
         round: The round that this agent is in; None before its first one.
-        prefetch: What this node has brought of others before it had a rank; None for nothing.
+        prefetch: Files of others that this node fetched before it had a rank; None for none.
     """
 
     def __init__(self, memory: Memory, mbps: float = 0.0) -> None:

@@ -39,7 +39,7 @@ class HeldReport:
         member: The agent.
         saves: The saves of which it has all of its ranks' files in memory, and others keep those that are small.
         keeping: The next common save, if the agent knows of one, holds it and keeps it; None else.
-        copied: Whether the large files of that one, of which this node has the only copy, are with its partners, too.
+        copied: True if the large files of that one, of which this node has the only copy, are with its partners, too.
         compared: A save, and the digests of those of its files that each node has of its own.
         copies: Copies of these large files that others keep.
         large: Bytes of these files.
@@ -90,7 +90,7 @@ class CommonSave:
         compare: The save whose files every agent is to digest, so that they can be compared; None for none.
         alike: Whether the files that each node has of its own were equal when they were last compared; None if they
             were not in this round.
-        is_replicated: Whether no node has the only copy of a file of that newest save.
+        is_replicated: True if no node has the only copy of a file of that newest save.
     """
 
     id: SaveId | None = None
@@ -149,9 +149,9 @@ class CommonSaves:
         """Take note of what an agent holds; raises ProtocolError if it is none of this round.
 
         Args:
-            report: What it holds.
+            report: Its report.
             known: The answer that it has.
-            wait: How many seconds to wait for another one, at most.
+            wait: Seconds to wait for another save, at most.
         """
         if report.member not in self._members:
             raise ProtocolError("the agent is not in this round, or not yet")

@@ -115,7 +115,7 @@ def fetch_all(
         save: The save.
         root: The directory that they come into.
         sources: The addresses of agents that may have each file.
-        offers: What these have.
+        offers: Their offers.
         secret: The secret of the round.
     """
     sizes = sizes_of(offers, sources.keys())
@@ -189,10 +189,10 @@ def with_kept(slot: Path, kept: Path, save: SaveName, fetched: FetchedFiles, ran
     Raises OSError.
 
     Args:
-        slot: Where the files are.
-        kept: Where this node keeps files of other nodes' ranks of that save.
+        slot: Slot of the files.
+        kept: Directory in which this node keeps files of other nodes' ranks of that save.
         save: The save.
-        fetched: What was fetched.
+        fetched: Files that were fetched.
         ranks: The numbers of this node's ranks among those of all nodes.
     """
     parts = {r: part for r, part in slots.read_parts(kept).items() if r in ranks and part.id == save.id}
@@ -215,7 +215,7 @@ def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence
     What these ranks need of others' files is beside them, and no part of it.
 
     Args:
-        slot: Where the files are, and nothing else.
+        slot: Slot with the files, and nothing else.
         save: The save that they are of.
         fetched: The files.
         ranks: The numbers of this node's ranks among those of all nodes, in their local order.

@@ -193,7 +193,7 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
 
     Raises:
         OSError, ProtocolError: The other agent is gone, or has it no more.
-        BadCheckpoint: What came is not what the other agent has committed.
+        BadCheckpoint: The bytes are not those that the other agent has committed.
     """
     ask_for(connection, save, name, size)
     path = root / name

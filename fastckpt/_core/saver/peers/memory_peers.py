@@ -46,10 +46,10 @@ class MemoryPeers:
 
     Args:
         directory: The checkpoint directory.
-        arena: Where this node holds its saves.
+        arena: Arena with this node's saves.
         of: Its slots.
         among: The agents of the round, and the limit on what this one sends.
-        settings: Those of the job.
+        settings: Settings of the job.
         readers: Processes that read what is in memory, or look for what to load.
         copies: The directory on a disk for copies of other nodes' large files; None for the arena.
 
@@ -190,7 +190,7 @@ class MemoryPeers:
         """Bring files of a save from other agents' memory, once for all local ranks.
 
         Args:
-            message: Which files, and where they are.
+            message: Names and places of the files.
             choose: The slot to put them into; it may raise FastckptError.
             ranks: The numbers of the local ranks among those of all nodes.
             pid: The process that reads them.

@@ -50,7 +50,7 @@ class ChunkRequest:
         member: The member whose chunk comes.
         files: Its files.
         common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
-        is_replicated: Whether parity of that one is whole in all groups of this round.
+        is_replicated: True if parity of that one is whole in all groups of this round.
     """
 
     id: SaveId
@@ -69,9 +69,9 @@ class ParityFiles:
     Args:
         arena: The arena.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
-        in_use: Whether workers of this node may choose to resume what is there.
+        in_use: Returns whether workers of this node may choose to resume what is there.
         piece: Bytes of a piece.
-        folder: Where parity is; in the arena, if none is given.
+        folder: Folder of parity; the arena, if none is given.
     """
 
     def __init__(

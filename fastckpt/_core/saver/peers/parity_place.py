@@ -28,7 +28,7 @@ class ParityPlace:
     Args:
         path: The directory of the place.
         id: The save.
-        record: What is known of it; it grows.
+        record: Record of the place; it grows.
         descriptor: The block; this object closes it.
         allocated: Bytes of the block, all of whose memory is there.
     """

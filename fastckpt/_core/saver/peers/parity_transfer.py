@@ -71,7 +71,7 @@ def send_chunk(
 
     Raises:
         ArenaTooSmall: The other agent has no memory for it.
-        BadCheckpoint: What came is not what was sent.
+        BadCheckpoint: The bytes are not those that were sent.
         FastckptError, OSError: It does not take it now.
     """
     member, holder = pair

@@ -31,10 +31,10 @@ class PeerServer:
     """Listens on all interfaces of this host, at a port that the kernel chooses.
 
     Args:
-        handlers: What is carried out, by the name of the request.
+        handlers: Handlers by the name of the request.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
     """
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:

@@ -43,7 +43,7 @@ class ReplicaSender:
     Args:
         directory: The checkpoint directory.
         rate: A limit on the bytes that this node sends per second.
-        counts: Where copies are counted.
+        counts: Counters of copies.
     """
 
     def __init__(self, directory: str, rate: RateLimit | None, counts: ReplicaCounts) -> None:

@@ -59,7 +59,7 @@ def send_replica(
 
     Raises:
         ArenaTooSmall: The other agent has no memory for it.
-        BadCheckpoint: What came is not what was promised: memory of one end, or the way, damages bytes.
+        BadCheckpoint: The bytes are not those that were announced: memory of one end, or the way, damages bytes.
         FastckptError, OSError: It does not keep it now.
     """
     promise = {"name": file.name, "size": file.size, "digest": file.digest}

@@ -48,7 +48,7 @@ class Replication:
 
     Args:
         directory: The checkpoint directory.
-        arena: Where this node holds its saves.
+        arena: Arena with this node's saves.
         of: The slots.
         answered: Called in that thread with each answer, or None if there was none for long; when it returns, no slot
             that the answer protects is given away.

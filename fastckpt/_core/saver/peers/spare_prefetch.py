@@ -53,7 +53,7 @@ class SaveAtRisk:
 
     Attributes:
         attempt: The token of the save.
-        address: Where the agent of the node is.
+        address: Address of the node's agent.
         host: Its host's name.
         copies: Copies of its large files that other nodes keep.
     """
@@ -118,7 +118,7 @@ class SparePrefetch:
     """The prefetch of a spare, in a thread of its own between `begin` and `end`.
 
     Args:
-        settings: Those of the job.
+        settings: Settings of the job.
         present: Bytes that this node has in slots and copies for a directory already.
     """
 

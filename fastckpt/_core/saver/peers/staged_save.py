@@ -17,8 +17,8 @@ class StagedSave:
     """The prefetched files of one checkpoint directory; raises as `Arena.open`.
 
     Attributes:
-        arena: Where they are; `sweep` removes it once its owner is dead.
-        files: Those of the save that is whole, and of one that comes.
+        arena: Arena of the files; `sweep` removes it once its owner is dead.
+        files: Files of the save that is whole, and of one that comes.
         whole: The save of which all is there, and the address of the node whose files these are; None for none.
     """
 

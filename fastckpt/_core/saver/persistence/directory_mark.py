@@ -39,7 +39,7 @@ class DirectoryMark:
         """Keep what memory holds if it is of this directory, and nobody else may write to it; else give it up.
 
         Args:
-            alone: Whether nobody else writes to that memory.
+            alone: True if nobody else writes to that memory.
             of_others: The mark that other nodes of the job know; empty if they know none yet.
 
         Raises:

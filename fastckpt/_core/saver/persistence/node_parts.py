@@ -33,7 +33,7 @@ class NodeParts:
     skipped its save.
 
     Args:
-        overtaken: Whether a newer checkpoint is durable.
+        overtaken: Returns whether a newer checkpoint is durable.
         complain: Called with what is wrong, and the step.
     """
 

@@ -38,11 +38,11 @@ class PendingPersist:
 
     Args:
         pay: Persists the newest checkpoint in memory, if it is as new as the pending one; none is pending then.
-        is_busy: Whether a persist is under way.
+        is_busy: Returns whether a persist is under way.
 
     Attributes:
         save: The one that waits; None for none.
-        alone: Whether this node is the only one.
+        alone: True if this node is the only one.
     """
 
     def __init__(self, stats: SaverStats, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:

@@ -26,10 +26,10 @@ class PersistJob:
     """A slot that is to be persisted, and stays as it is until then.
 
     Attributes:
-        target: Where its user wants the model.
-        flush: Whether nobody asked for it.
-        lasting: Whether no newer save may overtake it.
-        attempts: How often it has failed.
+        target: Path that its user wants for the model.
+        flush: True if nobody asked for it.
+        lasting: True if no newer save may overtake it.
+        attempts: Number of failures so far.
     """
 
     slot: Slot

@@ -48,8 +48,8 @@ class Persister:
         tenure: The right to publish there.
         newest_slot: The slot with the newest whole checkpoint.
         stats: Counts for the report.
-        first: Whether this is the first node.
-        alone: Whether it is the only one.
+        first: True if this is the first node.
+        alone: True if it is the only one.
         on_durable: Called when a checkpoint has become durable, and waited for.
 
     Attributes:

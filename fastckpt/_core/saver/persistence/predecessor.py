@@ -30,10 +30,10 @@ class Job:
     """Properties of a job that are the same for all places to which it saves.
 
     Attributes:
-        launch: What no other launch is called.
+        launch: Unique id of the launch.
         location: Its checkpoint directory.
-        take_over: Whether it waits for nobody.
-        exclusive: Whether a place that cannot distinguish two jobs is refused.
+        take_over: True if it waits for nobody.
+        exclusive: True if a place that cannot distinguish two jobs is refused.
         ended: Launches of this host whose agents have ended, as their memory shows, which this job has since.
     """
 
@@ -53,7 +53,7 @@ class Vigil:
     """Looks, again and again, at the holder of the newest history: others may follow when it has left, or is dead.
 
     Attributes:
-        record: What was seen last.
+        record: Record that was seen last.
         party: The round that may follow.
     """
 
@@ -126,7 +126,7 @@ def has_died(record: Record, ended: Collection[str] = ()) -> bool:
     """Return whether its holder was a process of this host that has ended.
 
     Args:
-        record: What it holds.
+        record: Record that it holds.
         ended: Launches whose agents are known to have ended: a container that is restarted has other pids, but memory
             that was locked by an agent until the end of that agent.
     """

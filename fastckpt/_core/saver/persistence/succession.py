@@ -42,7 +42,7 @@ class Party:
 
         Args:
             record: Its record.
-            token: What this round has given to what it saves in that very history; empty if it saves in another one.
+            token: Token of this round's saves in that very history; empty if it saves in another one.
         """
         if token and record.token:
             return token == record.token
@@ -65,7 +65,7 @@ def may_follow(party: Party, record: Record, *, has_died: bool) -> bool:
     Args:
         party: The round.
         record: The newest history's.
-        has_died: Whether its holder is known to be dead.
+        has_died: True if its holder is known to be dead.
     """
     return record.closed or has_died or party.is_of_job(record)
 
@@ -81,7 +81,7 @@ def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> b
 
     Args:
         party: The round that has published it.
-        id: What was saved.
+        id: Id of the save.
         token: Of what this round saves in that history.
         newest: The newest record; None if there is none.
     """
@@ -95,7 +95,7 @@ def is_of_another_line(opening: Opening, record: Record | None, newest: Callable
         opening: Of that save.
         record: That of its history; None if nobody has opened it.
         newest: Gives the number of the newest history that was opened.
-        lost: Whether this agent has lost the directory to others, and has saved nothing since.
+        lost: True if this agent has lost the directory to others, and has saved nothing since.
     """
     if record is not None:
         return "" not in (opening.token, record.token) and record.token != opening.token

@@ -39,9 +39,10 @@ class Tenure:
     """This job's part in one place. Methods block, and may be called by several threads.
 
     Attributes:
-        lost: Why this job may publish nothing more here; empty while it may.
+        lost: Reason why this job may publish nothing more here; empty while it may.
         lost_to: By whose record, if that is why.
-        found: What became durable here between the look of this job and its first save: it has to start over from that.
+        found: Checkpoint that became durable here between the look of this job and its first save: it has to start over
+            from that.
     """
 
     def __init__(self, store: Store, job: Job, *, enabled: bool = True) -> None:

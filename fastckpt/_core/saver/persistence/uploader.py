@@ -43,10 +43,10 @@ class Uploader:
     on without regard to it. Without a remote store all this does nothing.
 
     Attributes:
-        policy: What the remote store keeps.
+        policy: Retention policy of the remote store.
         remote: That store, and `tenure` the right to publish there; None without one.
-        copies: What became of the copies; the newest of them is what the remote store holds, as far as is known.
-        trouble: Why the last upload failed; empty if it did not.
+        copies: Outcome of the copies; the newest of them is what the remote store holds, as far as is known.
+        trouble: Reason why the last upload failed; empty if it did not.
     """
 
     def __init__(self, fast: Store, remote: Store | None, location: str, tenure: Tenure | None) -> None:

@@ -22,7 +22,7 @@ class Commit:
 
     Args:
         layout: The checkpoint directory.
-        id: What was saved.
+        id: Id of the save.
         target: The file or directory that the user named, as a manifest has it; empty for none.
         place: The directory with all files, durable but for its own name.
         named: The file that the user named, if this process was asked for it, and it is outside of the checkpoint.

@@ -212,7 +212,7 @@ class CheckpointDirectory:
 
         Args:
             bad: A checkpoint, or a path in `Scan.damaged`.
-            why: What is wrong with it; kept beside it in ``why.txt``.
+            why: Its fault; kept beside it in ``why.txt``.
 
         Raises PersistError if storage refuses, or if it is not there any more, or not bad any more.
         """

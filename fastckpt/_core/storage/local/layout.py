@@ -45,10 +45,10 @@ class Contents(NamedTuple):
 
     Attributes:
         places: All directories that may hold a manifest of ours, those in place before those that made way.
-        records: What early versions left, which is not read.
+        records: Files that early versions left, which are not read.
         quarantined: Places of checkpoints that were found bad.
         parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
-        inodes: Those of all directories, by path.
+        inodes: Inodes of all directories, by path.
     """
 
     places: list[Path]

@@ -26,7 +26,7 @@ class NamedFile:
 
     Args:
         layout: The checkpoint directory.
-        target: What the user named, as a manifest has it, checked by `Layout.own`.
+        target: Path that the user named, as a manifest has it, checked by `Layout.own`.
     """
 
     def __init__(self, layout: Layout, target: str) -> None:

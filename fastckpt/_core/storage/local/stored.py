@@ -26,7 +26,7 @@ class Stored:
     """A checkpoint on storage, as its manifest describes it.
 
     Attributes:
-        manifest: What it consists of.
+        manifest: Manifest of its files.
         place: The directory of its manifest.
         target: The file that the user named for `MODEL`, if any.
     """

@@ -33,7 +33,7 @@ class RemoteCheckpoint:
     """A checkpoint in a store, as its manifest describes it.
 
     Attributes:
-        manifest: What it consists of.
+        manifest: Manifest of its files.
         name: The name in the store below which its objects lie.
         place: The URL of the same.
         target: The URL of the copy of its model that the user named, if any.

@@ -25,7 +25,7 @@ def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None)
     Raises:
         BadCheckpoint: It is not what was saved; says what was found.
         PersistError: The file cannot take it.
-        Exception: What the store's client raises if the store does not answer.
+        Exception: Any error of the store's client if the store does not answer.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -49,9 +49,9 @@ class RemoteFilesystem:
         url: The URL.
         root: The same as fsspec has it, without the protocol.
         names: The protocols that it is for.
-        is_s3: Whether it is of S3.
+        is_s3: True if it is of S3.
         reading: Options for requests that read parts of files.
-        has_buckets: Whether objects are in buckets, without directories.
+        has_buckets: True if objects are in buckets, without directories.
     """
 
     def __init__(self, url: str) -> None:
@@ -70,7 +70,7 @@ class RemoteFilesystem:
         """Return the result of a method of the file system.
 
         Args:
-            deed: What it does, in words that follow "to".
+            deed: Description of the call, in words that follow "to".
             method: Its name.
             *arguments: Its arguments.
             size: Bytes that travel.

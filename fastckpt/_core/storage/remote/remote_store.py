@@ -66,7 +66,7 @@ class RemoteStore:
     and delete.
 
     Attributes:
-        read_back: Whether `publish` reads what it uploaded again, and compares it, before it counts.
+        read_back: True if `publish` reads what it uploaded again, and compares it, before it counts.
     """
 
     def __init__(self, url: str, copier: Copier | None = None) -> None:
