@@ -1,12 +1,12 @@
-"""What interruptions do to accuracy: with a loader that goes on, and with one that starts anew.
+"""Measures the effect of interruptions on accuracy: with a loader that goes on, and with one that starts again.
 
     python benchmarks/accuracy.py [--epochs 15] [--every 10] [--picture docs/images/accuracy.png]
 
-A small classifier of handwritten digits is trained three times from the same weights: without interruption; killed
-again and again with `ResumableDataLoader`, each time with another number of loader workers; and killed as often with
-DataLoader, which shuffles after each start as it did at the start before, because the script sets a seed. Each start is
-a process, ended by SIGKILL a few steps after its last checkpoint; weights, optimizer and position come from that
-checkpoint. Figure 6 of CheckFreq (Mohan et al., FAST 2021), small.
+A small classifier of handwritten digits is trained three times from the same weights. The first run has no
+interruption. The second is killed again and again with `ResumableDataLoader`, each time with another number of loader
+workers. The third is killed as often with DataLoader, which shuffles in the same order after each start, because the
+script sets a seed. Each start is a process, ended by SIGKILL a few steps after its last checkpoint; weights, optimizer
+and position come from that checkpoint. Figure 6 of CheckFreq (Mohan et al., FAST 2021), small.
 
 The data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998
 (CC BY 4.0); the 1,797 images of 8 x 8 of its test set, as scikit-learn ships them.
@@ -58,7 +58,7 @@ class Digits(Dataset):
 
 
 def read() -> tuple[Digits, Digits]:
-    """What to train with, and what to test with."""
+    """Return the data to train with, and the data to test with."""
     with gzip.open(DATA, "rt") as lines:
         rows = [[int(float(number)) for number in line.split(",")] for line in lines]
     table = torch.tensor(rows)
@@ -72,7 +72,7 @@ class Start:
 
     Attributes:
         kind: One of KINDS.
-        folder: Where its checkpoint lies.
+        folder: Folder of its checkpoint.
         end: The step at which it is killed; at or after ``steps`` it ends by itself.
         steps: Of the whole run.
         number: Counts the starts.
@@ -160,7 +160,7 @@ def wait(pid: int) -> None:
 
 
 def summary(results: dict[str, dict[str, Any]], target: float) -> dict[str, Any]:
-    """What the curves say."""
+    """Return the results of the curves."""
     plain, resumed = results["uninterrupted"], results["resumable"]
     same = all(torch.equal(plain["model"][name], resumed["model"][name]) for name in plain["model"])
     lines: dict[str, Any] = {"resumable_equals_uninterrupted": same and plain["curve"] == resumed["curve"]}

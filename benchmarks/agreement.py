@@ -1,4 +1,4 @@
-"""What an agreement of all ranks costs, by their number: seconds and requests to the store of the process group.
+"""Measures an agreement of all ranks, by their number: seconds and requests to the store of the process group.
 
     python benchmarks/agreement.py [--ranks 8 64 128 512] [--rounds 10] [--processes 16]
 

@@ -1,4 +1,4 @@
-"""The augmentation of images on all processors, as the loader of a vision job does it: what a training runs beside.
+"""The augmentation of images on all processors, as the loader of a vision job does it beside the training.
 
     python benchmarks/augmentation.py [--seconds 3]
 

@@ -1,4 +1,4 @@
-"""What ResumableDataLoader costs beside torch's DataLoader: processor time per sample, both in turn in one run.
+"""Measures ResumableDataLoader beside torch's DataLoader: processor time per sample, both in turn in one run.
 
 python benchmarks/data_loader.py [--rounds 7]
 """
@@ -54,7 +54,7 @@ class Scales(Rows):
 
 
 class Images(Rows):
-    """As much work as a small picture takes."""
+    """Images that take as much work as a small picture."""
 
     def __getitem__(self, index: int) -> Any:
         image = torch.nn.functional.interpolate(torch.randn(1, 3, 32, 32), size=(64, 64), mode="bilinear")

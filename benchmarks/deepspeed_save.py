@@ -1,4 +1,4 @@
-"""What saves of a DeepSpeed engine cost, beside DeepSpeed's own and the bare copy.
+"""Measures saves of a DeepSpeed engine, beside DeepSpeed's own and the bare copy.
 
     python benchmarks/deepspeed_save.py [--gigabytes 1.0] [--ranks 2] [--repeats 7] [--json FILE]
 
@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def values(line: Line, kind: str) -> list[float]:
-    """Of all saves but the first."""
+    """Return the values of all saves but the first."""
     return [each[kind] for each in line[1:] if kind in each]
 
 
@@ -86,7 +86,7 @@ def spread(line: Line, kind: str) -> str:
 
 
 def ratio(line: Line, limit: Line, kind: str) -> str:
-    """Of medians."""
+    """Return the ratio of medians."""
     mine, least = values(line, kind), values(limit, kind)
     return f"{statistics.median(mine) / statistics.median(least):.2f}" if mine and least else "-"
 

@@ -111,7 +111,7 @@ class Ways:
 
 
 def alike(one: Path, other: Path) -> bool:
-    """Whether all tensors of two files are equal, bit for bit."""
+    """Return whether all tensors of two files are equal, bit for bit."""
     left, right = (list(tensors(torch.load(path, weights_only=False))) for path in (one, other))
     return len(left) == len(right) > 0 and all(map(torch.equal, left, right))
 

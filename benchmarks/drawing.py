@@ -27,7 +27,7 @@ STYLE = """
 
 @cache
 def words() -> frozenset[str]:
-    """What the glossary defines."""
+    """Return the words that the glossary defines."""
     rows = re.findall(r"^\| ([a-z][a-z, ]*?)(?: \([a-z ]+\))? \|", GLOSSARY.read_text(), re.MULTILINE)
     return frozenset(word for row in rows for word in row.split(", ")) - {"word"}
 

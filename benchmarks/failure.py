@@ -62,7 +62,7 @@ class Failure:
         return [event for event in found if all(event[field] == value for field, value in fields.items())]
 
     def last(self, name: str, **fields: object) -> Event:
-        """Of several ranks the last, of those after the kill."""
+        """Return the last of these events of several ranks, of those after the kill."""
         return max((event for event in self.all(name, **fields) if event["at"] >= 0), key=lambda event: event["at"])
 
 
@@ -71,7 +71,7 @@ Moment = tuple[float, str, str, str]
 
 
 def story(failure: Failure) -> list[Moment]:
-    """What happens when."""
+    """Return the moments of a failure and of the resume, in order."""
     rank, step = failure.killed["rank"], failure.killed["step"]
     resumed = failure.last("resumed")
     assert resumed["step"] == step - 1 and resumed["tier"] == "memory"

@@ -1,14 +1,14 @@
-"""What checkpoints cost at the frequency that is chosen for them (after CheckFreq, FAST'21, sections 5.3 and 5.4).
+"""Measures checkpoints at the frequency that is chosen for them (after CheckFreq, FAST'21, sections 5.3 and 5.4).
 
     python benchmarks/frequency.py --models resnet gpt2 gpt2-wide vgg [--mbps 0 100] [--seconds 60]
     python benchmarks/frequency.py --competitors trainer writer [--policies stay follow] [--rival vgg] [--seconds 60]
     python benchmarks/frequency.py [--picture docs/images/frequency.png]  # only the tables of what was measured before
 
-One worker trains on one core; the others are left to checkpoints, as beside an accelerator. For each model and storage:
-the intervals that `fastckpt.Checkpointer` comes to within 3.5%, and at these intervals, by turns in one process, what a
-checkpoint stalls training and costs in all: ``torch.save`` and fsync, a copy that training waits for and a persist in
-the background, and both in the background. Costs in all are against blocks of iterations without checkpoints, before
-and after; their error is the standard error of these comparisons.
+One worker trains on one core; the others are left to checkpoints, as beside an accelerator. For each model and storage
+the intervals are measured that `fastckpt.Checkpointer` comes to within 3.5%. At these intervals, by turns in one
+process, the stall and the whole cost of a checkpoint are measured. The ways are ``torch.save`` and fsync, a copy that
+training waits for with a persist in the background, and both in the background. Costs in all are against blocks of
+iterations without checkpoints, before and after; their error is the standard error of these comparisons.
 
 With ``--competitors`` something else begins after iteration 100: a second training with checkpoints of its own, which
 leaves no core idle, or a process that writes to the same disk. Intervals that stay as they were chosen before, and
@@ -52,7 +52,7 @@ while True:
 
 
 class Run:
-    """A training under fastckpt-run in a folder of its own."""
+    """A job under fastckpt-run in a folder of its own."""
 
     def __init__(self, folder: Path, model: str, mbps: float) -> None:
         folder.mkdir(parents=True)
@@ -99,7 +99,7 @@ class Run:
         return [{name: line[name] for name in names} for line in self.events("frequency") if line["memory"]]
 
     def chosen(self) -> list[int]:
-        """Those that were chosen last."""
+        """Return the intervals that were chosen last."""
         last = self.decisions()[-1]
         return [last["memory"], last["storage"]]
 
@@ -110,7 +110,7 @@ def _lines(path: Path) -> list[Line]:
 
 
 def cost(lines: list[Line], kind: str) -> Line:
-    """What a kind's checkpoints cost, each of its blocks compared with the blocks of plain iterations around it."""
+    """Return the cost of a kind's checkpoints: each of its blocks is compared with the plain blocks around it."""
     grouped = [list(block) for _, block in groupby(lines, lambda line: line["block"])]
     blocks = [(block[0]["kind"], statistics.fmean(line["seconds"] for line in block)) for block in grouped]
     blocks = [(each, seconds) for each, seconds in blocks if each in (kind, "plain")]
@@ -130,14 +130,14 @@ def cost(lines: list[Line], kind: str) -> Line:
 
 
 def choose(folder: Path, model: str, mbps: float, options: argparse.Namespace) -> tuple[Run, list[int]]:
-    """The intervals that a training comes to by itself."""
+    """The intervals that a job comes to by itself."""
     run = Run(folder, model, mbps)
     run.run("--seconds", str(options.choose), "--iterations", str(options.iterations))
     return run, run.chosen()
 
 
 def compare(folder: Path, model: str, mbps: float, options: argparse.Namespace) -> Line:
-    """What each way costs at the intervals that are chosen."""
+    """Return the cost of each way at the intervals that are chosen."""
     auto, every = choose(folder / "auto", model, mbps, options)
     fixed = Run(folder / "compare", model, mbps)
     fixed.run("--compare", "--every", *map(str, every), "--seconds", str(options.seconds))
@@ -179,7 +179,7 @@ COMPETITORS: dict[str, Callable[..., Any]] = {"trainer": trainer, "writer": writ
 
 
 def compete(folder: Path, name: str, every: list[int], policy: str, options: argparse.Namespace) -> Line:
-    """What checkpoints cost at intervals that stay or follow, from when a competitor is under way."""
+    """Return the cost of checkpoints at intervals that stay or follow, from the start of a competitor on."""
     run = Run(folder, options.rival, 0.0)
     fixed = ("--every", *map(str, every)) if policy == "stay" else ()
     known = ("--iterations", str(BEFORE), "--plain", *fixed)
@@ -283,7 +283,7 @@ def draw(results: list[Line], path: Path) -> None:
 
 
 def measured(folder: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """What is asked for, one after the other."""
+    """Yield the measurements that the options ask for, one after the other."""
     for model in options.models:
         for mbps in options.mbps:
             yield compare(folder / f"{model}-{mbps:g}", model, mbps, options)

@@ -91,7 +91,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tens
     "gpt2-wide": (lambda: GPT(GPTConfig(256, 128, 6, 12, 768)), text_loss, 2),
     "vgg": (Vgg, images_loss, 32),
 }
-"""How to make each, its loss, and the samples in a batch; from the least state per second of work to the most."""
+"""Constructor, loss and batch size of each; from the least state per second of work to the most."""
 
 
 class Way(Protocol):
@@ -113,7 +113,7 @@ class Way(Protocol):
 
 
 class Nothing:
-    """No checkpoint."""
+    """Makes no checkpoint."""
 
     beats = None
 
@@ -169,7 +169,7 @@ class PersistBehind:
 
 
 class BothBehind:
-    """`fastckpt.Checkpointer`: copies and persists behind training."""
+    """`fastckpt.Checkpointer`: copies and persists overlap with training."""
 
     def __init__(self, training: "Training", args: argparse.Namespace) -> None:
         every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
@@ -190,7 +190,7 @@ class BothBehind:
 
     @property
     def persisting(self) -> bool:
-        """Whether a persist is under way."""
+        """Return whether a persist is under way."""
         status = self._checkpointer._writer.glance()
         return status is not None and status.waiting > 0
 

@@ -1,14 +1,14 @@
-"""What saves and loads of a sharded model cost, beside their limits and beside each way that torch has.
+"""Measures saves and loads of a sharded model, beside their limits and beside each way that torch has.
 
     python benchmarks/fsdp_save.py [--gigabytes 1.5] [--ranks 2 4] [--repeats 5] [--seconds 530] [--json FILE]
 
 A GPT-2 with AdamW, sharded by FSDP2 over gloo, under a real `fastckpt-run`. In each of three parts all ways are
-measured by turns in the same processes: saves for which training waits until the state is copied, saves that are copied
-behind the next forward and backward, and loads. *Blocked* is how long training stands still on the slowest rank: in the
-call, and in front of the optimizer's step if the copy is not done by then. *Durable* is the time from the begin of the
-save until the last rank knows that it is. First saves, which plan and touch memory for the first time, count apart. In
-the end each way saves once more, the state is changed as soon as it may be, and what is loaded is compared bit by bit
-with the state as it was. Ratios are to the limit as measured right before.
+measured by turns in the same processes: saves for which training waits until the state is copied, saves whose copies
+overlap with the next forward and backward, and loads. *Blocked* is how long training stands still on the slowest rank:
+in the call, and in front of the optimizer's step if the copy is not done by then. *Durable* is the time from the begin
+of the save until the last rank knows that it is. First saves, which plan and touch memory for the first time, count
+apart. In the end each way saves once more, the state is changed as soon as it may be, and what is loaded is compared
+bit by bit with the state as it was. Ratios are to the limit as measured right before.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 SHARES = {"waits": 0.48, "behind": 0.36, "loads": 0.16}
-"""Of the time, for each part."""
+"""Shares of the time, for each part."""
 START = 25
 """Seconds of it to start workers and make the model."""
 SHM, MEMORY, DISK = 7, 11, 5
@@ -131,7 +131,7 @@ def spread(line: Line, kind: str) -> str:
 
 
 def ratio(line: Line, kind: str, *limits: str) -> str:
-    """Of medians: to that of the limits one after the other, as they were measured right before each of these."""
+    """Return the ratio of medians to those of the limits, one after the other, as measured right before each."""
     mine, parts = median(line, kind), [median(line, limit) for limit in limits]
     least = None if None in parts else sum(part for part in parts if part)
     return f"{mine / least:.2f}" if mine and least else "-"

@@ -123,12 +123,12 @@ class Bench:
         work("check")
 
     def asked(self, ways: list[Way]) -> list[Way]:
-        """Those that are to be measured."""
+        """Return the ways that are to be measured."""
         words = self.options.ways
         return [way for way in ways if not words or any(word in way.name for word in words)]
 
     def is_before(self, part: float) -> bool:
-        """Whether less than this part of the time is over, by the first rank's clock."""
+        """Return whether less than this part of the time is over, by the first rank's clock."""
         said = torch.tensor(int(time.monotonic() < self._begun + part * self.options.seconds))
         dist.broadcast(said, 0)
         return bool(said)
@@ -174,7 +174,7 @@ class Bench:
         self._record(way.name, turn, **seconds)
 
     def _check(self, way: Way, behind: Callable[[Saving], float] | None) -> None:
-        """Whether what is loaded is the state as it was at the save, though training went on at once."""
+        """Check that the loaded state is the one at the save, though training went on at once."""
         assert way.load is not None
         want = self.digest()
         self.training.prepare()
@@ -193,7 +193,7 @@ class Bench:
         self._consistent[way.name] = bool(equal)
 
     def digest(self) -> str:
-        """Of all bytes that this rank has."""
+        """Return a digest of all bytes that this rank has."""
         digest = xxhash.xxh3_128()
         for tensor in tensors(self.state):
             if tensor.numel():
@@ -253,7 +253,7 @@ def waits(bench: Bench) -> None:
 
 
 def behind(bench: Bench) -> None:
-    """Ways in which the state is copied behind the next forward and backward."""
+    """Ways in which the copy of the state overlaps with the next forward and backward."""
     options, state, training = bench.options, bench.state, bench.training
     stock, folder = Stock(state, options.folder), bench.options.folder / "ours"
     plain, shared = stock.stager(shared=False, behind=True), stock.stager(shared=True, behind=True)

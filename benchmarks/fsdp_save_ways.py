@@ -31,7 +31,7 @@ Wait = Callable[[], object]
 
 
 def nothing() -> None:
-    """There is nothing to wait for."""
+    """Wait for nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Way:
     """A way to save.
 
     Attributes:
-        name: What the tables call it.
+        name: Its name in the tables.
         save: Saves a step.
         load: Loads what was saved last into a state; None for what is no checkpoint.
-        ready: What is to be done before, and does not count.
+        ready: Preparation, which does not count.
         remove: Deletes what a step has left on storage, by one rank.
-        waits: Whether the optimizer waits until the state is copied.
+        waits: True if the optimizer waits until the state is copied.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Way:
 
 
 def tensors(node: Any) -> Iterator[torch.Tensor]:
-    """What this rank has of the tensors of a state."""
+    """Yield this rank's part of the tensors of a state."""
     if isinstance(node, DTensor):
         yield node.to_local()
     elif isinstance(node, torch.Tensor):
@@ -215,11 +215,11 @@ def our_writer(writer: SharedMemoryWriter, state: State, folder: Path) -> list[W
 
 
 class Stock:
-    """What torch has: files of DCP in a folder, written by the caller, a thread or a process."""
+    """Saves with torch's own means: files of DCP in a folder, written by the caller, a thread or a process."""
 
     def __init__(self, state: State, folder: Path) -> None:
         self._state, self._folder = state, folder
-        self._group = dist.new_group(backend="gloo")  # saves behind training must not mix with its collectives
+        self._group = dist.new_group(backend="gloo")  # saves that overlap must not mix with training's collectives
         self._stagers: list[DefaultStager] = []
 
     def _place(self, step: int) -> Path:
@@ -275,7 +275,7 @@ class Stock:
         cached: bool = False,
         waits: bool = True,
     ) -> Way:
-        """``dcp.async_save``; if it stages behind training, the optimizer ``waits`` for that."""
+        """``dcp.async_save``; if staging overlaps with training, the optimizer ``waits`` for it."""
         planner = planner_of(name, cached=cached)
 
         def save(step: int) -> Saving:

@@ -2,11 +2,11 @@
 
     python benchmarks/scale.py --part messages [--nodes 4 16] [--saves 10] [--to 1024]
 
-The simulation runs what agents run: `CommonSaves` for the reports, `place` and `PeerRound` for the copies, the handlers
-of the rendezvous for the rounds; what comes by time follows from the constants of the watch and of the signs of life.
-Real agents train a tiny model on namespaces of this machine, which needs root (tests/nodes/hosts.py). Reports that wait
-for other nodes in vain are sent again; agents count these `repeats` apart. Their jobs have no partners for large files:
-these, which keep small ones, too, follow from ids that agents draw.
+The simulation runs the code of agents: `CommonSaves` for the reports, `place` and `PeerRound` for the copies, the
+handlers of the rendezvous for the rounds. Messages by time follow from the constants of the watch and of the signs of
+life. Real agents train a tiny model on namespaces of this machine, which needs root (tests/nodes/hosts.py). Reports
+that wait for other nodes in vain are sent again; agents count these `repeats` apart. Their jobs have no partners for
+large files: these, which keep small ones, too, follow from ids that agents draw.
 """
 
 import json
@@ -62,7 +62,7 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class RealCount:
-    """What one real agent has counted.
+    """Counts of one real agent.
 
     Attributes:
         repeats: Reports that were answered with what was known already.
@@ -184,7 +184,7 @@ def hold_round(count: int) -> None:
 
 
 def expected(real: Sequence[RealCount]) -> list[NodeCount]:
-    """What each agent is expected to count, by the saves and the times that real ones had.
+    """Return the counts that are expected of each agent, by the saves and the times that real ones had.
 
     Raises ValueError if they have not all done as many saves.
     """

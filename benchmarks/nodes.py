@@ -1,4 +1,4 @@
-"""What the loss of a worker, a host or a link costs a job of several nodes, beside torchrun where it can do the case.
+"""Measures the loss of a worker, a host or a link in a job of several nodes, beside torchrun where it can do the case.
 
     python benchmarks/nodes.py [CASE ...] [--repeats 3] [--launchers torchrun fastckpt] [--keep FOLDER]
     python benchmarks/nodes.py --messages 2 4 16 [--seconds 60]
@@ -42,11 +42,11 @@ LAUNCHERS = {"torchrun": "torchrun", "fastckpt": "fastckpt-run"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one fault did.
+    """Effect of one fault.
 
     Attributes:
         seconds: Until the job went on; None if it did not.
-        note: What else counts.
+        note: Other facts that count.
     """
 
     seconds: float | None
@@ -60,8 +60,8 @@ class Case:
     Attributes:
         act: Has the fault happen to the job, and watches it.
         nodes: As --nnodes has it; by default all hosts are needed.
-        has_fallbacks: Whether another host takes over when the first is lost, where a launcher can do that.
-        torchrun: Whether a script can save such a model by torch.save on the first rank.
+        has_fallbacks: True if another host takes over when the first is lost, where a launcher can do that.
+        torchrun: True if a script can save such a model by torch.save on the first rank.
         flags: Of the launcher.
     """
 
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def has_reference(self) -> bool:
-        """Whether each step does the same on all numbers of nodes that the job may have."""
+        """Return whether each step does the same on all numbers of nodes that the job may have."""
         return not self.nodes or "--batches" in self.script
 
     def reference(self) -> tuple[int, tuple[str, ...]]:
@@ -244,7 +244,7 @@ def say(text: str) -> None:
 
 
 def cell(found: list[Outcome]) -> str:
-    """Of all repeats: the seconds of those that went on, and each note once."""
+    """Summarize all repeats: the seconds of those that went on, and each note once."""
     if not found:
         return "-"
     seconds = [each.seconds for each in found if each.seconds is not None]

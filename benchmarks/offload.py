@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def train(way: str, options: argparse.Namespace, *more: object, limit: int = 0, preload: str = "") -> Found | None:
-    """What the training of one process prints; None if the kernel ended it for its memory."""
+    """Return the output of the training of one process; None if the kernel ended it for its memory."""
     with cgroup(limit) as group, tempfile.TemporaryDirectory(dir=options.directory) as made:
         given = [way, made, *options.training.split(), *more, *(["--cgroup", group] if group else [])]
         command = [sys.executable, str(SCRIPT), *map(str, given)]

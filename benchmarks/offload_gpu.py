@@ -15,7 +15,7 @@ from augmentation import Augmentation
 
 WAYS = ("none", "checkpoint", "offload", "both", "save_on_cpu pinned", "TRL")
 ALONE = 3.0
-"""Seconds for which the augmentation is measured without a training."""
+"""Seconds for which the augmentation is measured without training."""
 Found = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ class Train(Protocol):
     """`train` of benchmarks/offload.py."""
 
     def __call__(self, way: str, options: argparse.Namespace, *more: object, limit: int = 0) -> Found | None:
-        """What the training of one process prints; None if memory did not suffice."""
+        """Return the output of the training of one process; None if memory did not suffice."""
 
 
 def measure(options: argparse.Namespace, train: Train, largest: Callable[[Callable[[int], bool]], int]) -> Found:
@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace, train: Train, largest: Callable[[Callab
 
 
 def why_not(way: str, device: str) -> str:
-    """What is missing for a way; empty if it can be measured."""
+    """Return what a way lacks; empty if it can be measured."""
     if way == "TRL" and importlib.util.find_spec("trl") is None:
         return "trl is not installed"
     if way in ("TRL", "save_on_cpu pinned") and device == "cpu":

@@ -109,7 +109,7 @@ class Training:
         self.around = self._contexts(options)[options.way]()
 
     def _contexts(self, options: argparse.Namespace) -> dict[str, Callable[[], Callable[[], Around]]]:
-        """What makes the context of a forward, for each way; only that of the one that is measured is made."""
+        """Return a maker of the context of a forward for each way; only that of the measured one is called."""
         return {
             "none": lambda: contextlib.nullcontext,
             "checkpoint": lambda: contextlib.nullcontext,
@@ -150,7 +150,7 @@ class Training:
         return report.written + report.read
 
     def report(self) -> dict[str, Any]:
-        """What offloading says of itself."""
+        """Return offloading's own report."""
         if self._offload is None:
             return {}
         report = self._offload.report()

@@ -1,4 +1,4 @@
-"""What a persist costs a training that keeps every core busy: steps that it does not get done meanwhile.
+"""Measures the cost of a persist for training that keeps every core busy: steps that are not done meanwhile.
 
     python benchmarks/persist_cost.py [--gigabytes 3] [--repeats 7] [--folder .]
 
@@ -38,7 +38,7 @@ PACE = 1.5
 
 
 class Log:
-    """When one training process finished each step: a count and that many times, in shared memory."""
+    """Times at which one training process finished each step: a count and that many times, in shared memory."""
 
     def __init__(self, path: Path) -> None:
         with path.open("a+b") as file:
@@ -52,7 +52,7 @@ class Log:
         self._cells[0] = count
 
     def steps(self, start: float, end: float) -> float:
-        """How many steps were done between two times, with fractions; a later step must be done already."""
+        """Return the number of steps between two times, with fractions; a later step must be done already."""
         return self._at(end) - self._at(start)
 
     def _at(self, when: float) -> float:
@@ -123,7 +123,7 @@ def torch_save(image: Path, folder: Path) -> None:
 
 
 def nothing(image: Path, folder: Path) -> None:
-    """No persist at all, for about as long as one takes."""
+    """Persist nothing, for about as long as a persist takes."""
     time.sleep(image.stat().st_size / 2e9)
 
 

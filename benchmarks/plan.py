@@ -1,4 +1,4 @@
-"""How near `fastckpt plan` comes to what a job takes: arena, seconds of a persist, goodput.
+"""Compares `fastckpt plan` with what a job takes: arena, seconds of a persist, goodput.
 
     python benchmarks/plan.py [--kinds ddp fsdp table] [--seconds 60] [--mean 10] [--megabytes 36]
 

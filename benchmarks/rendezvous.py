@@ -1,4 +1,4 @@
-"""What a rendezvous of many agents costs: seconds and messages, and whether agents that live are taken for gone.
+"""Measures a rendezvous of many agents: seconds and messages, and whether agents that live are taken for gone.
 
     python benchmarks/rendezvous.py [--agents 64 256 1024] [--in-a-process 64] [--watched 10]
 

@@ -2,12 +2,12 @@
 
     python benchmarks/replicas.py [--mib 160] [--rounds 6] [--part copy|parity|beside|loss|lag]
 
-Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each
-save: a digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a
-mapped file of a tmpfs that was used before. Parity is that of the chunks of three hosts, a third of a save each, which
-come to the fourth at once; the bare transfer has as many bytes. Contenders take turns; figures are medians. The job of
-the losses is that of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each, which are saved to memory every
-ten steps, and to storage every 40; what of the latter is read after the loss is counted.
+Hosts are namespaces of this machine, which needs root (tests/nodes/hosts.py). A copy is what agents do for each save: a
+digest, sendfile, memory that was used before, a digest on arrival. The bare one is sendfile, and recv_into a mapped
+file of a tmpfs that was used before. Parity is that of the chunks of three hosts, a third of a save each, which come to
+the fourth at once; the bare transfer has as many bytes. Contenders take turns; figures are medians. The job of the
+losses is that of tests/nodes: FSDP2 on three hosts, with shards of 25 MB on each. They are saved to memory every ten
+steps, and to storage every 40. Reads from storage after the loss are counted.
 """
 
 import argparse
@@ -109,7 +109,7 @@ class MostMemory:
             time.sleep(0.005)
 
     def found(self) -> dict[str, int]:
-        """Bytes; from now on it counts anew."""
+        """Bytes; from now on it counts again from 0."""
         found = {"parity": self._parity_bytes, "own": self._own}
         self._parity_bytes = self._own = 0
         return found
@@ -283,7 +283,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, role: str, threads: int = 0) -> dict[str, Any]:
-    """What the sending host prints."""
+    """Return the output of the sending host."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
         folder = Path(made)
         with Cluster(folder / "cluster", 0, 1) as cluster:
@@ -327,7 +327,7 @@ def show_losses(rounds: int) -> None:
 
 
 def loss(kind: str, timeout: float) -> tuple[Recovery, int]:
-    """What one loss has cost, and of how many files of durable checkpoints a byte was read meanwhile."""
+    """Return the cost of one loss, and the number of files of durable checkpoints that were read meanwhile."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-replicas-") as made:
         numbers = (0, 1, 2) if "left" in kind else (0, 1, 2, 3)
         with Cluster(Path(made) / "cluster", *numbers) as cluster:
@@ -374,7 +374,7 @@ def show_lag() -> None:
 
 
 def done(lines: list[dict[str, Any]], event: str) -> dict[int, float]:
-    """When all three nodes had done it, by step."""
+    """Return the times at which all three nodes had done it, by step."""
     found = dict[int, list[float]]()
     for line in lines:
         if line["event"] == event:

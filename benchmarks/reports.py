@@ -1,4 +1,4 @@
-"""What the reports of many agents cost the first one, which answers them all: its processor's seconds, and repeats.
+"""Measures the cost of many agents' reports to the first one, which answers all: its processor's seconds, and repeats.
 
     python benchmarks/reports.py [--agents 16 128 1024] [--saves 4]
 

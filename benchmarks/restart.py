@@ -62,7 +62,7 @@ class Contender:
 
 
 def contenders(dlrover: Path, nvrx: Path) -> dict[str, Contender]:
-    """By key; each also as ``KEY-usual``, with a script that builds the model as most scripts do."""
+    """Return the contenders by key; each also as ``KEY-usual``, with a script that builds the model as most do."""
     known = launchers(dlrover, nvrx)
     usual = {
         f"{key}-usual": replace(one, name=f"{one.name}, usual script", script=("--usual",))
@@ -104,7 +104,7 @@ class Restart:
 
     @property
     def seconds(self) -> float:
-        """From the kill to the end of the first step."""
+        """Seconds from the kill to the end of the first step."""
         return sum(self.stages.values())
 
 
@@ -113,7 +113,7 @@ class LostError(Exception):
 
 
 class Job:
-    """A training under a contender's launcher, in a folder of its own."""
+    """A job under a contender's launcher, in a folder of its own."""
 
     def __init__(self, contender: Contender, size: str, folder: Path, shm: Path) -> None:
         self.contender, self.size, self.folder, self._shm = contender, size, folder, shm
@@ -213,7 +213,7 @@ def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], r
 
 
 def restarts(job: Job, kills: int, rest: float = 0.0) -> list[Restart | None]:
-    """So many restarts of one job, which then comes to its good end; None for the one that lost it.
+    """Restart one job so many times, and let it end well; returns None for the restart that lost it.
 
     ``rest`` are seconds of training before the first: then what launchers do in the background of a start is done.
     """
@@ -405,7 +405,7 @@ def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[
 
 
 def forget(name: str, others: Collection[Path] = ()) -> None:
-    """Remove what lies in shared memory and carries this name, but for what is others'."""
+    """Remove files of this name from shared memory, but for those of others."""
     for path in set(Path("/dev/shm").glob(f"*{name}*")).difference(others):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -39,7 +39,7 @@ def mend_for_dlrover() -> None:
 
 
 def patched_modules(module: str) -> tuple[Any, Any]:
-    """Those in which a launcher looks up ``PContext`` and ``start_processes``: torch's, or its own copy of them."""
+    """Return the modules from which a launcher takes ``PContext`` and ``start_processes``: torch's or copies."""
     if module.startswith("nvidia_resiliency_ext"):
         package = "nvidia_resiliency_ext.fault_tolerance._torch_elastic_compat.multiprocessing"
         return import_module(f"{package}.api"), import_module(package)

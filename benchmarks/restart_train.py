@@ -38,7 +38,7 @@ State = dict[str, Any]
 
 
 class TorchSave:
-    """What scripts for torchrun do: rank 0 writes a file and renames it."""
+    """Saves as scripts for torchrun do: rank 0 writes a file and renames it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ class DLRover:
         self._memory = StorageType.MEMORY
 
     def load(self) -> State:
-        # Its tensors lie in shared memory: an optimizer that was given them would train on what is saved there.
+        # Its tensors are in shared memory: an optimizer that was given them would train on what is saved there.
         return copied(self._checkpointer.load_checkpoint())
 
     def save(self, step: int, state: State) -> bool:
@@ -91,7 +91,7 @@ class DLRover:
 
 
 class Nothing:
-    """Nobody keeps the state."""
+    """Keeps no state."""
 
     def __init__(self, folder: Path) -> None: ...
 
@@ -110,7 +110,7 @@ SAVERS: dict[str, Callable[[Path], Any]] = {
 }
 
 MODULES = {"fastckpt": "fastckpt.ddp", "dlrover": "dlrover.trainer.torch.flash_checkpoint.ddp"}
-"""What a saver imports; as part of the start, not of the load."""
+"""Imports of a saver; a part of the start, not of the load."""
 
 
 def copied(node: Any) -> Any:
@@ -122,7 +122,7 @@ def copied(node: Any) -> Any:
 
 
 class Stamps:
-    """What this rank did, and when (seconds of the monotonic clock, which all processes share)."""
+    """Steps of this rank, and their times (seconds of the monotonic clock, which all processes share)."""
 
     def __init__(self, out: Path, rank: int) -> None:
         self._file = os.open(out / f"stamps.{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

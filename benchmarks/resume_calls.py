@@ -1,4 +1,4 @@
-"""How often a resume from storage calls the file system of the checkpoint directory, by ranks and nodes.
+"""Counts the calls of a resume from storage to the file system of the checkpoint directory, by ranks and nodes.
 
     python benchmarks/resume_calls.py [--ranks 4 8 16] [--nodes 1 2]
 

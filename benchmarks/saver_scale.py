@@ -1,4 +1,4 @@
-"""What a save costs the saver of a node, by the number of its ranks: time of its thread, in which all of them wait.
+"""Measures a save in the saver of a node, by its number of ranks: time of its thread, in which all ranks wait.
 
     python benchmarks/saver_scale.py [--ranks 2 8 32 64] [--saves 30] [--profile]
 
@@ -36,7 +36,7 @@ EACH = 10
 
 
 class Seconds(NamedTuple):
-    """What a save took: the saver's thread alone, all its threads and the benchmark's, and by the clock."""
+    """Duration of a save: of the saver's thread alone, of all its threads and the benchmark's, and by the clock."""
 
     thread: float
     process: float
@@ -116,7 +116,7 @@ def together(ranks: list[Rank]) -> None:
 
 
 def measure(world: int, saves: int, folder: Path, profile: cProfile.Profile | None) -> tuple[Seconds, list[Seconds]]:
-    """What the first save took, and each later one."""
+    """Return the duration of the first save, and of each later one."""
     address = f"@fastckpt-scale-{secrets.token_hex(8)}"
     ranks = [Rank(number, world, folder, address) for number in range(world)]  # forked while no thread runs
     saver = Saver(Settings(flush=False, event_log=False), address)

@@ -40,7 +40,7 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the simulation takes for granted.
+    """Assumptions of the simulation.
 
     Attributes:
         failures: Failures of a node in a day: 419 interruptions of 2,048 nodes in 54 days (Llama 3, arXiv 2407.21783,
@@ -92,7 +92,7 @@ class Case:
 
 
 HOST, LINK, PROCESS = "host", "link", "process"
-"""What fails: a host, with its memory; the link of one; a process, which leaves memory as it is."""
+"""Kinds of failures: of a host, with its memory; of the link of one; of a process, which leaves memory as it is."""
 
 CASES = (
     Case("storage grows with the job", Assumed()),
@@ -107,7 +107,7 @@ class Scheme:
     """One way to keep a job's state.
 
     Attributes:
-        memory: Whether saves go to memory between those to storage; else training waits for each save to storage.
+        memory: True if saves go to memory between those to storage; else training waits for each save to storage.
         copies: Other nodes that hold a node's files.
         parity: Nodes of a group with XOR parity; 0 for none.
         spares: Hosts that wait, as a part of the job's nodes.
@@ -142,8 +142,8 @@ class Host:
 
     Attributes:
         rate: Failures in a second.
-        is_bad: Whether it is one of the few that have most failures: those of its processes are its own, then.
-        until: When it is repaired, or its link.
+        is_bad: True if it is one of the few that have most failures: those of its processes are its own, then.
+        until: Time at which it, or its link, is repaired.
     """
 
     name: str
@@ -154,12 +154,12 @@ class Host:
 
 @dataclass
 class Outcome:
-    """What a simulated job came to.
+    """Result of a simulated job.
 
     Attributes:
         useful: The part of the time in steps that were done for the first time.
         failures: Their number.
-        by_source: How often the job went on from memory, from copies and from storage.
+        by_source: Number of times that the job went on from memory, from copies and from storage.
     """
 
     useful: float = 0.0
@@ -191,7 +191,7 @@ class SimulatedJob:
         self._copied()
         self._intervals = _intervals(scheme, assumed, self._to_storage, nodes)
         self._complete_at = 0.0
-        """When the last host is there that takes the place of a lost one."""
+        """Time at which the last host is there that takes the place of a lost one."""
 
     def run(self, seconds: float) -> Outcome:
         """Train for so long; what it came to."""
@@ -259,14 +259,14 @@ class SimulatedJob:
         self._copied_in = self._placement, self._groups
 
     def _survives(self) -> bool:
-        """Whether the newest save with all its copies is whole, on the nodes that had it."""
+        """Return whether the newest save with all its copies is whole, on the nodes that had it."""
         placement, groups = self._copied_in
         if self._scheme.parity:
             return all(sum(name in self._lost for name in group) <= 1 for group in groups)
         return bool(self._scheme.copies) and placement.survives(self._lost & placement.holders.keys())
 
     def _left(self, worked: float, lag: float, interval: int) -> float:
-        """Of the work since the start, what the newest save has that was whole `lag` seconds ago."""
+        """Return the part of the work since the start that the newest save has that was whole `lag` seconds ago."""
         step = interval * self._assumed.iteration
         return max(0.0, (worked - lag) // step * step)
 
@@ -283,7 +283,7 @@ class SimulatedJob:
         return max(0.0, self._complete_at - at) + assumed.restart + load
 
     def _kind(self) -> str:
-        """What fails."""
+        """Draw the kind of a failure."""
         hosts, links = self._assumed.hosts, self._assumed.links
         return self._random.choices((HOST, LINK, PROCESS), (hosts, links, 1 - hosts - links))[0]
 

@@ -74,7 +74,7 @@ class Training:
             self.copies = [copy for copy in copies if copy[1].data_ptr() in places]  # nothing else is swapped
 
     def end(self) -> tuple[bool, int]:
-        """Whether the save was committed, and how many bytes of its image are not what was to be saved."""
+        """Return whether the save was committed, and how many bytes of its image differ from the saved state."""
         self.overlap.wait()
         (_, outcome) = self.overlap._endings.pop()
         return not outcome.skipped, sum(map(self._torn, self.copies))
@@ -94,7 +94,7 @@ class Training:
 
 
 def swaps(training: Training, count: int) -> None:
-    """Of all weights, begun and ended anywhere in the copy."""
+    """Measure swaps of all weights, begun and ended anywhere in the copy."""
     copying = statistics.median(timed(training) for _ in range(REPEATS))
     torn: list[int] = []
     committed = missed = 0
@@ -187,7 +187,7 @@ def medians(works: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def costs(training: Training, megabytes: int) -> None:
-    """Of the samples and of the digests, beside the copy by one thread."""
+    """Measure the samples and the digests, beside the copy by one thread."""
     for size in (LAYER, 1 << 16):
         count = (megabytes << 20) // size
         tensors = [torch.randn(size // 4) for _ in range(count)]

@@ -58,7 +58,7 @@ class Trace:
             self._stack.pop()
 
     def record(self) -> dict[str, Any]:
-        """What was seen, as JSON has it."""
+        """Return the observations for JSON."""
         return {"files": sorted(self.files), "changes": [[*pair, count] for pair, count in self.changes.most_common()]}
 
 

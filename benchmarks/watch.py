@@ -1,4 +1,4 @@
-"""What watching a job costs: all of it on against all of it off, by turns, with the confidence of the difference.
+"""Measures the watching of a job: all of it on against all of it off, by turns, with the confidence of the difference.
 
     python benchmarks/watch.py [--workers 2 8] [--pairs 10] [--steps 400] [--width 256] [--layers 8]
 
@@ -36,7 +36,7 @@ PATIENCE = 600.0
 
 @dataclass
 class Run:
-    """What one job took: the median of its steps, processor seconds of rank 0 for each, of the agent in a second."""
+    """Times of one job: the median of its steps, processor seconds of rank 0 per step, of the agent per second."""
 
     step: float
     cpu: float

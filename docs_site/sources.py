@@ -29,7 +29,7 @@ def find(path: str) -> griffe.Object:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name is that of a module or package of ours."""
+    """Return whether a dotted name is that of a module or package of ours."""
     place = ROOT.joinpath(*name.split("."))
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 

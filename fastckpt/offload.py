@@ -25,7 +25,7 @@ _SIZES = "bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'"
 
 logger = logging.getLogger("fastckpt")
 _made: dict[str, deque[list[int]]] = {}
-"""For each directory, the numbers of forwards of the newest objects."""
+"""Numbers of forwards of the newest objects, by directory."""
 
 
 class ActivationOffload:

@@ -221,7 +221,7 @@ class FastckptAgent(HookedAgent):
         return not bad
 
     def _or_leave(self, check: Callable[[], T]) -> T:
-        """What a check of this node returns; if it fails, the other nodes go on without this one."""
+        """Run a check of this node and return its result; if it fails, the other nodes go on without this one."""
         try:
             return check()
         except NodeCheckFailed:
@@ -291,12 +291,12 @@ class FastckptAgent(HookedAgent):
         return with_cause(deaths, self._watch, cause, lambda: bool(self._elsewhere()), patience)
 
     def _elsewhere(self) -> str:
-        """What another node did before the workers of this one failed, in words; empty if nothing of that is known."""
+        """Describe what another node did before the workers of this one failed; empty if that is not known."""
         group = self.get_worker_group()
         return _elsewhere(group.spec.rdzv_handler) if (group.group_world_size or 1) > 1 else ""
 
     def _is_due(self) -> bool:
-        """Whether to look at more than deaths: often while workers start, then once a second."""
+        """Return whether it is time for checks other than that of deaths: often during a start, then once a second."""
         now = time.monotonic()
         if now < self._due and not self._hangs.is_due:
             return False

@@ -65,7 +65,7 @@ def kill_bound(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """While this lasts, a signal that would end this process raises SystemExit: launches are ended and removed."""
+    """Have signals that would end this process raise SystemExit instead: launches are ended and removed."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -68,9 +68,9 @@ class ExitStatus:
     """The end of the agent, as far as it is known.
 
     Attributes:
-        fast: Whether the codes of `--fast-exit-codes` are wanted.
+        fast: True if the codes of `--fast-exit-codes` are wanted.
         ending: The cause, where the agent knows more than the error says that it raises.
-        is_stored: Whether all that was to be durable is.
+        is_stored: True if all that was to be durable is.
     """
 
     fast: bool = False

@@ -16,7 +16,7 @@ MOMENT = 2.0
 TRACKER_MOMENT = 1.0
 """Seconds that the next workers wait for resource trackers, whose segments may have names that they take again."""
 _TRACKER = b"resource_tracker"
-"""What the command of a resource tracker has in it, of multiprocessing and of loky."""
+"""Part of the command of a resource tracker, of multiprocessing and of loky."""
 _COMPUTES = re.compile(r".*python.*|[a-z]*sh|")
 """Names of programs that may go on with a worker's work: they are killed at once. Shells start others."""
 _PAUSE = 0.002
@@ -83,7 +83,7 @@ class LeftProcesses:
     trackers wait for that, and then remove segments that nobody has any more.
 
     Args:
-        program: What the workers run, if it is a command.
+        program: Command that the workers run, if it is one.
     """
 
     def __init__(self, program: object = "") -> None:

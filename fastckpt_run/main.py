@@ -116,7 +116,7 @@ def _main(argv: Sequence[str] | None) -> None:
 
 
 def _text(error: BaseException, ending: Ending) -> str:
-    """What the user reads of an error that ends the agent; torch's own of a rendezvous have no text."""
+    """Return the text for the user on an error that ends the agent; torch's own of a rendezvous have no text."""
     if isinstance(error, SignalException | KeyboardInterrupt):  # torch handles signals once workers have started
         return f"fastckpt-run: stopped by {getattr(error, 'sigval', signal.SIGINT).name}"
     if isinstance(error, ChildFailedError):
@@ -129,7 +129,7 @@ def _text(error: BaseException, ending: Ending) -> str:
 def substituted(
     settings: Settings, command: Sequence[str], node_check: NodeCheck, status: ExitStatus
 ) -> Iterator[None]:
-    """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers.
+    """Have torch.distributed.run launch our agent, with ``settings``, and our workers, while this lasts.
 
     ``command`` is the script and its arguments.
     """

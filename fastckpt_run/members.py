@@ -26,17 +26,17 @@ class Member:
     """One agent of a round.
 
     Attributes:
-        id: What no other agent process is called.
+        id: Unique id of the agent process.
         host: Its host's name, for people to read.
-        memory: What agents have in common that share one directory of shared memory.
-        slot: Which of these it is, from 0 on; it keeps it from round to round.
-        address: Where it serves files to the others, HOST:PORT; empty if it does not.
-        watch: Where it answers that it lives, HOST:PORT; empty if it does not.
+        memory: Id that agents share which use one directory of shared memory.
+        slot: Its number among these, from 0 on; it keeps it from round to round.
+        address: Address at which it serves files to the others, HOST:PORT; empty if it does not.
+        watch: Address at which it answers that it lives, HOST:PORT; empty if it does not.
         launch: The name by which histories know it.
         version: The version of fastckpt that it runs.
-        checks: How many node checks it has been through with others; -1 if it takes part in none.
+        checks: Number of node checks with others so far; -1 if it takes part in none.
         replicas: Its `--fast-replicas`, which is the same for all.
-        domain: What fails together with it.
+        domain: Its failure domain.
         partners: The agents that keep something for it, or it for them, as of the last round.
         marks: The marks of the checkpoint directories in which it has saved, by directory.
     """
@@ -126,7 +126,7 @@ def host_for(master: str, group_rank: int, local_addr: str | None) -> str:
     Args:
         master: The address of the first node, which all of them reach.
         group_rank: The rank of this one.
-        local_addr: What the user has said it is; None for nothing.
+        local_addr: The address that the user has given; None for none.
     """
     if local_addr or group_rank == 0:
         return local_addr or master

@@ -20,7 +20,7 @@ logger = logging.getLogger("fastckpt.launcher")
 
 PREFIX = "--fast"
 _OF_LAUNCHERS = "--nproc", "--nnodes", "--max-restarts", "--max_restarts", "--standalone", "--rdzv"
-"""How options of torchrun begin that no script is likely to have."""
+"""Beginnings of torchrun's options that no script is likely to have."""
 GROUPS = {
     "Memory and storage": {
         "shm_dir": "DIR",
@@ -64,7 +64,7 @@ GROUPS = {
         "slow_ranks": "",
     },
 }
-"""The settings by what they are about, and what each option takes; a switch takes nothing."""
+"""The settings by what they are about, with the value of each option; a switch takes nothing."""
 USAGE = "fastckpt-run [OPTION ...] [TORCHRUN OPTION ...] SCRIPT [ARGUMENT ...]"
 DESCRIPTION = """\
 Launch a script as torchrun does, with checkpoints in shared memory.
@@ -85,7 +85,7 @@ class CommandLine:
         settings: Ours: options before ``FASTCKPT_*`` variables before defaults.
         torchrun: The namespace that torchrun would have had for the same command line without our options.
         given: Names of the settings that options gave.
-        is_dry_run: Whether only to print what the launch would do.
+        is_dry_run: True if the launch is only printed.
     """
 
     settings: Settings

@@ -30,7 +30,7 @@ from fastckpt_run.rendezvous.signing import secret_of
 
 logger = logging.getLogger("fastckpt.launcher")
 notices = logging.getLogger("fastckpt.report")
-"""For lines that are shown though nothing is wrong."""
+"""Logger for lines that are shown though nothing is wrong."""
 
 _LOOK = 0.5
 """Seconds between two looks for the nodes that go on."""
@@ -40,8 +40,8 @@ class PeerAgents:
     """This agent among those of the other nodes, from the first round with several of them on.
 
     Args:
-        settings: Those of the job.
-        handler: What the agents meet by.
+        settings: Settings of the job.
+        handler: Rendezvous handler of the agents.
         saver: Gives other agents what it holds, and fetches from them.
         met: Called with each round of several agents, and each that follows one.
     """
@@ -167,7 +167,7 @@ class PeerAgents:
 
     @property
     def may_rejoin(self) -> bool:
-        """Whether this agent was in a round with others, which have the checkpoint directory, and can look for them."""
+        """True if this agent was in a round with others, which have the checkpoint directory, and can look for them."""
         has_met = isinstance(self._handler, FastckptRendezvousHandler) and self._watch is not None
         return has_met and self._saver.taken_by is not None
 
@@ -253,11 +253,13 @@ class PeerAgents:
             threading.Thread(target=report, args=(ids,), name="fastckpt-lost", daemon=True).start()
 
     def _apart(self, ids: Sequence[str], reason: str) -> None:
-        """Report members that this one does not hear, though they answer, or hears again."""
+        """Report members from which nothing comes, though they answer, or from which messages come again."""
         hosts = [member.host for member in self._members if member.id in ids]
         metrics.event("nodes_apart", host=self._own.host, hosts=hosts, undo=reason == TOGETHER)
         if reason == TOGETHER:
-            logger.warning("this node hears %s again, or others watch that", ", ".join(hosts))
+            logger.warning(
+                "this node receives messages from %s again, or other nodes watch that host", ", ".join(hosts)
+            )
         else:
             text = "this node does not hear %s, though they answer: the link between is dead, or drops large packets"
             logger.warning(coded(text, "FC-051"), ", ".join(hosts))
@@ -265,7 +267,7 @@ class PeerAgents:
             self._handler.links.report(ids, undo=reason == TOGETHER)
 
     def part(self) -> None:
-        """Have the job go on without one of two nodes that do not hear each other, since the workers do not go on.
+        """Have the job go on without one of two nodes whose link is dead, since the workers do not go on.
 
         Nothing is done if there are none, the job needs both, or this is not the first node.
         """

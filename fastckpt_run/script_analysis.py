@@ -25,10 +25,10 @@ class Script:
     """A script as its source shows it.
 
     Attributes:
-        folder: Where Python looks for its modules first; None if there is no source to read.
+        folder: Folder in which Python looks for its modules first; None if there is no source to read.
         module: Its name, if it is run by that.
         tree: Its source.
-        path: Where that is.
+        path: Path of the source.
     """
 
     folder: Path | None = None
@@ -43,7 +43,7 @@ class Script:
 
     @cached_property
     def first_imports(self) -> list[tuple[str, list[str]]]:
-        """Those before any statement that could have an effect on them."""
+        """Return the imports before any statement that could have an effect on them."""
         found: list[tuple[str, list[str]]] = []
         for statement in statements(self._body):
             if _has_effect(statement):
@@ -111,7 +111,7 @@ class _Walk:
     Attributes:
         sets: Variables set before an import that comes later.
         anywhere: Variables that anything in these sources sets.
-        compiles: Whether anything in them calls torch.compile.
+        compiles: True if anything in them calls torch.compile.
         watch: Of these sources.
     """
 

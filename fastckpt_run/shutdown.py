@@ -49,7 +49,7 @@ def close_with_timeout(
             raise SignalException("gave up the last flush", signals[-1] or signal.SIGTERM)
         if time.monotonic() > end:
             given_up.set()
-            logger.error("the saver does not end in %.0f s; leaving it, and the memory that it owns", timeout)
+            logger.error("the saver did not end within %.0f s; it is left running, with its memory", timeout)
             return
     if saver.unfinished:
         given_up.set()

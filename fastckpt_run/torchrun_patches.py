@@ -259,7 +259,7 @@ def forget_last_round(handler: RendezvousHandler) -> None:
 
 @contextmanager
 def registered(create: Callable[[RendezvousParameters], RendezvousHandler]) -> Iterator[None]:
-    """While this lasts, the backend c10d means the handlers that ``create`` makes, and c10d-torch means torch's own."""
+    """Register the handlers of ``create`` as the backend c10d, and torch's own as c10d-torch, while this lasts."""
     backends = rendezvous_handler_registry._registry
     torchs = backends["c10d"]
 
@@ -293,11 +293,11 @@ def is_this_host(name: str) -> bool:
 
 @contextmanager
 def without_waits(handler: RendezvousHandler) -> Iterator[None]:
-    """While this lasts, nodes look for each other often, and names for torch's records are had cheaply.
+    """Have nodes look for each other often, and names for torch's records found cheaply, while this lasts.
 
-    torch has a node look once a second for the others, keeps what it saw for a second, also between rounds, and
-    waits up to 0.3 s at first, so that not all come at once: one node alone waits for nobody. And it looks up the
-    source lines of the whole stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
+    torch has a node look once a second for the others, and keeps the result for a second, also between rounds. It waits
+    up to 0.3 s at first, so that not all come at once: one node alone waits for nobody. And it looks up the source
+    lines of the whole stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
     """
     torchs: Any = dynamic_rendezvous
     delay, name = torchs._delay, torchs.get_method_name

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from benchmarks.harness.turn import Turn
 
 Values = Mapping[str, float | Sequence[float]]
-"""What a contender measured in one turn, by quantity: one value, or several of the same kind."""
+"""Measurements of a contender in one turn, by quantity: one value, or several of the same kind."""
 
 
 def available() -> str:
-    """No reason against taking part."""
+    """Return no reason against taking part."""
     return ""
 
 
@@ -28,7 +28,7 @@ class Contender:
         name: As it stands in tables: "fastckpt", "torch.save", "warm copy".
         measure: Does the work of one turn, in a fresh process, and gives what it measured.
         missing: Gives the reason for which it cannot run here; it is listed with that reason instead.
-        quick: Whether it takes part in ``--quick``.
+        quick: True if it takes part in ``--quick``.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Goal:
     of_ten: int = 10
 
     def is_met(self, value: float) -> bool:
-        """Whether a value keeps the bound."""
+        """Return whether a value keeps the bound."""
         return value <= self.bound if self.kind == "at most" else value >= self.bound
 
     def __str__(self) -> str:
@@ -61,10 +61,10 @@ class Figure:
         what: The row's name.
         of: "CONTENDER.QUANTITY".
         to: The same of a limit or a peer; the figure is then the ratio of medians, pair by pair in each round.
-        goal: What it should be; None where it is only shown.
+        goal: Value to be reached; None where it is only shown.
         unit: Of the quantity.
-        scale: What a value is multiplied by for the unit.
-        is_detail: Whether it is printed with a run, and left out of the page.
+        scale: Factor of a value for the unit.
+        is_detail: True if it is printed with a run, and left out of the page.
     """
 
     what: str
@@ -93,10 +93,10 @@ class Benchmark:
     Args:
         name: Of its module, and of its file of results.
         question: One sentence that ends with a question mark.
-        work: What each contender does, in one or two sentences: state, sizes, what is excluded.
+        work: Work of each contender, in one or two sentences: state, sizes, what is excluded.
         contenders: In the order of the table; in each round they take turns, beginning with another one.
         figures: Rows of the table.
-        rounds: How often each contender has its turn.
+        rounds: Number of turns of each contender.
         gigabytes: Size of the state; ``--quick`` takes a tenth of it, but not less than 0.1. 0 where it has its own.
         picture: Draws the results, for docs/images.
         table: Gives Markdown in place of the usual table, from whole runs, oldest first.

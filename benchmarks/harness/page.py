@@ -69,7 +69,7 @@ def _sizes(runs: Sequence[Run]) -> list[str]:
 
 
 def _name(figure: Figure) -> str:
-    """What a figure is, and its unit; a ratio has none."""
+    """Return the name of a figure, and its unit; a ratio has none."""
     return figure.what if figure.to or not figure.unit else f"{figure.what}, {figure.unit}"
 
 
@@ -83,7 +83,7 @@ def verdict(figure: Figure, values: Sequence[Sequence[float]]) -> str:
 
 
 def goals(benchmarks: Iterable[Benchmark], headings: Mapping[str, str]) -> str:
-    """How many goals of each benchmark are met by the newest run that has the figure; and the machine."""
+    """Return a line with the number of goals that the newest runs meet, by benchmark, and one with the machine."""
     lines = []
     facts: dict[str, None] = {}
     for benchmark in benchmarks:

@@ -13,7 +13,7 @@ FOLDER = ROOT / "docs/evidence/benchmarks"
 
 @dataclass
 class Run:
-    """What all contenders measured by turns, on one machine, on one day.
+    """Measurements of all contenders by turns, on one machine, on one day.
 
     ``samples`` has a row for each turn: contender, round, seconds of the turn, and lists of values by quantity.
     ``missing`` has the reasons of contenders that could not run.
@@ -61,7 +61,7 @@ def load(name: str) -> list[Run]:
 
 
 def is_writable() -> bool:
-    """Whether runs can be recorded here: asked before they are made, which may take hours."""
+    """Return whether runs can be recorded here: asked before they are made, which may take hours."""
     try:
         FOLDER.mkdir(exist_ok=True)
     except OSError:

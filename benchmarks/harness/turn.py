@@ -30,11 +30,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """What a contender is given: how large the state is, and where it may write.
+    """Turn of a contender: the size of the state, and the folders to which it may write.
 
     Args:
         gigabytes: Size of the state.
-        is_quick: Whether a rough answer is enough.
+        is_quick: True if a rough answer is enough.
         folder: An empty directory on storage.
         shm: An empty directory in shared memory.
         number: Of the round, for what is drawn by chance, but alike for all contenders of a round.

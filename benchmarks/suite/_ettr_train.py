@@ -1,4 +1,4 @@
-"""A training that the benchmark ettr kills: its steps take a fixed time, most of which stands for a device's.
+"""A job that the benchmark ettr kills: its steps take a fixed time, most of which stands for a device's.
 
 It appends a line of JSON to ``<out>/stamps`` when the script begins, when it has resumed, and for each step.
 """
@@ -60,7 +60,7 @@ class Layer(nn.Linear):
 
 
 class TorchSave:
-    """What scripts for torchrun do: write a file every so many steps, and rename it."""
+    """Saves as scripts for torchrun do: write a file every so many steps, and rename it."""
 
     def __init__(self, folder: Path, every: int, parts: dict[str, Any]) -> None:
         folder.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ LANDED = 0.02
 
 
 def even_tensors(gigabytes: float, count: int = 400) -> dict[str, Any]:
-    """So many tensors of one size."""
+    """Return so many tensors of one size."""
     return {f"layer{i}": torch.ones(int(gigabytes * 1e9 / 4 / count)) for i in range(count)}
 
 

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 
 class Axis(NamedTuple):
-    """What grows.
+    """Quantity that grows.
 
     Attributes:
         name: Of the contender.
         title: With its unit.
-        points: Where costs are measured.
-        quick: Where they are with ``--quick``; nowhere, if empty.
-        costs: What is measured.
+        points: Sizes at which costs are measured.
+        quick: The same with ``--quick``; none, if empty.
+        costs: Costs that are measured.
     """
 
     name: str

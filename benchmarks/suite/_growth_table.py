@@ -8,7 +8,7 @@ from benchmarks.suite._growth_points import AXES, Axis, quantity, words
 from benchmarks.suite._power_law import PowerLaw, fitted
 
 LIMITS = {"copy", "write"}
-"""What costs are compared with."""
+"""Contenders that costs are compared with."""
 
 
 def costs_of(run: Run, axis: Axis) -> dict[str, list[tuple[float, float]]]:

@@ -14,7 +14,7 @@ BLOCK = 32 << 20
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return the duration of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

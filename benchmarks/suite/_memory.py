@@ -16,7 +16,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Sample:
-    """What the job has at one instant, in bytes.
+    """Memory of the job at one instant, in bytes.
 
     Attributes:
         at: Seconds of the monotonic clock, which all processes share.
@@ -61,7 +61,7 @@ def cached_of(path: Path) -> int:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Where a mapping that may not be written lies."""
+    """Return the address of a mapping that may not be written."""
     import numpy as np
 
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
@@ -84,7 +84,7 @@ class Sampler:
     """A thread that samples what this process has started.
 
     Args:
-        shared: Where the job has its files in shared memory.
+        shared: Directory of the job's files in shared memory.
         folder: The checkpoint directory.
     """
 

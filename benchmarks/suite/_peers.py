@@ -14,7 +14,7 @@ def python_of(peer: str) -> Path:
 
 
 def missing(peer: str, probe: str = "") -> str:
-    """Why a peer cannot run: its environment is not there, or what its first save of a tiny state raised.
+    """Return why a peer cannot run: its environment is not there, or its first save of a tiny state raised.
 
     Args:
         peer: The name of its environment.

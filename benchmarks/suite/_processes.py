@@ -33,7 +33,7 @@ def rest(process: psutil.Process, limit: float = 30.0) -> None:
 
 @contextmanager
 def busy(cores: int) -> Iterator[None]:
-    """Processes that keep so many cores busy, as a training does."""
+    """Processes that keep so many cores busy, as training does."""
     with ExitStack() as stack:
         for _ in range(cores):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))

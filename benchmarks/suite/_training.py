@@ -1,4 +1,4 @@
-"""A training of the GPT-2 of _states on one core, whose steps can be interrupted by saves."""
+"""Training of the GPT-2 of _states on one core, whose steps can be interrupted by saves."""
 
 import time
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Training:
         self.waited = time.perf_counter() - self._begin
 
     def state(self) -> dict[str, Any]:
-        """What is saved: the tensors themselves, as state_dict() gives them."""
+        """Return the state to save: the tensors themselves, as state_dict() gives them."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": 0}
 
     def backward(self) -> None:

@@ -1,4 +1,4 @@
-"""Ways to save the state of a training: fastckpt's, torch's, and those of peers, each at its best configuration.
+"""Ways to save the state of a job: fastckpt's, torch's, and those of peers, each at its best configuration.
 
 python -m benchmarks.suite._ways NAME    # prints why a way cannot save here; nothing if it can
 """
@@ -29,7 +29,7 @@ LIMIT = 120.0
 
 
 def nothing() -> None:
-    """There is nothing to wait for."""
+    """Wait for nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Way:
         """Give back what is kept between saves."""
 
     def path(self, step: int) -> Path:
-        """Of the file or folder of a step."""
+        """Return the path of the file or folder of a step."""
         return self.folder / f"{step:04}"
 
     def blank(self) -> State:
@@ -147,13 +147,13 @@ class FastckptDisk(Fastckpt):
 
 
 class FastckptOverlapped(Fastckpt):
-    """To memory, overlapped with the next forward and backward."""
+    """Saves to memory, overlapped with the next forward and backward."""
 
     overlaps = True
 
 
 class FastckptDiskOverlapped(FastckptDisk):
-    """To memory and then to storage, overlapped with the next forward and backward."""
+    """Saves to memory and then to storage, overlapped with the next forward and backward."""
 
     overlaps = True
 
@@ -407,7 +407,7 @@ WAYS: dict[str, type[Way]] = {
 
 
 def reason_against(name: str) -> str:
-    """What a way raised when it was to save a tiny state, and where; "" if it saved it."""
+    """Return the exception of a way that was to save a tiny state, and its place; "" if it saved it."""
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -14,7 +14,7 @@ WINDOW = 4
 """Steps over which a stall is measured: an overlapped copy ends before the next optimizer's step."""
 WINDOWS = 5
 MODEL_SHARE = 1 / 3
-"""Of the state: AdamW keeps two more tensors for each parameter."""
+"""Share of the model in the state: AdamW keeps two more tensors for each parameter."""
 
 
 def missing() -> str:

@@ -35,7 +35,7 @@ DRAWN = 20
 
 
 def instants(mean: float, seconds: float, number: int) -> list[float]:
-    """When to kill in a round: as many times as the mean has in that time, at independent instants.
+    """Return the instants of the kills in a round: as many as the mean has in that time, at independent instants.
 
     So are those of kills whose distances are exponentially distributed, if that number of them is given.
     """
@@ -108,7 +108,7 @@ class Job:
         return [json.loads(line) for line in text if line.endswith("\n")]
 
     def _resumed(self, process: subprocess.Popen[bytes], count: int) -> float | None:
-        """When it resumed for this time; None if the launcher has given up before."""
+        """Return the time of this resume; None if the launcher has given up before."""
         end = time.monotonic() + PATIENCE
         while len(found := [line["at"] for line in self._stamps() if line["what"] == "resumed"]) < count:
             if process.poll() is not None and count > 1:
@@ -141,7 +141,7 @@ class Job:
 
 
 def shares(lives: Sequence[Life], seconds: float) -> dict[str, float]:
-    """Where the time from the first resume on went, and by how much useful steps fill it."""
+    """Divide the time from the first resume on, and return the share that useful steps fill."""
     begin, within = lives[0].resumed, [life for life in lives if life.resumed < lives[0].resumed + seconds]
     *before, last = within
     done = [at for at in last.done if at < begin + seconds]
@@ -175,7 +175,7 @@ def jobs(turn: Turn, every: int, means: Sequence[int]) -> dict[int, list[Life]]:
 
 
 def values_of(found: dict[int, list[Life]], seconds: float) -> dict[str, list[float]]:
-    """What figures and picture show of jobs."""
+    """Return the values for figures and picture."""
     values = {
         f"{name}_{mean}": [value] for mean, lives in found.items() for name, value in shares(lives, seconds).items()
     }

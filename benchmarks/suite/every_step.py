@@ -51,7 +51,7 @@ class Training:
         self.optimizer.zero_grad()
 
     def state(self) -> dict[str, Any]:
-        """What is saved."""
+        """Return the state to save."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
@@ -74,7 +74,7 @@ class ThreadCopy:
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """Of all threads of processes, to the nanosecond."""
+    """Return the processor time of all threads of processes, to the nanosecond."""
     found = 0.0
     for path in (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")):
         try:
@@ -200,7 +200,7 @@ def stall_of(peer: str) -> str:
 
 
 def stalls_of(blocks: Sequence[dict[str, Any]]) -> list[float]:
-    """What the steps of these blocks have waited, in a call or before the optimizer's step."""
+    """Return the time that the steps of these blocks have waited, in a call or before the optimizer's step."""
     return [call + wait for each in blocks for call, wait in zip(each["call"], each["wait"], strict=True)]
 
 

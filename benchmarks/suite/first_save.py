@@ -118,7 +118,7 @@ def relaunched(turn: Turn, is_first: bool) -> None:
 
 
 def measure(function: Callable[..., None], *arguments: object, turn: Turn) -> Values:
-    """What the worker of one job has measured."""
+    """Return the measurements of the worker of one job."""
     if function is relaunched:
         turn.job(relaunched, True)
         arguments = (False,)
@@ -128,7 +128,7 @@ def measure(function: Callable[..., None], *arguments: object, turn: Turn) -> Va
 
 
 AS_GUIDES_SAY = ("prepared", "Checkpointer")
-"""What meets the goal with ease: a quick look is for the others."""
+"""Ways that meet the goal easily: a quick look is for the others."""
 
 
 def contender(name: str, function: Callable[..., None], *arguments: object) -> Contender:

@@ -41,7 +41,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def base(size: int) -> None:
-    """From here on counts what is more than now; ``size`` is that of this worker's state."""
+    """Set the base: from here on, memory beyond the present one counts. ``size`` is that of this worker's state."""
     ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not hide what is allocated after
     time.sleep(0.1)
     record(base=time.monotonic(), bytes=size, pid=os.getpid())

@@ -1,4 +1,4 @@
-"""A save of each peer at its best configuration, beside fastckpt's, during a training that goes on."""
+"""A save of each peer at its best configuration, beside fastckpt's, while training goes on."""
 
 import math
 import os

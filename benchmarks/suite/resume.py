@@ -20,8 +20,11 @@ PAIRS = 3
 SETTLED = 4.0
 """Seconds after which the flush of the checkpoint is over, which a restart begins: it would take a core from both."""
 POLICY = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "OMP_WAIT_POLICY": "passive"}
-"""What is freed goes back to the kernel: else the second copy in a process gets memory that the first has touched. And
-torch's threads sleep while they wait: else the limit takes three times its processor time where cores are busy."""
+"""Policy of allocation and waiting.
+
+Freed memory goes back to the kernel: else the second copy in a process gets memory that the first has touched. Torch's
+threads sleep while they wait: else the limit takes three times its processor time where cores are busy.
+"""
 PHASES = {"resume.verify": "digests", "resume.load": "load"}
 
 

@@ -22,7 +22,7 @@ accelerator = Accelerator(
 )
 inputs = torch.randn(256, 16)
 targets = (inputs[:, 0] > 0).long()
-# With a generator of its own the loader takes no random numbers from the training when it begins anew.
+# With a generator of its own the loader takes no random numbers from the training when it begins again.
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True, generator=torch.Generator())
 model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

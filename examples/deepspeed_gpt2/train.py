@@ -36,7 +36,7 @@ def configured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class DeepSpeedTraining(Training):
-    """A training whose model is an engine of DeepSpeed, which has an optimizer of its own."""
+    """A job whose model is an engine of DeepSpeed, which has an optimizer of its own."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         def start(gpt: GPT) -> deepspeed.DeepSpeedEngine:
@@ -50,7 +50,7 @@ class DeepSpeedTraining(Training):
         return self.model.optimizer
 
     def learn(self, loss: Tensor) -> None:
-        """As DeepSpeed does."""
+        """Learn as DeepSpeed does."""
         self.model.backward(loss)
         self.model.step()
 

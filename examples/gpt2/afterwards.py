@@ -1,4 +1,4 @@
-"""What the checkpoints of a run that has ended are good for: stock tools read them, other numbers of workers go on."""
+"""Uses of the checkpoints of a run that has ended: stock tools read them, other numbers of workers go on."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ UNIVERSAL = ["-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_sta
 
 
 def weights_equal(one: Path, other: Path) -> bool:
-    """Whether two files, of weights or of a whole state, hold the very same weights."""
+    """Return whether two files, of weights or of a whole state, hold the very same weights."""
     left, right = (torch.load(path) for path in (one, other))
     left, right = left.get("model", left), right.get("model", right)
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
@@ -36,7 +36,7 @@ def file_of_torch(run: Run) -> Path:
 
 
 def _deepspeeds(run: Run) -> str:
-    """What DeepSpeed calls the last checkpoint; empty if that is not DeepSpeed's."""
+    """Return DeepSpeed's name of the last checkpoint; empty if that is not DeepSpeed's."""
     tracker = run.checkpoints / "latest"
     return tracker.read_text() if tracker.exists() else ""
 

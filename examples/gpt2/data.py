@@ -41,7 +41,7 @@ def split(text: bytes, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def windows(tokens: Tensor, starts: Tensor, block_size: int) -> Batch:
-    """For each start a block of tokens, and the block one token further: what should be predicted."""
+    """Return for each start a block of tokens, and the block one token further: what should be predicted."""
     block = tokens[starts[:, None] + torch.arange(block_size + 1)].long()
     return block[:, :-1].contiguous(), block[:, 1:].contiguous()
 
@@ -95,7 +95,7 @@ class ShuffledBatches:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next batch begins."""
+        """Return the position of the next batch."""
         return {"epoch": self._epoch, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What a training may be told, and what that means for each of its steps."""
+"""Options of a job, and their effect on each of its steps."""
 
 import argparse
 import math
@@ -54,7 +54,7 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
 
 
 def where_to_save(step: int, steps: int, args: argparse.Namespace) -> StorageType | None:
-    """To storage now and then and at the end, into memory in between; None for neither."""
+    """Return the storage type of a step: storage now and then and at the end, memory in between; None for neither."""
     if step % args.save_storage_interval == 0 or step == steps:
         return StorageType.DISK
     return StorageType.MEMORY if step % args.save_memory_interval == 0 else None

@@ -38,7 +38,7 @@ def draw(path: Path, failure: Failure, reference: Sequence[Event], records: Sequ
 
 
 def _parts(failure: Failure, records: Sequence[Event]) -> tuple[Sequence[Event], Sequence[Event]]:
-    """What was recorded before the restart and after it, which is every step from there to the end once."""
+    """Return the records from before and after the restart; together they have every step to the end once."""
     cut = len(records) - (records[-1]["step"] - failure.resumed_step)
     return records[:cut], records[cut:]
 

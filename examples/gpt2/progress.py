@@ -1,4 +1,4 @@
-"""What a run tells: progress lines for people, and a file of exact losses for programs."""
+"""Output of a run: progress lines for people, and a file of exact losses for programs."""
 
 import json
 import time

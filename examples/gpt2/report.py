@@ -1,4 +1,4 @@
-"""What a run with a failure recorded: when everything happened, and whether it changed the training."""
+"""Records of a run with a failure: times of all events, and whether the failure changed the training."""
 
 import json
 from collections import defaultdict
@@ -28,7 +28,7 @@ class Failure:
         pid: Its process.
         last_step: The last step that any worker had done before.
         resumed_step: The step at which all workers resumed.
-        tier: Where they found it.
+        tier: Tier in which they found it.
         moments: Seconds since the kill, and what happened then.
         back: Seconds from the kill to the first step that was done after it.
     """
@@ -71,7 +71,7 @@ class Failure:
 
 
 _OF_ALL = ("worker_joined", "resumed")
-"""What each worker tells of itself; the last of them counts."""
+"""Values that each worker prints of itself; the last of them counts."""
 _TOLD: dict[str, Callable[[Event], str]] = {
     "killed": lambda e: f"worker {e['local_rank']} (pid {e['victim']}) is killed by SIGKILL",
     "worker_died": lambda e: f"the agent notices that worker {e['local_rank']} has died",
@@ -110,7 +110,7 @@ def _resumed(events: Iterable[Event], workers: int) -> Event:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a run compares with the uninterrupted one, step by step."""
+    """Comparison of a run with the uninterrupted one, step by step."""
 
     equal: int
     steps: int

@@ -50,7 +50,7 @@ class Run:
         return self.folder / "checkpoints"
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts it."""
         launcher = str(Path(sys.executable).with_name("fastckpt-run"))
         launch = [launcher, "--standalone", f"--nproc_per_node={self.workers}", "--max-restarts=1"]
         # torchrun's own choice is a temporary directory that nobody deletes.

@@ -34,11 +34,11 @@ def start_process_group(kind: str) -> torch.device:
 
 
 class Training:
-    """One rank of a training.
+    """One rank of a job.
 
     Args:
-        args: What `examples.gpt2.options.parser` parsed.
-        device: Where this rank trains.
+        args: Result of `examples.gpt2.options.parser`.
+        device: Device on which this rank trains.
         wrap: Makes of a model one that trains together with those of the other ranks.
 
     Attributes:
@@ -46,7 +46,7 @@ class Training:
         optimizer: Its optimizer.
         batches: The data, and the position in them.
         step: The last step that was done.
-        steps: How many there are to do.
+        steps: Number of steps to do.
     """
 
     def __init__(self, args: argparse.Namespace, device: torch.device, wrap: Callable[[GPT], nn.Module]) -> None:

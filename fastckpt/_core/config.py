@@ -297,9 +297,9 @@ class RankInfo:
     Without a launcher it is the only worker of a job of one.
 
     Attributes:
-        store_outlives_workers: Whether the process group is formed in a store of torchrun's, also by restarted workers.
-        gloo_is_lazy: Whether ranks connect when they first talk, and so need each other's addresses until then.
-        contradiction: Why variables say no place on the node, or too little; empty if they do.
+        store_outlives_workers: True if the process group is formed in a store of torchrun's, also by restarted workers.
+        gloo_is_lazy: True if ranks connect when they first talk, and so need each other's addresses until then.
+        contradiction: Why variables give no place on the node, or too little; empty if they give one.
     """
 
     rank: int = 0

@@ -11,7 +11,7 @@ Living = TypeVar("Living")
 
 
 class DeathNotes(Generic[Left]):
-    """What is left of objects that die in any thread, and at any time, also within a call that holds a lock.
+    """Values that objects leave behind when they die, in any thread and at any time, also in a call that holds a lock.
 
     A finalizer would be Python: an exception that a handler raises there, such as KeyboardInterrupt, is lost, and what
     the finalizer had still to do as well.
@@ -28,7 +28,7 @@ class DeathNotes(Generic[Left]):
         self._living[id(ref)] = ref, left
 
     def taken(self) -> Iterator[Left]:
-        """What is left of those that have died since; each once."""
+        """Yield the values of the objects that have died since the last call; each once."""
         while self._dead:
             yield self._living.pop(id(self._dead.popleft()))[1]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 HUGE = 2 * 2**20
 """Bytes of a large page; where the processor has another size, small pages serve."""
 MADV_COLLAPSE = 25
-"""Since Linux 6.1. It needs no option of the mount, unlike all other ways to large pages in a tmpfs."""
+"""Advice of Linux 6.1 and later. It needs no option of the mount, unlike all other ways to large pages in a tmpfs."""
 MADV_POPULATE_READ = 22
-"""Since Linux 5.14. In a mapped tmpfs it makes pages where there are none."""
+"""Advice of Linux 5.14 and later. In a mapped tmpfs it makes pages where there are none."""
 TMPFS = 0x01021994
 """The type of a tmpfs in statfs(2)."""
 FAILED = ctypes.c_void_p(-1).value
@@ -97,7 +97,7 @@ def not_in_children(address: int, length: int) -> Iterator[None]:
 
 
 def use_huge_pages(address: int, length: int) -> None:
-    """Have memory without pages get large ones, as far as they lie in it: a read into it takes half the processor."""
+    """Have memory without pages get large ones, as far as they fit: a read into it takes half the processor time."""
     start, end = -(-address // HUGE) * HUGE, (address + length) // HUGE * HUGE
     if start < end:
         _libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)  # without them it has small ones

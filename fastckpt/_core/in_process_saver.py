@@ -22,7 +22,7 @@ logger = logging.getLogger("fastckpt")
 
 _own: Saver | None = None
 _postings: dict[str, SaverAddress] = {}
-"""By key: a process may form one group after another, and its saver goes on."""
+"""Postings by key: a process may form one group after another, and its saver goes on."""
 _owner = 0
 _failed = False
 

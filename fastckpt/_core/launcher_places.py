@@ -31,7 +31,7 @@ _LAUNCHERS = (
 """Variables of DeepSpeed, Slurm, Open MPI and MPICH: a worker's rank, the number of ranks, its local rank, the number
 of workers on its node (of Slurm of each node, such as ``4,2(x3)``), the node's number and the number of nodes."""
 _MASKS = "_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
-"""How variables end that say which devices a process sees."""
+"""Endings of the names of variables that limit the devices which a process sees."""
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
@@ -99,7 +99,7 @@ def _of_launcher(
 
 
 def _sees_one(environment: Environment) -> bool:
-    """Whether a worker sees one device alone."""
+    """Return whether a worker sees exactly one device."""
     masks = [value for name, value in environment.items() if name.endswith(_MASKS)]
     return any(value and "," not in value and value not in ("-1", "NoDevFiles") for value in masks)
 

@@ -113,5 +113,5 @@ class LoggedValues:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether a process has them from its parent: threads of that may hold their lock."""
+        """True if the process inherited the values by a fork: a thread of the parent may have held their lock."""
         return self._pid != os.getpid()

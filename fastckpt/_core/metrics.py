@@ -144,5 +144,5 @@ def event(name: str, /, **fields: Any) -> None:
             lost = str(error)
         if lost:
             if not counts["events_lost"]:
-                logger.warning("events are lost: %s", lost)
+                logger.warning("an event could not be written, and is lost: %s", lost)
             counts["events_lost"] += 1

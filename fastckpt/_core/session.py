@@ -392,9 +392,13 @@ class Session:
         try:
             sizes = self._snapshots.lend(self._last, lends)
         except FileNotFoundError:
-            logger.warning("rank %d leaves no state for later saves: the memory of the job is gone", self.place.rank)
+            logger.warning(
+                "later saves cannot take over the state of rank %d: the memory of the job is gone", self.place.rank
+            )
         except Exception as error:  # noqa: BLE001 (a user's state may raise anything; the others must learn of the end)
-            logger.warning("rank %d cannot lend its state to later saves: %s", self.place.rank, error)
+            logger.warning(
+                "later saves cannot take over the state of rank %d, which closes: %s", self.place.rank, error
+            )
         history = self.link.history
         if not sizes and self._departures:
             self._departures.announce(history, self._held)

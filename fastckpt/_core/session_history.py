@@ -37,7 +37,7 @@ class SessionHistory:
         resumed_from: The checkpoint that was loaded last; None for none.
         recent: The last two steps that were saved, or loaded; None for nothing.
         loaded: The checkpoint that was loaded; None for nothing, or if there was a save since.
-        has_loaded: Whether there was a load, and no save since.
+        has_loaded: True if there was a load, and no save since.
     """
 
     _all: ClassVar["WeakSet[SessionHistory]"] = WeakSet()

@@ -32,7 +32,7 @@ def custom_objects(accelerator: Accelerator) -> list[Any]:
 
 
 def broadcasts_buffers(accelerator: Accelerator) -> bool:
-    """Whether DistributedDataParallel, which is not among the models, makes buffers equal before each forward."""
+    """Return whether DistributedDataParallel makes buffers equal before each forward; it is not among the models."""
     return accelerator.ddp_handler is None or bool(accelerator.ddp_handler.broadcast_buffers)
 
 

@@ -40,7 +40,7 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 MAIN = f"{OPTIMIZER_NAME}.bin"
-"""The file that every checkpoint of a training with accelerate has."""
+"""The file that every checkpoint of a job with accelerate has."""
 EPOCHS = "epochs.json"
 """The epoch of each prepared loader; accelerate itself saves none."""
 _WHOLE = (
@@ -54,7 +54,7 @@ _WHOLE = (
     "MULTI_XPU",
     "MULTI_HPU",
 )
-"""Ways to distribute a training in which each rank has the whole state."""
+"""Ways to distribute a job in which each rank has the whole state."""
 
 
 class AccelerateCheckpointer(BaseCheckpointer):
@@ -249,7 +249,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         return dict(written(place))
 
     def _divided(self, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of what hooks have written here: what the first rank has, too, and what no rank before this one has."""
+        """Divide the files of hooks here: those that the first rank has, too, and those that no earlier rank has."""
         accelerator = self._accelerator
         ranks = agreement(accelerator.num_processes, "hooks of accelerate")
         if self._all_have_hooks is None:
@@ -316,7 +316,7 @@ def _positions(loader: Any, index: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Without what accelerate says of each file that it writes: these are not where it says."""
+    """Silence accelerate's lines on each file that it writes: these are not at the paths that it names."""
     log = logging.getLogger("accelerate.checkpointing")
     level = log.level
     log.setLevel(max(level, logging.WARNING))

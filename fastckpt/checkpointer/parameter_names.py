@@ -16,7 +16,7 @@ from fastckpt._core.torch_private.tensors import loads_by_place
 from fastckpt.errors import ConfigError
 
 Groups = dict[str, list[list[str]]]
-"""For each part of a state that has optimizers, one text for each group of each: its parameters, a line each."""
+"""Text for each group of each optimizer of a part of a state: its parameters, a line each."""
 
 WRAPPERS = "_checkpoint_wrapped_module.", "_orig_mod."
 """Parts of names that come and go with activation checkpoints and compiled modules."""

@@ -194,5 +194,8 @@ class SaveFrequency:
 
 
 def _are_one(values: Sequence[Any]) -> bool:
-    """Whether all ranks have the same: what they decide by must be equal, or one would wait for the others in vain."""
+    """Return whether all ranks have the same values.
+
+    A rank that decides by another value would wait for the others in vain.
+    """
     return all(value == values[0] for value in values)

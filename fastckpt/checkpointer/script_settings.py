@@ -45,7 +45,7 @@ class ScriptSettings:
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in _parameters(parts["model"])})
         size = getattr(data, "batch_size", None)
         self.left = {"dtype": " and ".join(dtypes)} | ({"batch_size": size} if isinstance(size, int) else {})
-        """Those that a resume leaves as the script has them."""
+        """Settings that a resume leaves as the script has them."""
         self._given: dict[str, list[Any]] = {}
         self._saved: Mapping[str, Any] = {}
         self._wanted, self._skip = frozenset[str](), 0

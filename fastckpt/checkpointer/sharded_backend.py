@@ -101,7 +101,7 @@ class ShardedBackend(FsdpShardCheckpointer):
 
 
 def _optimizers(given: Part) -> tuple[Optimizer, ...]:
-    """Those that a user gives; raises ConfigError for what is none of torch's."""
+    """Return the optimizers that a user gives; raises ConfigError for one that is none of torch's."""
     optimizers = tuple(given) if isinstance(given, Sequence) else (given,)
     for each in optimizers:
         if not isinstance(each, Optimizer):

@@ -193,7 +193,7 @@ class BatchStream:
         """The next answer; twice None at the end.
 
         What a worker raised carries the worker's stack as text. torch raises it in frames that refer to themselves and
-        to the iterator, which would keep its workers until they are found as garbage, and then wait 5 s for each.
+        to the iterator. That would keep its workers until they are collected as garbage, and then wait 5 s for each.
         """
         try:
             mark, batch = next(answers)

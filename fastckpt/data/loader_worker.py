@@ -28,7 +28,7 @@ class WorkerSetup:
         self._owner = Process.of(os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker that is not forked: whose it is."""
+        """Return the state for a worker that is not forked."""
         return vars(self) | {"_owner": Process.of(os.getpid())}
 
     def __call__(self, worker: int) -> None:
@@ -70,7 +70,7 @@ def _end_with(owner: Process) -> None:
 
 
 class _OneStream:
-    """Of a data set that is to give the same samples in every worker: which one it is in must not matter to it."""
+    """Stream of a data set that is to give the same samples in every worker: it must not depend on the worker."""
 
     def __init__(self, seed: int, dataset: Any) -> None:
         self.seed = seed

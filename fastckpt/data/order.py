@@ -30,7 +30,7 @@ class Order(Protocol):
         """The number of keys."""
 
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[Any]:
-        """Those at some positions, counted in circles."""
+        """Return the samples at some positions, counted in circles."""
 
     def identity(self, seed: int, epoch: int) -> int:
         """A number that distinguishes this order from others of the same seed, epoch and length."""
@@ -49,7 +49,7 @@ class IndexOrder:
         return len(self._dataset)
 
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[int]:
-        """Those at some positions, counted in circles."""
+        """Return the samples at some positions, counted in circles."""
         length = len(self._dataset)
         if isinstance(positions, range) and positions.stop <= length:
             # A slice of the tensor is a view, without a list of Python integers.
@@ -66,7 +66,7 @@ class IndexOrder:
         return indices
 
     def identity(self, _seed: int, _epoch: int) -> int:
-        """1 if shuffled."""
+        """Return 1 if shuffled, else 0."""
         return int(self._shuffle)
 
 
@@ -109,7 +109,7 @@ class DrawnOrder:
         return len(self._keys(seed, epoch)[0])
 
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[Any]:
-        """Those at some positions, counted in circles."""
+        """Return the samples at some positions, counted in circles."""
         keys, _ = self._keys(seed, epoch)
         return [keys[position % len(keys)] for position in positions]
 

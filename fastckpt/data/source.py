@@ -49,7 +49,7 @@ class Source(ABC):
 
     @property
     def seed(self) -> int:
-        """From which all random numbers follow."""
+        """Seed of all random numbers."""
         return self._position.seed
 
     def set_seed(self, seed: int) -> None:
@@ -63,7 +63,7 @@ class Source(ABC):
 
     @abstractmethod
     def requests(self) -> Iterator[Any]:
-        """From the position to the end of the epoch; endless if that is not known."""
+        """Yield requests from the position to the end of the epoch; endless if that is not known."""
 
     @abstractmethod
     def reached(self, mark: Any) -> SourceAnswer | None:

@@ -91,7 +91,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickled(file: IO[bytes], name: str, remedy: str = "") -> Any:
-    """What a pickle has, which names nothing but what a plan or metadata consist of: no code of others is run.
+    """Unpickle a file that may name only the classes of a plan or of metadata; no other code is run.
 
     Args:
         file: Open for reading.

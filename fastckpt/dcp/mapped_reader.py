@@ -36,7 +36,7 @@ class MappedReader(FileSystemReader):
         }
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan says into the caller's tensors."""
+        """Read the items of the plan into the caller's tensors."""
         files: dict[str, mmap.mmap] = {}
         rest = [item for item in plan.items if not self._copy(item, planner, files)]
         return super().read_data(LoadPlan(rest, plan.storage_data, plan.planner_data), planner)

@@ -58,7 +58,7 @@ def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> StageClaim:
 
 
 def _claim(staged: bool, groups: dict[str, str], shards: list[tuple[str, Ranks, Ranks, torch.Tensor]]) -> StageClaim:
-    """With each shard's ranks by number."""
+    """Return the claim, with each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
     numbered = [
         (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), digest_of(local))

@@ -51,12 +51,12 @@ class PlannerDeparted(Unplanned):
 class ShardPlans:
     """The files of one rank in each save: its shards, and on each node a copy of ``.metadata``.
 
-    DCP's plan says which rank writes what, and ``.metadata`` where that is. It depends on the structure of the state
-    alone, so all ranks make it once, over the store of the process group: each offers its local plan, the first rank
-    answers with what to write, each reports where in its file that is, and the first rank makes ``.metadata`` of that.
-    What several ranks have, one of them writes. Of several nodes, one on each copies it, so that a node's memory has
-    all that its own ranks need; these copies are not persisted. Later saves ask the store for one key, and the other
-    ranks for nothing.
+    DCP's plan has the items that each rank writes, and ``.metadata`` their places. It depends on the structure of the
+    state alone, so all ranks make it once, over the store of the process group. Each rank offers its local plan, and
+    the first rank answers with the parts to write. Each then reports their places in its file, and the first rank makes
+    ``.metadata`` of these. What several ranks have, one of them writes. Of several nodes, one on each copies it, so
+    that a node's memory has all that its own ranks need; these copies are not persisted. Later saves ask the store for
+    one key, and the other ranks for nothing.
 
     A rank whose state does not fit the plan any more finds that out by itself. It skips this save, and calls all ranks
     to another plan under that key. Training's own collectives come between two saves: no rank ends those of the next
@@ -157,14 +157,17 @@ class ShardPlans:
         return self._next if self._last is None else ""
 
     def _turn_all(self, word: str) -> None:
-        """Call all ranks from this plan by a word, unless one is there; and turn as that says."""
+        """Call all ranks from this plan by a word, unless one is there; and follow that word."""
         number = self._round.number
         word = self._mailbox.put_word(self._next, word)
         self._mailbox.overtake(number)
         self._turn(word)
 
     def _turn(self, word: str) -> None:
-        """To the plan that a rank has called for; unless it has closed instead: then there will be no more."""
+        """Turn to the plan that a rank has called for.
+
+        If the rank has closed instead, there are no more plans.
+        """
         if word.startswith(_CLOSED):
             self._last = _save(word.removeprefix(_CLOSED))
         else:

@@ -368,5 +368,5 @@ def _given_no_more(optimizer: Optimizer, names: Collection[str]) -> Iterator[Non
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of this rank's shards."""
+    """Bytes of this rank's shards."""
     return sum(local_part(each).nbytes for each in tensors)

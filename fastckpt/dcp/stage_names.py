@@ -82,7 +82,7 @@ def stages_in(names: Iterable[str]) -> set[str]:
 
 
 def _listed(stages: Collection[str]) -> str:
-    """In the order of numbers, if they are some."""
+    """List names, in the order of numbers if they are numbers."""
     if not stages:
         return "no stages"
     return f"the stages {', '.join(sorted(stages, key=lambda each: (len(each), each)))}"

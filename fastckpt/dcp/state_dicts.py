@@ -53,8 +53,10 @@ def state_of(given: Mapping[str, Any], options: StateDictOptions | None = None) 
 
 
 def apart(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Of ``extra_sd``, what DCP would not give back as it was, for it makes texts of all keys, and dicts of many
-    numbers, for it makes a leaf of each."""
+    """Return the values of ``extra_sd`` that DCP would not give back unchanged.
+
+    It makes texts of all keys, and a leaf of each number, so dicts of many numbers are among them.
+    """
     return {name: value for name, value in extra.items() if _is_apart(value)}
 
 
@@ -138,7 +140,7 @@ class Extra:
         self.leaves = {name: empty(kinds[name]) for name in self._places}
 
     def of(self, loaded: Mapping[str, Any]) -> dict[str, Any]:
-        """It, in the containers in which it was saved, from the leaves that were loaded."""
+        """Return the state, in the containers in which it was saved, from the leaves that were loaded."""
         extra: dict[str, Any] = {}
         for name, place in self._places.items():
             set_element(extra, place, loaded[name])

@@ -1,4 +1,4 @@
-"""Reads ``.metadata``, and the index of a node's copies, of a checkpoint; what these say is checked."""
+"""Reads ``.metadata``, and the index of a node's copies, of a checkpoint, and checks their contents."""
 
 import os
 import pickle
@@ -99,7 +99,7 @@ def _misfits(metadata: Any) -> Iterator[str]:
 
 
 def _misplaced(places: Any) -> Iterator[str]:
-    """What does not say where something is, or says that it is elsewhere than beside the file."""
+    """Yield a description of each entry that has no valid place, or one elsewhere than beside the file."""
     if not isinstance(places, dict):
         yield f"a {type(places).__name__} is to say where its parts are"
         return

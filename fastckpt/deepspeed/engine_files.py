@@ -102,10 +102,10 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
         self._has_experts = has_experts
 
     def create(self, info: Any) -> None:
-        """Nothing: what comes is for this save."""
+        """Do nothing: what comes is for this save."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing: directories come with what is persisted."""
+        """Do nothing: directories come with the files that are persisted."""
 
     def save(self, state_dict: Any, path: str) -> None:
         """Take the state of a file."""
@@ -119,7 +119,7 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
         return self._own.load(path, map_location)
 
     def commit(self, info: Any) -> bool:
-        """Nothing: who saves commits."""
+        """Do nothing: the caller that saves commits."""
         return True
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
@@ -131,7 +131,7 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
         return True
 
     def preserves_storage_sharing(self) -> bool:
-        """No, see above."""
+        """Return False, see above."""
         return False
 
 

@@ -399,12 +399,12 @@ class _Reader(SharedMemoryReader):
 
     @property
     def own_state(self) -> dict[str, Any]:
-        """What this rank gave as ``rank_state`` of what was found; empty if it was not there."""
+        """Value that this rank gave as ``rank_state`` of what was found; empty if it was not there."""
         return self._own["state"] if self._own else {}
 
     @property
     def unlike(self) -> dict[str, Any]:
-        """What this rank had unlike others, of what was found."""
+        """Entries that this rank had unlike others, of what was found."""
         return self._own.get(UNLIKE, {}) if self._own else {}
 
     @property

@@ -228,7 +228,7 @@ def _of_engine(trainer: Trainer, scratch: Path) -> dict[str, Any]:
 
 
 def _of_first_rank(own: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Those of these files that this rank saves, as the first rank has them: ranks measure times of their own."""
+    """Return the files of these names that this rank saves, as the first rank has them: times differ by rank."""
     said = [own]
     dist.broadcast_object_list(said, src=0)
     return {name: each for name, each in said[0].items() if name in names and each is not None}

@@ -209,7 +209,7 @@ class TrainerSession:
         return None if newest is None else os.path.join(self._trainer.args.output_dir, f"checkpoint-{newest}")  # noqa: PTH118
 
     def _settle_best(self) -> None:
-        """Nothing is on its way any more: what a resume did not find may be there, or what was to come is not."""
+        """Settle the best checkpoint once no save is under way: it may be there by now, or never come."""
         state = self._trainer.state
         self._lasting.clear()
         self._name_best(state.global_step, lasting=False)

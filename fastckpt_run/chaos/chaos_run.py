@@ -27,7 +27,7 @@ END = 10.0
 
 @dataclass(frozen=True)
 class KillPlan:
-    """What is to be killed, and when.
+    """Kind, times and number of the kills.
 
     Attributes:
         kind: RANK, AGENT or NODE.
@@ -64,7 +64,7 @@ class ChaosRun:
 
     Args:
         job: The job.
-        plan: What to kill.
+        plan: Plan of the kills.
         note: Called with each outcome, once it is known.
     """
 
@@ -76,7 +76,7 @@ class ChaosRun:
         self._kills: list[KillOutcome] = []
 
     def warnings(self) -> list[str]:
-        """What the user should know before the first kill."""
+        """Return warnings that the user should read before the first kill."""
         found, plan = [], self._plan
         left = self._restarts_left()
         if plan.kind == RANK and left is not None and (plan.needed is None or plan.needed > left):
@@ -277,12 +277,12 @@ class ChaosRun:
         return bool(self._job.events.of_agent(agent.process.pid))
 
     def _ending(self) -> str:
-        """How the job has ended, as its event log says."""
+        """Return the end of the job, as its event log has it."""
         self._job.events.grow()
         return next(filter(None, (ending(self._job.events.of_agent(pid)) for pid in self._last_pids)), "")
 
     def _last_words(self) -> str:
-        """How the job has ended; its log is waited for, which is the last that an agent writes."""
+        """Return the end of the job, and wait for its log, the last thing that an agent writes."""
         end = time.monotonic() + END
         self._job.events.grow()
         has_log = any(self._job.events.of_agent(pid) for pid in self._last_pids)

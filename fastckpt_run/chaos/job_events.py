@@ -11,7 +11,7 @@ from fastckpt_run.watch.growing_logs import GrowingLog
 
 
 class JobEvents:
-    """The event logs of a directory; a store has none, nor a job that is told to write none.
+    """The event logs of a directory; a store has none, nor a job whose options turn them off.
 
     Args:
         location: The checkpoint directory.
@@ -66,7 +66,7 @@ def last(events: list[Event], name: str) -> Event:
 
 
 def restarts_left(events: list[Event]) -> int | None:
-    """The restarts that a launch still has, as its newest event with them says; None if that is not known."""
+    """The restarts that a launch still has, by its newest event with them; None if that is not known."""
     named = (whole(event, "restarts_left", -1) for event in reversed(events) if "restarts_left" in event)
     left = next(named, -1)
     begun = whole(last(events, "job_started"), "max_restarts", -1)
@@ -74,7 +74,7 @@ def restarts_left(events: list[Event]) -> int | None:
 
 
 def ending(events: list[Event]) -> str:
-    """How a launch has ended, in words, by its events; empty if they do not say so."""
+    """Describe the end of a launch by its events; empty if they do not have it."""
     outcome = text(last(events, "job_ended"), "outcome")
     why = text(last(events, "gave_up"), "text") if outcome == "failed" else ""
     return f"{outcome}{why and ': '}{why}"

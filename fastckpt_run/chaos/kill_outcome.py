@@ -16,24 +16,24 @@ class KillOutcome:
     """One kill, and what followed.
 
     Attributes:
-        number: Which kill it is, from 1.
+        number: Number of the kill, from 1.
         kind: RANK, AGENT or NODE.
         rank: The rank that was killed; None if it was an agent.
         pids: The processes that got the signal.
-        at: When, in seconds since the epoch.
+        at: Time, in seconds since the epoch.
         step: The step that the job had reached, as its saves number them; None before it has saved.
         held: The newest checkpoint that counted then, in memory or durable; None if there was none.
         held_in: The tier that had it.
         seconds: From the kill to the first step that all ranks have taken since; None if none came.
         resumed: The checkpoint that was resumed; history -1 where no event log names it. None for none.
-        tiers: Where the ranks found it.
-        fresh: Whether the workers began without a checkpoint.
+        tiers: Tiers in which the ranks found it.
+        fresh: True if the workers began without a checkpoint.
         lost: Steps that were taken again.
         digests: EQUAL, DIFFERENT or UNKNOWN: the bytes of what was resumed, by all that is known of them.
-        digests_of: What was compared, or why it was not.
+        digests_of: Files that were compared, or why none were.
         restarts_left: Restarts that the job still has; None if that is not known.
-        trouble: Why nothing came back; empty if something did.
-        stopped: Whether it was not waited for to the end: the user has stopped the command.
+        trouble: Reason why nothing came back; empty if something did.
+        stopped: True if it was not waited for to the end: the user has stopped the command.
     """
 
     number: int
@@ -57,7 +57,7 @@ class KillOutcome:
 
     @property
     def fault(self) -> str:
-        """What did not come back, in words; empty if all did, or that was not waited for."""
+        """Description of what did not come back; empty if all did, or if nobody waited for it."""
         if self.trouble or self.stopped:
             return self.trouble
         if self.resumed is None:
@@ -68,7 +68,7 @@ class KillOutcome:
 
     @property
     def came_back(self) -> bool:
-        """Whether the job went on from the newest checkpoint, with its bytes."""
+        """True if the job went on from the newest checkpoint, with its bytes."""
         return self.seconds is not None and not self.fault
 
     def _held(self) -> str:
@@ -85,9 +85,9 @@ class ChaosSummary:
 
     Attributes:
         kills: Their outcomes.
-        ended: Why there were no more, in words.
-        job: How the job has ended; empty if it runs on.
-        seconds: How long it took.
+        ended: Reason why there were no more, in words.
+        job: End of the job; empty if it runs on.
+        seconds: Duration of the run.
     """
 
     kills: Sequence[KillOutcome]
@@ -97,7 +97,7 @@ class ChaosSummary:
 
     @property
     def faults(self) -> list[str]:
-        """What did not come back, by kill; and an end of the job that was no success."""
+        """Return what did not come back, by kill, and an end of the job that was no success."""
         found = [f"kill {kill.number}: {kill.fault}" for kill in self.kills if kill.fault]
         if self.job and self.job != "succeeded":
             found.append(f"the job has ended: {self.job}")
@@ -107,5 +107,5 @@ class ChaosSummary:
 
     @property
     def tiers(self) -> Counter[str]:
-        """How often each tier, or tiers, served a resume."""
+        """Count the resumes that each tier, or combination of tiers, served."""
         return Counter(" and ".join(kill.tiers) for kill in self.kills if kill.tiers)

@@ -57,7 +57,7 @@ class RunningJob:
         shm_dir: The tmpfs that holds arenas.
         agents: Its agents on this host; one, unless a test has several nodes on it.
         nodes: The nodes of its round.
-        events: What its agents have recorded.
+        events: Events that its agents have recorded.
     """
 
     location: str

@@ -163,7 +163,7 @@ def _values(baseline: Path | None) -> dict[str, float]:
 
 
 def _failures(directory: str, deadline: float) -> dict[str, int] | None:
-    """How often this host has failed in the job of a directory; None if that has no event log."""
+    """Return the numbers of failures of this host in the job of a directory; None if that has no event log."""
     if not directory:
         return None
     with CheckProcess(deadline) as process:

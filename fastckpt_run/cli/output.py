@@ -115,7 +115,7 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """While this lasts, signals that would end the process at once have it remove first what it has not finished."""
+    """Have signals that would end the process at once remove first what it has not finished."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)

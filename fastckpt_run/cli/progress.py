@@ -67,7 +67,7 @@ def _terminal() -> int | None:
 
 @dataclass(eq=False)
 class WorkStage:
-    """What is being done, and how far it is: written by the work, read by the thread that draws."""
+    """Progress of the work: the work writes it, and the thread that draws reads it."""
 
     deed: str
     total: int
@@ -86,7 +86,9 @@ class TerminalOutput:
         return os.get_terminal_size(self._descriptor).columns or UNKNOWN_WIDTH
 
     def is_ready(self) -> bool:
-        """Whether it takes a line at once: it is not stopped (Ctrl-S), and is not another job's meanwhile (``&``).
+        """Return whether the terminal takes a line at once.
+
+        It does not while it is stopped (Ctrl-S), or while another job has it (``&``).
 
         Raises OSError if it is gone.
         """

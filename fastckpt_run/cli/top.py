@@ -72,7 +72,7 @@ def top(where: str, once: bool) -> CommandOutput:
 
 
 def is_page(where: str) -> bool:
-    """Whether this is a URL, not a directory."""
+    """Return whether this is a URL, not a directory."""
     return where.startswith(("http://", "https://"))
 
 
@@ -162,7 +162,7 @@ def _print(screen: Screen, document: Mapping[str, Any]) -> None:
 
 
 def _follow(url: str, document: dict[str, Any], directory: str) -> bool:
-    """Show the job until Ctrl-C, or its end; whether it answered last, or has ended as its log says."""
+    """Show the job until Ctrl-C, or its end; return whether it answered last, or has ended by its log."""
     from rich.console import Console
     from rich.live import Live
 
@@ -188,7 +188,7 @@ def _follow(url: str, document: dict[str, Any], directory: str) -> bool:
 
 
 def _outcome(directory: str) -> str:
-    """How the job has ended, by its event log; empty if that is not known."""
+    """Return the end of the job by its event log; empty if it is not known."""
     if not directory:
         return ""
     try:

@@ -4,14 +4,14 @@ import time
 from collections.abc import Collection
 
 LASTS = 10.0
-"""Seconds for which a member that answers is not heard, after which the two are apart."""
+"""Seconds without a message from a member that answers, after which the two are apart."""
 
 
 class ApartMembers:
-    """The members that one does not hear, though they answer it or others.
+    """The members that send nothing to this one, though they answer it or others.
 
     Attributes:
-        now: Those that are apart.
+        now: Members that are apart.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class ApartMembers:
         return forgotten
 
     def is_unheard(self, member: str) -> bool:
-        """Whether nothing has come from a member since it answered."""
+        """Return whether nothing has come from a member since it answered."""
         return member in self._since
 
     def answers(self, member: str, heard: float) -> bool:
-        """Note that a member answers which was ``heard`` last at that time; whether it is apart from now on."""
+        """Note that a member answers whose last message came at ``heard``; return whether it is apart from now on."""
         now = time.monotonic()
         is_apart = now - self._since.setdefault(member, min(now, heard)) > LASTS
         is_new = is_apart and member not in self.now

@@ -21,7 +21,7 @@ class ForgedMessage(ProtocolError):
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a connection is for, as its first message says.
+    """Purpose of a connection, given in its first message.
 
     Attributes:
         kind: Such as "watch".

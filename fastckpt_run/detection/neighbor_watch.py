@@ -31,7 +31,7 @@ SILENCE = 0.75
 HEARSAY = 0.6
 """Part of the time to refute a suspicion in which another member probes the one that is suspected."""
 CERTAIN = (State.FROZEN, State.GONE, State.STARVED)
-"""What one probe may find of a member that others do not reach, in the order in which it counts."""
+"""Findings of one probe that count for a member that others do not reach, in the order in which they count."""
 PATIENCE = 4.0
 """Times the timeout that a member may be silent while its host's kernel accepts connections: it may lack a core."""
 TICK = 0.1
@@ -56,23 +56,24 @@ class NeighborWatch:
     """Watches the other agents of a job, in a thread of its own, and has them watch this one.
 
     A member sends heartbeats to those that follow it. One that closes its connection, or is silent, is suspected: its
-    follower and three others probe it by new connections, and if it answers none of them until the timeout, it is
-    reported to all members, each of which passes that on once. One that answers, but from which nothing comes, is
-    apart from this member: the link between the two is dead, or drops large packets.
+    follower and three others probe it by new connections. If it answers none of them until the timeout, it is reported
+    to all members, each of which passes that on once. One that answers, but from which nothing comes, is apart from
+    this member: the link between the two is dead, or drops large packets.
 
     Args:
         secret: Of the job; who does not know it is refused.
         own_id: The id of this member.
         on_lost: Called once for each loss with the ids of the members and the reason, in the watch's thread: it must
-            not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason the members are
-            those that this node does not reach, with `APART` those that answer and are not heard, until `TOGETHER`
-            says that they are heard again, or not watched any more; no other member is told.
+            not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason, the members are
+            those that this node does not reach. With `APART`, they answer, but nothing comes from them; `TOGETHER`
+            reports that this has ended, or that they are not watched any more. These two reasons are not reported to
+            other members.
         timeout: Seconds from a member's last sign of life to the report.
         listener: A socket that listens; see `listener.listen`.
-        is_stopped: Whether the agent that this member stands for is stopped by a signal, and so no member now.
+        is_stopped: Returns whether the agent that this member stands for is stopped by a signal, and so no member now.
 
     Attributes:
-        address: Where this member is watched, as ``host:port``.
+        address: Address at which this member is watched, as ``host:port``.
         sent: Messages that this member has sent.
     """
 
@@ -225,7 +226,7 @@ class NeighborWatch:
                     await self._send(link, {STATE: state})
 
     async def _serve_follower(self, link: AuthenticatedLink, follower: str) -> None:
-        """Send heartbeats over the newest connection of a follower: the end of one that is stuck is never heard."""
+        """Send heartbeats over the newest connection of a follower: the end of a stuck one is never reported."""
         if before := self._served.get(follower):
             before.close()
         self._served[follower] = link
@@ -265,7 +266,7 @@ class NeighborWatch:
             await asyncio.sleep(TICK)
             last, before = time.monotonic(), last
             if (late := last - before - TICK) > STALL:
-                # This process did not run, or this thread: it could not hear anybody.
+                # This process did not run, or this thread: it could receive nothing.
                 self._stalls += 1
                 self._heard = {member: min(last, heard + late) for member, heard in self._heard.items()}
             for member in [*self._following]:
@@ -294,10 +295,10 @@ class NeighborWatch:
         if member in self._gone or self._is_isolated:
             return
         if member not in self._reached:  # behind a firewall silence means nothing
-            logger.warning("node %s %s: it cannot be watched, as it was not reached once", member, why)
+            logger.warning("node %s %s: it was never reached, so it cannot be watched", member, why)
             self._heard[member] = math.inf
             return
-        if stalls != self._stalls:  # this process may not have heard the answers
+        if stalls != self._stalls:  # this process may not have received the answers
             self._heard[member] = time.monotonic()
             return
         results = [task.result() for task in tasks]
@@ -314,14 +315,14 @@ class NeighborWatch:
         self._report(member, f"it {why}; {state}")
 
     def _answers(self, member: str, why: str) -> None:
-        """Take note that a member which is not heard answers this one, or another."""
+        """Note that a member from which nothing came answers this one, or another."""
         heard = self._heard[member]
         if self._apart.answers(member, heard):
             self._on_lost([member], APART)
         elif member not in self._apart.now:
             logger.info("node %s %s, but answers: it is not lost", member, why)
         self._heard[member] = time.monotonic()
-        # A connection that is stuck would be heard long after the link is mended.
+        # A stuck connection would deliver messages long after the link is mended.
         if member in self._following and time.monotonic() - heard >= self._silence:
             self._following.pop(member).cancel()
             self._follow_next()
@@ -349,7 +350,7 @@ class NeighborWatch:
 
 
 async def _one_answers(probes: Sequence["asyncio.Task[State | None]"]) -> bool:
-    """Whether one of these finds that a member answers; the others are given up then."""
+    """Return whether one of these probes finds that a member answers; the others are given up then."""
     try:
         for probe in asyncio.as_completed(probes):
             if await probe is State.ALIVE:

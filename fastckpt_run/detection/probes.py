@@ -15,7 +15,7 @@ link is down is lost, and the kernel sends it again only after a second."""
 
 
 class State(StrEnum):
-    """What a probe has found."""
+    """Finding of a probe."""
 
     ALIVE = "the agent answers"
     GONE = "its process is gone, and its host answers"
@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 STATE, MEMBER = "state", "member"
-"""Names of what a member that is probed says of its agent, and of the member that another one is asked to probe."""
+"""Names of a probed member's report on its agent, and of the member that another one is asked to probe."""
 
 
 async def state_of(address: str, secret: bytes, own_id: str, member: str, seconds: float) -> State:
@@ -42,7 +42,7 @@ async def state_of(address: str, secret: bytes, own_id: str, member: str, second
 
 
 async def state_by(address: str, helper: str, secret: bytes, own_id: str, member: str, seconds: float) -> State | None:
-    """What another member, the ``helper`` at ``address``, finds when it probes one; None if that does not answer."""
+    """Return the finding of another member, the ``helper`` at ``address``, that probes one; None without answer."""
     try:
         async with asyncio.timeout(seconds):
             link = await AuthenticatedLink.open(address, secret, Purpose(ASK, own_id, helper))

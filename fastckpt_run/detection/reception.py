@@ -20,7 +20,7 @@ MOST_LOGGED = 16
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where others reach a socket that listens, as ``host:port``."""
+    """Return the address at which others reach a socket that listens, as ``host:port``."""
     host, port = listener.getsockname()[:2]
     return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
 
@@ -35,7 +35,7 @@ class Reception:
         listener: A socket that listens; see `listener.listen`.
 
     Attributes:
-        address: Where others reach this member, as ``host:port``.
+        address: Address at which others reach this member, as ``host:port``.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Reception:
         """Log once for each host that a message was refused."""
         if host not in self._refused and len(self._refused) < MOST_LOGGED:
             self._refused.add(host)
-            logger.warning("refused a message from %s: %s; more from there are not logged", host, error)
+            logger.warning("refused a message from %s: %s; later refusals of that host are not logged", host, error)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._receive(reader, writer))

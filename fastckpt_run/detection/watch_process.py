@@ -38,7 +38,7 @@ class WatchProcess:
     The agent holds the socket at which the process listens: while that starts again, the kernel accepts connections.
 
     Attributes:
-        address: Where this agent is watched, as ``host:port``.
+        address: Address at which this agent is watched, as ``host:port``.
         pid: Of the process.
     """
 
@@ -65,7 +65,7 @@ class WatchProcess:
             self._send(watch=self._members)
 
     def answering(self, ids: Collection[str], seconds: float = 2.0) -> frozenset[str]:
-        """Those of some members that are not found to be silent: they answer a probe, or the process was too slow."""
+        """Return the members that are not found to be silent: they answer a probe, or the process was too slow."""
         known = {id for id, _ in self._members} & {*ids}
         with self._answered:
             for id in known:
@@ -109,7 +109,7 @@ class WatchProcess:
             self._socket.sendall(json.dumps(fields).encode() + b"\n")
 
     def _serve(self) -> None:
-        """Take what the process says, and start it again when it ends."""
+        """Handle the messages of the process, and start it again when it ends."""
         while True:
             began = time.monotonic()
             with self._socket, self._socket.makefile("rb") as lines, suppress(ConnectionResetError):

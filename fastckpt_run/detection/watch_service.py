@@ -54,7 +54,7 @@ class AgentChannel(logging.Handler):
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal."""
+    """Return whether a process is stopped by a signal."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (OSError, IndexError):

@@ -33,7 +33,7 @@ class Diagnosis:
     remedy: str = ""
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object, without secrets."""
+        """Return a JSON object, without secrets."""
         return asdict(self) | {
             "state": str(self.state),
             "found": without_secrets(self.found),
@@ -42,18 +42,18 @@ class Diagnosis:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """What `to_record` gave."""
+        """Read what `to_record` gave."""
         return cls(record["name"], Severity(record["state"]), record["found"], record["remedy"])
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at.
+    """Subject of the checks: a directory, a rendezvous, and the settings of a job.
 
     Attributes:
         directory: A checkpoint directory, a path or URL; empty for none.
-        endpoints: Those of a rendezvous, as --rdzv-endpoint has them; empty for none.
-        settings: Those of the job, as variables of the environment.
+        endpoints: Endpoints of a rendezvous, as --rdzv-endpoint has them; empty for none.
+        settings: Settings of the job, as variables of the environment.
         nodes: Nodes of the launch, if that is known; 0 if not.
         ranks: Ranks on each of them; 0 if that is not known.
     """

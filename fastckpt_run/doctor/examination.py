@@ -25,7 +25,10 @@ def examine(subject: Subject, deadline: float) -> list[Diagnosis]:
 
 
 def of_directory(process: CheckProcess, subject: Subject, *, storage: bool = True) -> list[Diagnosis]:
-    """What is found on a checkpoint directory, or without one on memory; of one that does not answer, that alone."""
+    """Return the findings on a checkpoint directory, or without one those on memory.
+
+    For a directory that does not answer, that is the only finding.
+    """
     if not subject.directory:
         return list(run(process, catalogue.ARENAS, subject))
     of_storage = (catalogue.URL if is_url(subject.directory) else catalogue.PATH) if storage else ()

@@ -73,7 +73,7 @@ def clock(_: Subject) -> Iterator[Diagnosis]:
 
 
 def traces(_: Subject) -> Iterator[Diagnosis]:
-    """Who may trace processes. Stacks of hangs need no such right: workers write them by themselves."""
+    """Find out who may trace processes. Stacks of hangs need no such right: workers write them by themselves."""
     scope = _read(_PTRACE)
     who = _SCOPES.get(scope, "processes of this user") if scope else "processes of this user"
     yield ok("ptrace", f"{who} may trace a worker; stacks of hangs need no such right, py-spy and gdb do")
@@ -95,7 +95,7 @@ def _memory(node: Path) -> int:
 
 
 def _collapses() -> bool:
-    """Whether a large page can be had in shared memory without an option of its mount."""
+    """Return whether a large page can be had in shared memory without an option of its mount."""
     descriptor = os.memfd_create("fastckpt-doctor", os.MFD_CLOEXEC)
     try:
         os.pwrite(descriptor, bytes(HUGE), 0)

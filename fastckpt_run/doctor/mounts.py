@@ -19,7 +19,7 @@ class Mount:
 
 
 def mount_of(path: Path) -> Mount | None:
-    """The mount that a path is on; None where the kernel does not tell."""
+    """The mount that a path is on; None where the kernel does not report it."""
     real = os.path.realpath(path)
     found = [each for each in _mounts() if real == each.point or real.startswith(each.point.rstrip("/") + "/")]
     # Of several on one point the last covers the others.

@@ -71,7 +71,7 @@ def endpoints(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def secret(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether the agents of the job share one, which is never shown."""
+    """Check that the agents of the job share a secret, which is never shown."""
     given = secret_of(subject.job)
     if given:
         where = subject.job.secret_file or SECRET_VARIABLE

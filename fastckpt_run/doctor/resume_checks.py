@@ -18,7 +18,7 @@ _MOST = 8
 
 
 def resume(subject: Subject) -> Iterator[Diagnosis]:
-    """What would be resumed, why nothing else, by the command `fastckpt which`."""
+    """Find the checkpoint that would be resumed, and why no other, by the command `fastckpt which`."""
     if _is_missing(subject):
         yield ok("resume", "nothing: a launch starts fresh, and makes the directory")
         return
@@ -40,7 +40,7 @@ def resume(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def memory_needed(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether the slots of this node fit, by the command `fastckpt plan`."""
+    """Check that the slots of this node fit, by the command `fastckpt plan`."""
     name, settings = "memory needed", subject.job
     inventory = None if _is_missing(subject) else take(subject.directory, settings.arenas)
     if inventory is None or not inventory.whole:

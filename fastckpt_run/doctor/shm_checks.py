@@ -18,7 +18,7 @@ _WRITTEN = 1 << 20
 
 
 def shared_memory(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether there is a directory for arenas, of the kind that the settings ask for."""
+    """Check that there is a directory for arenas, of the kind that the settings ask for."""
     directory = place(subject.job)  # the launcher's own refusal
     mount = mount_of(directory)
     found = f"{directory} is on {mount.kind} mounted at {mount.point}" if mount else f"{directory} is there"
@@ -34,7 +34,7 @@ def shared_memory(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def shared_memory_size(subject: Subject) -> Iterator[Diagnosis]:
-    """How much can be written there, by the tightest of all limits."""
+    """Find the bytes that can be written there, by the tightest of all limits."""
     directory = place(subject.job)
     status = os.statvfs(directory)
     size, found = status.f_blocks * status.f_frsize, unreserved(directory)
@@ -55,7 +55,7 @@ def shared_memory_size(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def shared_memory_writes(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether it keeps bytes and modes, by the check that `fastckpt check` makes."""
+    """Check that it keeps bytes and modes, by the check that `fastckpt check` makes."""
     directory = str(place(subject.job))
     result = check_shm("", directory, False, _WRITTEN)
     if result.verdict is Verdict.OK:

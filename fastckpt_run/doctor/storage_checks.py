@@ -33,7 +33,7 @@ _ELSEWHERE = "Choose a directory on a disk or a network file system (docker: -v;
 
 
 def directory(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether it is there, or can be made, and whether this user may write to it."""
+    """Check that the directory is there, or can be made, and that this user may write to it."""
     path = Path(as_path(subject.directory)).absolute()
     place = place_of(path)
     is_there = place == path
@@ -62,7 +62,7 @@ def directory(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def file_system(subject: Subject) -> Iterator[Diagnosis]:
-    """Of which kind it is."""
+    """Find the kind of the file system."""
     mount = mount_of(_place(subject))
     if mount is None:
         yield ok("file system", "the kernel does not tell of which kind it is")
@@ -100,7 +100,7 @@ def space(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def writes(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether it takes bytes, which a quota may refuse though there is room, and at which rate."""
+    """Check that it takes bytes, which a quota may refuse although there is space, and measure the rate."""
     place = _place(subject)
     status = os.statvfs(place)
     size = max(FULL, min(MOST_WRITTEN, status.f_bavail * status.f_frsize // 2))
@@ -122,7 +122,7 @@ def writes(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def direct_writes(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether files can be written past the page cache."""
+    """Check that files can be written past the page cache."""
     descriptor = open_nameless(_place(subject))
     try:
         takes = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
@@ -139,7 +139,7 @@ def direct_writes(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def names(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether a rename replaces a file, a name can be made only once, and both can be made durable."""
+    """Check that a rename replaces a file, that a name can be made only once, and that both can be made durable."""
     with _trial(_place(subject)) as folder:
         one, other = folder / "one", folder / "other"
         for path, data in ((one, b"new"), (other, b"old")):
@@ -164,7 +164,7 @@ def names(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def locks(subject: Subject) -> Iterator[Diagnosis]:
-    """Whether flock keeps others out."""
+    """Check that flock excludes others."""
     with _trial(_place(subject)) as folder:
         first, second = open_lock(folder / "lock"), open_lock(folder / "lock")
         try:

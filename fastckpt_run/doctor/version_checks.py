@@ -28,7 +28,7 @@ def python(_: Subject) -> Iterator[Diagnosis]:
 
 
 def packages(_: Subject) -> Iterator[Diagnosis]:
-    """Packages that are needed, by what this release says of itself."""
+    """Packages that are needed, by the metadata of this release."""
     try:
         needed = [Requirement(text) for text in requires(_OURS) or []]
     except PackageNotFoundError:

@@ -94,7 +94,7 @@ def _run_by(entrypoint: Any, arguments: Sequence[str]) -> str:
 
 
 def _start(settings: Settings, launch: ReadLaunch) -> str:
-    """How workers are started, as far as that is known."""
+    """Describe how workers are started, as far as that is known."""
     choice = settings.preload
     if is_off(choice):
         return "executed: --fast-no-preload"
@@ -106,7 +106,7 @@ def _start(settings: Settings, launch: ReadLaunch) -> str:
 
 
 def _without_secrets(arguments: Sequence[str]) -> Iterator[str]:
-    """Arguments of a script, but for values whose option says that they are secret."""
+    """Arguments of a script, but for values whose option marks them as secret."""
     is_secret = False
     for argument in arguments:
         option, equals, _ = argument.partition("=")

@@ -23,7 +23,7 @@ _ENDING = "Checkpointer"
 
 
 def known_directories(command: list[str], shm_dir: str) -> list[tuple[str, str]]:
-    """Each directory, and how it is known; nothing is said of a script that computes its directory.
+    """Each directory, and how it is known; there is none of a script that computes its directory.
 
     Args:
         command: The script, or -m and a module, and its arguments.

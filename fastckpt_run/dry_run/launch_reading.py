@@ -29,9 +29,9 @@ class ReadLaunch:
     """A launch, as it was understood.
 
     Attributes:
-        config: What torch would launch with.
-        spec: What the workers run.
-        is_ours: Whether the rendezvous is ours, and not one of torch's.
+        config: Configuration with which torch would launch.
+        spec: Specification of the workers.
+        is_ours: True if the rendezvous is ours, and not one of torch's.
     """
 
     config: LaunchConfig
@@ -79,7 +79,7 @@ def read_launch(command: CommandLine) -> ReadLaunch:
 
 
 def _read_by_torch(arguments: Namespace) -> tuple[LaunchConfig, Any, list[Any]]:
-    """What torch makes of its options."""
+    """Return torch's own reading of its options."""
     copy = Namespace(**vars(arguments))  # torch fills in what was left open
     if not (copy.log_dir and Path(copy.log_dir).is_file()):  # which is refused
         copy.log_dir = os.devnull  # any other directory would be made

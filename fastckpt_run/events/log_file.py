@@ -48,7 +48,7 @@ class EventLog:
         with self._wake:
             self._waiting.append(line)
             self._size += len(line)
-            # The oldest go first: what a job did last says more about its end.
+            # The oldest go first: the last events show more about its end.
             while self._size > WAITING:
                 self._size -= len(self._waiting.popleft())
                 self._lost += 1

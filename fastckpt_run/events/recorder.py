@@ -107,7 +107,9 @@ class EventRecorder:
         end = time.monotonic() + CLOSING
         for directory, log in self._logs.items():
             if not log.close(max(0.0, end - time.monotonic())):
-                logger.warning("%s has not all events of this job: storage does not take them", directory)
+                logger.warning(
+                    "the event log in %s is incomplete: storage did not take the last events in time", directory
+                )
 
     def _record(self, event: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
@@ -130,7 +132,7 @@ class EventRecorder:
 
     @property
     def _awaits_first_steps(self) -> bool:
-        """Whether a worker has yet to take its first step, which is recorded soon after."""
+        """True if a worker has yet to take its first step, which is recorded soon after."""
         return self._group is None or len(self._first) < len(self._group.workers)
 
     def _record_first_steps(self, ranks: list[Telemetry]) -> None:

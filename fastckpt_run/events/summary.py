@@ -58,7 +58,7 @@ def log_time(lines: Iterable[bytes]) -> None:
         found = report_on([parsed(Path(), lines)])
     # A fault of the report must not turn a job that succeeded into one that failed.
     except (ArithmeticError, LookupError, TypeError, ValueError):
-        logger.exception("where the time of this launch went is not known")
+        logger.exception("cannot compute the goodput of this launch")
         return
     if found.goodput is not None:
         logger.info("%s", "\n".join(_time(found)))

@@ -11,7 +11,7 @@ from fastckpt_run.script_analysis import parsed, source_of, statements
 
 _BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)(: |$)")
 _LIBRARY = re.compile(r"\.so\b")
-"""In an ImportError of a shared library, which another rank may be building just then."""
+"""Words of an ImportError of a shared library, which another rank may be building just then."""
 _NO_MODULE = re.compile(r"/.*: (No module named \S+|Error while finding module specification for .*)")
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 _REFUSED = re.compile(r"(\S.*: )?error: ", re.IGNORECASE)

@@ -27,7 +27,7 @@ _LOST_CONNECTION = re.compile(
     r"(RuntimeError|torch\.distributed\.\w+): .*"
     "(Connection (closed|reset) by peer|Broken pipe|remote process exited|ncclRemoteError|failed to recv, got 0 bytes)"
 )
-"""What exceptions of torch say that follow from the end of another rank: of gloo, NCCL and TCPStore."""
+"""Exceptions of torch that follow from the end of another rank: of gloo, NCCL and TCPStore."""
 CAUSE_PATIENCE, CAUSE_PATIENCE_OF_SEVERAL = 4.0, 1.0
 """Seconds for which a failure that is only a lost connection waits for its cause, on one node and on several: there it
 may be another's."""
@@ -50,7 +50,7 @@ class Cause:
 
     @property
     def is_lost_connection(self) -> bool:
-        """Whether it follows from the failure of another rank."""
+        """True if it follows from the failure of another rank."""
         return _LOST_CONNECTION.match(self.exception) is not None
 
 
@@ -64,10 +64,10 @@ def with_cause(
     """The deaths, and those that follow within some seconds, as long as all have only lost a connection.
 
     Args:
-        deaths: Those that were noticed.
-        watch: Where others are.
+        deaths: Deaths that were noticed.
+        watch: Watch of the other nodes.
         cause: Finds out why a worker died.
-        is_known: Whether another node has failed: then nothing is waited for.
+        is_known: Returns whether another node has failed: then nothing is waited for.
         patience: Seconds for which a better cause is waited for.
     """
     found, end = list(deaths), time.monotonic() + patience

@@ -68,7 +68,7 @@ class DeathWatch:
 
     @property
     def is_watching(self) -> bool:
-        """Whether some of the children are not known to have died."""
+        """True if some of the children are not known to have died."""
         return bool(self._selector.get_map())
 
     def wait(self, timeout: float) -> list[Death]:

@@ -71,7 +71,7 @@ class RestartNotice:
     The meter counts the steps that are repeated: the report will read the same events by the same code.
 
     Attributes:
-        newest: What befell the workers of this round, in words: how they failed, or that they have finished.
+        newest: End of the workers of this round, in words: their failure, or that they have finished.
     """
 
     def __init__(self, limit: int) -> None:
@@ -115,9 +115,9 @@ class RestartNotice:
 
         Args:
             culprits: By rank: exit code, and why.
-            left: How many restarts are left, before this one.
-            nodes: How many nodes the job has.
-            first: What another node did before, in words; empty if nothing of that is known.
+            left: Number of restarts left, before this one.
+            nodes: Number of nodes in the job.
+            first: Event on another node before, in words; empty if none is known.
         """
         self._log("but the workers failed again before they had loaded anything")
         after = max(0, left - 1)
@@ -217,7 +217,7 @@ class RestartNotice:
 
 
 def _is_killed(failures: Sequence[Failure]) -> bool:
-    """Whether somebody else has killed a worker: most often the kernel, for lack of memory."""
+    """Return whether something else has killed a worker: most often the kernel, for lack of memory."""
     return any(one.kind == "died" and one.exitcode == -signal.SIGKILL for one in failures)
 
 

@@ -42,7 +42,7 @@ class Restarts:
 
     Attributes:
         limit: The value of --max-restarts.
-        may_go_on: Whether the last failure came from outside of the script: another launch may get further.
+        may_go_on: True if the last failure came from outside of the script: another launch may get further.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Restarts:
 
         Args:
             settings: Of the job.
-            spec: What the workers run.
-            telemetry: How far they are, by checkpoint directory.
+            spec: Specification of the workers.
+            telemetry: Their progress, by checkpoint directory.
             last_words: With what traceback a pid ended, if that is known; else empty.
             hung: The pids that were killed for that.
         """
@@ -131,7 +131,7 @@ class Restarts:
         return Attempt(self._watched, stretches, max(map(_seconds, telemetry.values()), default=0.0), why=why)
 
     def _says_nothing(self, killed: Iterable[ProcessFailure]) -> bool:
-        """Return whether kills say nothing about the script: not those for a hang, or for want of memory."""
+        """Return whether kills prove nothing about the script: not those for a hang, or for lack of memory."""
         # Of the others, which lost their peer, some may have failed by an exception before they were stopped.
         return any(f.pid not in self._hung for f in killed) and killed_for_memory() == self._killed_for_memory
 

@@ -103,22 +103,25 @@ class HangWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another look: what waits for deaths wakes up more often."""
+        """True if it is time for another look.
+
+        The caller, which waits for deaths, wakes up more often.
+        """
         return time.monotonic() - self._looked >= 0.9 * self.interval
 
     @property
     def _has_begun(self) -> bool:
-        """Whether a worker of this node has done a step since it was started."""
+        """True if a worker of this node has done a step since it was started."""
         return any(line.steps > 0 for line in self._workers.lines().values())
 
     @property
     def is_told(self) -> bool:
-        """Whether it was reported that the workers do not go on."""
+        """True if it was reported that the workers do not go on."""
         return self._silences.told > 0.0
 
     @property
     def is_stuck(self) -> bool:
-        """Whether workers that end did not go on, as was reported, or came to no step, as those before them."""
+        """True if the workers that end did not go on, as was reported, or came to no step, like those before them."""
         return self.is_told or bool(self.killed) or (self._in_vain > 0 and not self._has_begun)
 
     def end_hang(self, *, may_restart: bool) -> bool:
@@ -127,7 +130,7 @@ class HangWatch:
         It takes some seconds to collect the workers' stacks, and those of other nodes.
 
         Args:
-            may_restart: Whether there would be a restart, so that an error can be made good.
+            may_restart: True if there would be a restart, so that an error can be made good.
         """
         hang = self._look(may_restart=may_restart)
         if hang is None:
@@ -209,7 +212,9 @@ class HangWatch:
         """Note that workers whose silence was reported go on."""
         spoken = max([line.beat / 1e9 for line in lines.values()], default=0.0)
         if self._silences.told and spoken > self._silences.at:
-            logger.warning("the workers go on, after %.0f s", self._silences.told + spoken - self._silences.at)
+            logger.warning(
+                "the workers go on, after %.0f s of silence", self._silences.told + spoken - self._silences.at
+            )
             self._silences.gone_on()
 
     def _inspect(
@@ -229,7 +234,7 @@ class HangWatch:
             self._reset_silence()
             return None
         if (spoke := workers.spoke(lines, sights)).issuperset(ranks):
-            logger.info("workers that were silent went on while they were asked for their stacks")
+            logger.info("silent workers went on while their stacks were collected")
             return None
         lately = max(sights[rank].own for rank in ranks) / 2
         spoke |= {rank for rank, sight in sights.items() if sight.own < lately and rank not in ranks}
@@ -247,14 +252,14 @@ class HangWatch:
                 return None
             idle, groups = idle if math.isinf(idle) else min(idle, found.idle), found.groups
             if workers.spoke(lines, sights).issuperset(ranks):
-                logger.info("workers that were silent went on while those of other nodes were asked for their stacks")
+                logger.info("silent workers went on while the stacks of other nodes were collected")
                 return None
         blamed, reason = blamed_here(witnesses, workers.ranks, groups, sees_all=workers.sees_all)
         hang = Hang(blamed, reason, sights, witnesses, look, groups, time.monotonic() - began)
         return replace(hang, spared=self._why_spared(hang, idle, allowed))
 
     def _why_spared(self, hang: Hang, idle: float, allowed: Limits) -> str:
-        """Why workers that hang are not killed, since that may be sound; empty if it cannot be."""
+        """Return why workers that hang are not killed, since the wait may be sound; empty if it cannot be."""
         lines = hang.look.lines.values()
         is_for_good = hang.groups is not None and hang.groups.is_for_good and any(line.patience for line in lines)
         if self._setting != "auto" or is_for_good:
@@ -276,12 +281,10 @@ class HangWatch:
         try:
             found = exchange.collect(self._host, silent, lately)
         except (FastckptError, OSError) as error:
-            logger.warning("the stacks of other nodes are not known, as the first node gives no answer: %s", error)
+            logger.warning("cannot get the stacks of other nodes from the first node: %s", error)
             return Collected(None)
         if found.occupied:
-            logger.info(
-                "workers are silent, but those on %s may hold them up in good health", ", ".join(found.occupied)
-            )
+            logger.info("workers are silent, but may wait for workers on %s, which are busy", ", ".join(found.occupied))
         return found
 
     def _report(self) -> NodeReport:

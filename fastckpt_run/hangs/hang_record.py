@@ -22,9 +22,9 @@ class Hang:
     """A hang: the ranks to blame, and the states of all workers of the node, by local rank.
 
     Attributes:
-        groups: Of the ranks of all nodes; None if other nodes were not heard.
+        groups: Of the ranks of all nodes; None if other nodes did not answer.
         asked: Seconds that the exchange with them took.
-        spared: Why nobody is killed, since they may wait in good health; empty if the culprits are.
+        spared: Reason why nobody is killed, since the wait may be sound; empty if the culprits are killed.
     """
 
     culprits: tuple[int, ...]
@@ -38,7 +38,7 @@ class Hang:
 
     @property
     def places(self) -> frozenset[str]:
-        """Where those to blame are; of all nodes, if these were heard."""
+        """Places of the ranks that hold the others up; of all nodes, if these have answered."""
         return self.groups.places if self.groups else frozenset(self.witnesses[rank].place for rank in self.culprits)
 
     @property
@@ -88,9 +88,9 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
 
 
 def log_external(look: CloseLook, workers: NodeWorkers, told: Mapping[int, int]) -> None:
-    """Log what holds workers up that is not theirs, of each rank once since its last report, which ``told`` has."""
+    """Log what holds workers up from outside, once for each rank since its last report, which ``told`` has."""
     if look.is_debugged:
-        logger.info("workers that are silent are being debugged")
+        logger.info("a debugger holds silent workers")
     for rank, output in look.unread.items():
         if told.get(rank) != look.lines.get(rank, Telemetry()).beat:
             logger.warning("rank %d waits: nobody reads its output (%s)", workers.ranks[rank], output)

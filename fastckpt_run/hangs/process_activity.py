@@ -30,10 +30,11 @@ def state_of(pid: int) -> str:
 
 
 def unread_output(pid: int) -> str:
-    """What a process waits to write to since nobody reads it, such as ``/dev/pts/0``; empty if it does not.
+    """Return the file that a process waits to write to because nobody reads it, such as ``/dev/pts/0``; empty for none.
 
     That is its standard output or error, by whatever descriptor, if it is a pipe, a socket or a terminal; the kernel
-    tells it to who may trace the process (ptrace(2), PTRACE_MODE_ATTACH), as the process that has started it may.
+    shows it to those that may trace the process (ptrace(2), PTRACE_MODE_ATTACH), as the process that has started it
+    may.
     """
     process = _PROC / str(pid)
     for thread in _numbered(process / "task"):

@@ -9,14 +9,14 @@ from fastckpt._core.policy.stack_groups import Frame
 _LOOKS = 3
 """Looks at equal stacks after which workers count as waiting."""
 _LATER = 1.25
-"""So many times longer they are silent at each look than at the one before."""
+"""Factor by which workers are silent for longer at each look than at the one before."""
 
 Stacks = Mapping[int, tuple[Frame, ...]]
 """The frames of each worker's main thread."""
 
 
 class Stillness:
-    """For how long workers have been at the same places while they use the processor: who waits over NCCL spins."""
+    """Times for which workers have been at the same places while they use the processor: a wait over NCCL spins."""
 
     def __init__(self) -> None:
         self.begin()
@@ -47,11 +47,11 @@ class Stillness:
 
 
 class Silences:
-    """What was told of silent workers since they were started, and where those before them were.
+    """Reports on silent workers since they were started, and the places of those before them.
 
     Attributes:
         told: Seconds of silence at the last report; 0 if there was none since they went on.
-        at: When that was, by the monotonic clock.
+        at: Time of that report, by the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Silences:
         self.end()
 
     def is_due(self, silent: float, limits: int) -> bool:
-        """Whether to look closely at workers that are ``silent`` for some seconds, beyond so many of their limits."""
+        """Return whether workers need a close look: they are ``silent`` for so long, beyond so many of their limits."""
         return silent >= 2 * self.told or limits > self._spared
 
     def note(self, silent: float, places: Collection[str], lines: Collection[Telemetry], spared: int = 0) -> None:
@@ -83,12 +83,12 @@ class Silences:
         self._where = frozenset(places), _newest(lines)
 
     def is_again(self, places: Collection[str], lines: Collection[Telemetry]) -> bool:
-        """Whether those before were silent at the same places when they ended, and these have come no further."""
+        """Return whether the workers before ended silent at the same places, and these have come no further."""
         before, step = self._before
         is_known = bool(before) and "" not in before
         return is_known and before == frozenset(places) and step >= _newest(lines)
 
 
 def _newest(lines: Collection[Telemetry]) -> int:
-    """How far workers have come: the newest step that one has named, and those that it has done since."""
+    """Return the progress of workers: the newest step that one has named, and the steps that it has done since."""
     return max([line.step + line.steps - line.named for line in lines], default=-1)

@@ -19,11 +19,11 @@ from fastckpt_run.watch.node_channel import Body, NodeChannel
 logger = logging.getLogger("fastckpt.launcher")
 
 HANG, STACKS, FOUND = "hang", "hang stacks", "hang found"
-"""What is asked: the groups, of the first node; the stacks of its workers, of each; nothing, when each is told."""
+"""Messages: to the first node, for the groups; to each node, for the stacks of its workers; to each, the finding."""
 ALL_IDLE, IDLE = "hang all idle", "hang idle"
-"""And for how long nobody has done anything: on any node, and on one."""
+"""Names of the seconds for which nobody has done anything: on any node, and on one."""
 IDLE_TIMEOUT = 2.0
-"""Seconds that nodes have to say so: what one has not said is 0."""
+"""Seconds that nodes have to report their activity; 0 counts for one that has not."""
 IDLE_SHARED = 5.0
 """Seconds for which that answers others."""
 NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
@@ -47,11 +47,11 @@ class NodeReport:
     Attributes:
         host: Its name.
         age: Seconds since its workers were started.
-        is_occupied: Whether one of them does something that others may wait for: it keeps to the limit of its phase, or
+        is_occupied: True if one of them does something that others may wait for: it keeps to the limit of its phase, or
             is being debugged.
         idle: Seconds for which none of them has done anything.
-        world: How many ranks the job has.
-        ranks: Those of this node, each with the seconds for which it is silent; infinite if it never reported.
+        world: Number of ranks in the job.
+        ranks: Ranks of this node, each with the seconds for which it is silent; infinite if it never reported.
     """
 
     host: str
@@ -62,7 +62,7 @@ class NodeReport:
     ranks: Sequence[tuple[CaughtRank, float]]
 
     def to_json(self) -> Body:
-        """What `of_json` reads."""
+        """Return the stacks in the form that `of_json` reads."""
         stacks: dict[tuple[str, ...], int] = {}
         ranks = []
         for each, silent in self.ranks:
@@ -116,7 +116,7 @@ class Collected:
 
     Attributes:
         groups: Of all ranks; None if workers of other nodes are occupied, so that these may wait for them.
-        occupied: Where these are.
+        occupied: Hosts of these workers.
         idle: Seconds for which nobody on any node has done anything; 0 if one has not answered.
     """
 
@@ -159,7 +159,7 @@ class StackExchange:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the round has."""
+        """Number of nodes in the round."""
         return self._channel.nodes
 
     def collect(self, host: str, silent: float, lately: float) -> Collected:
@@ -185,7 +185,7 @@ class StackExchange:
         return Collected(groups, occupied, _seconds(answer.get("idle")))
 
     def idle(self) -> float:
-        """Seconds for which nobody on any node has done anything, as the first one has heard; 0 without its answer."""
+        """Seconds for which nobody on any node has done anything, by the first one's reports; 0 without its answer."""
         try:
             return _seconds(self._channel.ask(0, ALL_IDLE, {}, REACH, reach=REACH).get("idle"))
         except (OSError, FastckptError):
@@ -195,7 +195,7 @@ class StackExchange:
 
     def _answer_groups(self, sender: int, body: Body) -> Body:
         host, silent, lately = str(body["host"]), float(body["silent"]), float(body["lately"])
-        self._askers.add(sender)  # before the wait: who is answered in the end need not be told
+        self._askers.add(sender)  # before the wait: a node that gets an answer in the end needs no message
         if not self._lock.acquire(timeout=TIMEOUT):
             raise ProtocolError("the stacks of all nodes are still being collected")
         try:
@@ -213,7 +213,7 @@ class StackExchange:
             self._askers.discard(sender)
 
     def _collect(self, host: str, lately: float) -> Body:
-        # 1. all nodes at once   2. those of another round are left out   3. groups   4. tell those that have not asked
+        # 1. all nodes at once   2. those of another round are left out   3. groups   4. send these to all others
         reports = self._reports(lately)
         if occupied := [report.host for report in reports.values() if report.is_occupied]:
             return {"occupied": occupied, "idle": 0.0, "groups": None}
@@ -260,7 +260,7 @@ class StackExchange:
 
 
 def _seconds(found: object) -> float:
-    """What another agent has sent, as seconds; 0 if it is nothing of the kind."""
+    """Return a value that another agent has sent, as seconds; 0 if it is no positive number."""
     return float(found) if isinstance(found, int | float) and found > 0 else 0.0
 
 

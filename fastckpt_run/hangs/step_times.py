@@ -71,7 +71,7 @@ class Waits:
         self._clock += seconds
 
     def of(self, rank: int, beat: int) -> float:
-        """For how long a rank may have waited since it reported at ``beat``."""
+        """Return the seconds for which a rank may have waited since it reported at ``beat``."""
         if self._shown.get(rank, (-1, 0.0))[0] != beat:
             self._shown[rank] = (beat, self._clock)
         return self._clock - self._shown[rank][1]

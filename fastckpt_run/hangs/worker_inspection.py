@@ -35,7 +35,7 @@ _SHORT = 0.25
 _BUSY = 0.2
 """Share of a processor from which on a worker computes, though its stack is in a wait."""
 NOTHING = Telemetry(pid=-1)
-"""Of a worker that has not reported since it was started."""
+"""Telemetry of a worker that has not reported since it was started."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class CloseLook:
         lines: Their telemetry before they were asked for their stacks.
         states: In the kernel: a letter as in /proc/PID/stat; empty for one that has exited.
         stacks: Of those that could be asked.
-        waiting: Those in a function in which ranks wait for each other, without computing there.
+        waiting: Ranks in a function in which ranks wait for each other, without computing there.
         idle: For how many seconds each has done nothing.
-        is_debugged: Whether a debugger is attached to one, or one is at a prompt; then nothing else may be known.
-        unread: Those that wait to write, and what nobody reads.
+        is_debugged: True if a debugger is attached to one, or one is at a prompt; then nothing else may be known.
+        unread: Ranks that wait to write, each with the file that nobody reads.
     """
 
     lines: Lines
@@ -62,11 +62,11 @@ class CloseLook:
 
     @property
     def is_external(self) -> bool:
-        """Whether what holds workers up is not theirs: a debugger, or that nobody reads what they print."""
+        """True if something outside the workers holds them up: a debugger, or nobody reads their output."""
         return self.is_debugged or bool(self.unread)
 
     def witness(self, rank: int, *, goes_on: bool) -> Witness:
-        """What is known of a local rank, which ``goes_on`` if it has reported lately."""
+        """Return the facts on a local rank, which ``goes_on`` if it has reported lately."""
         line, stack = self.lines.get(rank, NOTHING), self.stacks.get(rank, Stacks())
         has_left, place = not (line.pid and self.states[rank]), str(stack.innermost or "")
         waits, idle = rank in self.waiting, self.idle.get(rank, 0.0)
@@ -93,8 +93,8 @@ class NodeWorkers:
 
     Attributes:
         pids: By local rank; and ``ranks``, those in the job.
-        world_size: How many ranks the job has.
-        started: When they were, by the monotonic clock.
+        world_size: Number of ranks in the job.
+        started: Time of their start, by the monotonic clock.
         awake: Silence counts from then on: before, the machine may have been suspended, this process included.
         waits: For how long each may have waited for others.
         known: Ranks that have a checkpointer, or are to have one soon.
@@ -120,11 +120,14 @@ class NodeWorkers:
 
     @property
     def sees_all(self) -> bool:
-        """Whether these are all ranks of the job: with several nodes the one that others wait for may be elsewhere."""
+        """True if these are all ranks of the job.
+
+        With several nodes, the rank that others wait for may be elsewhere.
+        """
         return len(self.pids) == self.world_size
 
     def is_alive(self, rank: int) -> bool:
-        """Whether the process of a local rank runs."""
+        """Return whether the process of a local rank runs."""
         return self._processes[rank].is_alive()
 
     def runs(self, rank: int, speaker: int) -> bool:
@@ -158,7 +161,7 @@ class NodeWorkers:
         return found
 
     def spoke(self, before: Lines, ranks: Collection[int]) -> set[int]:
-        """Those of ``ranks`` that have reported since."""
+        """Return those of ``ranks`` that have reported since."""
         now = self.lines()
         return {rank for rank in ranks if now.get(rank, NOTHING).beat > before.get(rank, NOTHING).beat}
 
@@ -187,7 +190,7 @@ class NodeWorkers:
             now: By the monotonic clock.
             lines: Their telemetry.
             allowed: Seconds of silence before their stacks are taken.
-            may_look: Whether these may be taken.
+            may_look: True if these may be taken.
         """
         spoken = max([self.awake, *(line.beat / 1e9 for line in lines.values())]) if lines else now
         idle = self._activity.idle(now, spoken)

@@ -18,7 +18,7 @@ class KeyValueStore(Protocol):
         """Set a value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values."""
+        """Return whether all keys have values."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of keys that have one."""
@@ -49,7 +49,7 @@ class Board:
     Args:
         store: Has them.
         prefix: Begins the keys of this check, and of no other one.
-        is_over: Whether there is nothing to wait for any more: the round has ended.
+        is_over: Returns whether there is nothing to wait for any more: the round has ended.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, is_over: Callable[[], bool] = lambda: False) -> None:

@@ -75,7 +75,7 @@ def _check(what: str) -> Callable[..., Any]:
 
 
 def _failures(directory: str, host: str) -> dict[str, int]:
-    """How often a host has failed in the job of a directory, and all; empty if it has no event log."""
+    """Count the failures of a host, and of all, in the job of a directory; empty if it has no event log."""
     from fastckpt._core.report.events import find, read
     from fastckpt._core.report.report import report
 

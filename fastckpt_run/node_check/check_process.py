@@ -65,7 +65,7 @@ class CheckProcess:
         return answer if isinstance(answer, CheckResult) else CheckResult.from_record(answer)
 
     def failures(self, directory: str, host: str) -> dict[str, int] | None:
-        """How often a host has failed in the job of a directory (``own``), and all hosts (``all``); None if not known.
+        """Count the failures in the job of a directory: of a host (``own``), of all (``all``); None if not known.
 
         Asked here, since a directory may be on storage that hangs.
         """

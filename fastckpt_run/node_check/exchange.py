@@ -20,7 +20,7 @@ _STEPS, _STEP = (1, 4, 16), 2.0
 """Blocks of the exchanges before the one that is measured, and seconds that each may take. A slow link is filled for a
 moment only: a node's signs of life take the same way."""
 _SECONDS = 0.3
-"""How long the measured exchange shall take."""
+"""Duration of the measured exchange."""
 
 
 class ExchangeFailed(FastckptError):
@@ -29,7 +29,7 @@ class ExchangeFailed(FastckptError):
 
 @cache
 def _pattern() -> bytes:
-    """What is sent: the same on all nodes, and nothing that a network could compress."""
+    """Return the bytes to send: the same on all nodes, and not compressible by a network."""
     return hashlib.shake_256(b"fastckpt node check").digest(_BLOCK)
 
 

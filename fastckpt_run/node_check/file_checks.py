@@ -14,7 +14,7 @@ from fastckpt._core.policy.node_check import CheckResult, Verdict
 
 _BLOCK = 1 << 20
 _NO_TMPFILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT)
-"""What a file system or a kernel answers that has no files without a name."""
+"""Errors of a file system or a kernel that has no files without a name."""
 
 
 def check_shm(name: str, directory: str, in_memory: bool, size: int) -> CheckResult:
@@ -23,7 +23,7 @@ def check_shm(name: str, directory: str, in_memory: bool, size: int) -> CheckRes
     Args:
         name: The name of the result, whose value is the room in MB.
         directory: The directory.
-        in_memory: Whether it has to be on a tmpfs.
+        in_memory: True if it has to be on a tmpfs.
         size: Bytes that are written, if there is room for them.
     """
     place = Path(directory)
@@ -56,7 +56,7 @@ def check_disk(name: str, directory: str, size: int, seconds: float) -> CheckRes
 
 
 def _refused_mode(directory: Path) -> str:
-    """Why nothing private can be made in a directory; empty if it can."""
+    """Return why nothing private can be made in a directory; empty if it can."""
     trial = directory / f".fastckpt-check-{os.getpid()}-{secrets.token_hex(4)}"
     trial.mkdir(mode=0o700)
     try:

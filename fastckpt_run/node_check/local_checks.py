@@ -11,7 +11,7 @@ from fastckpt._core.policy.node_check import DEFAULT_LIMITS, CheckLimits, CheckR
 from fastckpt_run.node_check.check_process import CheckProcess
 
 KINDS = ("shm", "disk", "memory", "loopback", "matmul")
-"""What is checked, in this order: first what needs no torch."""
+"""Kinds of checks, in the order in which they run: first those that do not need torch."""
 DEADLINE = 30.0
 """Seconds that one check may take, which takes one or two."""
 _MIB = 1 << 20
@@ -26,13 +26,13 @@ class LocalChecks:
 
     Attributes:
         shm_dir: The directory of arenas.
-        in_memory: Whether that has to be a tmpfs.
-        directories: Where files are written: checkpoint directories, or one for temporary files.
-        kinds: What is checked, of `KINDS`.
-        limits: What values have to reach.
+        in_memory: True if that has to be a tmpfs.
+        directories: Directories to which files are written: checkpoint directories, or one for temporary files.
+        kinds: Kinds of checks, of `KINDS`.
+        limits: Limits that values have to reach.
         deadline: Seconds that one check may take.
         budget: Seconds after which no further one is begun.
-        seconds: How long a rate is measured.
+        seconds: Duration of the measurement of a rate.
     """
 
     shm_dir: str

@@ -35,9 +35,8 @@ def factors(size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 def wrong_rows(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> list[int]:
     """The rows of ``product`` that are not those of ``left @ right``, all of them whole numbers on the host.
 
-    A weighted sum of each row is compared with one that is computed in 64-bit integers (Freivalds, 1977): an entry
-    that is wrong alone in its row is found for certain, since no weight is 0; several of them, but for one in a
-    million.
+    A weighted sum of each row is compared with one that is computed in 64-bit integers (Freivalds, 1977). A single
+    wrong entry in a row is always found, since no weight is 0; several of them are missed once in a million.
     """
     weights = torch.randint(1, 1 << 20, (right.shape[1],), generator=torch.Generator().manual_seed(_SEED + 1))
     expected = left.long() @ (right.long() @ weights)
@@ -54,7 +53,7 @@ def check_matmul(name: str, device: str, dtype: str, size: int, seconds: float) 
         device: One of `devices`.
         dtype: ``float32`` or ``bfloat16``.
         size: Rows and columns of the factors.
-        seconds: How long; but three times at least.
+        seconds: Duration; but three multiplications at least.
     """
     kind = getattr(torch, dtype)
     left, right = factors(size, kind)

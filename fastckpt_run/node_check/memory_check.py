@@ -9,7 +9,7 @@ from fastckpt._core.policy.node_check import CheckResult, Verdict
 
 _BLOCK = 1 << 20
 _SHARE = 16
-"""Of the memory that is free, each of two buffers takes one part in so many at most."""
+"""Divisor of the free memory: each of two buffers takes one such part at most."""
 
 
 def check_memory(name: str, size: int, seconds: float) -> CheckResult:
@@ -18,7 +18,7 @@ def check_memory(name: str, size: int, seconds: float) -> CheckResult:
     Args:
         name: The name of the result.
         size: Bytes of each buffer, at most.
-        seconds: How long to copy; each pattern is copied once at least.
+        seconds: Duration of the copies; each pattern is copied once at least.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     size = max(_BLOCK, min(size, free // _SHARE) // _BLOCK * _BLOCK)

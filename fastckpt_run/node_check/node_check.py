@@ -37,7 +37,7 @@ class NodeCheck:
     """The node check of an agent, if the user wants one; else its methods do nothing.
 
     Args:
-        settings: Those of the job.
+        settings: Settings of the job.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -86,8 +86,8 @@ class NodeCheck:
         Args:
             store: That of the round.
             members: The agents of the round, by group rank.
-            rank: Which of them this one is.
-            is_over: Whether the round has ended.
+            rank: Rank of this node among them.
+            is_over: Returns whether the round has ended.
 
         Returns:
             The members that are bad, of which the round has to go on without; None if nothing was checked.
@@ -117,7 +117,7 @@ class NodeCheck:
             raise _failure([outcome.result])
         if outcome.slow:
             why = f"; this one: {outcome.result.message}" if rank in outcome.slow and outcome.result.message else ""
-            logger.warning("slow nodes, which take part all the same: %s%s", _names(outcome, outcome.slow), why)
+            logger.warning("slow nodes, which stay in the job: %s%s", _names(outcome, outcome.slow), why)
         if outcome.bad:
             text = coded("the job goes on without nodes that failed the node check: %s", "FC-038")
             logger.warning(text, _names(outcome, outcome.bad))

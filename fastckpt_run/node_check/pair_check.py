@@ -55,7 +55,7 @@ class PairOutcome:
 
     Attributes:
         result: That of this node.
-        is_bad: Whether it had no good exchange: a node that is only slow has a problem, but is not bad.
+        is_bad: True if it had no good exchange: a node that is only slow has a problem, but is not bad.
         bad: Ranks of the bad nodes; complete on the first node, else the first few.
         slow: Ranks of the slow ones, likewise.
         hosts: The hosts of these, by rank.
@@ -72,7 +72,7 @@ class PairOutcome:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """What a node says of itself."""
+    """Data that a node sends about itself."""
 
     address: str
     host: str
@@ -83,11 +83,11 @@ class PairCheck:
     """One node's part in a check of several.
 
     Args:
-        board: Where they leave messages; of this check alone.
+        board: Board for their messages; of this check alone.
         rank: The rank of this node.
-        ranks: Those of all that should come, in order; the first one decides.
+        ranks: Ranks of all nodes that should come, in order; the first one decides.
         address: The name or address by which the others reach this host.
-        results: What this node has found by itself; rates of several nodes are compared.
+        results: Results of this node's own checks; rates of several nodes are compared.
         wait: Seconds to wait for others to come.
     """
 
@@ -202,7 +202,7 @@ class PairCheck:
             link.close()
 
     def _own(self, what: str, end: float) -> dict[str, Any]:
-        """What the first node has written for this one; raises CheckGone."""
+        """Return the entry that the first node has written for this one; raises CheckGone."""
         found = self._taken(what, [self._rank], end)
         if not found:
             raise CheckGone(f"the node of rank {self._ranks[0]}, which decides, has not answered in time")
@@ -319,7 +319,7 @@ def _rates(text: bytes) -> dict[int, float]:
 
 
 def _agreed(pair: Pair, rates: Mapping[int, Mapping[int, float]]) -> float | None:
-    """What both nodes of a pair have measured, the lower of both; None if one of them has not."""
+    """Return the rate of a pair, the lower one of both nodes' measurements; None if one has not measured."""
     one, other = (rates.get(a, {}).get(b) for a, b in (pair, pair[::-1]))
     return None if one is None or other is None else min(one, other)
 

@@ -27,9 +27,9 @@ def check_by_hand(
 
     Args:
         endpoint: HOST:PORT of the first node.
-        rank: Which this is.
-        count: How many they are.
-        results: What this one has found by itself.
+        rank: Rank of this node.
+        count: Number of nodes.
+        results: Results of this node's own checks.
         wait: Seconds to wait for others.
 
     Returns:

@@ -73,7 +73,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was found out beside the sizes: from logs, the checkpoint and the disk; None for what was not.
+    """Observations beside the sizes: from logs, the checkpoint and the disk; None for those that are missing.
 
     Attributes:
         costs: From event logs.
@@ -82,7 +82,7 @@ class Observed:
         write_rate: Bytes per second that the directory takes now.
         processes: Bytes of a node's processes.
         sizes_by_step: Bytes of the job's checkpoints.
-        is_trial: Whether the logs are of a trial, which is too short to say how often a job fails.
+        is_trial: True if the logs are of a trial, which is too short to say how often a job fails.
         free, total: Bytes of the tmpfs that arenas may take, of how many.
     """
 
@@ -108,11 +108,11 @@ class GrowthPlan:
 
 @dataclass(frozen=True)
 class ResourceEstimate:
-    """What the checkpoints of a job need.
+    """Resources that the checkpoints of a job need.
 
     Attributes:
         shape: Nodes and ranks.
-        shape_source: Where these are from.
+        shape_source: Origin of these.
         total: Bytes of a save, on all nodes once.
         node: Of the node with the most.
         slots: That an arena is planned with.
@@ -124,8 +124,8 @@ class ResourceEstimate:
         rate: Bytes per second to storage, from a node.
         persist, step, snapshot, restart: Seconds.
         intervals: Between saves; None if costs are not known.
-        intervals_source: Who chose them.
-        failures: Those observed.
+        intervals_source: Origin of the intervals.
+        failures: Failures that were observed.
         mtbf: Seconds between failures, as goodput is computed with.
         goodput: None if something is not known.
         growth: None for fewer than two checkpoints.

@@ -46,7 +46,7 @@ class ScriptTrial:
         processes: Bytes of the memory of the agent and the workers, without shared memory; None if they ended first.
         report: Of its events.
         others: Further checkpoint directories of the script, which are not part of the plan.
-        left: What is left in the directory.
+        left: Files left in the directory.
     """
 
     directory: str

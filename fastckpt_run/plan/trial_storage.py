@@ -11,12 +11,12 @@ from fastckpt._core.storage.local.layout import PRIVATE, TRACKER, Layout
 from fastckpt.errors import FastckptError
 
 USED = "another job uses it by now"
-"""Why all stays: what is there may be of that job, or what it goes on from."""
+"""Reason why nothing is removed: the files may be of that job, or it may go on from them."""
 
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left in the directory of a trial: names that the script itself has made, or why nothing was removed."""
+    """Files left in the directory of a trial: names that the script itself has made, or why nothing was removed."""
 
     names: list[str] = field(default_factory=list)
     why: str = ""
@@ -28,7 +28,7 @@ def clear(directory: Path, launcher: int, *, is_new: bool) -> Remains:
     Args:
         directory: It was empty when the trial came.
         launcher: The process of the trial's agent, which holds the histories that it has opened.
-        is_new: Whether the directory itself is the trial's.
+        is_new: True if the directory itself is the trial's.
     """
     if not directory.is_dir():
         return Remains()

@@ -40,7 +40,7 @@ def prepare() -> None:
 
 @contextmanager
 def _building_nothing(builder: Any) -> Iterator[None]:
-    """While this lasts, a build raises _NotBuilt."""
+    """Have builds raise _NotBuilt while this lasts."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise _NotBuilt

@@ -10,7 +10,7 @@ from typing import Self
 
 READY, GO = b"r", b"g"
 DESCRIPTORS = 5
-"""With each order come the worker's stdin, stdout and stderr, the order itself, and the pipe that lets it go."""
+"""Descriptors with each order: the worker's stdin, stdout and stderr, the order itself, the pipe that lets it go."""
 _REPORT = 1 << 16
 
 

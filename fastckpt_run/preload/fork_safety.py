@@ -84,7 +84,7 @@ class Traces:
 
 _seeds: list[int] = []
 _MOST_DRAWN = 16
-"""How often a generator may have come to its end and made new words, 624 each time, by draws of imports."""
+"""Number of times that draws of imports may exhaust a generator's 624 words, so that it makes new ones."""
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _has_only_drawn(before: Any, now: Any) -> bool:
-    """Whether the second state of Python's generator follows from the first one without a seed.
+    """Return whether the second state of Python's generator follows from the first one without a seed.
 
     It is seeded by the system, in a fork as in a new process: what it has drawn since is of no effect.
     """

@@ -15,7 +15,10 @@ _NOT_NEEDED = re.compile(r"--fast-(no-)?preload(=.*)?|--fast-dry-run|--no[-_]pyt
 _WORKERS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")
 _THREADS = "OMP_NUM_THREADS"
 _OF_TORCHRUN = "TORCHELASTIC_"
-"""How variables begin that torchrun sets for itself meanwhile; should an import read one, the fork compares it."""
+"""Beginning of the variables that torchrun sets for itself meanwhile.
+
+If an import reads one, the fork compares it.
+"""
 _begun: list[Template] = []
 
 
@@ -30,7 +33,7 @@ def begin(arguments: Sequence[str]) -> None:
     try:
         _begun.append(Template(environment))
     except OSError:
-        return  # the launcher itself will say why, when it starts one
+        return  # the launcher itself will report why, when it starts one
 
 
 def take() -> Template | None:

@@ -20,7 +20,7 @@ _RANKS: dict[str, Callable[[Any], int]] = {
     "lightning_fabric.utilities.rank_zero": _of_lightning,
     "torchmetrics.utilities.prints": _of_torchmetrics,
 }
-"""What each of RANK_KEEPERS sets `rank_zero_only.rank` to in its body."""
+"""Value to which each of RANK_KEEPERS sets `rank_zero_only.rank` in its body."""
 _VARIABLES = {
     "lightning.fabric": ("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
     "lightning_fabric": ("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),

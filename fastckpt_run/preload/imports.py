@@ -30,9 +30,9 @@ class ImportPlan:
     Attributes:
         asked: Modules that the user named; they may come from anywhere.
         found: Modules that the script imports; only installed ones are imported, up to the first that is not.
-        folder: Where the script finds modules before all others; empty if that is not known.
-        argv: What sys.argv will be in workers.
-        compiles: Whether the script calls torch.compile.
+        folder: Folder in which the script finds modules before all others; empty if that is not known.
+        argv: Value of sys.argv in workers.
+        compiles: True if the script calls torch.compile.
     """
 
     asked: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -100,7 +100,7 @@ def preload(receive: Callable[[], ImportPlan]) -> ImportOutcome:
 
 @contextmanager
 def _in_script_folder(folder: str) -> Iterator[None]:
-    """While this lasts, modules are found where the script finds them."""
+    """Have modules found where the script finds them, while this lasts."""
     if not folder or sys.flags.safe_path:
         yield
         return

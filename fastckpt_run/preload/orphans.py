@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None)
 
 @contextmanager
 def subreaper() -> Iterator[None]:
-    """While this lasts, orphans below this process become its children.
+    """Have orphans below this process become its children, while this lasts.
 
     Only then: what a worker leaves on purpose is the init process's to reap.
     """

@@ -86,7 +86,7 @@ def _plan(agent: socket.socket) -> ImportPlan:
 
 @contextmanager
 def _collecting_nothing() -> Iterator[None]:
-    """No collection of garbage: what is imported stays. What an import does to the collector counts."""
+    """Disable garbage collection: imported objects stay. An import's own changes to the collector count."""
     usual = gc.get_threshold()
     gc.set_threshold(0)
     yield

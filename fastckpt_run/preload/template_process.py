@@ -41,8 +41,8 @@ class Template:
     """A process that imports what workers import and then forks them; it ends with this process at the latest.
 
     Attributes:
-        started: When, on the monotonic clock.
-        inherited: What it has inherited from this process.
+        started: Time of its start, on the monotonic clock.
+        inherited: Values that it has inherited from this process.
         environment: Its environment.
         pid: Its pid.
     """

@@ -16,7 +16,7 @@ _DEPTH = 5
 
 @dataclass(frozen=True)
 class DirectorySetting:
-    """How the checkpoint directory is set.
+    """Option or variable that sets the checkpoint directory.
 
     Attributes:
         argument: An option of the script, such as ``--out`` or, of hydra, ``out=``; a number for a positional one.
@@ -27,7 +27,7 @@ class DirectorySetting:
     variable: str = ""
 
     def arguments(self, given: Sequence[str], directory: str) -> list[str]:
-        """The script's arguments with the directory in place of what they say of it."""
+        """The script's arguments with the directory in place of their own."""
         if not self.argument:
             return list(given)
         if self.argument.isdecimal():
@@ -56,7 +56,7 @@ class DirectorySetting:
 
 
 def find_setting(script: Script, name: str) -> DirectorySetting:
-    """How the directory of a script is set, by what its source gives to the checkpointers that it makes.
+    """Find the setting of a script's directory, by the arguments of the checkpointers that its source makes.
 
     Raises:
         ConfigError: It cannot be set, or the source does not show how; what the user can do.
@@ -87,7 +87,7 @@ def _is_checkpointer(call: ast.Call) -> bool:
 
 
 def _places(call: ast.Call) -> Iterator[ast.expr]:
-    """What may be the directory: keywords of such names first."""
+    """Yield the arguments that may be the directory: keywords of such names first."""
     yield from (
         each.value for each in call.keywords if each.arg in ("checkpoint_dir", "output_dir", "directory", "path")
     )
@@ -118,7 +118,7 @@ class _SourceReader:
         return int(long[:1] != "-")
 
     def sources(self, value: ast.expr, depth: int) -> Iterator[DirectorySetting | str]:
-        """Where a value comes from, the surest first: a setting, or in words why it cannot be set."""
+        """Yield the origins of a value, the surest first: a setting, or in words why it cannot be set."""
         constants = list[str]()
         for node in _parts(value):
             match node:

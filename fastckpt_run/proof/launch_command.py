@@ -23,7 +23,7 @@ def read_command(what: Sequence[str], argument: str, variable: str, kills: int) 
         what: All that follows the options of `fastckpt prove`.
         argument: The script's option for its directory, if the user names it.
         variable: The same for a variable of the environment.
-        kills: How many kills there are to be.
+        kills: Number of kills.
 
     Raises:
         ConfigError: The script cannot be tried with it.
@@ -81,7 +81,7 @@ def _check_shape(nnodes: str, restarts: int, kills: int) -> None:
 
 
 def _before_script(what: Sequence[str]) -> int:
-    """Where the first file of the command line is, as far as can be seen: options come before it."""
+    """Return the index of the first file in the command line; options come before it."""
     return next((place for place, each in enumerate(what) if each.endswith(".py")), 0)
 
 

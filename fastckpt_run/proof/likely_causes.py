@@ -81,7 +81,7 @@ def not_resumed(killed: RunHistory) -> LikelyCause | None:
 
 
 def varies_by_itself(found: RunComparison, killed: RunHistory) -> bool:
-    """Whether the first value that differs was logged before any kill had an effect: by the first process of a rank."""
+    """Return whether the first value that differs was logged before any effect of a kill: by a first process."""
     one = found.value
     return one is not None and not one.repeated and one.start is not None and one.start is killed.starts[one.of.rank][0]
 
@@ -122,7 +122,7 @@ def _by_time(found: RunComparison, start: WorkerStart | None) -> list[str]:
 
 
 def _by_state(state: StateDifference) -> Iterator[tuple[str, str]]:
-    """What the entries that differ in a checkpoint say, but for weights, which follow from all causes."""
+    """Yield causes by the entries that differ in a checkpoint, but for weights, which follow from all causes."""
     for file, change in state.changes:
         if (name := _cause_of(change)) is not None:
             yield name, f"{file} of step {state.step}: {change.name} is {change.a}, and {change.b} with kills"

@@ -31,16 +31,16 @@ _VARIES = (
 
 @dataclass
 class Proof:
-    """What came out.
+    """Result of a proof.
 
     Attributes:
         plain: The run without kills.
         killed: The run with kills.
-        kills: What was planned, and what was noted of each kill; None of one that did not come.
+        kills: Plan and note of each kill; no note (None) for one that did not come.
         found: The comparison of both.
         again: The comparison of two runs without kills, if that was made.
-        causes: Why they differ, the likeliest first; [] if they do not.
-        notes: What the user should know.
+        causes: Causes of the differences, the likeliest first; [] if they do not.
+        notes: Notes for the user.
     """
 
     plain: ScriptRun
@@ -53,13 +53,13 @@ class Proof:
 
     @property
     def proven(self) -> bool:
-        """Whether the run with kills ended well, and equals the other one."""
+        """True if the run with kills ended well, and equals the other one."""
         return self.killed.code == 0 and self.found.equal and not self.causes
 
 
 @dataclass(frozen=True)
 class ProofPlan:
-    """How a script is tried.
+    """Plan of the runs of a script.
 
     Attributes:
         kills: Kills of workers in one run.
@@ -79,7 +79,7 @@ def prove(
 
     Args:
         runner: Runs it.
-        plan: How.
+        plan: Plan of the runs.
         shm_dir: A tmpfs in which arenas of these runs would be.
         tree: The script's source, if it can be read.
         tell: Called with a line for people.
@@ -113,7 +113,7 @@ def prove(
 
 
 def _may_vary(proof: Proof) -> bool:
-    """Whether a difference may be one of any two runs of the script, as far as these two show."""
+    """Return whether a difference may be one of any two runs of the script, as far as these two show."""
     found, history = proof.found, proof.killed.history
     is_known = not_resumed(history) is not None or varies_by_itself(found, history)
     return not found.equal and proof.killed.code == 0 and not is_known
@@ -161,7 +161,7 @@ def _check_killed(proof: Proof) -> None:
 
 
 def _notes(proof: Proof, plan: ProofPlan) -> Iterator[str]:
-    """What was not tried, or not compared."""
+    """Yield the things that were not tried, or not compared."""
     found = proof.found
     if len(proof.kills) < plan.kills:
         yield f"there are steps for {len(proof.kills)} kills, not for {plan.kills}"

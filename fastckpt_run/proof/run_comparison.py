@@ -21,7 +21,7 @@ class ValueDifference:
         a: In the first run, as a number; None if it was not logged.
         b: In the other; of a step that was taken again, in the later execution.
         start: The process of the other run that logged it; None if none did.
-        repeated: Whether both are of the other run: a step that was taken again.
+        repeated: True if both are of the other run: a step that was taken again.
     """
 
     of: LoggedPlace
@@ -37,7 +37,7 @@ class StateDifference:
 
     Attributes:
         step: Its step.
-        files: What differs, by file; of a file that one run alone has, nothing.
+        files: Differences by file; none for a file that only one run has.
         only: Files that one run alone has.
     """
 
@@ -66,11 +66,11 @@ class RunComparison:
     """The comparison of two runs.
 
     Attributes:
-        values: How many logged values were compared.
-        repeats: How many of them the other run has logged more than once.
+        values: Number of compared logged values.
+        repeats: Number of those that the other run has logged more than once.
         value: The first value that differs.
-        differing: How many differ.
-        same_input: Whether another value of the step of the first difference was the same there, and differs later: it
+        differing: Number of those that differ.
+        same_input: True if another value of the step of the first difference was the same there, and differs later: it
             depends on the state, so that what came into that step was the same, and its update was not.
         steps: Steps of durable checkpoints that were compared.
         tensors: Tensors that were compared, in all of them.
@@ -95,7 +95,7 @@ class RunComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return self.value is None and self.state is None
 
     @property

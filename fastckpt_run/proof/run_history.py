@@ -12,7 +12,7 @@ Value = str
 
 
 class LoggedPlace(NamedTuple):
-    """What one value is of; in order of steps."""
+    """Step, rank and name of one value; in order of steps."""
 
     step: int
     rank: int
@@ -25,8 +25,8 @@ class WorkerStart:
 
     Attributes:
         loaded: The step that it resumed; None if it resumed none.
-        tier: Where it was.
-        fresh: Whether it asked for a checkpoint and there was none.
+        tier: Tier of the checkpoint.
+        fresh: True if it asked for a checkpoint and there was none.
         values: The last value of each name at each step.
         generators: Digests of the states of the global random generators at its first save, by name.
         saved: Steps that it has saved.
@@ -71,7 +71,7 @@ class RunHistory:
 
     @property
     def logs(self) -> bool:
-        """Whether the script logs values."""
+        """True if the script logs values."""
         return any(start.values for start in self._all())
 
     @property

@@ -25,17 +25,17 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class ProvedCommand:
-    """What is run.
+    """Command to be run.
 
     Attributes:
         options: Of fastckpt-run, before the script.
         script: The script, or the name of a module.
         arguments: The script's, as the user gave them.
-        setting: How its checkpoint directory is set.
+        setting: Setting of its checkpoint directory.
         restarts: The restarts that the user gives to the run with kills, if more than it needs.
-        shm_dir: Where jobs with these options have their arenas.
+        shm_dir: Directory for arenas of jobs with these options.
         tree: The script's source, if it can be read.
-        logs: Whether the user has given a place for the logs of workers.
+        logs: True if the user has given a place for the logs of workers.
     """
 
     options: Sequence[str]
@@ -53,12 +53,12 @@ class ScriptRun:
     """A run that has ended.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         folder: Has its checkpoints and its record.
         code: The exit code of fastckpt-run.
         output: The end of what it printed.
-        history: What its workers have recorded.
-        seconds: How long it took.
+        history: Records of its workers.
+        seconds: Its duration.
     """
 
     name: str
@@ -83,9 +83,9 @@ class ScriptRunner:
     """Runs a script again and again, each time with nothing left of the time before.
 
     Args:
-        command: What is run.
+        command: Command to be run.
         base: Each run has a folder in it.
-        memory: Where arenas are made.
+        memory: Directory for arenas.
         start: Starts a launcher.
         timeout: Seconds that a run may take.
     """

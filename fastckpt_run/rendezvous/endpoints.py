@@ -76,9 +76,9 @@ class Endpoints:
 
         Args:
             text: Hosts with or without ports, with commas in between.
-            is_here: Whether a name or an address is that of this host.
+            is_here: Returns whether a name or an address is that of this host.
             is_host: Whether this process may hold the store; None to go by `is_here`.
-            calls: Where calls of the stores are counted.
+            calls: Counter of the stores' calls.
         """
         texts = (text or "").split(",")
         if len(texts) > 1 and not all(each.strip() for each in texts):
@@ -133,7 +133,7 @@ class Endpoints:
         Args:
             rounds_in: The number of rounds that the job has had in a store; may raise StoreLost.
             timeout: Seconds to wait for a store.
-            hold: Whether this process may hold one.
+            hold: True if this process may hold one.
         """
         begin = time.monotonic()
         turn = _FIRST_TURN if self._lost is None else _LATER_TURN
@@ -189,13 +189,13 @@ class Endpoints:
         self._referred = host, port
 
     def holds(self, connection: StoreConnection) -> bool:
-        """Whether the store of a connection is the one that this process holds; if not, it holds none any more."""
+        """Return whether this process holds the store of a connection; if not, it holds none any more."""
         if self.server is not None and not self.is_own(connection):
             self.server = None  # who still uses it, sees that it has ended, and finds the other one
         return self.server is not None
 
     def is_own(self, connection: StoreConnection) -> bool:
-        """Whether a connection leads to the store that this process has held last."""
+        """Return whether a connection leads to the store that this process has held last."""
         return (connection.host, connection.port) == self._held
 
     def lost(self, connection: StoreConnection) -> None:
@@ -233,7 +233,7 @@ class Endpoints:
             looks.put((0, number, None))
 
     def _unknown(self) -> str:
-        """In words: hosts that have no address here; empty if there are none."""
+        """Describe the hosts that have no address here; empty if there are none."""
         unknown = []
         for host, port in self._list:
             try:
@@ -274,7 +274,7 @@ def source_of(host: str, port: int) -> str:
 
 
 def _is_of_interface(address: str) -> bool:
-    """Whether a numeric address is one of this host that leads other hosts to it."""
+    """Return whether a numeric address is one of this host that leads other hosts to it."""
     found = ipaddress.ip_address(address)
     if found.is_loopback or found.is_link_local or found.is_unspecified:
         return False

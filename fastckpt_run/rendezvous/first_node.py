@@ -17,14 +17,14 @@ from fastckpt_run.rendezvous.store_connection import StoreLost, reached
 logger = logging.getLogger("fastckpt.launcher")
 
 WAIT = timedelta(seconds=60)
-"""For which the agents of a round wait for each other in its store."""
+"""Maximum wait of a round's agents for each other in its store."""
 _UNREACHED, _REACH = 7.0, 20.0
 """Seconds after which a node reports that it does not reach the first of its round, and after which it leaves if no
 other has reported so; less than `WAIT`, for which the others wait."""
 _SEVERAL = 2
 """Nodes, of many half of them, that do not reach a first one that is new: then the round ends without it."""
 _NOT_REACHED, _IS_REACHED, _CUT_OFF = "unreached", "reached", "cut off"
-"""What nodes report of a first one: that they do not reach it, or do; that the round has ended without it."""
+"""Reports of nodes on a first one: they do not reach it; they reach it; the round has ended without it."""
 _PAUSE = 1.0
 """Seconds from one attempt to reach it to the next, where it fails at once."""
 
@@ -41,11 +41,11 @@ class FirstNode:
     """The first node of a round, as another one sees it.
 
     Args:
-        records: Those of the job.
+        records: Records of the job.
         round: The round.
-        master: Where the first node has announced its store.
-        limits: How many nodes there may be.
-        is_new: Whether it has come in the place of the one before, and nobody of the others has reached it yet.
+        master: Address that the first node has announced for its store.
+        limits: Limits on the number of nodes.
+        is_new: True if it has come in the place of the one before, and nobody of the others has reached it yet.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FirstNode:
                     raise StoreLost(f"{self._round.nodes[0].host}, {lost}", ended=False) from lost
 
     def _is_reached_by_nobody(self) -> bool:
-        """Whether it is rather the first one that is cut off, which has replaced one that was reached."""
+        """Return whether it is rather the first one that is cut off, which has replaced one that was reached."""
         if not self._is_new:
             return False
         others, unreached = len(self._round.nodes) - 1, self._records.reports(self._round, _NOT_REACHED)
@@ -124,7 +124,7 @@ class FirstNode:
         return is_most and unreached >= min(others, max(_SEVERAL, others // 2))
 
     def _is_reached_by_others(self) -> bool:
-        """Whether this node alone does not reach it, and the others can go on without this one."""
+        """Return whether only this node does not reach it, and the others can go on without this one."""
         if self._records.reports(self._round, _NOT_REACHED) > 1:
             return False  # it is the first one that is cut off
         drained = self._round.drained
@@ -134,7 +134,7 @@ class FirstNode:
 
 
 def is_reached(records: RoundStore, last: Round, id: str) -> bool:
-    """Whether the others have not ended a round for want of this node, the first one, which they did not reach."""
+    """Return False if the others have ended a round because they did not reach this node, the first one."""
     return last.ranks.get(id) != 0 or not records.reports(last, _CUT_OFF)
 
 

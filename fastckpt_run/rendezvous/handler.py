@@ -59,11 +59,11 @@ class FastckptRendezvousHandler(RendezvousHandler):
         id: The name of this agent, a random word.
         calls: The number of calls of stores by their names.
         round: The last round in which this node took part, with all nodes by their group ranks.
-        fault: Why the workers of this node failed in that round, if its host may be to blame; empty else.
-        is_checked: Whether this host has passed the node check before its first round.
-        admission: What compares this node with the members of the job.
-        links: What nodes report of the links between them, for any thread.
-        domain: What fails together with this host; empty if that is not known.
+        fault: Reason why the workers of this node failed in that round, if its host may be to blame; empty else.
+        is_checked: True if this host has passed the node check before its first round.
+        admission: Comparison of this node with the members of the job.
+        links: Reports of nodes on the links between them, for any thread.
+        domain: Failure domain of this host; empty if it is not known.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class FastckptRendezvousHandler(RendezvousHandler):
         Args:
             job: The name of the job: several jobs can share a store.
             endpoints: The hosts that may hold the store.
-            limits: How many nodes take part.
-            timing: How long to wait for what.
+            limits: Limits on the number of nodes.
+            timing: Durations of the waits.
             local_address: The address by which the other nodes reach this one; None for `Endpoints.own_address`.
             secret: The secret of the job; None for one that the store hands out.
-            calls: Where calls of stores are counted, by `endpoints`, too.
+            calls: Counter of the stores' calls, also those of `endpoints`.
         """
         self.id = secrets.token_hex(8)
         self.calls = Counter[str]() if calls is None else calls
@@ -132,7 +132,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers use the store that the agent of rank 0 holds for each round."""
+        """True if workers use the store that the agent of rank 0 holds for each round."""
         return copy_of_environment().get(_OWN_STORE, "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -164,7 +164,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 return info
 
     def is_closed(self) -> bool:
-        """Whether the job was ended."""
+        """Return whether the job was ended."""
         records = self._alive.store
         with suppress(StoreLost):
             return self._alive.is_closed or (records is not None and records.last_round().is_closed)
@@ -186,7 +186,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
                 records.close(f"{self._me.host}{why and ': '}{why}")
 
     def num_nodes_waiting(self) -> int:
-        """1 if the round has ended, because nodes are gone or wait for a place in it. Asks nobody."""
+        """Return 1 if the round has ended, because nodes are gone or wait for a place in it. It asks no other node."""
         return int(self._alive.is_ended)
 
     def lost(self, ids: Iterable[str]) -> None:
@@ -198,7 +198,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._alive.isolated(ids)
 
     def is_given_up(self) -> bool:
-        """Whether other nodes have reported this one as gone from its last round, though it is there."""
+        """True if other nodes have reported this one as gone from its last round, though it is there."""
         with suppress(StoreLost):
             return self._records is not None and self.id in self._records.gone(self.round)
         return False
@@ -286,7 +286,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._master = self._endpoints.server = None
 
     def ends_soon(self, seconds: float = 10.0) -> bool:
-        """Whether the round ends within so many seconds: what failed may be the first sign of it."""
+        """Return whether the round ends within so many seconds: a failure may be the first sign of it."""
         end = time.monotonic() + seconds
         while not self._has_ended() and time.monotonic() < end:
             time.sleep(0.05)
@@ -331,7 +331,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             return
         best.close()
         if not self._endpoints.is_own(best) and self._records is not None:
-            logger.warning("the other nodes meet at %s:%d: going there", best.host, best.port)
+            logger.warning("joining the other nodes at %s:%d", best.host, best.port)
             self._records.leave()
             self._release()
             raise StoreLost("others meet elsewhere", ended=True)
@@ -428,10 +428,10 @@ def create_handler(
     Args:
         parameters: The options, in torch's form.
         secret: The secret of the job, if the user gave one.
-        is_here: Whether a name or an address is that of this host.
+        is_here: Returns whether a name or an address is that of this host.
         spares: Nodes that may wait beside the most that take part.
         exclude_after: Failures of a host alone after which it is left out while one of them waits; 0 for any number.
-        admission: What compares this node with the members of a job that it would join; None for no comparison.
+        admission: Comparison of this node with the members of a job that it would join; None for none.
     """
     calls = Counter[str]()
     endpoints = Endpoints(parameters.endpoint, is_here=is_here, is_host=parameters.get_as_bool("is_host"), calls=calls)

@@ -27,7 +27,7 @@ class HostDrain:
 
     Args:
         endpoints: The hosts that may hold the store.
-        limits: How many nodes the job has.
+        limits: Limits on the number of nodes.
         records: The records of the job; None if there is no store.
         sign: Seconds within which a node that lives gives a sign of life.
     """
@@ -44,7 +44,7 @@ class HostDrain:
 
         Args:
             name: The name or the address.
-            waiting: What `waiting` returned a moment ago.
+            waiting: Last result of `waiting`.
         """
         records, last = self._last()
         try:

@@ -11,7 +11,7 @@ from fastckpt._core.error_codes import coded
 
 @dataclass(frozen=True)
 class JobTerms:
-    """What the nodes of a job have in common; empty where it is not known, or not the same on all of them.
+    """Terms that the nodes of a job share; a term is empty if it is not known, or not the same on all of them.
 
     Attributes:
         version: The version of fastckpt.
@@ -28,7 +28,7 @@ class JobTerms:
     script: str = ""
 
     def to_record(self) -> dict[str, str]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
@@ -46,7 +46,7 @@ class Misfit(NamedTuple):
 
     Attributes:
         text: For people to read.
-        waits: Whether it joins once none of the members is left.
+        waits: True if it joins once none of the members is left.
     """
 
     text: str
@@ -58,7 +58,7 @@ _SETTINGS = {"replicas": "--fast-replicas", "nodes": "--nnodes", "script": "the 
 
 
 def common(terms: Iterable[JobTerms]) -> JobTerms:
-    """What all of these have in common."""
+    """Return the terms that all of these share."""
     values = [{*each} for each in zip(*map(astuple, terms), strict=True)]
     return JobTerms(*(each.pop() if len(each) == 1 else "" for each in values))
 

@@ -18,7 +18,7 @@ from fastckpt_run.rendezvous.store_connection import StoreLost
 logger = logging.getLogger("fastckpt.launcher")
 
 _TELLING = 0.4
-"""Seconds that the store of a host which is said to be dead has to answer."""
+"""Seconds that the store of a host which is reported dead has to answer."""
 _LONGEST = 30.0
 """Seconds without a sign of life in the store, after which it is of no use that a node answers elsewhere."""
 SELDOM = 8
@@ -26,7 +26,7 @@ SELDOM = 8
 
 
 class SignsOfLife:
-    """How long each node has given no sign, on this host's clock; other hosts' clocks mean nothing here."""
+    """Silence of each node, by this host's clock; clocks of other hosts mean nothing here."""
 
     def __init__(self, timeout: float) -> None:
         """Count nodes as silent after ``timeout`` seconds."""
@@ -62,12 +62,12 @@ class KeepAlive:
     """A thread that gives signs of life for this agent, and watches the round in which it takes part.
 
     The node of rank 0 watches all others, and the others watch that one: messages grow with the number of nodes, not
-    with its square. What one finds, it tells to all by ending the round.
+    with its square. One that finds a loss reports it to all by ending the round.
 
     Attributes:
-        signs: What was seen of other nodes.
+        signs: Signs of life of other nodes.
         rung: Set when there is something to read in the store.
-        ending: Which node has ended the job, and why, in words; empty if that is not known.
+        ending: Node that has ended the job, and why, in words; empty if that is not known.
         each_look: Called with the store and the round at each look at what others have left there.
         answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.
@@ -98,12 +98,12 @@ class KeepAlive:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nodes of the round are gone, or others wait to take part."""
+        """True if nodes of the round are gone, or others wait to take part."""
         return self._ended and not self._closed
 
     @property
     def is_closed(self) -> bool:
-        """Whether another node has ended the job."""
+        """True if another node has ended the job."""
         return self._closed
 
     @property
@@ -117,7 +117,7 @@ class KeepAlive:
         return frozenset(self._gone)
 
     def silent(self, ids: Collection[str], beats: Mapping[str, int]) -> frozenset[str]:
-        """Those of some nodes that give no sign of life, by the newest that each gave in the store."""
+        """Return the nodes that give no sign of life, by the newest sign of each in the store."""
         late = self.signs.observe(ids, beats)
         if late and (alive := self.answering(late)):
             self.signs.spare(alive)
@@ -158,7 +158,7 @@ class KeepAlive:
             self._silent = True
 
     def lost(self, ids: Iterable[str]) -> None:
-        """Take nodes of the round for gone, whatever the store says."""
+        """Take nodes of the round for gone, whatever the store shows."""
         with self._lock:
             found = {id for id in ids if id in self._last.ranks and id != self._id} - self._gone
             self._gone |= found
@@ -174,7 +174,7 @@ class KeepAlive:
     def isolated(self, ids: Iterable[str]) -> None:
         """Note that this node does not reach most others. If it does not reach the store either, its round ends.
 
-        Otherwise the store tells who is there; a link that is down for a moment ends no round.
+        Otherwise the store shows who is there; a link that is down for a moment ends no round.
         """
         with self._lock:
             self._unreached |= {id for id in ids if id in self._last.ranks and id != self._id}
@@ -283,7 +283,7 @@ class KeepAlive:
                     return
                 self._store, self._silent, self._holder = found, False, found.holder()
                 self._ended = self._ended or last.name != round.name
-            logger.warning("the rendezvous has a store again, at %s:%d", connection.host, connection.port)
+            logger.warning("the rendezvous has a new store, at %s:%d", connection.host, connection.port)
 
 
 def _tell(store: RoundStore, round: Round, ids: Iterable[str]) -> None:

@@ -39,9 +39,9 @@ logger = logging.getLogger("fastckpt.launcher")
 _POLL = 0.05
 FIRST_REPORT = 5.0
 NEXT_REPORT = 60.0
-"""Seconds between two lines that say which nodes are waited for."""
+"""Seconds between two lines that name the nodes which are waited for."""
 _ALIKE = "--nnodes, --rdzv-id, --rdzv-endpoint and secret"
-"""What agents that do not find each other may have given differently."""
+"""Options that agents which do not find each other may have given differently."""
 _HOLE = 1.0
 """Seconds that a place may be taken without a record; its node has died in between."""
 
@@ -51,8 +51,8 @@ class Timing:
     """Seconds.
 
     Attributes:
-        join: How long a node waits for enough others.
-        connect: How long it waits for a store.
+        join: Longest wait of a node for enough others.
+        connect: Longest wait for a store.
         interval: From one sign of life to the next.
         silence: Without a sign of life, after which a node counts as gone.
     """
@@ -138,7 +138,7 @@ class Meeting:
         return master
 
     def has_ended(self, round: Round) -> bool:
-        """Whether a round has ended, perhaps because its first node is found to be gone just now."""
+        """Return whether a round has ended, perhaps because its first node is found to be gone just now."""
         if self._is_silent(round.nodes[0]):
             self._records.report_gone(round, [round.nodes[0].id])
             self._records.end(round)
@@ -198,7 +198,10 @@ class Meeting:
             decides = decides or (not rung and self._must_decide(last, mine))
 
     def _watch_time(self, last: Round, report_at: float) -> float:
-        """Say whom this node waits for, if it is time; returns when to do so again. Raises RendezvousTimeoutError."""
+        """Log the nodes that are waited for, if it is time; return the next such time.
+
+        Raises RendezvousTimeoutError at the deadline of the meeting.
+        """
         now = time.monotonic()
         if now > self._deadline:
             came, needed, seconds = len(self._nodes), self._limits.needed, self._timing.join
@@ -250,7 +253,7 @@ class Meeting:
     # --- who decides, and what
 
     def _must_decide(self, last: Round, mine: int) -> bool:
-        """Whether no living node has an earlier place."""
+        """Return whether no living node has an earlier place."""
         for slot in range(mine):
             node = self._node_at(last, slot)
             if node is None and not self._is_hole(slot):
@@ -324,7 +327,7 @@ class Meeting:
         self._looked = now = time.monotonic()
         ids = {*came, *last.ranks} - {self._me.id}
         silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)
-        # A node that is there is not gone, whoever said so; but it may have died since it came.
+        # A node that is there is not gone, whoever reported so; but it may have died since it came.
         reported = self._records.gone(last)
         self._left = frozenset(id for id, has_left in reported.items() if has_left)
         self._gone = (self._known_gone(last) | reported.keys()) - {*came} | silent
@@ -371,7 +374,7 @@ def closed_error(ending: str) -> RendezvousClosedError:
 
 
 def _report_wait(records: RoundStore, last: Round, limits: NodeLimits, left: float) -> None:
-    """Say whom this node waits for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
+    """Log the nodes that are waited for: otherwise a wrong endpoint or --nnodes would look like a slow start."""
     came, place = records.slots(last), records.place
     if came < limits.fewest:
         text = coded(

@@ -18,10 +18,10 @@ class Node(NamedTuple):
         host: The name of its host.
         address: The address by which other nodes reach it.
         process: Its process, as `Process.to_record` describes it.
-        fault: Why its workers failed in the last round, if its host may be to blame; empty else.
-        is_checked: Whether it has taken part in no round yet, and its host has passed the node check.
-        terms: What it has to have in common with the others; not known of a node of a round, which has them for all.
-        domain: What fails together with its host, such as a rack; empty if that was not said.
+        fault: Reason why its workers failed in the last round, if its host may be to blame; empty else.
+        is_checked: True if it has taken part in no round yet, and its host has passed the node check.
+        terms: Terms that it must share with the others; not known of a node of a round, which has them for all.
+        domain: Failure domain of its host, such as a rack; empty if it was not given.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Node(NamedTuple):
     domain: str = ""
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return self._asdict() | {"terms": self.terms.to_record()}
 
     @classmethod
@@ -54,7 +54,7 @@ class Node(NamedTuple):
         return cls(id, host, address, process, fault, is_checked, terms, domain)
 
     def is_dead_here(self) -> bool:
-        """Whether it was a process of this host, in this boot, that has ended."""
+        """True if it was a process of this host, in this boot, that has ended."""
         process = Process.from_record(dict(self.process))
         return process is not None and process.is_dead()
 
@@ -67,10 +67,10 @@ class Round:
         number: The number of rounds that the job has had, with this one.
         name: A random word: rounds of two halves of a job may have one number, but not one name.
         nodes: The nodes by their group ranks.
-        is_closed: Whether the job was ended: no round follows.
+        is_closed: True if the job was ended: no round follows.
         ending: The host that ended it, and why, in words; empty if that is not known.
         faults: Causes of failures in all rounds before, by host, so that a host can be left out that fails too often.
-        terms: What its nodes have in common, and had in the rounds before that each shared a node with the next.
+        terms: Terms that its nodes share, and shared in earlier rounds, each with a node of the next.
         drained: Names of hosts that are left out until somebody takes them back in. Each has that of a host which it
             does not reach, if that is why: without that one it is not left out; else an empty text.
     """
@@ -90,7 +90,7 @@ class Round:
         return {node.id: rank for rank, node in enumerate(self.nodes)}
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         # Whether one host is left out for the sake of another goes by their order, which an object would not keep.
         lists = {"nodes": [node.to_record() for node in self.nodes], "drained": [*map(list, self.drained.items())]}
         return asdict(replace(self, nodes=())) | lists | {"terms": self.terms.to_record()}
@@ -125,7 +125,7 @@ def left_out_of(drained: Mapping[str, str], hosts: Collection[str]) -> frozenset
 
 @dataclass(frozen=True)
 class Master:
-    """Where the agents and the workers of a round meet: at the agent of rank 0.
+    """Meeting point of the agents and workers of a round: the agent of rank 0.
 
     Attributes:
         address: Its address.
@@ -169,7 +169,7 @@ class NodeLimits:
 
     @property
     def needed(self) -> str:
-        """How many nodes a round needs, in words."""
+        """Number of nodes that a round needs, in words."""
         return str(self.fewest) if self.fewest == self.most else f"at least {self.fewest}"
 
 
@@ -185,7 +185,7 @@ def is_complete(
         last: The last round.
         present: The nodes that are there.
         gone: Ids of nodes of the last round that are known to be gone.
-        limits: How many nodes there may be.
+        limits: Limits on the number of nodes.
         since_fewest: Seconds since the fewest nodes were there.
     """
     if len(present) < limits.fewest:
@@ -224,7 +224,7 @@ def _domain_of(node: Node) -> Hashable:
 
 
 _KINSHIP = _address_of, _host_of, _domain_of
-"""By which a newcomer is given the rank of a lost node, the nearest first."""
+"""Relations by which a newcomer is given the rank of a lost node, the nearest first."""
 
 
 def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node, ...]:
@@ -259,7 +259,7 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
         for rank in reversed(holes):
             if rank in free and rank not in placed:
                 had.setdefault(key(free[rank]), []).append(rank)
-        had.pop("", None)  # a domain that was not said
+        had.pop("", None)  # a domain that was not given
         for node in newcomers:
             if node.id not in given and (left := had.get(key(node))):
                 placed[left.pop()] = node
@@ -296,8 +296,8 @@ def leave_out(
     Args:
         last: The last round.
         present: The nodes that are there, in the order in which they came.
-        faults: Those of all hosts.
-        limits: How many nodes there may be, and what a host may do.
+        faults: Faults of all hosts.
+        limits: Limits on the number of nodes, and on a host's failures.
     """
     bad = suspects(faults, limits.exclude_after) if limits.spares else frozenset[str]()
     good = [node for node in present if node.host not in bad]

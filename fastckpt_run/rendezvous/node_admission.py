@@ -38,7 +38,7 @@ class JobDirectory:
 
     Attributes:
         path: Its path there.
-        mark: What it is marked with, which nothing but this directory has.
+        mark: Its mark, which no other directory has.
         options: The options of the script that have named it there.
     """
 
@@ -47,7 +47,7 @@ class JobDirectory:
     options: Sequence[str] = ()
 
     def misfit(self, arguments: Sequence[str]) -> Misfit | None:
-        """Why a node whose script has these arguments has another directory in its place; None if it has this one."""
+        """Return why a node with these script arguments has another directory in its place; None if it has this one."""
         places = [each for each in _places_in(arguments) if each[0] in self.options] or [("", self.path)]
         found = [_mark_at(place) for _, place in places]
         if self.mark in found:
@@ -73,7 +73,7 @@ class NodeAdmission:
     if it has a newer version, until none of the members is left.
 
     Attributes:
-        terms: What this node brings.
+        terms: Terms of this node.
         arenas: Returns the arenas of this node, by their checkpoint directories.
     """
 
@@ -86,7 +86,7 @@ class NodeAdmission:
         self._is_told = False
 
     def admits(self, records: RoundStore, me: Node, patience: float, last: Round) -> bool:
-        """Whether this node may come to the round after ``last`` by now.
+        """Return whether this node may come to the round after ``last`` by now.
 
         It may if it fits the members, or if none of them has given a sign of life for ``patience`` seconds: then there
         is nobody to fit. Raises ConfigError if a member lives that it does not fit.
@@ -120,7 +120,7 @@ class NodeAdmission:
             return why
         known = {each.mark: each for each in _read(records.first(last).get("directories"))}
         why = next(filter(None, (each.misfit(self._arguments) for each in known.values())), None)
-        # Should this node become the first one, its own workers have told it nothing yet.
+        # Should this node become the first one, its own workers have reported nothing yet.
         self._directories |= known if why is None else {}
         return why
 
@@ -134,7 +134,7 @@ class _Witnesses:
         self._have_lived = False
 
     def live(self, records: RoundStore, last: Round, patience: float) -> bool | None:
-        """Whether a member lives; None while none has given a sign, but one may still."""
+        """Return whether a member lives; None while none has given a sign, but one may still."""
         now, gone = time.monotonic(), records.gone(last)
         if self._round != last.name:
             self._round, self._first, self._since = last.name, 0, now

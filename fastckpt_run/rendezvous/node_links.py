@@ -16,15 +16,15 @@ _AGAIN = 30.0
 
 
 class NodeLinks:
-    """What the agents of a round report of each other, in records of the round.
+    """Reports of a round's agents on each other, in records of the round.
 
-    Two that do not hear each other are no reason to end a round: their workers may have another network. But if the
+    A dead link between two agents is no reason to end a round: their workers may have another network. But if the
     workers do not go on either, the job goes on without one of the two, as if an operator had drained its host.
 
     Args:
         records: The records of the job; None if there is no store.
         round: The last round of this node.
-        limits: How many nodes the job has.
+        limits: Limits on the number of nodes.
         drain: Leaves hosts out.
     """
 
@@ -37,7 +37,7 @@ class NodeLinks:
         self._refused_until = 0.0
 
     def report(self, ids: Iterable[str], *, undo: bool) -> None:
-        """Report that this node does not hear others of its round, or hears them again."""
+        """Report that nothing comes from others of the round to this node, or that messages come again."""
         ids, records, round = [*ids], self._records(), self._round()
         self._own = self._own.difference(ids) if undo else self._own.union(ids)
         if records is not None and undo:
@@ -58,7 +58,7 @@ class NodeLinks:
                 self._told = told
 
     def unheard(self) -> list[tuple[int, int]]:
-        """Pairs of group ranks of the last round: the first does not hear the second."""
+        """Pairs of group ranks of the last round: the first receives nothing from the second."""
         round, records = self._round(), self._records()
         found = set[tuple[str, str]]()
         if records is not None:
@@ -68,7 +68,7 @@ class NodeLinks:
         return sorted((ranks[by], ranks[id]) for by, id in found if by in ranks and id in ranks)
 
     def part(self) -> str:
-        """End the round if two nodes do not hear each other; the next one has no place for one of the two.
+        """End the round if the link between two nodes is dead; the next one has no place for one of the two.
 
         Returns the host that leaves; empty if there is none, or the job could not go on without one.
         """
@@ -93,7 +93,7 @@ class NodeLinks:
         return ""
 
     def awaited(self) -> str:
-        """What the next round waits for, in words; empty while the last one lasts."""
+        """Description of what the next round waits for; empty while the last one lasts."""
         records = self._records()
         if records is None:
             return ""

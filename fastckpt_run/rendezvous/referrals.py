@@ -80,7 +80,7 @@ def referred(
     """The store with the most rounds, with that to which another node has referred this one; None without a referral.
 
     Args:
-        records: Those in the store that this node holds.
+        records: Records in the store that this node holds.
         endpoints: The hosts that may hold the store, which have that place from now on.
         rounds_in: As for `Endpoints.best`.
     """

@@ -21,7 +21,7 @@ _RING = b"1"
 _PROTOCOL = "2"
 """Names the records. Agents of another one would end a round of others before these could compare it with them."""
 _READ_ONCE = "nodes", "faults", "terms", "drained"
-"""What is the same for as long as a round lasts, in a record of its own."""
+"""Fields that stay the same for as long as a round lasts, in a record of their own."""
 T = TypeVar("T")
 
 
@@ -75,7 +75,7 @@ class RoundStore:
 
     @property
     def place(self) -> str:
-        """Where the store is."""
+        """Address of the store."""
         return f"{self.connection.host}:{self.connection.port}"
 
     # --- the last round
@@ -115,7 +115,7 @@ class RoundStore:
         return slot
 
     def slots(self, last: Round) -> int:
-        """How many places have been taken."""
+        """Return the number of places that have been taken."""
         return self.connection.add(self._key(last.name, "slots"), 0)
 
     def joined(self, last: Round, slot: int) -> Node | None:
@@ -140,7 +140,7 @@ class RoundStore:
         return self._read(Master.from_record, round.name, "master")
 
     def announce_first(self, name: str, first: Mapping[str, Any]) -> None:
-        """Announce, to nodes that wait for a place or come later, what the first agent of the round of that name says.
+        """Announce the first agent of the round of that name to nodes that wait for a place or come later.
 
         That is where it serves others, as ``address``, and the checkpoint directories, as ``directories``.
         """
@@ -149,7 +149,7 @@ class RoundStore:
             self._announced = name, first
 
     def first(self, round: Round) -> dict[str, Any]:
-        """What the first agent of a round has announced; empty if it has announced nothing."""
+        """Return the announcement of a round's first agent; empty if it has announced nothing."""
         return self._read(dict, round.name, "first") or {}
 
     def waiting(self, last: Round) -> list[Node]:
@@ -175,11 +175,11 @@ class RoundStore:
         return found
 
     def report_apart(self, round: Round, id: str, *, undo: bool = False) -> None:
-        """Report that this agent does not hear another one of a round, which answers others; or hears it again."""
+        """Report that nothing comes from an agent of a round, which answers others; or that messages come again."""
         self._append({"by": self._id, "id": id, "undo": undo}, round.name, "apart")
 
     def apart(self, round: Round) -> set[tuple[str, str]]:
-        """The agents of a round, by their ids, that do not hear another one."""
+        """The agents of a round, by their ids, that receive nothing from another one."""
         found = set[tuple[str, str]]()
         for record in self._appended(round.name, "apart"):
             pair = str(record.get("by")), str(record.get("id"))
@@ -200,11 +200,11 @@ class RoundStore:
         self.ring(node.id for node in round.nodes if node.id != self._id)
 
     def is_ended(self, round: Round) -> bool:
-        """Whether a round was ended."""
+        """Return whether a round was ended."""
         return self._read(bool, round.name, "end") is not None
 
     def close(self, ending: str) -> None:
-        """End the job: no round follows. Who is the first to end it says why."""
+        """End the job: no round follows. The first agent that ends it gives the reason."""
         while True:
             record, last = self._last()
             closed = self._summary(replace(last, is_closed=True, ending=ending))
@@ -214,7 +214,7 @@ class RoundStore:
         self.ring({node.id for node in (*last.nodes, *waiting) if node and node.id != self._id})
 
     def is_end_known(self) -> bool:
-        """Whether all agents of a job that has ended have read so: those of the last round, and those that wait."""
+        """Return whether all agents of an ended job have read so: those of the last round, and those that wait."""
         last = self.last_round()
         there = {node.id for node in (*last.nodes, *self.waiting(last))} - self.gone(last).keys()
         return self.connection.has_all([self._key("end", id) for id in there])
@@ -237,7 +237,7 @@ class RoundStore:
         self.connection.add(self._key(round.name, what), 1)
 
     def reports(self, round: Round, what: str) -> int:
-        """How many have reported that."""
+        """Return the number of nodes that have reported this."""
         return self.connection.add(self._key(round.name, what), 0)
 
     def hold(self) -> None:
@@ -253,7 +253,7 @@ class RoundStore:
         self._put(dict(to), "referral")
 
     def referral(self) -> dict[str, Any]:
-        """What was left so; empty if nothing was."""
+        """Return the referral that was left; empty if there is none."""
         return self._read(dict, "referral") or {}
 
     # --- signs of life

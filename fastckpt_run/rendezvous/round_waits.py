@@ -26,7 +26,7 @@ class RoundWaits:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a wait takes at most."""
+        """Maximum duration of a wait."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:

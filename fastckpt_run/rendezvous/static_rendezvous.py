@@ -19,7 +19,7 @@ _SAME = "the same --nnodes, --master-addr and --master-port, and each its own --
 
 
 class StaticRendezvous(StaticTCPRendezvous):
-    """Waits as torch's does, which says nothing meanwhile, in C++, where no signal is handled."""
+    """Waits as torch's does, which logs nothing meanwhile, in C++, where no signal is handled."""
 
     _has_met = False
 
@@ -66,7 +66,7 @@ class StaticRendezvous(StaticTCPRendezvous):
             logger.warning(coded(text, "FC-036"), *place, left, _SAME, self._only_here())
 
     def _only_here(self) -> str:
-        """What to add if no other host can reach the address: it is the default."""
+        """Return a hint for the case that no other host can reach the address: it is the default."""
         try:
             is_loopback = self.master_addr == "localhost" or ipaddress.ip_address(self.master_addr).is_loopback
         except ValueError:  # a name

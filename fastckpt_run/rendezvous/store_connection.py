@@ -27,7 +27,7 @@ class StoreLost(Exception):
     """A store cannot be reached any more.
 
     Attributes:
-        ended: Whether its host has ended the connection; if not, it is silent, and may be there.
+        ended: True if its host has ended the connection; if not, it is silent, and may be there.
     """
 
     def __init__(self, text: str, *, ended: bool) -> None:
@@ -50,7 +50,9 @@ def threads_end(timeout: float) -> bool:
 
 
 def reached(connect: Callable[[], T], pause: float, goes_on: Callable[[], bool]) -> T | None:
-    """What ``connect`` returns; None as soon as ``goes_on``, asked every ``pause`` seconds, says no. Raises StoreLost.
+    """Return the result of ``connect``; None as soon as ``goes_on``, asked every ``pause`` seconds, is false.
+
+    Raises StoreLost.
 
     torch looks names up, and waits for a first answer, without a deadline: one that comes too late is left behind.
     """
@@ -137,7 +139,7 @@ class StoreConnection:
         self._call("delete_key", key)
 
     def has_all(self, keys: list[str]) -> bool:
-        """Whether all keys have a value."""
+        """Return whether all keys have a value."""
         return bool(self._call("check", keys)) if keys else True
 
     def get_all(self, keys: list[str]) -> list[bytes]:

@@ -25,7 +25,7 @@ TIMEOUT = 5.0
 """Seconds that the first node may take to answer."""
 INTERVAL = 1.0
 LOOKS = 1000
-"""As of the events on progress: records that a job may have each time it grows e times older."""
+"""Number of records, as of the events on progress, that a job may have each time it grows e times older."""
 _WARM_UP = 1
 """Windows after a start that are not compared: first steps compile, allocate and order buckets."""
 

@@ -17,7 +17,7 @@ _THINNEST = 0.05
 _TRUE = TRAINING
 """Events so frequent that they must not be drawn wider than they are."""
 _CROWD = WIDTH // 2
-"""From so many bars on, none in a lane that they fill is: else they would hide what most of the time was."""
+"""Number of bars from which on none is drawn in a lane that they fill: they would hide what most of the time was."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class EventLine:
         time: Seconds since the epoch.
         name: Its name; what it is, for a style sheet.
         text: The words.
-        host: Where it was; empty if that is not known.
+        host: Host of the event; empty if it is not known.
     """
 
     time: float

@@ -287,13 +287,13 @@ def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, 
 
 
 def links_of(document: Json) -> Json:
-    """What a document says of the links between nodes; an agent of an older version says nothing of them."""
+    """Return the links between nodes in a document; empty ones if an agent of an older version wrote it."""
     found: Json = document.get("links") or {"unheard": [], "awaited": ""}
     return found
 
 
 def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the matrix of who hears whom, node by node; empty for a job of one node, or of very many.
+    """Heads and rows of the matrix of links, node by node; empty for a job of one node, or of very many.
 
     Each node listens to the next few of a ring, so that some cells say nothing.
     """
@@ -312,7 +312,7 @@ def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
 
 
 def unheard_lines(document: Json) -> Iterator[str]:
-    """A line for each pair of which one does not hear the other."""
+    """A line for each pair of which one receives nothing from the other."""
     hosts = {node["node"]: node.get("host", "") for node in document["nodes"]}
     for by, other in links_of(document)["unheard"]:
         yield f"node {by} {hosts.get(by, '')} does not hear node {other} {hosts.get(other, '')}, which answers others"
@@ -408,7 +408,7 @@ def _kind(name: str) -> str:
 
 
 def to_json(parts: Mapping[str, str], document: Json) -> bytes:
-    """What the script asks for every two seconds."""
+    """Return the answer to the script's request every two seconds."""
     state = document["job"]["state"]
     answer = {"parts": parts, "state": state, "mood": mood(state), "name": document["job"]["script"]}
     return json.dumps(answer).encode()

@@ -9,7 +9,7 @@ from fastckpt_run.cli.output import Screen
 SHOWN = 20
 """Ranks, and ends of offloading, that are shown at most."""
 HEADS = ["RANK", ">STEPS", ">WRITTEN", ">PLANNED", ">WAIT", ">PREDICTED", ">KEPT", ">BUDGET", "DIRECTORY"]
-"""Those of ranks that offload: bytes and times are of a step."""
+"""Column heads of ranks that offload: bytes and times are of a step."""
 
 
 def show(screen: Screen, found: Report) -> None:
@@ -39,7 +39,7 @@ def row(one: OffloadedRank) -> list[str]:
 
 
 def facts(found: Report, start: int) -> list[str]:
-    """What offloading did to a step of the job, and where it has ended."""
+    """Describe the effect of offloading on a step of the job, and its ends."""
     if not found.offloaded:
         return []
     measured = [one for one in found.offloaded if one.steps]

@@ -33,7 +33,7 @@ def page(found: Report, directory: str) -> str:
 
 
 def sections(found: Report) -> dict[str, str]:
-    """The parts of the page, by name, in their order; those that have nothing to say are empty."""
+    """The parts of the page, by name, in their order; those without contents are empty."""
     return {
         "summary": _summary(found),
         "time": _time(found),

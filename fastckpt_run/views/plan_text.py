@@ -48,7 +48,7 @@ def show(
 
 
 def unknown(found: ResourceEstimate) -> list[tuple[str, str]]:
-    """What the estimate lacks, and the option that would give it."""
+    """Return the figures that the estimate lacks, each with the option that would give it."""
     figures = {
         "seconds of a step": found.step,
         "seconds that a save stalls": found.snapshot,

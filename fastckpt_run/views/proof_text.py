@@ -54,7 +54,7 @@ def verdict(proof: Proof) -> str:
 
 
 def compared(found: RunComparison) -> Iterator[str]:
-    """What was compared."""
+    """Describe the comparison."""
     repeats = f", of which {found.repeats:,} were computed more than once" if found.repeats else ""
     yield f"{count(found.values, 'logged value')} compared{repeats}: {found.differing:,} differ"
     steps = ", ".join(map(str, found.steps[:10])) + (", ..." if len(found.steps) > 10 else "")

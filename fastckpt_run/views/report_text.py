@@ -146,7 +146,7 @@ def _slow(one: SlowSpell, start: int) -> str:
 
 
 def _measurements(found: Report) -> list[str]:
-    """What was measured last: the durations of steps, and what the script logged."""
+    """Describe the last measurements: the durations of steps, and the values that the script logged."""
     lines = list[str]()
     for one in found.metrics[:SHOWN]:
         node = f" on node {one.node}" if len(found.metrics) > 1 else ""

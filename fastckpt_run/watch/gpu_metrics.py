@@ -17,7 +17,7 @@ class GpuMetrics:
     A value that a GPU does not give, such as one of a MIG instance, is left out. A driver that hangs keeps the caller.
 
     Attributes:
-        why_none: Why there are no values; empty if there are.
+        why_none: Reason why there are no values; empty if there are some.
     """
 
     def __init__(self) -> None:

@@ -94,9 +94,9 @@ class LogReader:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.trouble = ""
-        """Why the logs of the directory are not read; empty if they are."""
+        """Reason why the logs of the directory are not read; empty if they are."""
         self.asked = 0.0
-        """Since when the directory does not answer, in seconds of the monotonic clock; 0 if it does."""
+        """Time since when the directory does not answer, in seconds of the monotonic clock; 0 if it does."""
 
     def read(self, directory: str, wait: float) -> list[Log]:
         """All logs, those in a directory (empty: there is none) as far as they can be read within ``wait`` seconds."""

@@ -71,10 +71,10 @@ class HttpServer:
 
     Args:
         address: As `parse_address`; with port 0 the kernel chooses one.
-        pages: What is served, by method and path, such as ("GET", "/metrics"); may grow later.
+        pages: Pages by method and path, such as ("GET", "/metrics"); may grow later.
 
     Attributes:
-        host: Where it listens; 127.0.0.1 is reached from this machine alone.
+        host: Address on which it listens; 127.0.0.1 is reached from this machine alone.
         port: The port there.
 
     Raises:
@@ -96,7 +96,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds it."""
+        """URL for a browser on this machine."""
         host = {"0.0.0.0": LOCAL, "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 

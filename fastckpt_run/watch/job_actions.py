@@ -25,7 +25,7 @@ HELD, FLUSH, STOP = "held", "flush", "stop"
 ANSWER = 5.0
 """Seconds that a node has to answer."""
 ATTEMPTS = 5
-"""How often a flush is tried again if a save was overwritten on a node meanwhile."""
+"""Number of attempts at a flush if a save was overwritten on a node meanwhile."""
 HAND_OVER = 120.0
 """Seconds for the newest save to be durable before a host is drained."""
 _LOOK = 0.2
@@ -102,9 +102,10 @@ class JobActions:
         Args:
             body: A JSON object with the ``host``; with ``undo``; and with ``now``, if the save is not waited for.
 
-        Returns the ``host`` and an ``outcome``: ``drained``, with the number of ``nodes`` that go on, the hosts that
-        are ``new`` among them, and the ``step`` that is durable; ``known`` if it was drained; ``back``, or ``waits``
-        if there is no place for it yet; or ``refused``, and ``why``. What is not known is null, or empty.
+        Returns the ``host`` and an ``outcome``. With ``drained`` come the number of ``nodes`` that go on, the hosts
+        that are ``new`` among them, and the ``step`` that is durable. Others are ``known`` if it was drained before;
+        ``back``, or ``waits`` if there is no place for it yet; and ``refused``, with ``why``. What is not known is
+        null, or empty.
         """
         host = ""
         try:

@@ -25,7 +25,7 @@ _OBSERVED = frozenset({*ACCOUNTED, *_COUNTED, *_OF_RESTARTS})
 
 
 class JobMetrics:
-    """What the table of metrics says about the job, but for its hosts.
+    """Metrics of the job, without those of its hosts.
 
     Events may come in any thread; all other methods are called by one thread at a time.
 
@@ -63,7 +63,7 @@ class JobMetrics:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is node 0, which gives the values of the whole job."""
+        """True for node 0, which gives the values of the whole job."""
         return self._node == 0
 
     @property

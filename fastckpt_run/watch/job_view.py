@@ -43,19 +43,19 @@ _ROUTINE = frozenset({"persisted", "uploaded", "skipped"})
 
 @dataclass
 class JobView:
-    """What a look at the job found.
+    """Result of a look at the job.
 
     Attributes:
-        at: When the nodes answered, in seconds since the epoch.
+        at: Time at which the nodes answered, in seconds since the epoch.
         nodes: The state of each node, by rank; None of one that does not answer.
         found: The report.
-        reported: When that was made, in seconds since the epoch.
+        reported: Time of that report, in seconds since the epoch.
         events: The newest events, newest first, with the host that each was on.
         turn: The event that the state of the job follows from.
         directory: Whose event logs were read; empty for none.
-        trouble: Why they are not read as they are; empty if they are.
-        unheard: Pairs of nodes, by rank: the first does not hear the second, which answers others.
-        awaited: What the next round waits for, in words; empty while workers run.
+        trouble: Reason why they are not read as they are; empty if they are.
+        unheard: Pairs of nodes, by rank: the first receives nothing from the second, which answers others.
+        awaited: Description of what the next round waits for; empty while workers run.
     """
 
     at: float
@@ -120,7 +120,7 @@ class JobViews:
         lines: Events of this launch so far.
         directories: The checkpoint directories of this node.
         slow: The slow ranks of now, by rank.
-        links: What nodes report of the links between them; None if nothing is known of that.
+        links: Reports of nodes on the links between them; None if there are none.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ def settled(events: list[Event], now: float) -> list[Event]:
 
 
 def newest(events: Sequence[Event]) -> list[Event]:
-    """The newest events that say something to a reader, newest first, each with the host that it was on."""
+    """The newest events that matter to a reader, newest first, each with the host that it was on."""
     hosts, shown = dict[int, str](), list[Event]()
     for event in events:
         if event["event"] == "job_started":

@@ -25,7 +25,7 @@ class JobWatch:
     """Collects the values of all metrics, and passes them on.
 
     Args:
-        settings: Those of the job.
+        settings: Settings of the job.
         saver: Has the telemetry of the workers, and counts of checkpoints.
         ranks: The ranks of this node's workers in the job, by local rank.
     """

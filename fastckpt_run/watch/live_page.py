@@ -34,7 +34,7 @@ TOKEN = "x-fastckpt-token"
 REFUSED = "live.refused"
 """The name under which refused actions are counted."""
 _ANSWER = 2.0
-"""Seconds that the first node has to say where its page is."""
+"""Seconds that the first node has to report the address of its page."""
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 _LOOPBACK = frozenset({LOCAL, "localhost", "::1"})
 
@@ -48,11 +48,11 @@ class LivePage:
         actions: Carries out what is asked for with the token.
         lines: Events of this launch so far.
         slow: The slow ranks of now, by rank.
-        links: What nodes report of the links between them; None if the rendezvous of the job has none.
+        links: Reports of nodes on the links between them; None if the rendezvous of the job has none.
 
     Attributes:
-        pages: What an `HttpServer` is to serve, by method and path.
-        token: What an action must bring; not to be shown to whoever may only read.
+        pages: Pages for an `HttpServer`, by method and path.
+        token: Token that an action needs; not to be shown to users who may only read.
     """
 
     def __init__(
@@ -161,12 +161,14 @@ class LivePage:
         if refusal := self._refusal(request):
             return refusal
         given = request.headers.get(TOKEN, "").encode(errors="replace")
-        # In constant time: how long it takes must not tell how much of a guess is right.
+        # In constant time: the duration must not reveal how much of a guess is right.
         if not hmac.compare_digest(given, self.token.encode()):
             metrics.counts[REFUSED] += 1
             if not self._refused:
                 self._refused = True
-                logger.warning("an action on the live page is refused: its token is wrong or missing; others silently")
+                logger.warning(
+                    "refused an action on the live page: its token is wrong or missing; later refusals are not logged"
+                )
             return Response(b"the token is wrong or missing\n", status=HTTPStatus.FORBIDDEN)
         if self._channel.node != 0:
             return self._elsewhere(as_html=False)

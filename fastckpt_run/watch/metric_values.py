@@ -67,7 +67,7 @@ class MetricValues:
                 yield metric, labels, value
 
     def for_event(self) -> dict[str, float | str]:
-        """As an event ``metrics`` has them: a histogram by its count, its sum and two quantiles."""
+        """Return values as an event ``metrics`` has them: a histogram by its count, its sum and two quantiles."""
         found = {metric.key(labels): value for metric, labels, value in self}
         for name, steps in self.histograms.items():
             found |= {f"{name}_count": sum(steps.counts), f"{name}_sum": steps.total}
@@ -78,5 +78,5 @@ class MetricValues:
 
 
 def _short(value: float) -> float:
-    """With six digits, as a log should have it; whole numbers as they are."""
+    """Shorten a number to six digits, as a log should have it; whole numbers stay as they are."""
     return value if not math.isfinite(value) or value == int(value) else float(f"{value:.6g}")

@@ -49,7 +49,7 @@ class NodeChannel:
 
     @property
     def nodes(self) -> int:
-        """How many nodes are in the round; 1 before the first one."""
+        """Number of nodes in the round; 1 before the first one."""
         return len(self._round.peers) if self._round else 1
 
     @property
@@ -91,7 +91,7 @@ class NodeChannel:
 
         Args:
             node: Its rank in the round.
-            subject: Which of its answers is asked for.
+            subject: Name of the answer that is asked for.
             body: The question.
             timeout: Seconds that each wait of the connection may take.
             reach: Seconds for each wait until it is reached, if these are fewer: a node that is lost, or an agent that

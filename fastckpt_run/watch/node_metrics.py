@@ -38,7 +38,7 @@ class Probe:
         self._thread.start()
 
     def newest(self) -> MetricValues:
-        """What the last look has found; nothing if that is long ago."""
+        """Return the values of the last look; none if that is long ago."""
         return self._found if time.monotonic() - self._at < STALE * self._interval else MetricValues()
 
     def hurry(self) -> None:
@@ -61,7 +61,7 @@ class Probe:
 
 
 class HostMetrics:
-    """What the kernel says in /proc about the host and the agent: quick, so that it needs no thread."""
+    """Metrics of the host and the agent from /proc: quick, so that they need no thread."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

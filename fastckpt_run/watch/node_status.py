@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 STATUS = "status"
-"""The question among agents for what `NodeStatus.read` tells."""
+"""Request among agents for the result of `NodeStatus.read`."""
 
 
 class NodeStatus:
-    """Tells the state of this node; called in any thread.
+    """Reports the state of this node; called in any thread.
 
     Args:
         saver: Has the telemetry of the workers, and what became of their checkpoints.

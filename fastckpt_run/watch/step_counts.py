@@ -14,7 +14,7 @@ LOOKS = 10
 
 @dataclass
 class _Worker:
-    """What was seen of one local rank.
+    """Observations of one local rank.
 
     Attributes:
         directory: The one of its checkpointers that is counted: they count the same steps.

@@ -37,7 +37,7 @@ class TensorBoardRuns:
     """Writes a run for each start of this node's workers: ``<directory>/<time>-<host>-<pid>/start<n>``.
 
     Args:
-        directory: Where TensorBoard is to look for runs.
+        directory: Directory in which TensorBoard looks for runs.
     """
 
     def __init__(self, directory: str) -> None:

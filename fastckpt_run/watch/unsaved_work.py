@@ -17,7 +17,7 @@ class Unsaved:
         save: That checkpoint; None if there is none, and all work would be lost.
         steps: Steps since then, as the report counts them.
         seconds: Seconds since the save of it began, without the time in which no worker of this launch ran.
-        at_least: Whether the seconds are those of this launch alone, and earlier ones had done a part of the steps.
+        at_least: True if the seconds are those of this launch alone, and earlier ones had done a part of the steps.
     """
 
     save: SaveId | None
@@ -61,7 +61,7 @@ def unsaved_work(
         stats: `Saver.report`.
         telemetry: `Saver.telemetry`.
         now: The monotonic clock, in seconds.
-        since: When the workers were started, by the same clock: telemetry that is older is of their predecessors.
+        since: Start of the workers, by the same clock: telemetry that is older is of their predecessors.
     """
     return [_of_directory(each, telemetry.get(each.directory, ()), now, since) for each in stats]
 
@@ -86,7 +86,7 @@ def _newest(*saves: SaveId | None) -> SaveId | None:
 
 
 class _Position:
-    """How far the workers are, beside the saves that are known."""
+    """Progress of the workers, beside the saves that are known."""
 
     def __init__(self, stats: SaverStats, rank: Telemetry | None, now: float, since: float) -> None:
         self._loaded, self._rank, self._now = stats.loaded, rank, now
@@ -122,7 +122,7 @@ class _Position:
         return steps, max(0.0, reached - at), False
 
     def _time_of(self, save: SaveId | None) -> float | None:
-        """When a save began: if that is not remembered, the one before it; None if it was none of this launch."""
+        """Return the time at which a save began, or the last known one before it did; None if there is none."""
         if save is None:
             return None
         if save in self._begun:

@@ -35,10 +35,10 @@ class WatchedWorkers:
     """The workers of this node in one round.
 
     Attributes:
-        since: When they were started, in nanoseconds of the monotonic clock: telemetry that is older is not theirs.
+        since: Time of their start, in nanoseconds of the monotonic clock: telemetry that is older is not theirs.
         pids: Their processes, by local rank.
         ranks: Their ranks in the job, by local rank.
-        world_size: How many ranks all nodes have.
+        world_size: Number of ranks of all nodes.
     """
 
     since: int
@@ -51,7 +51,7 @@ class Watcher:
     """Looks at the job once a second, and serves what it sees, if the user wants that.
 
     Args:
-        settings: Those of the job.
+        settings: Settings of the job.
         saver: Has the telemetry of the workers, and serves the agents of other nodes.
         lines: Events of this launch so far; only ever grows.
         handler: That of the rendezvous, by which hosts are drained.
@@ -84,7 +84,7 @@ class Watcher:
 
     @property
     def url(self) -> str:
-        """Where the live page is, for a browser on this machine; empty if it is not served."""
+        """URL of the live page for a browser on this machine; empty if it is not served."""
         return self._server.url if self._server else ""
 
     def begin(self) -> None:
@@ -135,5 +135,5 @@ class Watcher:
         # What watches a job never ends it, nor keeps others from watching.
         except Exception:
             if name not in self._failed:
-                logger.warning("the job goes on, but is not watched as it should be: %s", name, exc_info=True)
+                logger.warning("watching the job failed in %s; the job goes on", name, exc_info=True)
             self._failed.add(name)

@@ -62,7 +62,7 @@ def test_a_host_that_is_started_again_without_its_mount_is_left_out_until_it_has
     assert job.agents.pop(1).wait(DEADLINE) == 2, job.text()
     said = output(job, 1)
     assert f"{job.cluster.storage} is not the checkpoint directory of the job on this node: mount there" in said
-    assert "is given up" not in said and not list(empty.iterdir())
+    assert "discarding" not in said and not list(empty.iterdir())
     at = durable(job)
     job.do_steps(15)
     job.until(lambda: durable(job) > at, "a checkpoint of the others is durable")

@@ -84,7 +84,7 @@ def test_a_slowed_host_of_two_is_named_and_takes_part(slowed: Path, new_cluster:
     job.launch(1)
     (CPU / own.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
     job.launch(0)
-    job.until(lambda: "slow nodes, which take part all the same: node1 (node 1)" in output(job, 0), "a slow host")
+    job.until(lambda: "slow nodes, which stay in the job: node1 (node 1)" in output(job, 0), "a slow host")
     (slowed / "cpu.cfs_quota_us").write_text("-1")
     job.do_steps(5)
     job.end()

@@ -9,9 +9,9 @@ of the wrapper and those of the module in it.
 ``fully_shard`` gathers parameters in a hook before a module's forward and in one before its backward, and reduces
 gradients in a node of autograd between the module's inputs and what it gets; ours are around each of them.
 
-A model is its user's: outside of a forward, no hook is on the module in a wrapper, which users script, export and save
-whole; and where a hook would be copied or pickled with a model, `contextlib.nullcontext` goes in its place, which does
-nothing, and is there where this library is not.
+Users script, export and save whole the module in a wrapper: outside of a forward it has no hook. Where a hook would be
+copied or pickled with a model, `contextlib.nullcontext` takes its place. That does nothing, and exists without this
+library.
 """
 
 import gc
@@ -54,7 +54,7 @@ class ArrivalHooks:
             self._install(model for model in models if not is_compiled_in_place(model))
         except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
             self.close()
-            logger.warning("waits in collectives are not seen: %s", error)
+            logger.warning("waits in collectives are not measured: %s", error)
 
     def _install(self, models: Iterable[torch.nn.Module]) -> None:
         compile_none_of("fastckpt")
@@ -145,7 +145,7 @@ def _on_gradient(tensor: torch.Tensor, hook: Callable[..., None]) -> RemovableHa
 
 
 class _Seen:
-    """What the first of two hooks around one of torch's has seen, for the second, which runs next; the backward."""
+    """Observations of the first of two hooks around one of torch's, for the second; and the number of the backward."""
 
     input: torch.Tensor | None = None
     output: torch.Tensor | None = None
@@ -161,7 +161,7 @@ class _Hook:
     """A hook that gets the clock, and what torch gives, the module first; a failure of it ends the watch alone."""
 
     __torch_unserializable__ = True
-    """Whether torch leaves it out, without a warning, where a tensor is saved that has it."""
+    """True: torch leaves the hook out, without a warning, when it saves a tensor that has it."""
 
     def __init__(self, hook: Callable[[StepClock, Any, Any, Any], None]) -> None:
         self._hook = hook
@@ -175,7 +175,7 @@ class _Hook:
                 self._hook(clock, first, second, third)
             except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
                 running.clock = None
-                logger.warning("which rank is slow is not found any more: %s", error)
+                logger.warning("slow ranks are not detected any more: %s", error)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
         """Copy, or pickle, something that does nothing instead."""

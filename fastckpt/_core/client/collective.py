@@ -44,8 +44,8 @@ class _Rounds:
     """Rounds of one agreement that this rank has begun.
 
     Attributes:
-        sent: Those in which values are sent without waiting.
-        decided: Those that one rank decides.
+        sent: Rounds in which values are sent without waiting.
+        decided: Rounds that one rank decides.
         sharing: Blocks of `Agreement.sharing_errors` in which this rank is.
         pieces: Of the last answer, on the rank that gave it.
     """
@@ -136,7 +136,7 @@ class Agreement:
             self._list(number)  # the last to send was interrupted, and has left
 
     def decide(self, value: Any, decide: Decide, within: float = TIMEOUT.total_seconds()) -> Any:
-        """What the first rank decides of the values of all ranks, in their order.
+        """Let the first rank decide from the values of all ranks, given in the order of the ranks; return its answer.
 
         Args:
             value: Of this rank (JSON).
@@ -144,7 +144,7 @@ class Agreement:
             within: Seconds that the other ranks may take to come.
 
         Raises:
-            FastckptError: What ``decide`` raised, on all ranks, by class and text; PeerDeparted if a rank has left;
+            FastckptError: The error of ``decide``, on all ranks, by class and text; PeerDeparted if a rank has left;
                 PeerFailed if one has failed, see `fail`.
             DistStoreError: A rank does not come.
         """
@@ -280,7 +280,7 @@ class _LeftRanks:
         """All of them; one question to the store as long as there are no more than at the last call."""
         count = int(self._mailbox.word(_COUNT) or 0)
         keys = [f"{number}" for number in range(len(self._known) + 1, count + 1)]
-        if keys and self._mailbox.has(*keys):  # a rank that has not yet said which it is, is found at the next call
+        if keys and self._mailbox.has(*keys):  # a rank that has not sent its number yet is found at the next call
             self._known += self._mailbox.read_all(keys)
         return self._known
 

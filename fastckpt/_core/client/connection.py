@@ -27,7 +27,7 @@ logger = logging.getLogger("fastckpt")
 M = TypeVar("M", bound=m.Message)
 
 _IMPORTED = time.monotonic()
-"""When torch and this library were there; in a process forked from one that had them, before it began."""
+"""Time at which torch and this library were imported; a forked process has the time of its parent."""
 
 CONNECT_TIMEOUT = 60.0
 """Seconds to find the saver: under plain torchrun the first local rank has to start it."""
@@ -45,15 +45,15 @@ class SaverClient:
     """The connection of one rank to the saver of its node; threads take turns.
 
     Attributes:
-        arena: Where this node has its memory of the directory.
-        agent_slot: Which of the agents that share this host's memory the saver is of.
+        arena: Path of this node's memory of the directory.
+        agent_slot: Number of the saver's agent among those that share this host's memory.
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
-        line: Where this worker reports its progress; nobody reads it if the saver has no memory for that.
-        address: Where other agents find this node's memory, when `pin` was called; empty if they cannot.
+        line: Line to which this worker reports its progress; nobody reads it if the saver has no memory for that.
+        address: Address at which other agents find this node's memory, when `pin` was called; empty if they cannot.
         alike: Whether the files that each node has of its own were equal when they were last compared.
-        lost: What was in memory and was found bad, when `pin` was called.
+        lost: Saves in memory that were found bad, when `pin` was called.
         presence: The registration of this process as a writer; to be renewed before it writes.
-        pins: Whether `pin` was called, and `release` not yet.
+        pins: True if `pin` was called, and `release` not yet.
         news: Checkpoints that the saver has reported durable, and that were not processed here yet, oldest first.
         saver_pid: The process that the saver is in.
     """
@@ -192,7 +192,7 @@ class SaverClient:
 
     @property
     def is_read(self) -> bool:
-        """Whether the saver has read all that was sent: a report does not wait for it, then."""
+        """True if the saver has read all that was sent, so that a report does not wait for it."""
         return self._channel.is_read
 
     def next_history(self) -> None:

@@ -117,17 +117,17 @@ def _only_makes_states() -> bool:
 class Heartbeat:
     """Reports on ``line`` the progress of this process, until `close`.
 
-    A step is what the script counts: each that it names to `reach`, if it has a checkpointer for that; else each of
-    its optimizers, by ``clock`` if there is one. A process that has none of these (other libraries' optimizers may not
-    be torch's) reports a step after each save that names a newer one than all before, and than the load: what was
-    there at the start is no step. ``stacks`` is from `memory.stacks`. With ``parts``, the first one of a process also
-    reports the parts of steps, from the second step on.
+    A step is what the script counts: each that it names to `reach`, if it has a checkpointer for that; else each of its
+    optimizers, by ``clock`` if there is one. A process may have neither: other libraries' optimizers may not be
+    torch's. It reports a step after each save of a newer step than all saves before, and than the load. ``stacks`` is
+    from `memory.stacks`. With ``parts``, the first one of a process also reports the parts of steps, from the second
+    step on.
 
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
         clock: Counts the steps of the training, where several steps of optimizers make one; None if each counts.
-        optimizers: Those that have made a step.
-        by_script: Whether the script names each step, so that those of optimizers are none.
+        optimizers: Optimizers that have made a step.
+        by_script: True if the script names each step, so that those of optimizers do not count.
     """
 
     def __init__(self, line: Line, generation: int, stacks: int, *, parts: bool = False) -> None:

@@ -78,9 +78,9 @@ class JobRanks:
 
     Attributes:
         name: Of the process group, see `session`.
-        store: Where it was formed.
+        store: Store in which it was formed.
         rank: This one.
-        world: How many there are.
+        world: Number of ranks.
     """
 
     name: str
@@ -90,20 +90,20 @@ class JobRanks:
 
     @classmethod
     def met(cls) -> Self:
-        """Those of the default process group; all ranks call it, as `session`."""
+        """Return the agreement of the default process group; all ranks call it, as `session`."""
         return cls(session(), default_store(), dist.get_rank(), dist.get_world_size())
 
     def part(self, name: str) -> StoreMailbox:
-        """The mailbox of these ranks that bears a name."""
+        """The mailbox of these ranks with a name."""
         return StoreMailbox(self.part_store(name))
 
     def part_store(self, name: str) -> "dist.distributed_c10d.PrefixStore":
-        """The part of the store that bears a name."""
+        """The part of the store with a name."""
         return dist.distributed_c10d.PrefixStore(f"fastckpt/{self.name}/{name}", self.store)
 
 
 def job_store_if_met(name: str) -> "dist.distributed_c10d.PrefixStore | None":
-    """The part of the process group's store that bears a name; None before the ranks have met: this waits for none."""
+    """The part of the process group's store with a name; None before the ranks have met: this waits for none."""
     met = _sessions.get(dist.group.WORLD) if dist.is_initialized() else None
     return None if met is None else _part(f"{met}/{name}")
 

@@ -20,7 +20,7 @@ MOST_KEYS = 1024
 MOST_READ = 64
 """Messages that are read in one request: the store holds all of them in one answer."""
 _ABSENT = "?"
-"""No message and no word: with it as the expected value `compare_set` is a read that does not wait."""
+"""Value for neither message nor word: with it as the expected value `compare_set` is a read that does not wait."""
 
 
 class Found(NamedTuple):
@@ -91,8 +91,8 @@ class StoreMailbox:
         """Return when all these messages are there; call ``check``, which may raise, from time to time before that.
 
         Args:
-            keys: Where the messages are left.
-            end: When to wait no longer, by time.monotonic; raises TimeoutError then.
+            keys: Keys of the messages.
+            end: End of the wait, by time.monotonic; raises TimeoutError then.
             check: Called after waits of `GLANCE` and twice as long each.
         """
         patience = GLANCE

@@ -14,7 +14,7 @@ from fastckpt._core.torch_private.tensors import has_hooks
 from fastckpt.errors import ConfigError
 
 Kinds = dict[str, list[list[str]]]
-"""For each part of a state that has optimizers, the classes of each: its own, and those that it refines."""
+"""Classes of each optimizer, its own and those that it refines, for each part of a state that has optimizers."""
 
 _WITHIN = ("optimizer", "optim")
 """Attributes in which wrappers have their optimizer: accelerate's, and torch's ZeroRedundancyOptimizer."""

@@ -54,7 +54,7 @@ class RunRecord:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made it, and did not get it from the one that forked it."""
+        """True if this process made the record; False if it inherited the record by a fork."""
         return self._pid == os.getpid()
 
     def write(self, what: str, step: int = -1, **more: Any) -> None:

@@ -46,9 +46,9 @@ class SaveRequest:
     """Request to persist a save, or to leave it in memory.
 
     Attributes:
-        persist: Whether it is to be persisted.
-        overtakable: Whether a newer one may be persisted instead, as long as this one waits.
-        agreed: Whether all nodes persist it, unless they are busy.
+        persist: True if it is to be persisted.
+        overtakable: True if a newer one may be persisted instead, as long as this one waits.
+        agreed: True if all nodes persist it, unless they are busy.
     """
 
     persist: bool = False

@@ -26,7 +26,7 @@ class ReportConnection(Protocol):
 
     @property
     def is_read(self) -> bool:
-        """Whether the saver has read all that was sent."""
+        """True if the saver has read all that was sent."""
 
     def report_offload(self, message: OffloadMessage) -> None:
         """Send a report; it has no answer."""
@@ -36,7 +36,7 @@ class ReportConnection(Protocol):
 
 
 class _Reports:
-    """What one process has to report, and by what."""
+    """Reports of one process, and the connections that send them."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -64,7 +64,10 @@ _reports = _Reports()
 
 
 def _of_this_process() -> _Reports:
-    """Those of this process: a forked one has none of its parent, which speaks on the same sockets."""
+    """Return the reports of this process.
+
+    A forked process does not use those of its parent: both would write to the same sockets.
+    """
     global _reports
     if _reports.pid != os.getpid():
         _reports = _Reports()
@@ -122,7 +125,7 @@ def _conclude_at_exit() -> None:
 
 
 def rank() -> int:
-    """The rank of this process; 0 if its environment does not say."""
+    """The rank of this process; 0 if its environment does not have it."""
     try:
         return RankInfo.from_environment().rank
     except ConfigError:

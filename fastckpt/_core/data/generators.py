@@ -54,7 +54,7 @@ class DrawWatch:
 
     Args:
         but: Generators that are seeded anyway.
-        restores: Whether `restore` will be called.
+        restores: True if `restore` will be called.
     """
 
     def __init__(self, but: Collection[str], *, restores: bool) -> None:
@@ -92,7 +92,7 @@ class SeedWatch:
     """Detects that this thread asks for torch's seed, as data sets do that make generators themselves.
 
     Attributes:
-        asked: Whether it did.
+        asked: True if it did.
     """
 
     def __init__(self) -> None:

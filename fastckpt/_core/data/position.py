@@ -82,7 +82,7 @@ class DataPosition:
         """
         numbers = read(state, ("seed", "epoch", "cursor", "length", "order"))
         if numbers["seed"] != self.seed:
-            logger.warning("data goes on in the saved order: seed %d, not %d", numbers["seed"], self.seed)
+            logger.warning("data continues in the saved order, with seed %d instead of %d", numbers["seed"], self.seed)
         self.seed = numbers["seed"]
         self.jump(numbers["epoch"], numbers["cursor"])
 

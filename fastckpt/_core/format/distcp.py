@@ -35,7 +35,7 @@ class ShardPlan:
 
     Attributes:
         plan: The file.
-        places: Where the items are stored in it, in their order.
+        places: Positions of the items in it, in their order.
     """
 
     plan: Plan

@@ -19,7 +19,7 @@ _GLOBAL = re.compile(rb"c([ -~]{1,300}\n[ -~]{1,300})\n")
 """Pickle's opcode GLOBAL, as protocol 2 writes it: with names in ASCII, as few bytes of numbers look."""
 
 _WRAPPER = b"\n_rebuild_wrapper_subclass\n"
-"""What stands in the pickle of a tensor that wraps others, such as a DTensor."""
+"""Bytes in the pickle of a tensor that wraps others, such as a DTensor."""
 
 
 def check_own(state: Any, skeleton: Skeleton) -> None:

@@ -15,7 +15,7 @@ _BINPERSID, _LONG_BINPUT, _LONG_BINGET = b"Q", b"r", b"j"
 
 
 class PickledNumbers(bytes):
-    """What pickle's protocol 2 writes of a container of many numbers."""
+    """Pickle, in protocol 2, of a container of many numbers."""
 
 
 def pickled_numbers(node: Any) -> PickledNumbers | None:
@@ -38,7 +38,7 @@ class NumberLists:
     """Containers of many numbers in one pickle: a pickler writes a marker for each, and `insert` what it stands for.
 
     Attributes:
-        spans: Where each is in the pickle, and how long it is, in bytes; in the order in which a pickler meets them.
+        spans: Position and length of each in the pickle, in bytes; in the order in which a pickler meets them.
     """
 
     def __init__(self) -> None:

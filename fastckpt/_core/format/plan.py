@@ -30,7 +30,7 @@ class Plan:
         tensors: Each tensor of the state; if the state is opaque, only those in whose storages there is nothing else of
             it.
         indices: Of their storages.
-        paths: Where each of the tensors stands in the state.
+        paths: Path of each tensor in the state.
         device: An accelerator in whose memory some of the storages are; None if none is.
     """
 

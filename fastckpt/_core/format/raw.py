@@ -13,7 +13,7 @@ class Raw:
 
     Attributes:
         data: Its bytes; at least one.
-        may_end_with_spaces: Whether readers allow that, as those of JSON do: the file need not be made again when it
+        may_end_with_spaces: True if readers allow that, as those of JSON do: the file need not be made again when it
             grows.
     """
 
@@ -25,7 +25,7 @@ class Exact(Skeleton):
     """A file that has no room to grow."""
 
     def padding(self, capacity: int) -> tuple[int, bytes]:
-        """Nothing."""
+        """Return no padding."""
         return self.length, b""
 
     def fits(self, capacity: int) -> bool:

@@ -37,7 +37,7 @@ class Sink:
         return self._position
 
     def flush(self) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: no bytes wait to be written."""
 
     def read(self, size: int = -1) -> bytes:
         """Up to ``size`` bytes from the position."""

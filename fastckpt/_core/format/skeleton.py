@@ -38,7 +38,7 @@ class Skeleton:
     """A ``torch.save`` file without the bytes of its tensors.
 
     Attributes:
-        segments: What is written, as offsets and bytes.
+        segments: Written bytes with their offsets.
         length: Bytes of the whole file.
         gaps: The place of each storage, in the order of the keys in the archive.
         places: The place of each number of the state, in the order in which `Structure` finds them;

@@ -38,7 +38,7 @@ class Opaque(Exception):
 
 
 def first_places(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Of each tensor the place where it, the same object, stands first: its own, unless it stands there again."""
+    """Return for each tensor the place where the same object stands first; its own, unless it stands there again."""
     firsts: dict[int, int] = {}
     return [firsts.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
 
@@ -88,7 +88,7 @@ class Structure:
         elif kind in _CONSTANTS or kind is int:
             self.shape += (kind, node)
         elif kind is complex:
-            self.shape += (kind, struct.pack("<dd", node.real, node.imag))  # tells zeros and NaNs apart
+            self.shape += (kind, struct.pack("<dd", node.real, node.imag))  # distinguishes zeros and NaNs
         else:
             self._container(kind, node)
 
@@ -161,7 +161,7 @@ class Structure:
             self._attributes(tensor.__dict__)
 
     def _attributes(self, attributes: dict[str, Any]) -> None:
-        """Of a tensor, which pickle with it: torch's compiler marks what a compiled optimizer uses."""
+        """Add the attributes of a tensor, which pickle with it: torch's compiler marks those of compiled optimizers."""
         if any(type(value) not in (str, bool, type(None)) for value in attributes.values()):
             raise Opaque("a tensor with attributes")
         self.shape += (vars, len(attributes), *attributes, *attributes.values())
@@ -211,7 +211,7 @@ def known_tensors(
     """Tensors of an opaque state, indices of their storages, as far as nothing else of it is in these; their paths.
 
     Args:
-        counts: How many tensors of the state each storage has; those in objects of which nothing is known, too.
+        counts: Number of tensors of the state in each storage; those in objects of which nothing is known, too.
     """
     found: dict[int, tuple[torch.Tensor, int, str]] = {}
     indices = {storage_key(storage): index for index, storage in enumerate(storages)}

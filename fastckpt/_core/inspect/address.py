@@ -22,7 +22,7 @@ class Address:
         step: Its step; None for the newest.
         history: Its history; None for the newest that has the step.
         tier: "memory", "storage" or "remote"; "" for any.
-        explicit: Whether more was given than the location.
+        explicit: True if more was given than the location.
     """
 
     location: str

@@ -13,7 +13,7 @@ LARGEST_PICKLE = 2**30
 _HEADER = struct.Struct("<4s22xHH")
 """The fields used of an entry's local header: its signature, and the lengths of the name and of the extra field."""
 _ERRORS = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, EOFError, OverflowError, struct.error)
-"""What damage can raise in zipfile."""
+"""Exceptions that zipfile can raise for a damaged archive."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OpenFile:
 
     Args:
         file: Open for reading and seekable; it may be remote. It stays the caller's to close.
-        name: What to call it in errors.
+        name: Its name in errors.
 
     Raises:
         BadCheckpoint: It cannot be read.
@@ -94,7 +94,7 @@ class Archive(OpenFile):
         return self.read(extent)
 
     def byteorder(self) -> str:
-        """As torch.save recorded it."""
+        """Byte order that torch.save recorded."""
         if "byteorder" not in self._entries:
             return "little"
         return self.read(self.extent("byteorder")).decode(errors="replace")

@@ -19,11 +19,11 @@ class CheckpointFiles:
     """A checkpoint to read.
 
     Attributes:
-        name: What the user called it.
+        name: Name that the user gave.
         files: Its files, by name.
-        item: What was found in the checkpoint directory; None for a file, or a directory of files.
-        is_file: Whether the user named one file.
-        unchanged: Whether it is still what was found.
+        item: Checkpoint as found in the directory; None for a file, or a directory of files.
+        is_file: True if the user named one file.
+        unchanged: Returns whether it is still what was found.
     """
 
     name: str

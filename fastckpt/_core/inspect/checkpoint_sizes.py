@@ -21,15 +21,15 @@ _OWN, _SHARD = re.compile(r"rank_(\d+)\.pt"), re.compile(r"(?:__|node_rank_)(\d+
 
 @dataclass(frozen=True)
 class CheckpointSizes:
-    """What a checkpoint says of memory.
+    """Sizes in a checkpoint, from which memory is planned.
 
     Attributes:
         source: The checkpoint.
         files: Its files, as images.
         world: Ranks that saved it; None if that is not known.
-        nodes: Nodes that saved it, if its details tell.
+        nodes: Nodes that saved it, if its details have the number.
         location: The checkpoint directory that it is in; empty for a file, or a directory of files.
-        assumed: What was added that the checkpoint does not have, for people to read; empty for nothing.
+        assumed: Assumptions that the checkpoint does not show, for people to read; empty for nothing.
     """
 
     source: CheckpointFiles
@@ -46,7 +46,7 @@ class CheckpointSizes:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether something else wrote it."""
+        """True if another library wrote the checkpoint."""
         return self.source.item is None
 
 
@@ -70,7 +70,7 @@ def checkpoint_sizes(text: str, shm_dir: str) -> CheckpointSizes:
 
 
 def _writers(details: Mapping[str, object]) -> dict[str, int]:
-    """The rank that wrote each file, by its name, as far as the details tell."""
+    """The rank that wrote each file, by its name, as far as the details have it."""
     ranks = details.get(RANKS)
     pairs = ranks.items() if isinstance(ranks, dict) else ()
     return {

@@ -20,8 +20,8 @@ class Change:
     Attributes:
         name: The name.
         what: "type", "shape" or "value".
-        a: What it is in the first state, as text.
-        b: What it is in the second.
+        a: Value in the first state, as text.
+        b: Value in the second state.
     """
 
     name: str
@@ -36,8 +36,8 @@ class Distance:
 
     Attributes:
         count: Elements.
-        differing: Those that are not equal.
-        nans: Those of them that are NaN in one tensor only.
+        differing: Elements that are not equal.
+        nans: Elements among them that are NaN in one tensor only.
         max_abs: The largest absolute difference of the others: an exact int between integers; None if the type of the
             elements has no numbers that torch can subtract.
     """
@@ -112,7 +112,7 @@ class Difference:
         only_b: Names that the second alone has.
         changes: Names that are of another type, shape or value.
         tensors: Tensors whose elements differ, by name.
-        compared: How many tensors were compared.
+        compared: Number of compared tensors.
     """
 
     only_a: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Difference:
 def diff_all(
     pairs: Mapping[str, tuple[InventoryFile, InventoryFile]], observer: WorkObserver = UNOBSERVED
 ) -> dict[str, Difference]:
-    """Compare pairs of files, as `diff_files` does; the observer is told of the bytes that both have."""
+    """Compare pairs of files, as `diff_files` does; the observer gets the bytes that both have."""
     sizes = {name: a.whole_size + b.whole_size for name, (a, b) in pairs.items()}
     observer.begin("compare", sum(sizes.values()))
     differences = {}

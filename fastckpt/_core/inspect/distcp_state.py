@@ -16,7 +16,7 @@ from fastckpt._core.inspect.pickled import Object, Storage, Tensor, describe, na
 from fastckpt.errors import BadCheckpoint
 
 _MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError)
-"""What a `.metadata` of another shape than torch writes can raise."""
+"""Exceptions that a `.metadata` can raise whose shape is not the one that torch writes."""
 
 
 @dataclass(frozen=True)

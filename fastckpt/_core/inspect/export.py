@@ -39,7 +39,7 @@ class ExportOrder:
     Attributes:
         format: "safetensors" or "torch".
         only: Names, joined by dots, of the part of the state to take, such as ``model``; empty for all.
-        force: Whether a file that exists may be replaced.
+        force: True if a file that exists may be replaced.
     """
 
     format: str
@@ -64,7 +64,7 @@ def export_file(
     Args:
         source: The file, such as ``model.pt`` of a checkpoint.
         out: The new file.
-        order: What is wanted.
+        order: Request of the user.
         check: Raises if the source has changed since it was found; called before ``out`` gets its name.
         observer: Follows the bytes that are compared, downloaded or put together, and written.
 

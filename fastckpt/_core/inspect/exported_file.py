@@ -15,7 +15,7 @@ from fastckpt._core.io.unbuffered import WriteBehind
 from fastckpt.errors import ConfigError, NotLoadable
 
 BLOCK = 16 * 2**20
-"""Bytes that are written at once, at most: then a signal is heard, and progress is reported."""
+"""Bytes that are written at once, at most: between them signals are handled, and progress is reported."""
 
 
 class ExportedFile(AbstractContextManager["ExportedFile"]):

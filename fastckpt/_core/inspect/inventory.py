@@ -62,16 +62,16 @@ class InventoryItem:
         state: WHOLE; WRITING: not yet whole; INCOMPLETE: files of some ranks are missing, it does not count; DAMAGED:
             seen to be bad; QUARANTINED: moved there since it was bad; FOREIGN: memory of a directory that was removed
             since.
-        why: Why it is not whole.
-        path: Where it is stored: a path or URL.
+        why: Reason why it is not whole.
+        path: Its path or URL.
         step: The step; None if unknown.
         history: Its history; None if unknown.
         files: Its files, by name.
-        time: When it was completed, in seconds since the epoch; None if unknown.
+        time: Time of its completion, in seconds since the epoch; None if unknown.
         world: Ranks of the job that saved it.
-        details: What else was kept with it.
-        unchanged: Whether it is still what was found: its job may take a slot for another save, and delete what is
-            on storage, at any time.
+        details: Other values kept with it.
+        unchanged: Returns whether it is still as found: its job may take a slot for another save, and delete what is on
+            storage, at any time.
         parent: The checkpoint that its history was resumed from, as far as that is known.
     """
 
@@ -135,7 +135,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
     Args:
         location: The checkpoint directory: a path or URL.
         shm_dir: The tmpfs that holds arenas.
-        remote: Where its job copies durable checkpoints to; empty for nowhere. If it is given, the directory may be
+        remote: Store to which its job copies durable checkpoints; empty for none. If it is given, the directory may be
             gone.
 
     Raises:

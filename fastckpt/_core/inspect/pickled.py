@@ -40,10 +40,10 @@ class Storage:
     """The bytes that tensors are views of.
 
     Attributes:
-        key: Which storage of the file it is.
+        key: Key of the storage in the file.
         dtype: Type of its elements; "" if it has none of its own.
         count: Elements, or bytes if it has no type.
-        device: Where it was when it was saved, such as "cuda:0".
+        device: Device from which it was saved, such as "cuda:0".
     """
 
     key: str
@@ -67,8 +67,8 @@ class Tensor:
         stride: Elements between neighbours in each dimension.
         offset: Elements before its first one in the storage.
         storage: Its bytes; None if it has none (a meta tensor).
-        views: How its elements differ from the stored bytes: "conj", "neg".
-        quantizer: How numbers become quantized, as text; "" if they are not.
+        views: Views by which its elements differ from the stored bytes: "conj", "neg".
+        quantizer: Quantizer, as text; "" if they are not.
     """
 
     dtype: str
@@ -96,9 +96,9 @@ class Object:
 
     Attributes:
         name: The class or function.
-        parts: What it was called with, and what was appended to it.
-        entries: What was put into it under a key.
-        state: What was set in it afterwards; None for nothing.
+        parts: Arguments of the call, and values appended to it.
+        entries: Values put into it under keys.
+        state: State that was set afterwards; None for none.
     """
 
     name: str

@@ -18,7 +18,7 @@ class Group:
 
     Attributes:
         kind: Its type, such as "dict".
-        count: What it holds.
+        count: Number of its entries.
     """
 
     kind: str

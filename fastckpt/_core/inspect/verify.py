@@ -36,7 +36,7 @@ class Finding:
         item: The checkpoint that it belongs to; None if it belongs to the directory.
         path: The file, or the directory of a checkpoint whose files are not known.
         verdict: GOOD, BAD, or UNKNOWN: nothing was recorded that it could be compared with, or it changed meanwhile.
-        why: What is wrong, or why that is not known.
+        why: Fault, or the reason why it is not known.
         expected: The digest that was saved; "" if none was.
         found: The digest of what is there; "" if it was not read to its end.
     """
@@ -86,7 +86,7 @@ def verify_all(
 def verify(item: InventoryItem, observer: WorkObserver = UNOBSERVED) -> Iterator[Finding]:
     """Check the files of a whole checkpoint, one after the other; the others are bad as they are.
 
-    The observer is told of the bytes that are read, not of the begin.
+    The observer gets the number of bytes that are read, but not the begin.
     """
     if item.state != WHOLE:
         yield Finding(item, item.path, BAD, item.why)

@@ -20,7 +20,7 @@ class ResumeDecision:
 
     Attributes:
         outcome: RESUME; FRESH: there is nothing to resume; REFUSE: checkpoints exist, but none can be loaded.
-        choice: What would be resumed.
+        choice: Checkpoint that would be resumed.
         others: Every other checkpoint, newest first, and why it is not the one.
     """
 
@@ -33,7 +33,7 @@ def decide(inventory: Inventory, *, verifies: bool = False, observer: WorkObserv
     """Choose as a resume of as many ranks as saved would.
 
     Args:
-        inventory: What there is.
+        inventory: Checkpoints that there are.
         verifies: Whether to check digests, as a resume does before it loads, and to choose again where they are bad.
         observer: Follows that.
     """

@@ -16,7 +16,7 @@ class WorkObserver(Protocol):
 
 
 class Unobserved:
-    """Nobody follows the work."""
+    """Observer of work that nobody follows."""
 
     def begin(self, deed: str, total: int) -> None:
         """Do nothing."""

@@ -26,7 +26,7 @@ class Copier:
 
     Args:
         mbps: MB (10**6 bytes) per second that all files together may take; 0 for no limit.
-        files_at_once: How many files are copied at the same time.
+        files_at_once: Number of files that are copied at the same time.
     """
 
     def __init__(self, mbps: float = 0.0, files_at_once: int = FILES_AT_ONCE) -> None:

@@ -43,7 +43,7 @@ class _AtOnce:
 
 
 class Counted:
-    """No limit; a function is told of the bytes."""
+    """Copier without a limit; a function gets the number of bytes."""
 
     portion = None
 

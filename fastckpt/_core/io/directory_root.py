@@ -23,8 +23,8 @@ class Entry(NamedTuple):
 
     Attributes:
         name: The last part of its path.
-        is_directory: Whether it is that of a directory.
-        leads_to_directory: Whether it is that of a directory, or of a link to one.
+        is_directory: True if it is that of a directory.
+        leads_to_directory: True if it is that of a directory, or of a link to one.
         inode: That of the directory, file or link.
     """
 
@@ -149,27 +149,27 @@ class DirectoryRoot:
                 sync_names(each)
 
     def lstat(self, path: Path) -> os.stat_result | None:
-        """What a name stands for, be it a link; None if there is nothing."""
+        """Return the status of a name, of the link itself if it is one; None if there is nothing."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._at(path) as (directory, name):
             return os.lstat(name, dir_fd=directory)
         return None
 
     def exists(self, path: Path) -> bool:
-        """Whether anything has this name, be it a link."""
+        """Return whether anything has this name, also a broken link."""
         return self.lstat(path) is not None
 
     def is_directory(self, path: Path) -> bool:
-        """Whether a name is that of a directory, and not of a link to one."""
+        """Return whether a name is that of a directory; False for a link to one."""
         found = self.lstat(path)
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def is_file(self, path: Path) -> bool:
-        """Whether a name is that of a regular file, and not of a link to one."""
+        """Return whether a name is that of a regular file; False for a link to one."""
         found = self.lstat(path)
         return found is not None and stat.S_ISREG(found.st_mode)
 
     def latest_change(self, path: Path) -> float:
-        """When a file or directory, or anything below it, was changed last, in seconds."""
+        """Return the time, in seconds, of the last change to a file or directory, or to anything below it."""
         with self._at(path) as (directory, name):
             walk = os.fwalk(name, onerror=_raise, dir_fd=directory)
             below = (os.lstat(each, dir_fd=at).st_mtime for _, _, files, at in walk for each in (*files, "."))
@@ -225,11 +225,11 @@ def _refuse_link(name: str, directory: int) -> None:
 
 
 def _entry(found: os.DirEntry[str]) -> Entry:
-    # The listing tells the kinds of entries: of 100,000 files beside checkpoints none is opened.
+    # The listing has the kinds of entries: of 100,000 files beside checkpoints none is opened.
     is_directory = found.is_dir(follow_symlinks=False)
     try:
         leads_to_directory = is_directory or found.is_dir()
-    except OSError:  # of a link, or where the listing tells no kinds: what opens it will find out
+    except OSError:  # of a link, or where the listing has no kinds: what opens it will find out
         leads_to_directory = True
     return Entry(found.name, is_directory, leads_to_directory, found.inode())
 

@@ -18,7 +18,7 @@ _OF_STORES = re.compile(
 )
 """Programs that mount an object store, as they call themselves in the type or the source of a mount."""
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOTCONN)
-"""Errors of a probe that tell of a full, read-only or absent place, which may be another one later."""
+"""Errors of a probe at a full, read-only or absent place, which may be another one later."""
 
 
 class FileSystem(NamedTuple):
@@ -26,9 +26,9 @@ class FileSystem(NamedTuple):
 
     Attributes:
         kind: Its type, such as ``ext4``, ``nfs4`` or ``fuse.sshfs``.
-        source: What is mounted: a device, an export, or a name that a program chose.
-        options: Those of the file system, without those of the mount.
-        mount_point: Where it is mounted.
+        source: Mounted source: a device, an export, or a name that a program chose.
+        options: Options of the file system, without those of the mount.
+        mount_point: Directory at which it is mounted.
     """
 
     kind: str
@@ -38,17 +38,17 @@ class FileSystem(NamedTuple):
 
     @property
     def is_of_a_store(self) -> bool:
-        """Whether a program makes it of an object store, whose directories are not renamed at once."""
+        """True if a FUSE program shows an object store as this file system; renames of directories are not atomic."""
         return self.kind.startswith("fuse") and bool(_OF_STORES.search(f"{self.kind} {self.source}"))
 
     @property
     def is_served(self) -> bool:
-        """Whether a program, or another machine, answers for it in its own way."""
+        """True if a program or another machine serves the file system, with its own semantics."""
         return self.kind.startswith(("fuse", "9p", "cifs", "smb", "virtiofs"))
 
     @property
     def forgets(self) -> str:
-        """Why a crash of the machine loses what was synced there; empty if it does not."""
+        """Reason why a crash of the machine loses files that were synced there; empty if they survive."""
         if self.kind in ("tmpfs", "ramfs"):
             return "it is memory"
         if self.kind == "overlay" and {"volatile", "fsync=volatile"} & {*self.options}:
@@ -59,7 +59,7 @@ class FileSystem(NamedTuple):
 
 
 def file_system_of(path: Path) -> FileSystem | None:
-    """The file system that a path is on, or would be on; None if the kernel does not say."""
+    """The file system that a path is on, or would be on; None if the kernel does not report it."""
     path = Path(os.path.realpath(path))
     try:
         text = Path(_TABLE).read_text("utf-8", "surrogateescape")
@@ -84,7 +84,7 @@ def _unescaped(text: str) -> str:
 
 
 def fault_in_renames(directory: Path) -> str:
-    """What is wrong with a rename of a directory, or an exclusive creation; empty for nothing, or if that is unknown.
+    """Return the fault of renames of directories or of exclusive creation; empty if there is none, or if it is unknown.
 
     It tries both, in a directory of its own that is gone afterwards.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class LeakyBucket:
-    """When bytes may go, for a rate and a clock of any origin: arithmetic only.
+    """Rate limit for bytes, by a clock of any origin: arithmetic only.
 
     Bytes go at the instant at which all that went before are paid for at the rate. Time in which nobody wrote is
     not saved up: after a pause one portion goes at once, and the next when that is paid for. So until any time t
@@ -29,7 +29,7 @@ class RateLimit:
     """A limit for several threads, each of which asks before it writes."""
 
     PORTIONS_PER_SECOND = 10
-    """How often somebody should write, so that the bytes flow evenly."""
+    """Writes per second that are enough for an even flow of bytes."""
     SMALLEST = 2**20
 
     def __init__(self, bytes_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Verdicts on errors of reading: what each says of the checkpoint that was read. One table for all that reads them.
+"""Verdicts on errors of reading: what each means for the checkpoint that was read. One table for all that reads them.
 
 Only damage is a reason to take an older checkpoint in place of a newer one, and to reject the newer one.
 """
@@ -12,13 +12,13 @@ from enum import Enum
 from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, PersistError
 
 EJUKEBOX = 528
-"""Of NFS, without a name in Python: the server says to try again later."""
+"""Error number of NFS, without a name in Python: the server asks to try again later."""
 LONGEST = 700
 """Characters of an error in words."""
 
 
 class ReadVerdict(Enum):
-    """What an error says of a checkpoint.
+    """Verdict on a checkpoint after an error.
 
     DAMAGE: The bytes are not there, or not those that were saved. An older checkpoint is taken.
     NO_ANSWER: Nothing. The same save is taken from another tier, or it is tried again; else that is an error.
@@ -104,7 +104,7 @@ _REMEDIES = {
 
 
 def verdict(error: BaseException, phase: Phase, tier: str = "storage") -> ReadVerdict:
-    """What an error in a phase of a load says of a checkpoint in a tier, of `TIERS`."""
+    """Return the verdict on a checkpoint in one of the `TIERS`, after an error in this phase of a load."""
     parts = _parts(error)
     if parts:  # of several ranks, as torch.distributed.checkpoint raises
         return worst(verdict(part, phase, tier) for part in parts)
@@ -144,7 +144,7 @@ def in_words(error: BaseException) -> str:
 
 
 def remedy(error: BaseException) -> str:
-    """What its user can do about an error that is no verdict, with the limit that was met; empty for others."""
+    """Return the remedy for an error that is no verdict, with the limit that was met; empty for other errors."""
     error = next(iter(_parts(error)), error)
     if isinstance(error, FastckptError):
         return ""  # it names its own

@@ -19,7 +19,7 @@ WAIT_BEFORE, WRITE, WAIT_AFTER = 1, 2, 4
 """Flags of sync_file_range(2)."""
 
 AT_EMPTY_PATH, STATX_DIOALIGN = 0x1000, 0x2000
-"""Of statx(2), with the places of both alignments in its answer; Python has no name for them before 3.15."""
+"""Arguments of statx(2), with the places of both alignments in its answer; Python has no name for them before 3.15."""
 _MASK, _MEMORY, _OFFSET = 0x00, 0x98, 0x9C
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -154,7 +154,7 @@ def _open_again(descriptor: int) -> None:
 
 
 def direct_alignment(descriptor: int) -> tuple[int, int]:
-    """What O_DIRECT wants addresses, offsets and lengths to be multiples of: as statx says, or else whole sectors."""
+    """Return the alignments for O_DIRECT: of addresses, and of offsets and lengths; whole sectors without statx."""
     answer = ctypes.create_string_buffer(256)
     statx = getattr(_libc, "statx", None)  # glibc 2.28; Linux 6.1 answers
     if statx is None or statx(descriptor, b"", AT_EMPTY_PATH, STATX_DIOALIGN, answer):

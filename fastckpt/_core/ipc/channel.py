@@ -88,7 +88,7 @@ def bind(address: str) -> socket.socket:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Pid and uid of the process at the other end, as the kernel tells them."""
+    """Pid and uid of the process at the other end, as the kernel reports them."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -163,7 +163,7 @@ class Channel:
             yield
         except OSError as error:
             self.close()
-            # A closed socket says no more than that: whoever uses it next is to read why it was closed.
+            # A closed socket has no reason: whoever uses it next is to read why it was closed.
             late = isinstance(error, TimeoutError)
             self._why_closed = self._why_closed or ("did not answer in time" if late else f"is gone: {error}")
             raise AgentLost(f"{_KEEPER} {self._why_closed}") from error
@@ -189,7 +189,7 @@ class Channel:
 
     @property
     def is_read(self) -> bool:
-        """Whether the other end has taken all that was sent: then sending does not wait. False once it is closed."""
+        """True if the other end has read all that was sent, so that sending does not wait. False once it is closed."""
         left = array.array("i", [1])
         try:
             fcntl.ioctl(self._socket, termios.TIOCOUTQ, left)

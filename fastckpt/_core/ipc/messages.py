@@ -33,10 +33,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Where the arena is, and the history that these workers write.
+    """Location of the arena, and the history that these workers write.
 
     Attributes:
-        slot: Which of the agents that share this host's memory the saver is of: its other arenas have the same.
+        slot: Number of the saver's agent among those that share this host's memory: its other arenas have the same.
     """
 
     arena: str
@@ -89,9 +89,9 @@ class Committed:
     """The writer's done record of this id is in the slot; persist it if ``persist``. There is no answer.
 
     Attributes:
-        path: Where the user wants the model's file; empty for the default.
-        overtakable: Whether a newer one may be persisted instead, as long as this one waits.
-        agreed: Whether all nodes persist it, unless they are busy.
+        path: Path that the user wants for the model's file; empty for the default.
+        overtakable: True if a newer one may be persisted instead, as long as this one waits.
+        agreed: True if all nodes persist it, unless they are busy.
     """
 
     history: int
@@ -118,14 +118,14 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pinned:
-    """What is in memory.
+    """Saves that are in memory.
 
     Attributes:
         slots: Slots that hold a whole checkpoint.
         durable: History and step of the newest durable one; empty for none.
         verified: Slots of which nobody need compare the digests: the saver has, and nobody has saved since.
-        lost: What was in memory, and was found bad.
-        address: Where other agents can fetch what is in memory; empty if they cannot.
+        lost: Saves in memory that were found bad.
+        address: Address at which other agents can fetch these saves; empty if they cannot.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
 
@@ -150,7 +150,7 @@ class Fetch:
         save: History and step.
         attempt: The token that ranks of all nodes share from one load to the next.
         sources: The addresses of agents that hold each file, by its name.
-        beside: Whether they are for a load alone, and not to be a save of this node's ranks in a slot.
+        beside: True if they are for a load alone, and not to be a save of this node's ranks in a slot.
     """
 
     save: list[int]
@@ -175,8 +175,8 @@ class Bad:
 
     Attributes:
         memory: Ids (history and step) of those in memory: they must neither be offered again nor persisted.
-        storage: Whether some on storage were bad, too: what is durable must be looked up again.
-        distrusted: Whether they are what was saved, and that is wrong: they do not count as lost.
+        storage: True if some on storage were bad, too: what is durable must be looked up again.
+        distrusted: True if they are what was saved, and that is wrong: they do not count as lost.
     """
 
     memory: list[list[int]]
@@ -189,8 +189,8 @@ class Resumed:
     """The writer has looked for a checkpoint to resume. Answer: Done.
 
     Attributes:
-        tier: Where it found one; empty if it did not.
-        bad: Those that it met and that could not be used, and why.
+        tier: Tier in which it found one; empty if it did not.
+        bad: Checkpoints that could not be used, and why.
         abandoned: Ids of newer ones in memory, which other nodes do not have.
     """
 
@@ -205,7 +205,7 @@ class Loaded:
 
     Attributes:
         save: History and step; empty if the state names none.
-        tier: Where it was found; empty if there was none.
+        tier: Tier in which it was found; empty if there was none.
     """
 
     save: list[int]
@@ -215,13 +215,13 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Decided:
-    """When to save was decided, alike on all ranks. There is no answer.
+    """Save intervals that all ranks have decided. There is no answer.
 
     Attributes:
         step: After which it counts.
         memory, storage: Steps between snapshots, between persists; None while it is measured what they cost.
         overhead, bound: The parts of training time that they took, as far as was measured, and may take.
-        changed: Whether the intervals are others than before.
+        changed: True if the intervals are others than before.
     """
 
     step: int
@@ -271,21 +271,21 @@ class NextHistory:
 
 @dataclass(frozen=True)
 class Ask:
-    """How far is persistence? Answer: Status."""
+    """Request for the state of persistence. Answer: Status."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is durable, what is on its way, and what went wrong.
+    """State of persistence: durable checkpoints, persists that are under way, and failures.
 
     Attributes:
         waiting: Persists that wait or run, and what is to be persisted unless a newer one is.
         newest: History and step of the newest durable checkpoint; empty for none.
         persisted: As in Granted.
         trouble: The last failure of a persist that no later one has made good; empty for none.
-        since: When the newest durable checkpoint became that, in seconds of the monotonic clock; 0 if it was before
-            this saver.
-        persists: Those that nothing overtakes, and that are in memory whole: they end without any rank's doing.
+        since: Time at which the newest durable checkpoint became durable, in seconds of the monotonic clock; 0 if it
+            was before this saver.
+        persists: Persists that nothing overtakes, of saves that are in memory whole: they end without any rank's doing.
         filling: Saves in memory that are not whole yet, and may still come to be.
     """
 

@@ -13,8 +13,8 @@ class OffloadPlanned:
     """A step was profiled, and it was planned what its like writes.
 
     Attributes:
-        number: Which `ActivationOffload` of its process plans, from 1.
-        directory: Where to it offloads.
+        number: Number of the `ActivationOffload` in its process, from 1.
+        directory: Directory to which it offloads.
         profiled: Steps that were profiled so far: of those that come in quick succession, not each is reported.
         saved: Bytes that the forward saves.
         offloaded: Bytes of these that leave memory; ``kept`` are the others.
@@ -38,15 +38,15 @@ class OffloadPlanned:
 
 @dataclass(frozen=True)
 class OffloadMeasured:
-    """What came so far; later ones of the same process and number include earlier ones.
+    """Measurements so far; a later message of the same process and number includes the earlier ones.
 
     Attributes:
-        number: Which `ActivationOffload` of its process it is, from 1.
-        directory: Where to it offloads.
+        number: Number of the `ActivationOffload` in its process, from 1.
+        directory: Directory to which it offloads.
         forwards: Forwards so far.
         written: Bytes written in all, ``read`` bytes read.
         waited_for_writes: Seconds that forwards waited in all, ``waited_for_reads`` that backwards did.
-        steps: Those that had a plan, and whose backward is over; what follows is of these.
+        steps: Steps that had a plan, and whose backward is over; what follows is of these.
         planned_written: Bytes that their plans had them write, ``step_written`` bytes that they wrote.
         predicted_wait: Seconds by which they were to be longer, ``step_wait`` seconds that they waited.
     """
@@ -67,13 +67,13 @@ class OffloadMeasured:
 
 @dataclass(frozen=True)
 class OffloadEnded:
-    """Nothing is offloaded any more.
+    """Notice that nothing is offloaded any more.
 
     Attributes:
-        number: Which `ActivationOffload` of its process it is, from 1.
-        directory: Where to it did.
-        error: Why it does not any more.
-        remedy: What to do.
+        number: Number of the `ActivationOffload` in its process, from 1.
+        directory: Directory to which it offloaded.
+        error: Reason why it has ended.
+        remedy: Remedy for the user.
     """
 
     number: int

@@ -63,7 +63,7 @@ def arena_paths(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> list[Path
     Args:
         shm_dir: A directory on a tmpfs.
         checkpoint_dir: The checkpoint directory, as a real path.
-        agent_slot: Which of the agents that share the directory of arenas it belongs to.
+        agent_slot: Number of its agent among those that share the directory of arenas.
     """
     name = f"{checkpoint_dir}\0{agent_slot}"
     keys = [hashlib.sha256(each.encode()).hexdigest()[:16] for each in (name, *(f"{name}\0{n}" for n in _FURTHER))]
@@ -81,12 +81,12 @@ def owner_of(path: Path) -> int | None:
 class Arena:
     """An arena that this process owns, until `remove` or `release`.
 
-    The lock on its ``owner`` file says that somebody owns it; the file says who.
+    The lock on its ``owner`` file shows that a process owns it; the file names the process.
 
     Attributes:
         path: Its directory.
         slots: Its places for checkpoints.
-        adopted: Whether it had such places when it was opened.
+        adopted: True if it had such places when it was opened.
         claim: By what its checkpoint directory is known.
     """
 
@@ -130,7 +130,9 @@ class Arena:
             _remove_strays(path)
             arena = cls(path, owner, lock)
             if former.process is not None and former.process.boot != boot_id():
-                logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
+                logger.warning(
+                    "discarding %s, which is of an earlier boot, with its checkpoints of %s", path, checkpoint_dir
+                )
                 arena.renew()  # its bytes were never meant to outlive the kernel's end
             on_failure.pop_all()
         return arena
@@ -141,7 +143,7 @@ class Arena:
         return self._owner.ended
 
     def is_there(self) -> bool:
-        """Whether it is still ours: somebody may have removed it, and another job have made it again."""
+        """Return whether the arena is still ours: it may have been removed, and made again by another job."""
         return is_named(self._lock, self.path / OWNER)
 
     def restore(self) -> None:
@@ -285,7 +287,7 @@ class Arena:
         discard(slot, [str(_new(Path(name))) for name in names])
 
     def _open_new(self, slot: Path, name: str) -> tuple[Path, int]:
-        """Where a new image gets its pages, and a descriptor of that; raises OSError."""
+        """Return the path at which a new image gets its pages, and a descriptor of the file; raises OSError."""
         if not self.is_there():
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
         path = slot / name
@@ -328,7 +330,7 @@ class Arena:
 
 
 def _new(path: Path) -> Path:
-    """Where an image is until all its memory is there."""
+    """Return the path of an image until all its memory is allocated."""
     return path.with_name(f"{_NEW}{path.name}")
 
 
@@ -337,7 +339,7 @@ def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
 
     Args:
         size: Bytes of a checkpoint.
-        slots: How many there must be room for.
+        slots: Number of slots that there must be room for.
         found: The limit that leaves no room, what the slots have already counted as free.
         copies: Bytes of copies of other nodes' files, beside the slots.
     """

@@ -35,7 +35,7 @@ _BLOCK = re.compile(rf".+\.{_ARENA.pattern}|fastckpt\.[0-9a-f]{{64}}")
 
 
 class ArenaState(enum.StrEnum):
-    """Whether somebody owns the arena.
+    """Ownership of an arena.
 
     LEFT_BEHIND is nobody's: a launch with its checkpoint directory adopts it. OLD_BOOT is of an earlier boot: worth
     nothing. FOREIGN is another user's, or was not made by us.
@@ -53,14 +53,14 @@ class ArenaEntry:
 
     Attributes:
         path: Its path.
-        state: Whether somebody owns it.
+        state: State of its ownership.
         uid: The user whom it belongs to.
         size: Bytes of memory that it takes; 0 if it is foreign.
         directory: The checkpoint directory; empty if that is not known.
         claim: By what that directory is known: by its mark (`.fastckpt/identity`), or by the one that it is to get.
-        owner: Who owns it, or did; None if that is not known.
+        owner: Present or former owner; None if it is not known.
         writers: Writers that are alive.
-        slots: What is committed in each slot, by the slot's name; None for nothing.
+        slots: Committed save of each slot, by the slot's name; None for none.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class ArenaEntry:
 
     @property
     def is_arena(self) -> bool:
-        """Whether it is an arena, not a telemetry block."""
+        """True for an arena, False for a telemetry block."""
         return _ARENA.fullmatch(self.path.name) is not None
 
     @property
@@ -98,7 +98,7 @@ def clean(entry: ArenaEntry, *, force: bool = False) -> None:
     """Remove what is nobody's.
 
     Args:
-        entry: What `census` found.
+        entry: Entry of `census`.
         force: Remove it also if it holds a whole checkpoint. Give it for one that storage has, or that nobody wants.
 
     Raises:

@@ -27,7 +27,7 @@ from fastckpt.errors import ArenaInUse, ArenaTooSmall
 
 logger = logging.getLogger("fastckpt")
 notices = logging.getLogger("fastckpt.report")
-"""For lines that are shown though nothing is wrong."""
+"""Logger for lines that are shown though nothing is wrong."""
 
 RECORD = "copies.json"
 """The record of an arena that names its folders."""
@@ -37,7 +37,7 @@ _GRACE = 60.0
 
 
 class CopiesFolder:
-    """Where an arena has its large copies; any thread may use it.
+    """Folder for the large copies of an arena; any thread may use it.
 
     Args:
         arena: The arena, which the caller owns.
@@ -45,7 +45,7 @@ class CopiesFolder:
 
     Attributes:
         path: The folder, or the arena. It is made by `ensure`.
-        is_memory: Whether what is in it takes memory.
+        is_memory: True if what is in it takes memory.
         former: Folders of earlier owners that were given another directory: they are read, and nothing comes to them.
     """
 
@@ -89,7 +89,7 @@ class CopiesFolder:
                 raise ArenaTooSmall(why) from error
 
     def remedies(self, room: Headroom, lacking: int) -> str:
-        """What a user can do so that ``lacking`` bytes more can be taken here."""
+        """Return what a user can do to make room for ``lacking`` bytes more."""
         if self._directory is None:
             return f"{room.remedies(lacking)}, or keep copies on a disk: --fast-replica-medium disk:DIR"
         return "Free some of it, or name a directory with more room: --fast-replica-medium disk:DIR"

@@ -12,16 +12,16 @@ _LARGEST = 1 << 64
 
 @dataclass(frozen=True)
 class DirectoryClaim:
-    """By what the directory of this memory is known: by its mark, or by the one that it is to get.
+    """Identity of the directory of this memory: the mark that it has, or the one that it is to get.
 
     A directory that is full or read-only when it is first used cannot be marked. Until it is, the claim in the arena
     speaks for it, together with the directory's inode: another directory that took its name has another.
 
     Attributes:
         seen: The mark that was seen in the directory; empty until one was. It is never written there again.
-        wanted: What the directory is to be marked with, unless a mark was seen there; empty for nothing.
+        wanted: Mark that the directory is to get, unless a mark was seen there; empty for nothing.
         inode: The directory's inode when it was claimed; 0 if that is not known, or at a URL.
-        unnamed: Whether an earlier version made the arena, for a directory that it could not mark.
+        unnamed: True if an earlier version made the arena, for a directory that it could not mark.
     """
 
     seen: str = ""
@@ -31,11 +31,11 @@ class DirectoryClaim:
 
     @property
     def due(self) -> bool:
-        """Whether the directory is still to be marked."""
+        """True if the directory still has to be marked."""
         return bool(self.wanted) and not self.seen
 
     def is_of(self, mark: str, inode: int = 0) -> bool:
-        """Whether the memory belongs to the directory that has this mark ("" for none) and this inode."""
+        """Return whether the memory belongs to the directory that has this mark ("" for none) and this inode."""
         if self.seen:
             return self.seen == mark
         if self.wanted:
@@ -44,7 +44,7 @@ class DirectoryClaim:
 
     @classmethod
     def read(cls, arena: Path) -> "DirectoryClaim":
-        """What an arena says; an empty claim if it says nothing. Raises OSError as `read_record`."""
+        """Read the claim of an arena; an empty claim if it has none. Raises OSError as `read_record`."""
         record = read_record(arena / CLAIM)
         wanted, inode = record.get("mark"), record.get("inode")
         if not (isinstance(wanted, str) and isinstance(inode, int) and 0 <= inode < _LARGEST):
@@ -55,7 +55,7 @@ class DirectoryClaim:
         return cls(seen, wanted, inode, unnamed=not (seen or wanted))
 
     def write(self, arena: Path) -> None:
-        """Have an arena say so; raises OSError. Killed between the two, it says what it said, or both."""
+        """Write the claim to an arena; raises OSError. After a kill between both writes it has the old one, or both."""
         for name in (CLAIM, IDENTITY):
             if not (arena / name).is_file() or (arena / name).is_symlink():
                 remove_any(arena / name)

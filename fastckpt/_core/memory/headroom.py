@@ -18,7 +18,7 @@ ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fa
 
 
 class MemoryLimit(enum.Enum):
-    """What sets the limit."""
+    """Kind of the limit."""
 
     TMPFS = enum.auto()
     DISK = enum.auto()
@@ -28,7 +28,7 @@ class MemoryLimit(enum.Enum):
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes that can still be taken, of how many, and the limit that says so."""
+    """Bytes that can still be taken, of how many, and the limit that they follow from."""
 
     free: int
     total: int
@@ -40,11 +40,11 @@ class Headroom:
 
     @property
     def medium(self) -> str:
-        """What it is a limit on."""
+        """Medium that is limited."""
         return "the disk" if self.kind is MemoryLimit.DISK else "shared memory"
 
     def remedies(self, lacking: int) -> str:
-        """What a user can do so that ``lacking`` bytes more can be taken."""
+        """Return what a user can do to make room for ``lacking`` bytes more."""
         raised = {
             MemoryLimit.TMPFS: f"Enlarge it ({_as_large_as(self.total + lacking, self.limit)})",
             MemoryLimit.DISK: "Free some of it",
@@ -57,7 +57,7 @@ class Headroom:
 
 
 def _as_large_as(size: int, mount: str) -> str:
-    """How to have a tmpfs in a container that has so many bytes beside the reserve, in a round number."""
+    """Return options of containers for a tmpfs that has so many bytes beside the reserve, in a round number."""
     size += min(RESERVE, size // 16)
     mebibytes = 1 << (-(-size >> 20) - 1).bit_length()
     small = mebibytes < 1024
@@ -99,7 +99,7 @@ def _limits(directory: Path) -> list[Headroom]:
 
 
 def lies_in_memory(directory: Path) -> bool:
-    """Whether files that are made in a directory are on a tmpfs; raises OSError if it is none."""
+    """Return whether new files in a directory are on a tmpfs; raises OSError if it is not a directory."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return is_in_memory(descriptor)
@@ -157,7 +157,10 @@ def _with_parents(root: Path, path: str) -> Iterator[Path]:
 
 
 def killed_for_memory() -> int:
-    """How many processes the kernel has killed for want of memory: of this one's cgroup, else on the whole host."""
+    """Return the number of processes that the kernel has killed for lack of memory.
+
+    They are those of this process's cgroup, or those of the whole host if the cgroup does not count them.
+    """
     # The innermost group counts its members, whichever limit was reached; the counter moves before the signal is sent.
     files = (group / name for group in cgroups("memory") for name in ("memory.events", "memory.oom_control"))
     counters = (_counters(path).get("oom_kill") for path in (*files, VMSTAT))

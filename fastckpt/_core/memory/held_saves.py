@@ -26,7 +26,7 @@ _NAME = re.compile("([0-9]{1,18})-([0-9]{1,18})-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class HeldSave:
-    """What one node has of a save.
+    """Part of a save that one node holds.
 
     Attributes:
         attempt: The token that ranks of all nodes share from one load to the next.
@@ -143,12 +143,12 @@ def places_in(folder: Path) -> dict[Path, SaveId]:
 
 
 def place_name(id: SaveId, token: str) -> str:
-    """The name of the place for something of a save that a token tells from others of the same id."""
+    """The name of the place for something of a save; a token distinguishes it from others of the same id."""
     return f"{id.history}-{id.step}-{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
 def kept_place(arena: Path, id: SaveId, attempt: str) -> Path:
-    """Where the files of other nodes' ranks of a save are kept."""
+    """Return the directory for the files of other nodes' ranks of a save."""
     return arena / KEPT / place_name(id, attempt)
 
 

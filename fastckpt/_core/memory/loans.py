@@ -13,7 +13,7 @@ FOLDER = "lent"
 
 
 def place_of(arena: Path, name: str) -> Path:
-    """Where a file of this name is lent; makes the directory. Raises OSError."""
+    """Return the path for a lent file of this name; makes the directory. Raises OSError."""
     path = arena / FOLDER / name
     make_folders(arena, path.parent)
     return path

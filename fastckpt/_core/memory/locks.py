@@ -8,7 +8,7 @@ from pathlib import Path
 from fastckpt._core.descriptors import close_own, opened
 
 _held: dict[int, tuple[int, int] | None] = {}
-"""By descriptor, what was opened."""
+"""Opened files by descriptor."""
 
 
 def open_lock(path: Path) -> int:
@@ -63,7 +63,7 @@ def _try(fd: int, kind: int) -> bool:
 
 
 def is_named(fd: int, path: Path) -> bool:
-    """Whether ``path`` still leads to the file that was opened."""
+    """Return whether ``path`` still leads to the file that was opened."""
     try:
         named = path.stat(follow_symlinks=False)
     except OSError:

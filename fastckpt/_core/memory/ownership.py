@@ -1,4 +1,4 @@
-"""The owner of an arena: one process at a time has the lock of its ``owner`` file, which says who that is."""
+"""The owner of an arena: one process at a time has the lock of its ``owner`` file, which names that process."""
 
 import contextlib
 import json
@@ -23,18 +23,18 @@ GLANCE = 0.1
 """Seconds for which somebody who only looks at an arena may have its lock."""
 OWNER = "owner"
 _LAUNCHES = 50
-"""Of which an owner's file says that they have ended."""
+"""Number of ended launches that an owner's file names."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who owns an arena, or did, as its file says.
+    """Present or former owner of an arena, as its file names it.
 
     Attributes:
         process: None if it did not sign.
         directory: The checkpoint directory.
-        launch: What no other launch is called; empty if an earlier version signed.
-        since: When it made or adopted the arena, to be read by people.
+        launch: Id of the launch, unique; empty if an earlier version signed.
+        since: Time at which it made or adopted the arena, to be read by people.
         ended: Launches that owned it until their end, one after the other, the last of many.
     """
 
@@ -51,7 +51,7 @@ class Owner:
 
     @classmethod
     def read(cls, lock: int) -> "Owner":
-        """What an open file says."""
+        """Read the owner from an open file."""
         record = parse_record(os.pread(lock, LARGEST, 0))
         directory, launch, since = (str(record.get(name) or "") for name in ("directory", "launch", "since"))
         ended = record.get("ended")
@@ -63,19 +63,19 @@ class Owner:
         return (*self.ended, *filter(None, [self.launch]))[-_LAUNCHES:]
 
     def sign(self, lock: int) -> None:
-        """Say so in a file whose lock one has."""
+        """Sign a file whose lock this process has."""
         record = self.process.to_record() if self.process else {}
         more = {"directory": self.directory, "launch": self.launch, "since": self.since, "ended": list(self.ended)}
         write_signed(lock, record | more)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs, as far as can be told from here."""
+        """Return whether its process runs, as far as this process can see."""
         return self.process is not None and self.process.is_alive()
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process has certainly ended; nothing is known of one in another container."""
+        """Return whether its process has certainly ended; False for one in another container."""
         return self.process is None or self.process.is_dead()
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def write_signed(lock: int, record: Mapping[str, Any]) -> None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether something is a directory of this user alone."""
+    """Return whether a status is that of a directory that only this user can access."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 

@@ -43,7 +43,7 @@ def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> boo
     """
     os.ftruncate(descriptor, size)
     asked = not is_in_memory(descriptor) or _Faults(descriptor, size // HUGE * HUGE, urgent).make()
-    # What the kernel has refused above is refused here, too, and told; what is there already costs nothing.
+    # What the kernel has refused above is refused here, too, and reported; what is there already costs nothing.
     os.posix_fallocate(descriptor, 0, size)
     return asked
 

@@ -32,7 +32,7 @@ Files = tuple[tuple[str, int, str], ...]
 
 @dataclass
 class ParityMember:
-    """What a place knows of another member: its files, and the xxh3-128 of the pieces that are in the XOR."""
+    """Member of a group as a place has it: its files, and the xxh3-128 of its pieces that are in the XOR."""
 
     files: Files
     digests: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class ParityMember:
 
 @dataclass
 class ParityRecord:
-    """What went into a place.
+    """Record of the members whose pieces are in a place.
 
     Attributes:
         group: The members of the group.
@@ -63,7 +63,7 @@ class ParityRecord:
         return length_of(self.ranges(member))
 
     def has(self, member: str) -> bool:
-        """Whether the chunk of a member is in the XOR."""
+        """Return whether the chunk of a member is in the XOR."""
         known = self.members.get(member)
         return known is not None and len(known.digests) * self.piece >= self.size(member)
 
@@ -74,7 +74,7 @@ class ParityRecord:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the chunks of all other members are in the XOR."""
+        """Return whether the chunks of all other members are in the XOR."""
         return all(map(self.has, self.others))
 
     def demand_short(self, member: str) -> None:
@@ -91,7 +91,7 @@ def parity_places(arena: Path) -> dict[Path, SaveId]:
 
 
 def parity_place(arena: Path, id: SaveId, attempt: str, group: Group) -> Path:
-    """Where parity of a save of a group is."""
+    """Return the directory for the parity of a save of a group."""
     return arena / PARITY / place_name(id, "\n".join([attempt, *group]))
 
 

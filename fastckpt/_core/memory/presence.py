@@ -21,7 +21,7 @@ _SIGNATURE = "writer-"
 
 
 class Presence:
-    """Says that this process may write to the arena, until `close` or its end."""
+    """Signs for this process that it may write to the arena, until `close` or its end."""
 
     def __init__(self, arena: Path) -> None:
         """Sign, then share the lock; raises ArenaInUse if somebody keeps it.
@@ -91,11 +91,11 @@ def forget_the_dead(arena: Path) -> None:
 
 
 def _remove(signature: Path) -> None:
-    """Remove a signature; one that stays does no harm, as it says which process it is of."""
+    """Remove a signature; one that stays does no harm, as it names its process."""
     try:
         signature.unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("%s, by which a writer was known, cannot be removed: %s", signature, error)
+        logger.warning("cannot remove %s, the signature of a writer: %s", signature, error)
 
 
 def evict(arena: Path, seconds: float) -> bool:

@@ -20,13 +20,13 @@ class Process:
 
     Attributes:
         pid: Its number in its pid namespace.
-        ticks: When it started, in clock ticks since the boot: no jump of the clock changes that.
+        ticks: Start of the process, in clock ticks since the boot: no jump of the clock changes that.
         boot: The boot id of the kernel that it runs on.
         namespace: The number of its pid namespace.
         host: The name of its host.
-        started: When it started, to be read by people.
-        init: When the first process of its pid namespace started, in clock ticks; 0 if that is not known. The kernel
-            gives the number of a namespace to the next one: to that of a container which is restarted.
+        started: Start of the process, to be read by people.
+        init: Start of the first process of its pid namespace, in clock ticks; 0 if that is not known. The kernel gives
+            the number of a namespace to the next one: to that of a container which is restarted.
     """
 
     pid: int
@@ -51,7 +51,7 @@ class Process:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self | None:
-        """The process that a record tells of, as `to_record` made it; None if it tells of none."""
+        """The process in a record, as `to_record` made it; None if there is none in it."""
         match record:
             case {"pid": int(pid), "ticks": int(ticks), "boot": str(boot), "namespace": int(namespace)}:
                 host, started, init = (record.get(name) for name in ("host", "started", "init"))
@@ -60,20 +60,20 @@ class Process:
         return None
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return asdict(self)
 
     def is_here(self) -> bool:
-        """Whether its number means the same here: this boot of this kernel, this pid namespace."""
+        """Return whether its pid is valid here: in this boot of this kernel, and in this pid namespace."""
         same = (self.boot, self.namespace) == (boot_id(), pid_namespace())
         return same and (0 in (self.init, _init()) or self.init == _init())
 
     def is_alive(self) -> bool:
-        """Whether it runs, as far as can be told from here."""
+        """Return whether it runs, as far as this process can see."""
         return self.is_here() and self.ticks == _ticks(self.pid) > 0
 
     def is_dead(self) -> bool:
-        """Whether it certainly has ended; of one in another pid namespace that may live, nothing is certain."""
+        """Return whether it has certainly ended; False for one in another pid namespace that may be alive."""
         # Of two namespaces with one number, the earlier one is gone, with all of its processes.
         return (self.boot, self.namespace) == (boot_id(), pid_namespace()) and not self.is_alive()
 
@@ -82,7 +82,7 @@ class Process:
         return bool(signal_together([self], signal.SIGKILL))
 
     def left(self) -> list["Process"]:
-        """What lives on of the session of this process, which led it and is dead: its loader workers, say.
+        """Return the live processes of its session after it, the leader, has died: loader workers, for example.
 
         The kernel gives the number of a session to nobody while somebody is in it. Python's resource tracker is left
         out: it ends after the others, and removes the semaphores that they have left.
@@ -124,7 +124,7 @@ def signal_together(processes: Sequence[Process], number: int) -> list[Process]:
 
 @cache
 def boot_id() -> str:
-    """What the kernel calls this boot; empty where it does not tell."""
+    """Return the kernel's id of this boot; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -132,7 +132,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> int:
-    """The number of the pid namespace of this process; 0 where the kernel does not tell."""
+    """The number of the pid namespace of this process; 0 where the kernel does not report it."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -145,7 +145,7 @@ def _init() -> int:
 
 
 def stat_of(process: Path) -> list[str]:
-    """What follows the name in the stat file of a process or thread in /proc; empty if there is none."""
+    """Return the fields after the name in the stat file of a process or thread in /proc; empty if there is none."""
     try:
         text = (process / "stat").read_bytes()
     except OSError:
@@ -154,7 +154,7 @@ def stat_of(process: Path) -> list[str]:
 
 
 def _ticks(pid: int) -> int:
-    """When a process started, in clock ticks since the boot; 0 if there is none, or it is dead and not reaped."""
+    """Return the start of a process, in clock ticks since the boot; 0 if there is none, or it is a zombie."""
     fields = stat_of(Path(f"/proc/{pid}"))
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 

@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """The record at ``path``; {} for anything else: nothing, a link, a pipe, a giant, no JSON object.
 
-    Raises OSError if that cannot be told now, for want of descriptors or memory.
+    Raises OSError if that is not known now, for lack of descriptors or memory.
     """
     return parse_record(if_there(lambda: read_small(path), b""))
 
@@ -91,7 +91,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def if_there(read: Callable[[], Read], otherwise: Read) -> Read:
-    """What is read; ``otherwise`` if the error shows that it is not there, or not ours.
+    """Return the result of ``read``; ``otherwise`` if the error shows that the file is not there, or not ours.
 
     What an error leaves open, such as want of descriptors, is tried again for a second: that nothing is there would be
     the end of a checkpoint. Then it is raised, with its remedy.

@@ -32,15 +32,15 @@ _SPARE = "spare"
 
 
 class ReplicaFiles:
-    """What an arena keeps of other nodes' saves; any thread may use it.
+    """Copies of other nodes' saves in an arena; any thread may use it.
 
     Args:
         arena: The arena.
         of: The ids of the saves in its slots.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
-        in_use: Whether a process of this node may be reading what is kept, or choose to.
-        refusal: Why nothing is kept; empty if it is.
-        folder: Where large files are; in the arena, if none is given.
+        in_use: Returns whether a process of this node may be reading what is kept, or choose to.
+        refusal: Reason why nothing is kept; empty if copies are kept.
+        folder: Folder of large files; the arena, if none is given.
 
     Attributes:
         lock: Held by who writes records beside the files.
@@ -68,7 +68,7 @@ class ReplicaFiles:
                     remove_any(left)
 
     def has(self, id: SaveId, attempt: str, name: str, size: int, digest: str) -> bool:
-        """Whether this file has come, with these bytes as they were then."""
+        """Return whether a file has arrived with this digest and size."""
         if slots.read_digests(kept_place(self._arena, id, attempt), id).get(name) != digest:
             return False
         return not slots.damage(kept_place(self._folder.path, id, attempt), {name: size})

@@ -33,7 +33,7 @@ class SaverAddress:
     """A saver's address in a file of this user, which it has locked as long as it lives.
 
     Whatever another user can guess, they can also take first: an abstract address, the name of a directory. So the
-    address is drawn by chance, and the file that tells it counts by its owner, not by its name.
+    address is drawn by chance, and the file that has it counts by its owner, not by its name.
     """
 
     def __init__(self, shm_dir: Path, key: str, address: str) -> None:
@@ -113,7 +113,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _address(path: Path) -> str:
-    """What was posted there; "" for nothing yet, or for a link to another posting."""
+    """Return the address that was posted there; "" for nothing yet, or for a link to another posting."""
     try:
         name, _, address = read_small(path).decode(errors="replace").partition(" ")
     except OSError:

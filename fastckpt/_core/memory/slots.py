@@ -38,7 +38,7 @@ class SlotDone:
     Attributes:
         id: The save that they belong to.
         files: Their names and sizes in bytes.
-        details: What the writer wants kept with the checkpoint (JSON): its parent, the user's path, threads.
+        details: Values that the writer wants kept with the checkpoint (JSON): its parent, the user's path, threads.
     """
 
     id: SaveId
@@ -53,7 +53,7 @@ class Records:
     Attributes:
         committed: The id of the whole checkpoint in the slot; None if there is none, and then the others are empty.
         files: Names and sizes in bytes of the images of the committed checkpoint.
-        details: What the writers kept with it; for equal keys those of the first local rank.
+        details: Values that the writers kept with it; for equal keys those of the first local rank.
         digests: Digests (xxh3-128, in hexadecimal) of its images, by name; {} until it has some.
     """
 
@@ -212,7 +212,7 @@ def discard(slot: Path, names: Iterable[str]) -> None:
 
 
 def damage(slot: Path, files: dict[str, int]) -> str:
-    """What is wrong with images of which names and sizes were committed, without reading them; empty for nothing."""
+    """Return what is wrong with images, by their committed names and sizes; empty for nothing. It reads no contents."""
     for name, size in files.items():
         status = if_there((slot / name).lstat, None)
         if status is None:
@@ -239,7 +239,7 @@ def _done(record: dict[str, Any]) -> SlotDone | None:
 
 
 def _are_details(details: dict[str, Any]) -> bool:
-    """Whether what is known of details is of the kind that their readers expect."""
+    """Return whether known details have the types that their readers expect."""
     parent, path = details.get("parent"), details.get("path", "")
     counts = [details.get(name, 1) for name in ("world_size", "rank", "num_threads", "node", "nodes")]
     texts = [path, details.get("attempt", ""), details.get("folder", "")]
@@ -276,7 +276,7 @@ def _is_digest(value: object) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a name is one of a file inside the slot, and of none of ours: it may come from a stranger's record."""
+    """Return whether a name can be one of a file inside the slot, and is none of ours; a record may be untrusted."""
     if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
         return False
     *directories, file = name.split("/")

@@ -38,7 +38,7 @@ class Stacks:
 
     @property
     def innermost(self) -> Frame | None:
-        """Where its main thread is; None if that is not known."""
+        """Innermost frame of the main thread; None if it is not known."""
         return self.frames[0] if self.frames else None
 
 
@@ -119,14 +119,14 @@ class _Question:
         return None
 
     def is_answered(self) -> bool:
-        """Whether it has written its stacks, as far as can be told."""
+        """Return whether the process seems to have written its stacks."""
         size, now = os.fstat(self._fd).st_size, time.monotonic()
         if size != self._size:
             self._size, self._grown = size, now
         return self._grown > 0 and now - self._grown > _QUIET
 
     def answer(self) -> Stacks:
-        """What it has written since it was asked."""
+        """Return the stacks that the process has written since the request."""
         text = os.pread(self._fd, 1 << 20, self._begin).decode(errors="replace")
         return Stacks(text, _frames(text, os.pread(self._fd, 32, 0).decode(errors="replace").partition("\n")[0]))
 

@@ -23,9 +23,9 @@ class StepClock:
     in which data were fetched surely is.
 
     Attributes:
-        part: What the time from now on is.
-        in_backward: Whether a backward whose end will be seen has begun.
-        fetches: Whether the script has a loader of ours: then time is data only in it.
+        part: Part of the step to which the time from now on belongs.
+        in_backward: True if a backward whose end will be seen has begun.
+        fetches: True if the script has a loader of ours: then time is data only in it.
     """
 
     def __init__(self, line: Line) -> None:

@@ -18,7 +18,7 @@ from fastckpt.errors import FastckptError
 
 LONGEST_NAME = 200
 BLOCKS = Path("/dev/shm")
-"""Where the C library keeps these blocks."""
+"""Directory in which the C library keeps these blocks."""
 STEP_BOUNDS = tuple(2**power / 1000 for power in range(21))
 """Seconds up to which a step is in one of the first buckets; longer ones are in one more."""
 PARTS = ("data", "forward", "backward", "rest", "wait")
@@ -42,7 +42,7 @@ _TRIES = 20
 _SWEEP = 1.0
 """Seconds after which who has the lock of an object is none that sweeps."""
 _READS = 100
-"""How often a phase is read again if it changed during the read."""
+"""Attempts to read a phase that changes during the read."""
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,25 @@ class Telemetry:
     """The last report of a worker. Times are nanoseconds; instants are of the monotonic clock.
 
     Attributes:
-        generation: How often the workers had been restarted.
+        generation: Number of restarts of the workers.
         step: The newest step that a save, a load or the script has named; -1 before that.
         loaded: The step that it resumed from in this generation; -1 if it began afresh, or has not loaded yet.
-        steps: How many steps it has completed since it started: those that the script names, else those of its
-            optimizers, else saves.
-        first: When the first of them was complete; 0 for not yet.
-        beat: When it last reported; 0 for never.
-        stalled: How long it has spent in saves and waiting for them, in total.
-        named: How many steps it had completed when it named ``step``.
+        steps: Number of steps completed since it started: those that the script names, else those of its optimizers,
+            else saves.
+        first: Time at which the first of them was complete; 0 for not yet.
+        beat: Time of its last report; 0 for never.
+        stalled: Time spent in saves and waiting for them, in total.
+        named: Number of completed steps when it named ``step``.
         pid: The process that reports; 0 once it has deregistered.
-        stacks: How to ask for its Python stacks, as `memory.stacks` knows it; 0 if one cannot.
-        patience: How long its process groups let it wait in a collective, at most; 0 if that is unknown.
-        allowed: How long its phase may last, by its own account; 0 if that is unknown.
-        phase: What it is doing, such as "snapshot.fill"; empty for taking steps.
-        durations: How many steps took at most each of `STEP_BOUNDS` (and more than the one before), and longer ones;
-            each from the step before it, without saves, loads and marked phases, so that the first is not counted.
-        stepping: How long all these took.
-        parts: How long it has spent in each of `PARTS`, in total; all 0 if that is not measured.
+        stacks: Number by which `memory.stacks` asks for its Python stacks; 0 for none.
+        patience: Longest wait in a collective that its process groups allow; 0 if that is unknown.
+        allowed: Longest duration of its phase, by its own account; 0 if that is unknown.
+        phase: Name of its phase, such as "snapshot.fill"; empty for taking steps.
+        durations: Number of steps that took at most each of `STEP_BOUNDS` (and more than the one before), and longer
+            ones; each from the step before it, without saves, loads and marked phases, so that the first is not
+            counted.
+        stepping: Time of all these steps.
+        parts: Time spent in each of `PARTS`, in total; all 0 if that is not measured.
     """
 
     generation: int = 0
@@ -93,7 +94,7 @@ class StepWindow:
     """Means over the steps of one window of a worker.
 
     Attributes:
-        number: Which it is, from 1; windows of all ranks with one number are of the same steps.
+        number: Its number, from 1; windows of all ranks with one number are of the same steps.
         parts: Nanoseconds per step of each of `PARTS`; without the slowest steps of the window.
         own: Nanoseconds per step outside of collectives, of all steps.
     """
@@ -131,11 +132,11 @@ class TelemetryBlock:
 
     @property
     def ranks(self) -> int:
-        """How many local ranks it has room for."""
+        """Number of local ranks that there is room for."""
         return len(self._bytes) // LINE
 
     def line(self, rank: int) -> "Line":
-        """Where local rank ``rank`` writes, until `close`; raises FastckptError if there is no such line."""
+        """Return the line that local rank ``rank`` writes, until `close`; raises FastckptError if there is none."""
         if (rank + 1) * LINE > len(self._bytes):
             raise FastckptError(f"shared memory object {self.name} has no line {rank}")
         self._lines.append(Line(self._bytes[rank * LINE : (rank + 1) * LINE]))

@@ -27,7 +27,7 @@ class CheckpointNames:
         folder: Name of its directory in the checkpoint directory; empty for ``checkpoint-<step>``. At a URL it is that.
         tracker: A file of the checkpoint directory in which the framework looks for the name of the newest one; empty
             for none. It is written when that is durable.
-        begins_history: Whether its files may be others than those of the same step that were saved under another name:
+        begins_history: True if its files may be others than those of the same step that were saved under another name:
             it is the newer one. Equal on all ranks.
     """
 

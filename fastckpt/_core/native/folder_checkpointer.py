@@ -109,8 +109,8 @@ class FolderCheckpointer(BaseCheckpointer):
 
     Args:
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
-        needs: Which files make a checkpoint one of this framework, and whole for this rank.
-        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        needs: Files that make a checkpoint one of this framework, and whole for this rank.
+        deletion_strategy: Strategy to delete older checkpoints; None keeps all.
         options: As for `DdpCheckpointer`; files of torch.save need not load with ``weights_only=True``.
 
     Raises:
@@ -162,7 +162,7 @@ class FolderCheckpointer(BaseCheckpointer):
             storage_type: MEMORY, or DISK to have it persisted in the background as well. If left out, as
                 DISK, but newer saves may overtake it while it waits for storage; with ``metrics``, exactly as DISK.
             common: Names of those files that the first rank of each node saves, with equal contents.
-            named: How the checkpoint is called.
+            named: Name of the checkpoint.
             metrics: As for `DdpCheckpointer.save_checkpoint`.
 
         Raises:
@@ -200,12 +200,12 @@ class FolderCheckpointer(BaseCheckpointer):
         """Compare the replicas of ranks before a save of this step, if that is due; all ranks call it.
 
         Args:
-            step: Which is to be saved.
+            step: Step to be saved.
             models: Modules, wrapped or not, of which one rank saves what all have in common.
-            optimizers: Those of the models.
+            optimizers: Optimizers of the models.
             storage_type: As for `save_checkpoint`.
             others: Objects whose states one rank saves for all, by name, or such states; a warning names unlike ones.
-            broadcast: Whether buffers are made equal before each forward, though no wrapper among the models says so.
+            broadcast: True if buffers are made equal before each forward, though no wrapper among the models says so.
 
         Raises:
             ConfigError: On all ranks, if they have unlike weights, or states of an optimizer.
@@ -238,7 +238,7 @@ class FolderCheckpointer(BaseCheckpointer):
             resume_path: A directory to load from instead of the newest checkpoint. One in the checkpoint directory is
                 found by its name, be it in memory or on storage. Workers that are restarted in the same launch may
                 give the same again: at their first load they go on from the newest save since then.
-            foreign: Whether that directory is one that something else wrote: it is taken as it is.
+            foreign: True if that directory is one that something else wrote: it is taken as it is.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or in quarantine for some rank.
@@ -288,7 +288,7 @@ class FolderCheckpointer(BaseCheckpointer):
             folder.close(loaded=loaded)
 
     def close(self) -> None:
-        """As `BaseCheckpointer.close`."""
+        """Close, as `BaseCheckpointer.close`."""
         self.let_go(loaded=not is_failing())
         self._differences.leave()
         super().close()
@@ -299,7 +299,7 @@ class FolderCheckpointer(BaseCheckpointer):
         return files
 
     def _answers_for(self, files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
-        """Of a checkpoint that several ranks read, each checks a part, and what only it needs."""
+        """Return the files that this rank checks: a part of those of several ranks, and those that only it needs."""
         own = [self._needs.own] if self._needs.own in files else []
         return own + sorted(files.keys() - {*own})[ranks.index(rank) :: len(ranks)]
 

@@ -39,9 +39,9 @@ class ActivationStore:
     in any thread, also within the lock: their death is noted, and counted later.
 
     Args:
-        file: Where to.
+        file: Scratch file for the bytes.
         budget: Bytes that may be in memory; a quarter of it may be on the way out.
-        half: Whether floats of 32 bits are stored in 16.
+        half: True if floats of 32 bits are stored in 16.
         on_end: Called with the reason when nothing is written any more, in any thread and under the lock.
     """
 
@@ -54,7 +54,7 @@ class ActivationStore:
         # An exception of a signal's handler may come between any two lines: a storage is here, or it is not.
         self._leaving: dict[weakref.ref[SavedStorage], int] = {}
         self.failure = ""
-        """Why nothing is written any more."""
+        """Reason why writing has stopped; empty while it goes on."""
         self._forms = StoredForms(self.transfers, half=half)
         self._on_end = on_end
         self._moved = threading.Condition()
@@ -90,8 +90,8 @@ class ActivationStore:
         """Begin to write a storage, once there is room on the way out; it stays in memory if that fails.
 
         Args:
-            saved: What to write.
-            at: Where it is in its forward.
+            saved: Storage to write.
+            at: Its position in its forward.
             compressed: Whether to encode it.
             sampled: Whether to measure what encoding it would gain.
         """

@@ -18,7 +18,7 @@ SAMPLE_RUNS, SAMPLE_RUN = 64, 1024
 TIMED = 1 << 20
 """Elements that are encoded to see how long that takes."""
 PIECE = 1024 * ROW
-"""So many elements at a time on a CPU: what one operation has made is in the cache for the next. Twice as fast."""
+"""Number of elements at a time on a CPU: the result of one operation is in the cache for the next. Twice as fast."""
 
 DENSE, POSITIONS, BITS = "dense", "positions", "bits"
 
@@ -57,7 +57,7 @@ class Encoded:
     """An encoded tensor.
 
     Attributes:
-        description: What `decode` must know beside the bytes.
+        description: Data that `decode` needs beside the bytes.
         parts: Contiguous tensors of one dimension. That of a dense form shares the memory of a contiguous tensor.
     """
 
@@ -240,7 +240,7 @@ def _halved(values: torch.Tensor) -> torch.Tensor:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements as one dimension, in any order; without a copy if they lie in memory without gaps."""
+    """All elements as one dimension, in any order; without a copy if they are contiguous in memory."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
     return tensor.permute(order).contiguous().reshape(-1)

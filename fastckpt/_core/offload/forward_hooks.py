@@ -28,12 +28,12 @@ class ForwardHooks:
     """The hooks of one forward.
 
     Args:
-        store: Where saved storages are counted and moved.
+        store: Store that counts and moves saved storages.
         identities: All saved storages that live, of this forward and others.
         forward: The record of this forward.
-        match: What is known of its like.
-        copies: Whether tensors are copied when they are packed, so that they may be changed in place afterwards.
-        unmap: Whether the C library shall give freed memory back to the system, once some of it is offloaded.
+        match: Known steps of the same kind.
+        copies: True if tensors are copied when they are packed, so that they may be changed in place afterwards.
+        unmap: True if the C library shall give freed memory back to the system, once some of it is offloaded.
     """
 
     def __init__(

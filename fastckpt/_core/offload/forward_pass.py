@@ -35,7 +35,7 @@ class PassEntry:
 
 
 class ForwardPass:
-    """What is known of one forward and its backward.
+    """Record of one forward and its backward.
 
     Args:
         order: The order in which the backward is expected to need the entries; None: the reverse one of their nodes.
@@ -53,7 +53,7 @@ class ForwardPass:
         self.written = 0
         """Bytes that this took in the file."""
         self.times: StreamTimes | None = None
-        """Those of the device that has all saved tensors, if it is a GPU; else times of the host are meant."""
+        """Times by the stream of the GPU that has all saved tensors; None: the host's clock is used."""
         self.codec_rates = inf, inf
         """Bytes per second that a thread encodes and decodes, of the tensors that take longest."""
         self._ended = False
@@ -107,12 +107,12 @@ class ForwardPass:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that this forward saved is needed for the first time any more."""
+        """True if this forward saved nothing that the backward has yet to need for the first time."""
         return self._ended and all(each.needed is not None or each.saved() is None for each in self.entries)
 
     @property
     def was_needed(self) -> bool:
-        """Whether a backward began."""
+        """True if a backward has begun."""
         return self._backward_began > 0
 
     @property
@@ -135,7 +135,10 @@ class ForwardPass:
         return StepProfile(tensors, forward, backward, write_rate, read_rate, *self.codec_rates)
 
     def _of_stream(self, at: dict[Hashable, float]) -> tuple[list[float], list[float | None], float, float]:
-        """When tensors were packed and needed, and how long forward and backward took, by the marks in a stream."""
+        """Return the times at which tensors were packed and needed, and the durations of forward and backward.
+
+        They follow from the marks in a stream.
+        """
         indices = range(len(self.entries))
         began = min((at[("needed", each)] for each in indices if ("needed", each) in at), default=0.0)
         needed = [at[("needed", each)] - began if ("needed", each) in at else None for each in indices]

@@ -17,17 +17,17 @@ logger = logging.getLogger("fastckpt")
 
 LIBRARY = "libcufile.so.0"
 DRIVER = Path("/proc/driver/nvidia-fs")
-"""What the kernel module of GPUDirect Storage makes."""
+"""Path that the kernel module of GPUDirect Storage makes."""
 
 
 class CuFile:
-    """The scratch file, opened and registered by torch's `GdsFile`; OSErrors say what failed.
+    """The scratch file, opened and registered by torch's `GdsFile`; OSErrors name what failed.
 
     torch's own load_storage and save_storage hold the GIL while the disk works, so that the training would wait for
     each transfer (torch/csrc/cuda/GdsFile.cpp, 2.10 to 2.15). Called by ctypes, the same functions do not.
 
     Args:
-        handle: What cuFileHandleRegister has made.
+        handle: Handle made by cuFileHandleRegister.
         unit: Bytes of which sizes and offsets are multiples.
         library: A library with cuFileRead and cuFileWrite, which is loaded already.
 
@@ -70,8 +70,8 @@ class GpuDirectStorage:
     """The choice between GPUDirect Storage and pinned memory, made once, when the first bytes of a GPU are written.
 
     Args:
-        file: Where to.
-        driver: What is there if the kernel module is loaded.
+        file: Scratch file for the bytes.
+        driver: Path that exists if the kernel module is loaded.
     """
 
     def __init__(self, file: ScratchFile, driver: Path = DRIVER) -> None:
@@ -81,7 +81,7 @@ class GpuDirectStorage:
         self.cufile: CuFile | None = None
         """Transfers past the host; None: there are none, or that was not tried yet."""
         self.refusal = ""
-        """Why there are none."""
+        """Reason why there are no such transfers."""
 
     @property
     def way(self) -> str:
@@ -109,7 +109,7 @@ class GpuDirectStorage:
 
 
 def why_not(file: ScratchFile, driver: Path) -> str:
-    """What is missing for GPUDirect Storage; empty if it can be tried.
+    """Return what GPUDirect Storage lacks; empty if it can be tried.
 
     Without its kernel module cuFile would work in a mode of its own, through the memory of the host, and leave a log
     file in the current directory.

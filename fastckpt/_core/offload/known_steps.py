@@ -16,7 +16,7 @@ class KnownStep:
     Attributes:
         sizes: Bytes of what its forward saves, in order: by these another forward is compared with it.
         order: The entries in the order in which its backward needed them.
-        plan: What to do with each.
+        plan: Plan for each.
     """
 
     sizes: tuple[int, ...]
@@ -32,7 +32,7 @@ class KnownSteps:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step was profiled yet."""
+        """True if no step was profiled yet."""
         return not self._steps
 
     def match(self) -> "StepMatch":
@@ -62,7 +62,7 @@ class StepMatch:
         return self._candidates[0] if self._candidates else None
 
     def takes_away(self, size: int) -> tuple[bool, bool]:
-        """Whether the next storage that is saved, of this size, shall be offloaded, and whether compressed."""
+        """Return whether to offload the next saved storage, which has this size, and whether to compress it."""
         index, self._count = self._count, self._count + 1
         if self._candidates:
             fits = [each for each in self._candidates if index < len(each.sizes) and each.sizes[index] == size]

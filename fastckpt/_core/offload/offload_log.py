@@ -24,7 +24,7 @@ class OffloadLog:
     """The reports of one `ActivationOffload`.
 
     Args:
-        directory: Where to it offloads.
+        directory: Directory to which it offloads.
     """
 
     def __init__(self, directory: str) -> None:
@@ -102,7 +102,7 @@ class OffloadLog:
         )
 
     def ended(self, reason: str) -> None:
-        """Nothing is offloaded any more, for a reason."""
+        """Log that nothing is offloaded any more, with the reason."""
         worker_reports.report(OffloadEnded(self._number, self._directory, reason, REMEDY))
 
     def _next(self, now: float) -> float:

@@ -88,7 +88,7 @@ class OffloadReport:
 
 
 def outcomes(plan: OffloadPlan | None, wait: float, written: int) -> tuple[Prediction, Prediction]:
-    """What was predicted and what came: of the wait, and of the bytes written."""
+    """Return the predicted and the actual values of the wait, and of the bytes written."""
     if plan is None:
         return Prediction(None, wait), Prediction(None, written)
     return Prediction(plan.predicted_wait, wait), Prediction(plan.written, written)

@@ -36,9 +36,9 @@ class Offloader:
     Args:
         directory: An existing directory.
         budget: Bytes that may stay in memory; None: the fewest with which transfers hide behind the computation.
-        copies: Whether tensors are copied when they are saved.
-        half: Whether floats of 32 bits are stored in 16.
-        unmap: Whether the C library shall give freed memory back to the system.
+        copies: True if tensors are copied when they are saved.
+        half: True if floats of 32 bits are stored in 16.
+        unmap: True if the C library shall give freed memory back to the system.
     """
 
     def __init__(self, directory: Path, budget: int | None, *, copies: bool, half: bool, unmap: bool) -> None:
@@ -89,7 +89,7 @@ class Offloader:
         self._left = hooks.left
 
     def report(self) -> OffloadReport:
-        """What was offloaded so far."""
+        """Return the report of offloading so far."""
         with self._learning:
             self._learn(at_once=True)
             return self._account()

@@ -27,7 +27,7 @@ class ReadMemory:
         self._dead = DeathNotes[_Block]()
 
     def take(self, size: int) -> torch.Tensor:
-        """At least that many bytes, which begin at a page."""
+        """Return at least that many bytes, which begin at a page."""
         with self._lock:
             block = self._fitting(size) or self._mapped(max(size, mmap.PAGESIZE))
         array = (ctypes.c_ubyte * block.size).from_address(block.address)

@@ -21,7 +21,7 @@ class Regions:
     """Gives out regions of a file without overlap, each at the first free place after the one before it.
 
     Args:
-        unit: What offsets and sizes are multiples of.
+        unit: Alignment of offsets and sizes.
     """
 
     def __init__(self, unit: int) -> None:

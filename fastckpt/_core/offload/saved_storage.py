@@ -12,7 +12,7 @@ from fastckpt._core.torch_private.tensors import storage_key, version_of
 
 
 class Place(enum.Enum):
-    """Where the bytes are; `ActivationStore` moves them, under its lock.
+    """State of a storage's bytes; `ActivationStore` moves them, under its lock.
 
     RESIDENT stays: it was not chosen, or could not be written. WAITING -> WRITING -> STORED is the way out, and
     STORED -> REQUESTED -> READING -> FETCHED -> STORED the way in, any number of times.
@@ -54,7 +54,10 @@ Identity = tuple[int, int, ByteSpan]
 
 
 def identity_of(tensor: torch.Tensor, storage: torch.UntypedStorage, span: ByteSpan) -> Identity:
-    """What two saved tensors share exactly if their bytes are the same, as long as a `SavedStorage` of one lives."""
+    """Return an identity that two saved tensors share exactly if they have the same bytes.
+
+    It holds as long as a `SavedStorage` of one of them lives.
+    """
     return storage_key(storage), version_of(tensor), span
 
 
@@ -100,12 +103,12 @@ class SavedStorage:
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         self.memory: torch.Tensor | None = flat.set_(storage, span.start, (span.size,), (1,))
         self.versions: torch.Tensor | None = None
-        """What has the version counter of the memory, if that is a copy; else the saved tensors have it."""
+        """Tensor with the version counter of the memory, if that is a copy; None: the saved tensors have it."""
         self.ready: torch.cuda.Event | None = None
         self.form: EncodedForm | None = None
-        """How its bytes are encoded in the file; None: as they are."""
+        """Encoding of its bytes in the file; None: none."""
         self.written: list[Written] = []
-        """Where its bytes are in the file, or the parts of its encoded form."""
+        """Positions of its bytes, or of the parts of its encoded form, in the file."""
         self.packs = 0
         """Packed tensors that were made of it."""
         self.handed = 0
@@ -118,7 +121,7 @@ class SavedStorage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory that it was made of is still as large as it was."""
+        """True if the memory that it was made of is still as large as it was."""
         memory = self.memory
         return memory is not None and memory.untyped_storage().nbytes() >= memory.storage_offset() + memory.numel()
 
@@ -133,7 +136,7 @@ class SavedStorage:
 
 @dataclass(frozen=True)
 class ViewLayout:
-    """Where a tensor's elements are in a storage; the offset is in bytes."""
+    """Position and layout of a tensor's elements in a storage; the offset is in bytes."""
 
     offset: int
     shape: torch.Size

@@ -39,7 +39,7 @@ class ScratchFile:
         weakref.finalize(self, os.close, self.descriptor).atexit = False
         self.memory_alignment, unit = direct_alignment(self.descriptor)
         self.unit = max(SECTOR, unit)
-        """What offsets and lengths of transfers are multiples of."""
+        """Alignment of the offsets and lengths of transfers."""
         self.in_memory = is_in_memory(self.descriptor)
         self._regions = Regions(self.unit)
         self._allocated = 0
@@ -47,7 +47,7 @@ class ScratchFile:
 
     @property
     def direct(self) -> bool:
-        """Whether transfers pass the page cache."""
+        """True if transfers bypass the page cache."""
         return bool(fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & os.O_DIRECT)
 
     @property

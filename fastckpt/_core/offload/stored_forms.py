@@ -19,8 +19,8 @@ class StoredForms:
     """Writes and loads saved storages, for any number of threads.
 
     Args:
-        transfers: Those of the scratch file.
-        half: Whether floats of 32 bits are stored in 16.
+        transfers: Transfers of the scratch file.
+        half: True if floats of 32 bits are stored in 16.
     """
 
     def __init__(self, transfers: Transfers, *, half: bool) -> None:

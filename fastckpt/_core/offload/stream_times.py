@@ -10,7 +10,7 @@ class Mark(Protocol):
     """A point in the work of a stream, as `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether the stream has come to it."""
+        """Return whether the stream has come to the event."""
 
     def synchronize(self) -> None:
         """Wait until it has."""
@@ -50,7 +50,7 @@ class StreamTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether the stream has come to all marks."""
+        """Return whether the stream has come to all marks."""
         return self._notes[-1][1].query() and (not self._waits or self._waits[-1][1].query())
 
     def idle(self) -> float:

@@ -24,7 +24,7 @@ MOST_AT_ONCE = 32 << 20
 
 
 ALIGNED = 64
-"""What addresses of torch's own memory are multiples of, and so of all elements."""
+"""Alignment of the addresses of torch's own memory, and so of all elements."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Transfers:
     def _read_device(self, part: "Written", device: torch.device) -> torch.Tensor:
         size, offset = part.size, part.offset
         with self.beside_training(device):
-            # Memory of this stream; who uses it on another one says so to the allocator (`use`).
+            # Memory of this stream; a user on another one records that with the allocator (`use`).
             memory = torch.empty(self._units(size), dtype=torch.uint8, device=device)
             if cufile := self.gpudirect.cufile:
                 # What had this memory before may be under way in this stream, and so may torch's fill of new memory,

@@ -34,7 +34,7 @@ def expected_goodput(costs: Costs, intervals: Intervals, restart: float, mtbf: f
 
     Args:
         costs: Of an iteration, a snapshot and a persist.
-        intervals: Those in force.
+        intervals: Intervals in force.
         restart: Seconds from a failure to the end of the first step after it, without that step.
         mtbf: Mean seconds between failures, while the job is up or restarts.
     """

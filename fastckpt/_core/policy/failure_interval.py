@@ -12,7 +12,7 @@ CONFIDENCE = 0.9
 
 @dataclass(frozen=True)
 class FailureInterval:
-    """Mean seconds between failures, as far as those observed tell.
+    """Mean seconds between failures, as far as the observed ones show.
 
     Attributes:
         failures: The number observed.
@@ -65,7 +65,7 @@ def at_most(count: int, mean: float) -> float:
 
 
 def _mean_where(excess: Callable[[float], float], count: int) -> float:
-    """Where a falling function of the mean is 0, by bisection."""
+    """Return the mean at which a falling function of the mean is 0, by bisection."""
     # Ten deviations above the count, and 20 for small counts, are far beyond any confidence below 1 - 1e-9.
     low, high = 1e-12, count + 10 * sqrt(count) + 20
     for _ in range(100):

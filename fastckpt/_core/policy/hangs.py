@@ -8,7 +8,7 @@ from math import inf
 MANY = 20
 """Under "auto" a rank may be silent for so many times the slowest of the recent steps."""
 FEW = 2
-"""And for so many times that step before it is reported: some jobs wait in each step."""
+"""Times the slowest of these steps after which silence is reported: some jobs wait in each step."""
 IDLE = 60.0
 """Seconds, at least, under "auto", after which it is reported that nobody does anything."""
 LONG = 3600.0
@@ -19,9 +19,9 @@ More than torch lets a rank wait in a collective by default: until then a health
 LAST = 86400.0
 """The same, if there is no restart left: the end of a healthy job could not be made good."""
 PHASES = 10
-"""Without "auto": so many times longer a rank may be silent outside of steps."""
+"""Factor for the limits outside of steps, without "auto"."""
 STARTS = 3
-"""So many times as long as a start of this job has taken before, another may take."""
+"""Factor for a start, to the longest start of this job before."""
 EXIT = "exit"
 """The phase of a rank that ends, with its checkpointer open."""
 
@@ -35,7 +35,7 @@ class Limits:
         phase: Before its first step, and in a phase for which the script gives no limit.
         idle: Between two steps, if no worker of the node does anything, not even compute.
         first: Before its first step, if that is longer than ``phase``.
-        told: The same as ``idle``, until it is reported.
+        told: Seconds without activity until the hang is reported.
     """
 
     step: float
@@ -84,9 +84,9 @@ class Witness:
         rank: Its number.
         steps: Steps that it has completed since it was started.
         state: Its state in the kernel: a letter as in /proc/PID/stat; empty if it has exited.
-        goes_on: Whether it has reported lately, much later than another.
-        has_left: Whether it has closed its checkpointer, or exited.
-        waits: Whether it waits in a collective for other ranks.
+        goes_on: True if it has reported lately, much later than another.
+        has_left: True if it has closed its checkpointer, or exited.
+        waits: True if it waits in a collective for other ranks.
         place: Its place in the program, in words; empty if unknown.
         idle: Seconds for which it has neither computed, moved data nor waited for a disk.
     """
@@ -122,8 +122,8 @@ def limits(
         alarms: Hangs found in this job. Under "auto" each doubles the limits: it may have been in error.
         start: Seconds that the slowest start has taken, up to its first step.
         patience: Seconds that process groups let ranks wait in a collective; 0 if that is unknown.
-        sees_all: Whether all ranks of the job are in sight.
-        may_restart: Whether an error can be made good by a restart.
+        sees_all: True if all ranks of the job are in sight.
+        may_restart: True if an error can be made good by a restart.
     """
     if setting == "off":
         return Limits(inf, inf)

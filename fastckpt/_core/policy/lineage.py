@@ -22,7 +22,7 @@ HISTORIES = "histories"
 PASSED_OVER = "passed_over"
 """The detail of a checkpoint that has those which its history, or one before, passed over: as history and step."""
 MOST = 64
-"""How many a checkpoint names at most, the newest."""
+"""Number of histories that a checkpoint names at most, the newest ones."""
 
 
 def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:
@@ -94,7 +94,7 @@ class _Left:
         self._next = [*range(len(self.histories) + 1)]
 
     def take(self, first: int, last: int) -> Iterator[int]:
-        """Those that are left from a first one to a last one."""
+        """Yield, and take out, the histories from a first one to a last one."""
         end = bisect_right(self.histories, last)
         at = self._from(bisect_left(self.histories, first))
         while at < end:

@@ -17,12 +17,12 @@ MOST_SUSPECTS = 4
 """Suspects that a good node takes in the second round, one after the other; it begins with this number times the time
 that one takes."""
 FLOORS = {"matmul": 0.1, "memory": 0.1, "shm": 16.0, "disk": 1.0, "loopback": 5.0, "pair": 1.0}
-"""By the first word of a check's name: what only a broken node misses, in the unit of the check."""
+"""Values that only a broken node misses, in the unit of the check, by the first word of its name."""
 
 Pair = tuple[int, int]
 """Two nodes; the first connects to the second."""
 Rates = Mapping[Pair, float | None]
-"""What pairs have measured; None where the exchange has failed."""
+"""Rates that pairs have measured; None where the exchange has failed."""
 
 
 class Verdict(StrEnum):
@@ -52,10 +52,10 @@ class CheckResult:
         name: Its name; the first word says what is checked.
         verdict: The outcome.
         message: The reason, for people; empty if all is well.
-        value: What was measured, more being better; None if nothing was.
+        value: Measured value, more being better; None if nothing was measured.
         unit: Of ``value`` and ``limit``.
-        limit: What ``value`` has to reach.
-        seconds: How long it took.
+        limit: Minimum of ``value``.
+        seconds: Duration of the check.
     """
 
     name: str
@@ -68,11 +68,11 @@ class CheckResult:
 
     @property
     def kind(self) -> str:
-        """What is checked."""
+        """Kind of the check."""
         return self.name.partition(" ")[0]
 
     def to_record(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return a JSON object."""
         return asdict(self) | {"verdict": str(self.verdict)}
 
     @classmethod
@@ -91,7 +91,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class CheckLimits:
-    """What values have to reach: what the user says, else a share of a good node's, else `FLOORS`.
+    """Values that checks have to reach: the user's, else a share of a good node's, else `FLOORS`.
 
     Attributes:
         given: CheckLimits by the name of a check, or by its first word.
@@ -216,7 +216,7 @@ class NodeVerdict:
         verdict: A problem if it had no good exchange in two rounds, the second one with a good node; unknown if that
             cannot be told, or a link between two nodes that are good otherwise has failed.
         rate: The best that it reached.
-        is_slow: Whether that is below `SHARE` of the median of the others.
+        is_slow: True if that is below `SHARE` of the median of the others.
         failed: The nodes with which an exchange has failed.
     """
 

@@ -31,11 +31,11 @@ NEGLIGIBLE = 1e-6
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """What happens to the tensors that a forward saves.
+    """Plan for the tensors that a forward saves.
 
     Attributes:
-        offloaded: Those that are written to storage, by their place in the order of the forward.
-        compressed: Those of them that are compressed first.
+        offloaded: Tensors that are written to storage, by their place in the order of the forward.
+        compressed: Tensors among them that are compressed first.
         resident: Bytes that stay in memory.
         peak: Most bytes in memory at a time, those in transfer included.
         written: Bytes that are written, as far as a sample can tell.

@@ -11,7 +11,7 @@ FIRST = 0
 
 
 REBUILT = 1 << 30
-"""In place of a node's rank: what no node has, but some can rebuild together."""
+"""Number in place of a node's rank for files that no node has, but some can rebuild together."""
 
 
 class ParityHolding(NamedTuple):
@@ -29,7 +29,7 @@ class ParityHolding(NamedTuple):
 
 
 class NodeHolding(NamedTuple):
-    """What one node holds of a save.
+    """Part of a save that one node holds.
 
     Attributes:
         node: Its rank now.
@@ -37,11 +37,11 @@ class NodeHolding(NamedTuple):
         saved_as: Its rank when its own ranks saved it; -1 if it keeps files of others only.
         world_size: The number of ranks that saved.
         alike: Whether the common files were equal on all nodes when they were last compared.
-        wanted: Whether it may be resumed, as far as this node knows.
-        address: Where the others find its files; for what is rebuilt, the addresses of all that take part, with commas.
+        wanted: True if it may be resumed, as far as this node knows.
+        address: Address of its files; of files to be rebuilt, the addresses of all that take part, with commas.
         common: The files that it holds of those that each node has of its own.
         ranks: The files of ranks that it holds, its own and others', by rank.
-        parity: What it can help to rebuild: of several groups, if its node was in one after the other.
+        parity: Files that it can help to rebuild: of several groups, if its node was in one after the other.
     """
 
     node: int
@@ -59,21 +59,21 @@ class NodeHolding(NamedTuple):
 
     @property
     def save(self) -> tuple[int, int, str]:
-        """What makes two holdings ones of the same save."""
+        """Key of the save; two holdings with the same key are of the same save."""
         return self.history, self.step, self.attempt
 
     @property
     def addresses(self) -> list[str]:
-        """Where its files are found, together if there are several."""
+        """Addresses of its files; there are several if it has to be rebuilt."""
         return self.address.split(",")
 
     @property
     def is_authentic(self) -> bool:
-        """Whether its common files are those that storage would have."""
+        """True if its common files are those that storage would have."""
         return self.saved_as == FIRST or (self.saved_as > FIRST and self.alike)
 
     def to_json(self) -> list[Any]:
-        """As a part of a message."""
+        """Return a part of a message."""
         *fields, common, ranks, parity = self
         groups = [[list(of.group), of.own, {id: _with_text(files) for id, files in of.ranks.items()}] for of in parity]
         return [*fields, list(common), _with_text(ranks), groups]
@@ -131,13 +131,13 @@ def reachable(
     """The saves that each rank could load with files from other nodes, if it could not without.
 
     Args:
-        holdings: What all nodes hold.
+        holdings: Holdings of all nodes.
         nodes: The node of each rank.
         main: The file that each rank needs, beside its own.
         shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks.
-        may_redivide: Whether ranks can go on from a save of another number of them. Each may need the files of all
+        may_redivide: True if ranks can go on from a save of another number of them. Each may need the files of all
             then, so some node has to hold each.
-        allow_lost: Whether a rank whose own file nobody holds may load a save without it.
+        allow_lost: True if a rank whose own file nobody holds may load a save without it.
     """
     by_save: dict[tuple[int, int, str], list[NodeHolding]] = {}
     for holding in holdings:
@@ -204,7 +204,7 @@ def _files(holding: NodeHolding) -> set[str]:
 
 
 def _have_main(held: Collection[NodeHolding], main: str) -> bool:
-    """Whether a node can give others the file that each rank needs."""
+    """Return whether any node can give others the file that each rank needs."""
     return any(each.is_authentic and main in each.common for each in held)
 
 
@@ -217,7 +217,7 @@ def sources(
     """The addresses of other nodes that hold each file that the ranks of one node lack of a save.
 
     Args:
-        holdings: What all nodes hold.
+        holdings: Holdings of all nodes.
         nodes: The node of each rank.
         location: The save, and the node.
         shards: As in `reachable`. Of a save of another number of ranks it is known only later which files a rank needs:
@@ -264,6 +264,9 @@ def unheld_ranks(holdings: Collection[NodeHolding]) -> dict[tuple[int, int, str]
 
 
 def _held(holdings: Collection[NodeHolding], save: tuple[int, int, str]) -> list[NodeHolding]:
-    """What nodes hold of a save, the first node first: what it has alike with others is what storage would have."""
+    """Return the holdings of a save, the first node's first.
+
+    Its common files come first, too: they are those that storage would have.
+    """
     held = (each for each in holdings if each.save == save)
     return sorted(held, key=lambda each: (each.saved_as != FIRST, each.node))

@@ -15,7 +15,7 @@ class PlannedKill:
     """A kill of one rank, once, at a step or the first that fits after it.
 
     Attributes:
-        number: Which kill it is, from 1.
+        number: Number of the kill, from 1.
         kind: One of `KINDS`.
         rank: The rank.
         step: The step.
@@ -35,9 +35,9 @@ class CourseOfRun:
 
     Attributes:
         saved: Steps that were saved.
-        durable: Those of them that became durable.
+        durable: Saves among them that became durable.
         last: The last step.
-        ranks: How many ranks it had.
+        ranks: Number of its ranks.
     """
 
     saved: Sequence[int]

@@ -20,7 +20,7 @@ TELEMETRY = 192
 
 
 class Role(enum.StrEnum):
-    """How often a file of a checkpoint is in the memory of a job's nodes.
+    """Multiplicity of a file of a checkpoint in the memory of a job's nodes.
 
     NODE: on each node. RANK: one for each rank, of a size that the number of ranks does not change. SHARD: one for each
     rank, which together have the whole. OTHER: once, where the rank is that wrote it.
@@ -57,7 +57,7 @@ class JobShape:
 
 @dataclass(frozen=True)
 class NodeImages:
-    """What one save takes of a node's memory.
+    """Memory that one save takes on a node.
 
     Attributes:
         images: Bytes of all images, which are those of their files.
@@ -113,7 +113,10 @@ def _indexed(file: SavedFile, saved: int, ranks: int, *, sharded: bool) -> Saved
 
 
 def per_node(files: Sequence[SavedFile], shape: JobShape) -> list[NodeImages]:
-    """What each node has of a save in its memory, by its number; of several nodes, each keeps one copy of another's."""
+    """Return the memory that a save takes on each node, by its number.
+
+    With several nodes, each keeps one copy of another node's files.
+    """
     common = [file.size for file in files if file.role is Role.NODE]
     sizes: list[list[int]] = [[] for _ in range(shape.nodes)]
     for file in files:
@@ -136,7 +139,7 @@ class MemoryLimits:
 
     Attributes:
         slots: Slots of the arena.
-        arena: What it takes.
+        arena: Bytes of the arena.
         tmpfs: The size of the tmpfs, with what is left to data loaders: as much as docker gives them by default.
         shm: The same in a round number of MiB.
     """

@@ -41,13 +41,13 @@ class Attempt:
     """The result of one start of the workers.
 
     Attributes:
-        watched: Whether the job was known to have a checkpointer; without one its progress is unknown.
+        watched: True if the job was known to have a checkpointer; without one its progress is unknown.
         stretches: By checkpoint directory; empty if no worker had loaded or done anything.
-        seconds: How long steps were taken.
-        failed: Whether it ended by a failure; else for other reasons, such as a node that joined.
-        killed: Whether a signal from outside ended it, which says nothing about the script.
+        seconds: Time in which steps were taken.
+        failed: True if it ended by a failure; else for other reasons, such as a node that joined.
+        killed: True if a signal from outside ended it, which says nothing about the script.
         why: The failure, in words.
-        number: Which start it was, from 1.
+        number: Number of the start, from 1.
     """
 
     watched: bool = False
@@ -66,8 +66,8 @@ class Course:
     Attributes:
         stalled: As `stalls`.
         resumed: The step that the last attempt resumed, by checkpoint directory.
-        furthest: How far all came.
-        attempts: How many there were.
+        furthest: Furthest step of all.
+        attempts: Number of attempts.
     """
 
     stalled: tuple[Attempt, ...] = ()

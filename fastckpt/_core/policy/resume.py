@@ -50,7 +50,7 @@ class CheckpointLocation(NamedTuple):
 
     @property
     def save(self) -> tuple[int, int, str]:
-        """What makes two places ones of the same save, if it has a token."""
+        """Key of the save, if it has a token; two places with the same key hold the same save."""
         return self.history, self.step, self.attempt
 
     @property

@@ -1,7 +1,7 @@
 """Retention policies: functions of the manifests on storage, so that no process has to remember.
 
-Each policy keeps the newest checkpoint, and its choice does not depend on when it is made: after any deletion of
-checkpoints that it did not keep, and with newer ones to come, it decides on the rest as if all were still there.
+Each policy keeps the newest checkpoint, and its choice does not depend on when it is made. After any deletion of
+checkpoints that it did not keep, it decides on the rest as if all were still there.
 """
 
 import math
@@ -19,7 +19,7 @@ Id: TypeAlias = tuple[int, int]
 SHORTEST = 0.01
 """The shortest period in minutes."""
 DEEPEST = 8
-"""How deep unions may be nested in JSON."""
+"""Maximum depth of nested unions in JSON."""
 
 
 class RetentionEntry(NamedTuple):

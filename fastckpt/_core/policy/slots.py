@@ -16,10 +16,10 @@ class SlotView:
 
     Attributes:
         id: History and step of the save in it; None if it holds none.
-        committed: Whether the save is whole.
-        pinned: Why it must not change now, such as "step 7 is being persisted"; empty if it may.
+        committed: True if the save is whole.
+        pinned: Reason why it must not change now, such as "step 7 is being persisted"; empty if it may.
         writers: The local ranks that must write their part.
-        done: Those of them that have.
+        done: Writers among them that are done.
     """
 
     id: Id | None = None

@@ -32,7 +32,7 @@ _UNKNOWN = "gives no stack, and the others wait"
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thread is."""
+    """Function, file and line at which a thread is."""
 
     file: str
     line: str
@@ -49,12 +49,12 @@ class Frame:
 
 
 def place_of(frames: Sequence[Frame]) -> str:
-    """Where a thread is in its script, such as ``take (data.py:88)``; empty if it has no frames.
+    """Return the place of a thread in its script, such as ``take (data.py:88)``; empty if it has no frames.
 
     In a library it is the function that the script has called, and where: ``all_reduce (train.py:40)``.
 
     Args:
-        frames: Those of the thread, the innermost first.
+        frames: Frames of the thread, the innermost first.
     """
     own = next((depth for depth, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
     return replace(frames[own], function=frames[max(0, own - 1)].function).name if frames else ""
@@ -65,11 +65,11 @@ class CaughtRank:
     """A rank of the job as its agent has found it.
 
     Attributes:
-        witness: What is known of it.
-        host: Where it runs.
+        witness: Facts on the rank.
+        host: Host of the rank.
         frames: The stack of its main thread, the innermost frame first, as `Frame.name`; empty if it is not known.
         place: As `place_of`.
-        in_collective: Whether its stack is in a function in which ranks wait for each other, though it may compute.
+        in_collective: True if its stack is in a function in which ranks wait for each other, though it may compute.
     """
 
     witness: Witness
@@ -80,7 +80,7 @@ class CaughtRank:
 
     @property
     def state(self) -> str:
-        """What it does, as one of `STATES`."""
+        """State of the ranks, one of `STATES`."""
         witness = self.witness
         if witness.state in _OF_KERNEL:
             return _OF_KERNEL[witness.state]
@@ -105,9 +105,12 @@ STATES: Mapping[str, tuple[str, str]] = {
     "waits": ("waits in {}", "wait in {}"),
     "goes_on": ("goes on", "go on"),
 }
-"""What ranks may do, in words for one and for several, ``{}`` being the place: the most suspicious first."""
+"""Words for each state, for one rank and for several; ``{}`` is the place. The most suspicious state is first."""
 _FOR_GOOD = {"exited", "waits"}
-"""What ranks do in a job that cannot go on; who seems to compute in a collective may be anywhere below it."""
+"""States of ranks in a job that cannot go on.
+
+A rank that seems to compute in a collective may be anywhere below it.
+"""
 _ORDER = {state: order for order, state in enumerate(STATES)}
 
 
@@ -118,9 +121,9 @@ class StackGroup:
     Attributes:
         ranks: In order.
         hosts: Of these ranks, in order, each once.
-        is_odd: Whether these hold the others up.
-        state: What they do, as one of `STATES`.
-        place: Where they do it; empty if it is not known.
+        is_odd: True if these hold the others up.
+        state: State of the ranks, one of `STATES`.
+        place: Their place in the script; empty if it is not known.
         stack: Their frames, the innermost first.
         idle: Seconds for which none of them has done anything.
     """
@@ -135,17 +138,17 @@ class StackGroup:
 
     @property
     def name(self) -> str:
-        """Who they are, such as ``ranks 3,7 on hosts a and b``."""
+        """Name of the group, such as ``ranks 3,7 on hosts a and b``."""
         return f"{self.short_name} on {_listed(self.hosts)}"
 
     @property
     def short_name(self) -> str:
-        """Who they are, without hosts."""
+        """Name of the group without hosts."""
         return f"{'ranks' if len(self.ranks) > 1 else 'rank'} {ranges(self.ranks)}"
 
     @property
     def deed(self) -> str:
-        """What they do, in words."""
+        """Description of what the ranks do."""
         words = STATES[self.state][len(self.ranks) > 1]
         return words.format(self.place or "no Python function")
 
@@ -161,11 +164,11 @@ class StackGroups:
 
     Attributes:
         groups: At most `MOST`, the odd ones first, then the most suspicious, then the smallest.
-        reason: Why the odd ones are that, or why none is.
-        world: How many ranks the job has.
+        reason: Reason why the odd groups are odd, or why none is.
+        world: Number of ranks in the job.
         unheard: Hosts whose agents gave no answer.
         missing: The ranks on these, as `ranges`.
-        more: How many groups there are besides, and of how many ranks.
+        more: Number of other groups, and of their ranks.
     """
 
     groups: tuple[StackGroup, ...]
@@ -182,7 +185,7 @@ class StackGroups:
 
     @property
     def places(self) -> frozenset[str]:
-        """Where those are that hold the others up; where all are, if that is not known."""
+        """Places of the ranks that hold the others up; the places of all if these ranks are not known."""
         return frozenset(group.place for group in self.odd or self.groups)
 
     @property
@@ -192,13 +195,13 @@ class StackGroups:
 
     @property
     def is_for_good(self) -> bool:
-        """Whether all ranks that run wait for others, some of which have exited: nobody can end that."""
+        """True if all ranks that run wait for others, and some of the others have exited: this wait never ends."""
         states = {group.state for group in self.groups}
         return "exited" in states and states <= _FOR_GOOD and not (self.unheard or self.more[0])
 
     @property
     def line(self) -> str:
-        """What is known, in one line of bounded length."""
+        """Return the finding in one line of bounded length."""
         named, counted = self.groups[:SHOWN], self.groups[SHOWN:]
         parts = []
         for number, group in enumerate(named):
@@ -225,7 +228,7 @@ class StackGroups:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """What `of_json` reads."""
+        """Return the finding in the form that `of_json` reads."""
         return asdict(self)
 
     @classmethod
@@ -258,7 +261,7 @@ def grouped(ranks: Sequence[CaughtRank], world: int, unheard: Sequence[str] = ()
 
     Args:
         ranks: Of all nodes that answered.
-        world: How many ranks the job has.
+        world: Number of ranks in the job.
         unheard: Hosts whose agents gave no answer.
     """
     odd, reason = _judged(ranks, sees_all=not unheard)
@@ -321,7 +324,7 @@ def blamed_here(
         witnesses: The ranks of the node, by local rank.
         numbers: Their numbers in the job.
         groups: Of all ranks; None if other nodes could not be asked.
-        sees_all: Whether all ranks of the job are on the node.
+        sees_all: True if all ranks of the job are on the node.
     """
     found, reason = culprits(list(witnesses.values()), sees_all=sees_all)
     blamed = tuple(each.rank for each in found)

@@ -1,8 +1,8 @@
 """Judgement on ranks that hold up the others: by their own time in steps, not by that of collectives.
 
-Own times of ranks are compared with the median of the others, which fewer than half of them cannot move far. How much
-they vary by chance is estimated from successive differences, after von Neumann et al., "The Mean Square Successive
-Difference" (1941), with the median in the place of the mean: a rank that becomes slow, and stays so, adds one.
+Own times of ranks are compared with the median of the others, which fewer than half of them cannot move far. Their
+variation by chance is estimated from successive differences, after von Neumann et al., "The Mean Square Successive
+Difference" (1941). The median takes the place of the mean: a rank that becomes slow, and stays so, adds one difference.
 """
 
 from bisect import bisect_left
@@ -90,7 +90,7 @@ class Stragglers:
             moment in which another process had the processor counts for little.
 
     Attributes:
-        slow: Those of now, by rank.
+        slow: Ranks that are slow now, by number.
     """
 
     def __init__(self, steps: int = 20, seconds: float = LASTS) -> None:

@@ -3,7 +3,7 @@
 from fastckpt._core.arguments import choice
 
 MODES = ("never", "resume", "always")
-"""In order of cost: sizes alone; digests before a resume; and what was persisted is read back as well."""
+"""Modes in order of cost: sizes alone; digests before a resume; and persisted files are read back as well."""
 
 
 def verify_mode(value: object) -> str:

@@ -20,10 +20,10 @@ def give_up_since(session: Session, ranks: Agreement, step: int, why: str) -> No
     """Have nobody load what this history has saved after a step; all ranks call it.
 
     Args:
-        session: What saved.
+        session: Session that saved.
         ranks: All of them.
         step: The last one that is right.
-        why: What is written beside those on storage, which are quarantined.
+        why: Reason, written beside those on storage, which are quarantined.
     """
     # 1. each node: what is in memory, before it is persisted   2. no persist is under way any more, on any node
     # 3. the first rank: what is on storage
@@ -53,7 +53,7 @@ def _quarantine(location: str, history: int, step: int, why: str) -> None:
                 if _is_after(stored.id, history, step):
                     logger.warning("%s is quarantined as %s: %s", stored.id, store.quarantine(stored, why), why)
         except FastckptError as error:
-            logger.error("checkpoints in %s that are wrong may still be there: %s", location, error)
+            logger.error("wrong checkpoints in %s could not be quarantined: %s", location, error)
 
 
 def _is_after(save: SaveId, history: int, step: int) -> bool:

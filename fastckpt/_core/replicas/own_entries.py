@@ -42,7 +42,7 @@ def named(path: Collection[Any]) -> str:
 
 
 def own_entries(state: State, unlike: Mapping[str, bool], world: int) -> dict[str, Any]:
-    """What a rank saves of its own: its entries of these names; empty if there are no names.
+    """Return the entries of these names, which a rank saves as its own; empty if there are no names.
 
     Args:
         state: This rank's.
@@ -94,8 +94,8 @@ def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> di
     """A state as this rank had it, of what was saved for all, and its own.
 
     Args:
-        common: What was saved for all, as it was loaded; its dictionaries are changed.
-        own: What `own_entries` gave; empty for nothing.
+        common: State that was saved for all, as it was loaded; its dictionaries are changed.
+        own: Result of `own_entries`; empty for none.
         world: The number of ranks now: in another number none has what it had.
         rank: This rank.
     """
@@ -136,7 +136,9 @@ def without_alone(states: dict[str, Any], names: Collection[str]) -> dict[str, A
 
 
 def shared_shards(states: dict[str, Any], own: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """What a rank gives to a save of shards, beside its ``own``: what all have unlike is the first rank's there.
+    """Return what a rank adds to a save of shards, beside its ``own``.
+
+    Of the entries that all ranks have unlike, the first rank's are saved there.
 
     That of groups of parameters stays on all ranks, which see by it whether they have one model.
     """

@@ -61,7 +61,7 @@ _NUMBERS = itertools.count()
 
 
 class ComparedState(NamedTuple):
-    """What a rank has, as ranks compare it.
+    """State of a rank in the form in which ranks compare it.
 
     Attributes:
         host: Its host; empty if it has no state to compare.
@@ -81,12 +81,12 @@ class ComparedState(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What ranks do of what they have unlike.
+    """Decision about the entries that ranks have unlike.
 
     Attributes:
         unlike: Names of the entries, and whether all have them in one shape.
-        refused: Those that cannot be kept.
-        fault: What a processor has computed wrongly; None for nothing.
+        refused: Entries that cannot be kept.
+        fault: Entries that a processor has computed wrongly; None for none.
         hosts: Of the ranks that are at fault.
     """
 
@@ -103,14 +103,14 @@ class RankDifferences:
     ``optimizer.state.0.exp_avg``; a list is one entry. Of a DTensor the replicas of a shard are compared.
 
     Args:
-        session: What saves.
-        keeps: Whether entries that ranks have unlike are saved of each; else tensors that are learned are refused.
-        lacking: What it is if a rank lacks an entry, as one may in a state of torch's DCP.
+        session: Session that saves.
+        keeps: True if entries that ranks have unlike are saved of each; else tensors that are learned are refused.
+        lacking: Verdict on an entry that a rank lacks, as one may in a state of torch's DCP.
 
     Attributes:
         unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
         agreed: The newest step that was saved to storage when all ranks had the same; None before that.
-        is_alone: Whether other ranks may not make the save that follows: it waits for no comparison but the first.
+        is_alone: True if other ranks may not make the save that follows: it waits for no comparison but the first.
         all_persist: Whether all ranks save what follows to storage; None for what each says itself.
         compared: The number of ranks that were compared last, since they have loaded; 0 before that, and if one was
             missed.
@@ -164,8 +164,8 @@ class RankDifferences:
 
         Args:
             loaded: The state, as this rank has loaded it.
-            own: What `own` gave of this rank when that was saved; empty for nothing.
-            compared: What `compared` was then: nothing is known of what was not, or by another number of ranks.
+            own: Result of `own` for this rank at that save; empty for none.
+            compared: Value of `compared` then: nothing is known of other entries, or with another number of ranks.
         """
         if compared != self._session.place.world_size:
             return
@@ -188,9 +188,9 @@ class RankDifferences:
         """Compare the states of ranks, if that is due at this step.
 
         Args:
-            step: Which is to be saved.
+            step: Step to be saved.
             state: Gives what this rank has, if a comparison is due; empty if nobody gave it.
-            persists: Whether it is saved to storage: a comparison is put off, for 100 steps at most, to such a save.
+            persists: True if it is saved to storage: a comparison is put off, for 100 steps at most, to such a save.
             whole: Gives the keys of what one rank saves as it is: there a rank has unlike what it lacks.
 
         Raises:
@@ -239,7 +239,7 @@ class RankDifferences:
             self.leave()
 
     def own(self, state: State) -> dict[str, Any]:
-        """What a rank saves of its own, as `own_entries`."""
+        """Return the entries that a rank saves as its own, as `own_entries`."""
         return own_entries(state, self.unlike if self._keeps else {}, self._session.place.world_size)
 
     def _compare(self, ranks: Agreement, step: int, state: State, whole: Collection[str], start: float) -> None:
@@ -279,7 +279,7 @@ class RankDifferences:
         return max(EVERY, math.ceil((time.monotonic() - start) * (step - self._last) / (SHARE * passed)))
 
     def _judge(self, sent: list[Any]) -> "Judgement":
-        """What all ranks do of what they have; the first rank decides it."""
+        """Return the decision about the entries that ranks have unlike; only the first rank calls it."""
         given = [ComparedState(*each) for each in sent]
         digests = [each.digests for each in given]
         whole = {key for each in given for key in each.whole}
@@ -292,7 +292,7 @@ class RankDifferences:
         return Judgement(unlike, refused, fault, [given[rank].host for rank in fault.ranks] if fault else [])
 
     def _judged(self, ranks: Agreement, step: int, found: "Judgement") -> dict[str, bool]:
-        """What ranks have unlike, and keep; raises what `turn` does."""
+        """Return the entries that ranks have unlike and keep; raises as `turn` does."""
         if found.fault is not None:
             self._raise(ranks, step, ReplicaFault(*found.fault), found.hosts)
         if found.refused:
@@ -361,7 +361,7 @@ class RankDifferences:
 
 
 def _is_trained(name: str, leaf: torch.Tensor, parameters: Collection[int]) -> bool:
-    """Whether an entry is a parameter or of an optimizer: buffers of a model may begin to differ."""
+    """Return whether an entry is a parameter, or of an optimizer. Buffers of a model may begin to differ."""
     return name.partition(".")[0] not in MODELS or isinstance(leaf, torch.nn.Parameter) or _address(leaf) in parameters
 
 

@@ -1,7 +1,7 @@
 """Decides, of the digests of all ranks, what they have unlike, and whether a processor has computed it wrongly.
 
 A weight that was equal on all its replicas, and is not any more, is silent data corruption: Dixit et al., "Silent Data
-Corruptions at Scale" (2021), sections 3 and 5. Nothing but a majority of three replicas or more tells which is wrong.
+Corruptions at Scale" (2021), sections 3 and 5. Only a majority of three replicas or more shows which one is wrong.
 """
 
 from collections import Counter
@@ -9,15 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 SHARD = " (shard of rank "
-"""What the name of a shard has after that of the entry: the first rank that has a replica of it."""
+"""Text between an entry's name and the first rank that has a replica of the shard, in the name of a shard."""
 OPTIONS = "param_groups"
-"""What names of options of an optimizer have in them."""
+"""Part of the name of each option of an optimizer."""
 Digests = Mapping[str, str]
-"""Of each entry, by name: its type and shape, and after a colon a digest of its bytes."""
+"""Type and shape of each entry, by name, and after a colon a digest of its bytes."""
 
 
 Lacking = Literal["unlike", "less", "fine"]
-"""What it is if a rank lacks an entry: unlike; or it has given less than the first one; or it need not have it."""
+"""Kind of an entry that a rank lacks: unlike; the rank has given less than the first one; or it need not have it."""
 
 
 class ReplicaFault(NamedTuple):
@@ -25,7 +25,7 @@ class ReplicaFault(NamedTuple):
 
     Attributes:
         names: Of the entries, sorted.
-        ranks: Those that have others than most ranks; empty if no majority tells.
+        ranks: Those that differ from most ranks; empty if there is no majority.
     """
 
     names: list[str]
@@ -57,7 +57,7 @@ def unlike_entries(
 
     Args:
         ranks: The digests of each rank.
-        lacking: What it is if a rank lacks an entry that is no shard.
+        lacking: Verdict on an entry that a rank lacks and that is no shard.
         whole: Objects of which one rank saves all: there is unlike what the first rank lacks, or one that has some.
     """
     found: dict[str, set[str]] = {}
@@ -86,7 +86,7 @@ def _has_enough(name: str, ranks: Sequence[Digests], lacking: Lacking) -> bool:
 
 
 def whole_objects(unlike: Mapping[str, bool], objects: Collection[str]) -> dict[str, bool]:
-    """What ranks have unlike, by objects: none is put together of what two ranks had."""
+    """Return the unlike entries by whole objects: no object is put together from two ranks."""
     found: dict[str, bool] = {}
     for name, has_shape in unlike.items():
         found[head_of(name, objects) or name] = has_shape
@@ -103,7 +103,7 @@ def head_of(name: str, objects: Collection[str]) -> str | None:
 def replica_fault(
     ranks: Sequence[Digests], unlike: Collection[str], known: Collection[str], count: int
 ) -> ReplicaFault | None:
-    """What a processor has computed wrongly; None if ranks differ by design.
+    """Return the entries that a processor has computed wrongly; None if ranks differ by design.
 
     Of three replicas or more, most are equal where one is wrong. Of two, a wrong result is in few entries, as ranks
     share their gradients; ranks that train apart have nearly all unlike that change. Unlike options of an optimizer,

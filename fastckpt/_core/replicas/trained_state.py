@@ -51,7 +51,7 @@ def trained_state(models: Iterable[nn.Module], optimizers: Iterable[Any]) -> Sta
 
 
 def _is_divided(model: nn.Module) -> bool:
-    """Whether ranks have parts of a model, or of its parameters, that only their framework knows."""
+    """Return whether ranks have parts of a model, or of its parameters, that only their framework knows."""
     parts = getattr(model, "mp_world_size", 1) > 1 or hasattr(model, "is_first_stage")  # of DeepSpeed's engines
     return (
         parts

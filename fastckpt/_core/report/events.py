@@ -52,7 +52,7 @@ class Name(NamedTuple):
         return cls(number, re.sub("[^A-Za-z0-9._-]", "_", host)[:100])
 
     def to_text(self, pid: int) -> str:
-        """As the name of a file that the process ``pid`` writes."""
+        """Return the name of a file that the process ``pid`` writes."""
         return f"{self.number:06d}-{self.host}-{pid}.jsonl"
 
 

@@ -12,7 +12,7 @@ class DecidedIntervals(Decided):
     """One decision, as `Decided` gives it.
 
     Attributes:
-        at: When it was recorded, in nanoseconds since the epoch.
+        at: Time of the record, in nanoseconds since the epoch.
         directory: The checkpoint directory that it is about.
     """
 

@@ -141,7 +141,7 @@ class _Tape:
             self.now = instant
 
     def train(self, instant: int, stalled: int, repeated: int, of: int) -> None:
-        """Until then ``of`` steps were done, some of them repeated, and saves stalled them for a while."""
+        """Account for training until then: ``of`` steps were done, some of them repeated, with stalls by saves."""
         instant = min(instant, self._end)
         if instant > self.now:
             length = instant - self.now

@@ -22,8 +22,9 @@ class LaunchTime:
     Attributes:
         by_cause: Of each cause, up to the instant from which on causes are not decided yet.
         age: Since its begin.
-        steps: How far it came.
-        failures: How often rounds ended by kind: a worker ``died`` or ``hung``, or workers were stopped ``elsewhere``.
+        steps: Its progress in steps.
+        failures: Number of ends of rounds by kind: a worker ``died`` or ``hung``, or workers were stopped
+            ``elsewhere``.
         repeats: The steps that its last round of workers has to do once more.
     """
 
@@ -80,7 +81,7 @@ class _Course:
             self.launch.begin = before.end
 
     def measure(self, now: int, outcome: str) -> LaunchTime:
-        """As `GoodputMeter.measure`."""
+        """Measure, as `GoodputMeter.measure`."""
         launch = self.launch
         launch.end, launch.outcome = now, outcome or launch.outcome
         steps = replace(self._steps) if self._steps else Steps(self._unit)
@@ -94,12 +95,12 @@ class _Course:
 
     @property
     def _unit(self) -> StepUnit:
-        """Once rounds were summed up, it stays as it was for them."""
+        """Return the unit; once rounds were summed up, it stays as it was for them."""
         return self._steps.unit if self._steps else unit_of([self.launch])
 
 
 def _failures(rounds: Sequence[LaunchRound], *, stopped: bool = True) -> Counter[str]:
-    """How often rounds ended by kind; those that were ``stopped`` without a failure as "elsewhere"."""
+    """Count the ends of rounds by kind; a round that was ``stopped`` without a failure counts as "elsewhere"."""
     found = Counter(one.failure.kind for one in rounds if one.failure)
     found["elsewhere"] = sum(stopped and one.failure is None and one.stopped is not None for one in rounds)
     return found

@@ -12,7 +12,7 @@ OWN = ("died", "hung", "agent")
 
 @dataclass(frozen=True)
 class HostFailures:
-    """How often a host has failed.
+    """Failures of a host.
 
     Attributes:
         host: Its name.

@@ -41,7 +41,7 @@ def claim(folder: Path, kill: PlannedKill, phase: str, step: int) -> bool:
 
 
 def made(folder: Path, kill: PlannedKill) -> dict[str, Any] | None:
-    """What was noted of a kill: the phase, the step, the time; None if it was not made."""
+    """Return the note of a kill: its phase, step and time; None if it was not made."""
     path = _note_of(folder, kill)
     return dict(json.loads(path.read_text())) if path.exists() else None
 

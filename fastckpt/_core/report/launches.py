@@ -23,10 +23,10 @@ class FailureCause:
 
     Attributes:
         exception: Type and message of what the worker raised; this and the next three are empty if not known.
-        frame: Where that was, or where it hung.
-        host: Where it ran.
+        frame: Place of the failure, or of the hang.
+        host: Host of the rank.
         log: The file that has its stderr.
-        restarts_left: How many restarts were left after this one, of ``restarts``; None if that is not known.
+        restarts_left: Number of restarts left after this one, of ``restarts``; None if it is not known.
     """
 
     exception: str = ""
@@ -55,9 +55,9 @@ class AwaitedRank:
 
     Attributes:
         rank: Its number; -1 if only hosts are known where it may be, since their agents gave no answer.
-        host: Where it ran.
-        place: Where it was caught; empty if that is not known.
-        at: When this node learned of it.
+        host: Host of the rank.
+        place: Place at which it was caught; empty if that is not known.
+        at: Time at which this node learned of it.
     """
 
     rank: int
@@ -91,11 +91,11 @@ class Sample:
     """The progress of the furthest worker of a node.
 
     Attributes:
-        at: When it was looked at.
-        beat: When a worker last reported.
+        at: Time of the sample.
+        beat: Time of a worker's last report.
         steps: Steps completed since the worker started.
         step: The newest step that a save or load named; -1 for none.
-        named: How many steps were completed when it was named.
+        named: Number of steps completed when it was named.
         loaded: The step that it resumed from; -1 for none.
         stalled: Time spent in saves since the worker started, of the rank that spent most.
     """
@@ -114,19 +114,19 @@ class LaunchRound:
     """One generation of workers. Instants are nanoseconds of the agent's monotonic clock; None if not reached.
 
     Attributes:
-        begin: When the agent began to look for the other nodes.
-        parked: When it began to wait as a spare for a place among them.
-        met: When it had found them.
-        started: When the worker processes were there.
+        begin: Time at which the agent began to look for the other nodes.
+        parked: Time at which it began to wait as a spare for a place among them.
+        met: Time at which it had found them.
+        started: Time at which the worker processes were there.
         pids: The worker processes, by local rank.
-        joined: When each local rank had a checkpointer.
-        imported: When each had imported what it needs.
+        joined: Time at which each local rank had a checkpointer.
+        imported: Time at which each had imported its modules.
         loads: The first load of each local rank.
-        first: When each had completed a step.
+        first: Time at which each had completed a step.
         failure: The first failure on this node.
         awaited: The rank of another node that made the job hang, as the agent of another one has found last.
-        stopped: When all were dead and reaped.
-        finished: When all had ended well.
+        stopped: Time at which all were dead and reaped.
+        finished: Time at which all had ended well.
     """
 
     begin: int
@@ -177,7 +177,7 @@ class Launch:
 
 
 def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
-    """For each checkpoint directory, whether it is ever loaded from, and how often one agent's workers saved, at most.
+    """Return for each checkpoint directory whether it is ever loaded from, and the most saves of one agent's workers.
 
     The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """

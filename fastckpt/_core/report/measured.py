@@ -15,7 +15,7 @@ class Measured:
     """The values that one node has recorded last.
 
     Attributes:
-        at: When, in nanoseconds since the epoch.
+        at: Time, in nanoseconds since the epoch.
         step: The step that its furthest worker had completed.
         values: By name and labels, as docs/reference/events.md says; the texts NaN, +Inf and -Inf are not finite.
     """
@@ -31,7 +31,7 @@ class Measured:
         return None if value is None or isinstance(value, str) else float(value)
 
     def logged(self) -> dict[str, float | str]:
-        """What the scripts logged, of the first rank that has logged anything, by the names that they gave."""
+        """Values that the scripts logged, by name, of the first rank that has logged any."""
         found = dict[int, dict[str, float | str]]()
         for key, value in self.values.items():
             name, labels = parse_key(key)

@@ -25,7 +25,10 @@ class Kind(Enum):
 
 
 class Scope(Enum):
-    """Whose values an agent serves: those of its node, which add up over nodes; or, node 0 alone, those of the job."""
+    """Scope of the values that an agent serves.
+
+    Values of its node add up over nodes; node 0 alone serves those of the job.
+    """
 
     NODE = "each node"
     JOB = "node 0"
@@ -39,7 +42,7 @@ class Metric:
         name: As it is at the endpoint, with the unit, and ``_total`` of a counter.
         unit: ``seconds``, ``bytes``, ``ratio`` (0 to 1) or ``celsius``; empty for a number of things, or of a step.
         labels: The names of its labels.
-        group: What it is about; the first part of its tag in TensorBoard.
+        group: Its subject; the first part of its tag in TensorBoard.
     """
 
     name: str

@@ -22,7 +22,7 @@ class OffloadedRank:
 
     Attributes:
         node: The node on which it was last.
-        directory: Where to it offloads.
+        directory: Directory to which it offloads.
         budget: Bytes that may be in memory.
         saved: Bytes that a forward saves, and ``kept`` those that stay in memory, by the last plan.
         forwards: Forwards of all its processes.

@@ -52,12 +52,12 @@ class Recovery(FailureCause):
     """A failure on a node and the recovery, in nanoseconds after it was noticed; None if not reached.
 
     Attributes:
-        at: When it was noticed, since the epoch; of an agent, when it last logged an event.
+        at: Time at which it was noticed, since the epoch; of an agent, when it last logged an event.
         kind: ``died``, ``hung``; ``agent`` if the agent itself died; ``elsewhere`` if the workers were stopped for the
             sake of another node.
-        silent: How long a hang lasted before.
+        silent: Duration of the hang before.
         step: From which step and ``tier`` the workers went on; -1 for a fresh start.
-        load: How long the last rank's load took.
+        load: Duration of the last rank's load.
         repeated: Steps that had to be done once more.
         awaited: The rank of another node for which these waited, if the job hung.
     """
@@ -130,14 +130,14 @@ class Report:
     Attributes:
         nodes: The launches of each node, by its rank, in order.
         lost: Nanoseconds by cause, of all nodes; ``goodput.USEFUL`` is one of the causes.
-        steps: How far the job came.
+        steps: Progress of the job.
         failures: By time.
         decisions: On how often to save, by time.
         superseded: By another job, by time.
         unreadable: Lines of the logs that are no events.
         events_lost: Events that an agent could not write.
         offloaded: Ranks that offload activations, by number.
-        metrics: What each node has measured last, by its number.
+        metrics: Last measurements of each node, by its number.
         hosts: The hosts that have failed, the worst first.
         slow: Times in which a rank was slow, in order.
     """

@@ -16,8 +16,8 @@ class SlowSpell:
         rank: The rank, on ``host``.
         part: The part of its steps in which it lost most.
         cost: Share by which the job was slower, when it was found.
-        begin: When it was found, in nanoseconds since the epoch.
-        end: When it was as fast as the others again, or was stopped; None if its launch ended before that.
+        begin: Time at which it was found, in nanoseconds since the epoch.
+        end: Time at which it was as fast as the others again, or was stopped; None if its launch ended before that.
     """
 
     rank: int

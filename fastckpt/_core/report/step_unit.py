@@ -26,7 +26,7 @@ class StepUnit:
 
     @classmethod
     def of(cls, stretches: Iterable[tuple[int, int]]) -> Self:
-        """The unit by stretches of the way, each in steps of the script, and as counted: the longest tells it best."""
+        """The unit by stretches of the way, each in steps of the script, and as counted: the longest shows it best."""
         script, counted = max(stretches, default=(0, 0))
         return cls(Fraction(counted, script)) if script > 0 < counted else cls()
 

@@ -45,10 +45,10 @@ class RequiredFiles:
         own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
         shards: Names of the files without which the memory of one of several nodes is not enough for this rank; empty
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
-        from_peers: Whether the files that all nodes have alike and those that a rank has written, or its ``shards``,
+        from_peers: True if the files that all nodes have alike and those that a rank has written, or its ``shards``,
             are all that it needs: these can come from other nodes' memory.
-        may_redivide: Whether ranks can load what another number of them saved, and then bring what each needs.
-        allow_lost: Whether a rank may load what is in memory without its own file, if no node has that any more.
+        may_redivide: True if ranks can load what another number of them saved, and then bring what each needs.
+        allow_lost: True if a rank may load what is in memory without its own file, if no node has that any more.
     """
 
     main: str
@@ -80,11 +80,11 @@ class CandidateFinder:
 
     Args:
         location: The checkpoint directory: a path, or the URL of a store.
-        needs: What this rank needs of a checkpoint.
-        digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
+        needs: Files that this rank needs of a checkpoint.
+        digests: True if files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
-        has_far: Whether a durable tier is a store that is reached over a network.
+        has_far: True if a durable tier is a store that is reached over a network.
     """
 
     def __init__(self, client: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
@@ -133,8 +133,8 @@ class CandidateFinder:
         """All checkpoints that hold what this rank needs.
 
         Args:
-            here: Those in memory.
-            found: Those on storage, as `search` has found them in the first rank.
+            here: Checkpoints in memory.
+            found: Checkpoints on storage, as `search` has found them in the first rank.
         """
         # 1. keep what has the files that this rank needs   2. add saves of which memory has some files and storage the
         # others   3. name the reason for all the rest: none may be passed over silently
@@ -151,7 +151,10 @@ class CandidateFinder:
         return Listing(all_of, bad, here.held)
 
     def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
-        """What this node holds in memory of saves of several nodes, for others' sake; the first rank reports it."""
+        """Return what this node holds in memory of saves of several nodes, for the other nodes.
+
+        The first rank of the node reports it.
+        """
         place = self._client.place
         is_alone = place.group_world_size == 1 and not self._needs.shards  # else others may have left it their shards
         if place.local_rank or is_alone or not self._needs.from_peers:
@@ -184,7 +187,7 @@ class CandidateFinder:
 
     @property
     def needs(self) -> RequiredFiles:
-        """What this rank needs of a checkpoint."""
+        """Files of a checkpoint that this rank needs."""
         return self._needs
 
     def fetch(
@@ -238,7 +241,7 @@ class CandidateFinder:
         Args:
             bad: Candidates, and those of their files that some rank found bad.
             damaged: Checkpoints that this rank saw to be damaged when it listed the tiers.
-            threads: How many files are checked at once.
+            threads: Number of files that are checked at once.
         """
         for candidate, faults in bad:
             candidate.tier.reject(candidate, faults, threads)
@@ -273,7 +276,7 @@ class CandidateFinder:
         return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
 
     def _enough(self, listing: Listing) -> Candidates:
-        """What is in memory and is enough for this rank."""
+        """Return the candidates in memory that are enough for this rank."""
         place = self._client.place
         return {at: each for at, each in listing.candidates.items() if self._needs.are_in_memory(each, place)}
 
@@ -313,14 +316,17 @@ class CandidateFinder:
 
 
 def _is_file_of(stored: StoredCheckpoint, name: str, path: Path) -> bool:
-    """Whether a file is this checkpoint's, in its place or at the path that its user named."""
+    """Return whether a file is this checkpoint's, in its place or at the path that its user named."""
     assert isinstance(stored, Stored)
     named = stored.target is not None and os.path.realpath(stored.target) == str(path)
     return os.path.realpath(stored.path_of(name)) == str(path) or (named and stored.owns_target())
 
 
 def parity_holdings(arena: Path, held: HeldSave) -> tuple[ParityHolding, ...]:
-    """What a node can help to rebuild of a save: ranks' files of which those that it lacks are in its parity."""
+    """Return the rebuilds of a save that a node can help with.
+
+    The files of its ranks that the node lacks are in its parity.
+    """
     if held.slot is None:
         return ()
     return tuple(_parity_holding(held, each) for each in whole_parities(arena, held.id, held.attempt))

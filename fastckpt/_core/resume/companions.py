@@ -35,7 +35,7 @@ class Pairing:
     Args:
         loaded: The checkpoints that those of this process have loaded just now, by directory; None for nothing.
         shm_dir: The directory with the arenas of others.
-        agent_slot: Which of the agents that share this host the saver is of.
+        agent_slot: Number of the saver's agent among those that share this host.
 
     Attributes:
         refused: The checkpoints that were passed over, and the directories that lack each.
@@ -101,7 +101,7 @@ class Selection:
     pairing: Pairing | None = None
 
     def __call__(self, candidates: Candidates) -> list[CheckpointLocation]:
-        """Those of the candidates."""
+        """Return the wanted ones of the candidates."""
         wanted = self._wanted(candidates)
         return [*wanted] if self.pairing is None else self.pairing.accepted(wanted)
 

@@ -16,7 +16,7 @@ class LoadReports:
     """Reports the loads of one worker, once they count.
 
     Args:
-        link: To the saver, which tells the launcher.
+        link: To the saver, which reports to the launcher.
         beats: The telemetry of this worker.
         rank: The first one logs.
     """

@@ -42,9 +42,9 @@ class ResumeResult:
         tier: One of `TIERS`; empty if there was none.
         state: The result of this rank's loader.
         details: The details saved with the checkpoint.
-        elsewhere: Whether it is of another checkpoint directory, whose histories are numbered independently.
+        elsewhere: True if it is of another checkpoint directory, whose histories are numbered independently.
         attempt: The token that ranks of all nodes shared when they saved it.
-        holdings: What all nodes hold in memory of saves of several nodes.
+        holdings: Holdings of all nodes in memory, of saves of several nodes.
         passed_over: Durable checkpoints that are newer, and could not be loaded.
     """
 
@@ -196,7 +196,7 @@ class Resume:
     def _candidate(
         self, choices: Sequence[CheckpointLocation], survey: Survey, ranks: Agreement
     ) -> tuple[Candidate | None, Faults]:
-        """What this rank loads, brought from other nodes' memory if it is there; or why that failed."""
+        """Return the candidate that this rank loads, fetched from other nodes' memory if it is there; or the faults."""
         mine = choices[self._place.rank]
 
         def bring() -> Candidate:
@@ -290,7 +290,7 @@ class Resume:
         return [each for each in same if nodes[each] == nodes[rank] or not self._finder.has_far]
 
     def _at(self, path: str, ranks: Agreement) -> tuple[SaveId | None, Candidate, list[int]]:
-        """What the first rank finds at a path, the same for all, and the node of each rank."""
+        """Return the save that the first rank finds at a path, the same for all, and the node of each rank."""
 
         def look(nodes: list[int]) -> list[Any]:
             try:

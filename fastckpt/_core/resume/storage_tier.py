@@ -29,8 +29,8 @@ class StorageTier:
     """A durable tier: a path, or the URL of a store, whose files are downloaded to a disk of this node.
 
     Attributes:
-        is_far: Whether it is a store that is reached over a network.
-        has_quarantined: Whether something was rejected and the saver does not know of it yet.
+        is_far: True if it is a store that is reached over a network.
+        has_quarantined: True if something was rejected and the saver does not know of it yet.
     """
 
     def __init__(self, name: str, location: str, client: SaverClient, *, digests: bool) -> None:
@@ -133,7 +133,7 @@ class StorageTier:
             checked = candidate.faults(list(faults), threads)
             confirmed = {name: fault.why for name, fault in checked.items() if fault.is_damage}
             for name in faults.keys() - confirmed.keys():
-                logger.warning("%s is left where it is: rank 0 finds nothing wrong with it", candidate.files[name])
+                logger.warning("%s is not quarantined: rank 0 finds nothing wrong with it", candidate.files[name])
             if confirmed:
                 self.quarantine(candidate.record, "; ".join(confirmed.values()))
 

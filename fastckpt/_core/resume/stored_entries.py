@@ -23,7 +23,7 @@ class StoredEntry(NamedTuple):
     """The record of a durable candidate whose manifest this rank has not read.
 
     Attributes:
-        id: What was saved.
+        id: Id of the save.
         place: The path or URL of the directory of its manifest.
         target: The path or URL that the user named for the model, if any.
         token: A name that no other reading of manifests has.
@@ -43,10 +43,10 @@ class StoredEntry(NamedTuple):
 
 
 def described(listing: Listing, main: str, own: Sequence[str]) -> JSON:
-    """What the first rank found in one tier, as a message.
+    """Return the first rank's findings in one tier, as a message.
 
     Args:
-        listing: What it found.
+        listing: Result of the search.
         main: The file without which a checkpoint is of another kind.
         own: The file that each rank needs beside it, unless the checkpoint is of fewer ranks.
     """
@@ -75,7 +75,7 @@ def candidates(tier: "StorageTier", message: JSON, rank: int, token: str) -> Can
 
 
 def rejected(tier: "StorageTier", message: JSON) -> list[Rejected]:
-    """What exists there and is no candidate for any rank."""
+    """Return the checkpoints that exist there and are no candidates for any rank."""
     found = []
     for name, place, why in message["rejected"]:
         kind = RejectionKind[name]

@@ -48,8 +48,8 @@ class Survey:
         has: The checkpoints that each rank could load.
         nodes: The node of each rank.
         unfinished: Checkpoints that nodes were writing, newer than all that count on storage; in the first rank.
-        unsearched: Why the checkpoint directory could not be searched; empty if it could.
-        holdings: What all nodes hold in memory of saves of several nodes.
+        unsearched: Reason why the checkpoint directory could not be searched; empty if it could.
+        holdings: Holdings of all nodes in memory, of saves of several nodes.
         shards: The files that each rank needs of a state that is divided among as many ranks; empty if it is not.
     """
 
@@ -67,7 +67,7 @@ class Survey:
         return sources(self.holdings, self.nodes, location, self.shards)
 
     def is_redivided(self, location: CheckpointLocation) -> bool:
-        """Whether a state is divided among ranks, and another number of them saved it."""
+        """Return whether a state is divided among ranks, and another number of ranks saved it."""
         count = len(self.nodes)
         return bool(self.shards) and any(h.save == location.save and h.world_size != count for h in self.holdings)
 
@@ -96,7 +96,7 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select:
     try:
         own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
-        logger.debug("what is in memory is looked for again: %s", failure)
+        logger.debug("memory could not be read, and is read again: %s", failure)
     if select.pairing is not None:
         asked = sorted(select.companions(own.candidates))
         select.know(ranks.decide(asked, lambda values: search_companions({name for each in values for name in each})))
@@ -141,7 +141,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
         in_memory = near(finder, client, ranks, select)
         if choose(in_memory.has, ()) is None:
             raise NoLoadableCheckpoint(coded(text, "FC-020"))
-        logger.warning("%s. What memory holds is newer, or as new.", text)
+        logger.warning("%s. The checkpoint in memory is as new or newer, so storage is not needed.", text)
         return replace(in_memory, unsearched=text)
     return _survey(finder, own, reports, unfinished=unfinished)
 
@@ -198,7 +198,7 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
 
 
 def is_unreadable(faults: Collection[Fault]) -> bool:
-    """Return whether faults say nothing of a checkpoint: want of memory, of descriptors, of an answer."""
+    """Return whether faults prove nothing about a checkpoint: lack of memory, of descriptors, of an answer."""
     return bool(faults) and worst(ReadVerdict(each.verdict) for each in faults) is ReadVerdict.NO_ANSWER
 
 
@@ -277,7 +277,7 @@ def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreeme
         return
     save = SaveId(*newest[:2])
     if client.place.local_rank == 0:
-        logger.info("%s is in the memory of all nodes, and joined on storage", save)
+        logger.info("persisting %s, which is in the memory of all nodes, to resume it from storage", save)
         with suppress(FastckptError):
             client.committed(save, TO_DISK)
     end, pause = time.monotonic() + _patience(finder, survey, newest, durable), 0.02
@@ -295,7 +295,7 @@ def _patience(finder: CandidateFinder, survey: Survey, save: tuple[int, int, str
 
 
 def _has_all_parts(holdings: Sequence[NodeHolding], save: tuple[int, int, str]) -> bool:
-    """Whether the memory of the nodes has the files of all ranks that saved."""
+    """Return whether the memory of the nodes has the files of all ranks that saved."""
     held = [each for each in holdings if each.save == save]
     return {rank for each in held for rank in each.ranks}.issuperset(
         range(max((each.world_size for each in held), default=0))

@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, phase: Phase, tier: str) -> "Fault":
-        """That of an error in a phase of a load from a tier."""
+        """Return the fault for an error in a phase of a load from a tier."""
         return cls(verdict(error, phase, tier).value, in_words(error))
 
     @property
@@ -226,7 +226,7 @@ class PeerTier:
             location: The save.
             sources: The addresses of agents that hold each file that this node lacks.
             held: The files of the save that are in this node's memory.
-            beside: Whether they are for a load alone, beside the slots.
+            beside: True if they are for a load alone, beside the slots.
         """
         save = SaveId(*location.id)
         fetched = self._client.fetch(save, location.attempt, sources, beside=beside)
@@ -251,7 +251,7 @@ class PeerTier:
 
 
 def attempt_of(details: Mapping[str, Any], place: RankInfo) -> str:
-    """The token of a save, if it or this job is one of several nodes; else the step alone tells saves apart."""
+    """The token of a save, if it or this job is one of several nodes; else the step alone distinguishes saves."""
     alone = place.group_world_size == 1 and details.get("nodes", 1) == 1
     return "" if alone else str(details.get("attempt", ""))
 

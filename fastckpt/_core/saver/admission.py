@@ -22,7 +22,7 @@ GIVE_WAY = 20.0
 PAUSE = 0.1
 """Seconds between two looks."""
 NOT_TRIED = "the script was not tried: "
-"""How a refusal of `demand_empty` begins."""
+"""First words of a refusal of `demand_empty`."""
 
 
 def demand_empty(location: str, record: Path) -> None:
@@ -51,7 +51,7 @@ def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Aren
     """The arena of a job's directory, as soon as no other job owns it, whether that one ended or was killed.
 
     Args:
-        path: Where the arena is.
+        path: Path of the arena.
         job: Whose it becomes. If it is to take over, the owner finds itself superseded, and keeps its memory for it.
         tenure: The job's part in the directory.
         ending: Set when the job waits for nobody any more.

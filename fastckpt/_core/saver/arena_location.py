@@ -39,7 +39,7 @@ def place(settings: Settings) -> Path:
 
 
 def arena_of(settings: Settings, directory: str, agent_slot: int) -> Path:
-    """Where a launch has its arena for a checkpoint directory; names that others have taken are reported."""
+    """Return the path of a launch's arena for a checkpoint directory; names that others have taken are reported."""
     where = str(place(settings)), directory, agent_slot
     path = arena_path(*where)
     taken = {each: owner for each in arena_paths(*where) if (owner := owner_of(each)) not in (None, os.getuid())}
@@ -76,7 +76,7 @@ def copies_place(settings: Settings, checkpoint_dir: str = "") -> Path | None:
 
 
 def memory_id(settings: Settings) -> str:
-    """What all processes have in common, and no others, that make their arenas in the same memory."""
+    """Return an id that exactly those processes share whose arenas are in the same memory."""
     try:
         status = Path(settings.arenas).stat()
     except OSError:  # `place` raises it once there is something to hold
@@ -88,8 +88,8 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
     """Checkpoints newer than ``newest`` that a launch has left where it had its arena, and this one has not.
 
     Args:
-        settings: Those of this launch.
-        arena: Where it holds its own.
+        settings: Settings of this launch.
+        arena: Arena of this launch.
         directory: The checkpoint directory.
         newest: The newest that it knows of.
     """

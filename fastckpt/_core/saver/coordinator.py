@@ -56,7 +56,7 @@ logger = logging.getLogger("fastckpt")
 ORPHANS_DEADLINE = 10.0
 """Seconds that killed writers of a dead owner have to be gone before its memory counts as lost."""
 DECISIONS = 64
-"""How many decisions on saves are remembered, for writers that are behind."""
+"""Number of decisions on saves that are remembered, for writers that are behind."""
 
 
 class Coordinator:
@@ -155,7 +155,7 @@ class Coordinator:
             opening = Opening.of_slot(slot.path)
             record = histories.read(opening.id.history) if opening else None
             if opening and is_of_another_line(opening, record, histories.newest, lost=lost):
-                logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
+                logger.warning("discarding %s in %s: another job has opened its history", opening.id, slot.path)
                 slot.clear()
 
     def bytes(self) -> int:
@@ -164,7 +164,7 @@ class Coordinator:
         return sum(sizes) + self.peers.replicas.bytes()
 
     def stats(self) -> SaverStats:
-        """What became of the checkpoints; in any thread."""
+        """Return the outcome of the checkpoints; in any thread."""
         stats = self.persister.stats
         stats.replicas = self.peers.counts
         stats.memory = max(filter(None, (slot.whole for slot in [*self.slots])), default=None)
@@ -213,7 +213,7 @@ class Coordinator:
                 if gone not in slot.done:
                     self._lend(slot, slot.id, gone)
             except OSError as error:
-                logger.warning("%s cannot take what rank %d lends: %s", slot.id, gone, error)
+                logger.warning("%s cannot take over the part of rank %d, which has left: %s", slot.id, gone, error)
             self._take(slot, partial(slot.read_part, gone))
 
     def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
@@ -249,7 +249,7 @@ class Coordinator:
             self.persister.give_up_after(SaveId(*closed[1:]), f"rank {closed[0]} has closed")
 
     def is_copying(self, dead: Collection[int]) -> bool:
-        """Whether a save will be whole once ranks that are here have copied their parts; ``dead`` ones are not here."""
+        """Return whether a save becomes whole once the ranks that are here, without the ``dead``, have copied it."""
         return any(
             slot.id is not None
             and not slot.committed
@@ -262,7 +262,7 @@ class Coordinator:
         self._read(*self.slots)
 
     def awaits(self, writers: Collection[int]) -> bool:
-        """Whether a save lacks the parts of some of these writers alone, and they have not gone on without it."""
+        """Return whether a save lacks only parts of these writers, and none of these has gone on to a later one."""
         latest = self.writers.latest
         lacking = [(slot.id, slot.writers - slot.done) for slot in self.slots if slot.id and not slot.committed]
         return any(
@@ -284,7 +284,7 @@ class Coordinator:
         if (found := self.tiers.start_over()) is not None:
             for slot in self.slots:
                 if slot.id is not None:
-                    logger.warning("%s in %s is given up: %s, which is durable, is resumed", slot.id, slot.path, found)
+                    logger.warning("discarding %s in %s: the job resumes the durable %s", slot.id, slot.path, found)
                     slot.drop()
         self.progress.log()
         forget_the_dead(self.arena.path)
@@ -298,8 +298,8 @@ class Coordinator:
     def flush(self, *, ends: bool = False) -> None:
         """Persist the newest checkpoint in memory if storage has none as new, and the settings let us.
 
-        If the job ``ends`` on several nodes at once, each may have come a save further than another, and what some lack
-        is never published: those that all nodes keep, or are about to, are persisted as well, and before it.
+        If the job ``ends`` on several nodes at once, each may have come a save further than another, and a save that
+        some lack is never published. So saves that all nodes keep, or are about to, are persisted first.
         """
         shared = self.peers.common
         if shared or not self.peers.address:  # else the first agent has ended, and what was known holds
@@ -412,12 +412,12 @@ class Coordinator:
         if slot.committed:
             self.tiers.claim(slot)
         if slot.id is not None and (why := self._obstacle(slot)):
-            if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
+            if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher reports that
                 self._lose(slot.id, why)
             slot.wanted.clear()
 
     def _obstacle(self, slot: Slot) -> str:
-        """Why the save in a slot can never be whole; empty if it is, or may be."""
+        """Return why the save in a slot can never be whole; empty if it is, or may be."""
         return self.writers.obstacle(slot.id, slot.writers - slot.done) if slot.id and not slot.committed else ""
 
     def committed(self, writer: int, message: Committed | Uncommitted) -> None:
@@ -445,7 +445,7 @@ class Coordinator:
             self.persister.owed.look()
 
     def _read_again(self, slot: Slot, save: SaveId, writer: int) -> None:
-        """Read records that were there when a writer said so; if they cannot be read, nobody waits for its save."""
+        """Read records that were there at a writer's report; if they cannot be read, nobody waits for its save."""
         self._take(slot, slot.read)
         if not slot.has(save, writer) and self.arena.is_there():
             slot.wanted.clear()
@@ -489,7 +489,7 @@ class Coordinator:
         return [list(save) for save in news]
 
     def status(self, writer: int) -> Status:
-        """How far persistence is."""
+        """Return the state of persistence."""
         way = self.persister
         # What lacks the part of the one who asks cannot become whole while it waits.
         others = [slot for slot in self.slots if writer not in slot.writers - slot.done]

@@ -33,7 +33,7 @@ class MemoryDigests:
     Nobody waits for it, and it pins nothing: it stops when a save begins.
 
     Attributes:
-        enabled: Whether anybody compares digests.
+        enabled: True if anybody compares digests.
     """
 
     def __init__(self, newest: Callable[[], Slot | None]) -> None:
@@ -62,7 +62,7 @@ class MemoryDigests:
         if not self.enabled or slot is None or slot.id is None:
             return
         if any(pin.startswith(PIN) for pin in slot.pins) or (self._task is not None and not self._task.done()):
-            self.look()  # a persist tells the digests itself, if it succeeds
+            self.look()  # a persist reports the digests itself, if it succeeds
             return
         self._task = asyncio.create_task(self._digest(slot, slot.id))
 
@@ -70,7 +70,7 @@ class MemoryDigests:
         try:
             await self._compare(slot, save)
         except OSError as error:
-            logger.warning("%s in memory could not be digested: %s", save, error)
+            logger.warning("the digests of %s in memory could not be computed: %s", save, error)
 
     async def _compare(self, slot: Slot, save: SaveId) -> None:
         records = slots.read(slot.path)
@@ -87,7 +87,7 @@ class MemoryDigests:
         if error is None:
             _judge(slot, save, work.result(), since)
         elif not isinstance(error, DigestStopped):
-            logger.warning("%s in memory could not be digested: %s", save, error)
+            logger.warning("the digests of %s in memory could not be computed: %s", save, error)
 
     def close(self) -> None:
         """Stop at once."""

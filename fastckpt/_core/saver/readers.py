@@ -13,7 +13,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class Readers:
-    """Who reads the slots of a node, and what they downloaded to read it.
+    """Processes that read the slots of a node, and files that they downloaded for it.
 
     Attributes:
         active: Processes that read what is in memory, or look for what to load.
@@ -58,14 +58,14 @@ class Readers:
                 slot.clear()
 
     def resumed(self, message: Resumed) -> None:
-        """They have found what to resume: of several nodes, the newest that all have.
+        """Note the checkpoint that the readers resume: of several nodes, the newest that all have.
 
         What is newer here is given up, unless it is being persisted; in its place the newest that is left is flushed.
         """
         self._persister.stats.resume(message.tier, message.bad)
         for slot in self._slots:
             if _is_in(message.abandoned, slot) and not any(pin.startswith(PIN) for pin in slot.pins):
-                logger.info("%s is given up: not all nodes have saved it", slot.id)
+                logger.info("discarding %s in memory: not all nodes have saved it", slot.id)
                 slot.clear()
         left = [slot for slot in self._slots if slot.committed and not _is_in(message.abandoned, slot)]
         newest = max(left, key=lambda slot: slot.id or (), default=None)
@@ -73,11 +73,14 @@ class Readers:
             self._persister.submit(newest)
 
     def lost(self) -> list[str]:
-        """What was found bad in memory where nothing has been saved since, and why; what is where nobody looks."""
+        """Return the saves in memory that were found bad, with reasons, and checkpoints in places where nobody looks.
+
+        A slot is left out once something was saved in it again.
+        """
         return [slot.lost for slot in self._slots if slot.lost] + self.elsewhere
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Remove the downloads: nobody reads any more."""
         remove_staging(self._staging)
 
 

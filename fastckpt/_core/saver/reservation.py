@@ -235,7 +235,7 @@ class Reservations:
                     try:
                         is_done = await self._begin(slot, sizes)
                     except OSError as error:
-                        logger.debug("no pages are made ahead: %s", error)
+                        logger.debug("pages are not allocated ahead: %s", error)
                         return
 
     def _run_ahead(self, work: Coroutine[Any, Any, None]) -> None:
@@ -244,7 +244,7 @@ class Reservations:
         task.add_done_callback(self._ahead.discard)
 
     def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
-        """Whether an image is a writer's that has others now. What nobody has asked for is of a job that has ended."""
+        """Return whether an image is of a writer that has others now. One that nobody asked for is of an ended job."""
         return name not in sizes and self._asked.get(name, self._guessed.get(name, writer)) == writer
 
     def _forget(self, sizes: Sizes, writer: int) -> None:
@@ -264,7 +264,7 @@ class Reservations:
                 while not await self._reserve_if_empty(slot, sizes, writer):
                     pass  # the save that waited has the lock first
         except (ArenaTooSmall, OSError) as error:
-            logger.warning("a slot could not be made ready ahead of its save: %s", error)
+            logger.warning("memory for the next save could not be reserved ahead: %s", error)
         await self._enlarge()
 
     async def _reserve_if_empty(self, slot: Slot, sizes: Sizes, writer: int) -> bool:

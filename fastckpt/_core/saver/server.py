@@ -64,10 +64,11 @@ class Saver:
     """Owns shared memory, answers writers and persists; all its work runs in threads of its own.
 
     Attributes:
-        unfinished: Whether `close` has left a persist behind that would not end.
-        slot: Which of the agents that share this host's memory this one is; None where the ranks of nodes decide.
-        prefetch: What this node brings of others while it is a spare.
-        misplaced: Why this host can take no part in its job: a checkpoint directory there is another. Else empty.
+        unfinished: True if `close` has left a persist behind that would not end.
+        slot: Number of this agent among those that share this host's memory; None where the ranks of nodes decide.
+        prefetch: Files of others that this node fetches while it is a spare.
+        misplaced: Reason why this host can take no part in its job: a checkpoint directory there is another. Else
+            empty.
     """
 
     def __init__(self, settings: Settings, address: str = "") -> None:
@@ -192,7 +193,7 @@ class Saver:
 
     @property
     def deserted(self) -> bool:
-        """Whether all writers of all checkpoint directories have deregistered."""
+        """True if all writers of all checkpoint directories have deregistered."""
 
         async def ask() -> bool:
             return all(coordinator.writers.deserted for coordinator in self._coordinators.values())
@@ -200,7 +201,7 @@ class Saver:
         return self._is_cut_off or self._call(ask()).result(START_TIMEOUT)
 
     def report(self) -> list[SaverStats]:
-        """What became of the checkpoints of each directory; at any time."""
+        """Return the outcome of the checkpoints of each directory; at any time."""
         return [coordinator.stats() for coordinator in list(self._coordinators.values())]
 
     def logged(self) -> dict[int, tuple[int, dict[str, float]]]:
@@ -208,7 +209,7 @@ class Saver:
         return self._logged.by_rank()
 
     def arenas(self) -> dict[str, Path]:
-        """Where the memory of each checkpoint directory is; at any time."""
+        """Arena of each checkpoint directory; at any time."""
         return {directory: coordinator.arena.path for directory, coordinator in [*self._coordinators.items()]}
 
     def marks(self) -> dict[str, str]:
@@ -218,13 +219,13 @@ class Saver:
 
     @property
     def lost(self) -> str:
-        """Why the workers may not save any more: another job has come in their place. Empty while they may."""
+        """Reason why the workers may not save any more: another job has taken their place. Empty while they may."""
         # A copy of the values: the agent's thread reads them while the loop may add one.
         return next(filter(None, (coordinator.tiers.lost for coordinator in [*self._coordinators.values()])), "")
 
     @property
     def may_start_over(self) -> bool:
-        """Whether they may after a restart: no other job is in their place, or they go on from what it has left."""
+        """True if they may save after a restart: no other job has their place, or they go on from its checkpoints."""
         return not self._shut_out and all(
             coordinator.tiers.may_start_over for coordinator in [*self._coordinators.values()]
         )
@@ -241,7 +242,7 @@ class Saver:
         return entering.tiers.awaited if entering else None
 
     def may_return(self) -> bool:
-        """Whether these have left; blocks, and is to be asked once a second or so."""
+        """Return whether that job has left; blocks, and is to be called about once a second."""
         try:
             return all(coordinator.tiers.may_return() for coordinator in [*self._coordinators.values()])
         except FastckptError as error:
@@ -250,7 +251,7 @@ class Saver:
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Whether these have brought the job to its good end, as `may_return` has seen."""
+        """True if that job has ended well, as `may_return` has seen."""
         lost = [coordinator.tiers for coordinator in [*self._coordinators.values()] if coordinator.tiers.lost_to]
         return bool(lost) and all(tiers.ended_elsewhere for tiers in lost)
 
@@ -307,7 +308,7 @@ class Saver:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether the script has closed the descriptors of this process, where it has a saver in it."""
+        """True if the script has closed the descriptors of this process, with a saver in the same process."""
         number, own = self._listener
         return own is not None and opened(number) != own
 
@@ -334,7 +335,7 @@ class Saver:
         )
         self.unfinished = not all(end is True for end in ends)
         for error in (end for end in ends if isinstance(end, BaseException)):
-            logger.error("a checkpoint directory could not be closed properly", exc_info=error)
+            logger.error("a checkpoint directory could not be closed", exc_info=error)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -376,7 +377,7 @@ class Saver:
     def _refuse(self, pid: int, uid: int) -> None:
         metrics.counts["refused_connections"] += 1
         if uid not in self._refused:  # once: else they could fill up the log
-            logger.warning("refused process %d of user %d; others of this user are refused without a message", pid, uid)
+            logger.warning("refused process %d of user %d; later refusals of this user are not logged", pid, uid)
         self._refused.add(uid)
 
     async def _coordinator(self, hello: m.Hello) -> Coordinator:

@@ -25,8 +25,8 @@ class SkippedSaves:
     """Each reason is logged once, when it is certain; the end of the job counts what no later checkpoint made up for.
 
     Attributes:
-        reasons: How many saves were lost since a rank is gone, or has failed, by reason.
-        last_was_skipped: Whether the save before was skipped: no warning is needed then.
+        reasons: Number of saves lost because a rank is gone, or has failed, by reason.
+        last_was_skipped: True if the save before was skipped: no warning is needed then.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class SkippedSaves:
             logger.warning(coded("not every rank saves the same steps: %s", "FC-007"), mismatch)
 
     def report(self, kept: SaveId | None, directory: str) -> None:
-        """At the end of the job: what was lost after the newest checkpoint, ``kept``."""
+        """Report, at the end of the job, the saves that were lost after the newest checkpoint, ``kept``."""
         for why, count in self.reasons.items() if kept is None or kept < self._newest else ():
             saves = "1 save was" if count == 1 else f"{count} saves were"
             text = coded("%s skipped, as %s: the newest checkpoint is %s in %s", "FC-007")

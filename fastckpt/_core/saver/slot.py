@@ -18,20 +18,20 @@ logger = logging.getLogger("fastckpt")
 
 
 READER = "reader "
-"""What the names of processes begin with that read slots."""
+"""First word of the names of processes that read slots."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """What the saver knows of one slot; `read` takes it from the directory, which has the last word.
+    """State of one slot as the saver knows it; `read` takes it from the directory, which counts if they differ.
 
     Attributes:
         size: Bytes of the checkpoint, once it is whole.
-        target: Where its writers want its model's file, once it is whole; empty for the default.
-        wanted: Where its model's file is to be on storage, once it is whole, and how; as in Persister.submit.
-        pins: Who needs it to stay as it is, and why.
-        verified: Whether its images were read since its writers died, and are what their digests say.
-        lost: What it held that was found bad, and why; until the next save.
+        target: Path that its writers want for its model's file, once it is whole; empty for the default.
+        wanted: Paths of its model's file on storage, once it is whole, and how to write them; as in Persister.submit.
+        pins: Users that need it to stay as it is, and why.
+        verified: True if its images were read since its writers died, and are what their digests say.
+        lost: Save in it that was found bad, and why; until the next save.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Slot:
             self._parts.clear()
 
     def has(self, save: SaveId, writer: int) -> bool:
-        """Whether it has a writer's part of a save."""
+        """Return whether it has a writer's part of a save."""
         return self.id == save and writer in self.done
 
     def recover(self) -> None:
@@ -101,7 +101,7 @@ class Slot:
             self.drop()
 
     def _damage(self) -> str:
-        """Why what is committed cannot be resumed, as far as sizes and names show; empty if it can."""
+        """Return why the committed save cannot be resumed, by its sizes and names; empty if it can."""
         records = slots.read(self.path)
         details, world_size = records.details, records.details.get("world_size", 1)
         # Earlier versions left out ranks that had gone; of several nodes, others have the rest.
@@ -175,12 +175,15 @@ class Slot:
         self.wanted[path] = max(urgency, self.wanted.get(path, urgency))
 
     def take_wanted(self) -> dict[str, Urgency]:
-        """Where its model is to be on storage, and how, once; empty as long as it is not whole."""
+        """Return, once, the paths on storage for its model, and how to write them; empty as long as it is not whole."""
         wanted, self.wanted = (self.wanted, {}) if self.committed else ({}, self.wanted)
         return wanted
 
     def view(self, *, pinned_by_readers: bool = True) -> SlotView:
-        """What the choice of a slot depends on; processes that look for what to load may count, or not."""
+        """Return the properties by which a slot is chosen.
+
+        Processes that look for a checkpoint to load may count, or not.
+        """
         pins = (why for who, why in self.pins.items() if pinned_by_readers or not who.startswith(READER))
         pinned = next(pins, "")
         return SlotView(self.id, self.committed, pinned, self.writers, frozenset(self.done))

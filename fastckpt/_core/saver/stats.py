@@ -67,19 +67,19 @@ class SaverStats:
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
         overtaken: Saves for storage that were not persisted, since newer ones came while they waited.
-        skips: How many saves were skipped, by reason, and by its kind (``skip_kinds``).
-        resumes: How many times a job was resumed, by tier.
+        skips: Number of skipped saves, by reason, and by its kind (``skip_kinds``).
+        resumes: Number of resumes, by tier.
         bad: Checkpoints that a resume met and could not use, and why; the first of them.
         wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
         durable: The newest one that is; since ``since``, in seconds of the monotonic clock.
-        remote: What became of the copies in a remote store, if there is one.
+        remote: Outcome of the copies in a remote store, if there is one.
         memory: The newest checkpoint that is whole in memory; None if there is none.
         common: The newest one that all of several nodes held at the last flush, as far as was known; None for none.
         replicas: Copies in the memory of other hosts.
-        begun: When saves were begun, that is, which instant of the job they hold; by id, in seconds of the monotonic
-            clock, oldest first. Not all older ones are there.
-        loaded: What a rank loaded last; None if there was nothing to load, or nobody has asked yet.
-        loaded_at: When that was, in seconds of the monotonic clock; 0 for never.
+        begun: Time at which saves were begun, that is, the instant of the job that they hold; by id, in seconds of the
+            monotonic clock, oldest first. Not all older ones are there.
+        loaded: Checkpoint that a rank loaded last; None if there was nothing to load, or nobody has asked yet.
+        loaded_at: Time of that load, in seconds of the monotonic clock; 0 for never.
     """
 
     directory: str
@@ -115,17 +115,20 @@ class SaverStats:
 
     @property
     def has_durable(self) -> bool:
-        """Whether any checkpoint is durable: here, or where one was loaded from."""
+        """True if any checkpoint is durable: here, or where one was loaded from."""
         return self.durable is not None or bool(self.resumes.keys() - {"memory"})
 
     @property
     def never_whole(self) -> bool:
-        """Whether the script has saved, and none of its saves came to be whole."""
+        """True if the script has saved, and none of its saves became whole."""
         return not self.saves and bool(self.begun or self.skips)
 
     @property
     def is_stored(self) -> bool:
-        """Whether all that the next start could resume is durable; what one of several nodes has more, it could not."""
+        """True if all that the next start could resume is durable.
+
+        Saves that only one of several nodes has cannot be resumed.
+        """
         is_common = self.common is not None and self.durable is not None and self.durable >= self.common
         return self.lacking is None or is_common
 

@@ -36,12 +36,12 @@ class WorkerConnection:
 
     @property
     def is_writer_elsewhere(self) -> bool:
-        """Whether it has said hello, and is no part of this process."""
+        """True if it has said hello, and is no part of this process."""
         return self._coordinator is not None and self._pid != os.getpid()
 
     @property
     def is_writer_here(self) -> bool:
-        """Whether it has said hello, and is a part of this process."""
+        """True if it has said hello, and is a part of this process."""
         return self._coordinator is not None and self._pid == os.getpid()
 
     @property
@@ -50,7 +50,7 @@ class WorkerConnection:
         return time.monotonic() - self._heard
 
     def may_finish(self, others: Collection["WorkerConnection"]) -> bool:
-        """Whether a save may still become whole by writers of these connections."""
+        """Return whether a save may still become whole by writers of these connections."""
         coordinator = self._coordinator
         return coordinator is not None and coordinator.awaits(
             {other._rank for other in others if other._coordinator is coordinator}

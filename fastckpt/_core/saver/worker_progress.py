@@ -48,7 +48,9 @@ class WorkerProgress:
         """Log the last step and phase of each worker."""
         for rank, last in enumerate(self.read()):
             if last.beat:
-                logger.info("local rank %d had reached step %d %s", rank, last.step, last.phase)
+                logger.info(
+                    "local rank %d reached step %d before it ended (%s)", rank, last.step, last.phase or "training"
+                )
 
     def close(self) -> None:
         """Remove the block."""

@@ -11,20 +11,20 @@ from fastckpt._core.memory.processes import Process
 from fastckpt.errors import FastckptError
 
 NEVER = SaveId(LARGEST, LARGEST)
-"""What a writer that has left begins next."""
+"""Next save of a writer that has left: none."""
 REMEMBERED = 16
 """Saves of which it is known who began them."""
 CLOSED = "has closed"
-"""How a writer has left that deregistered."""
+"""Departure of a writer that deregistered."""
 ENDED = "has ended without closing its checkpointer"
-"""How one has left that did not."""
+"""Departure of a writer that did not deregister."""
 FAILED = "could not write its part"
-"""What a writer has done that is here, and without whose part a save is."""
+"""Failure of a writer that is still here; the save is without its part."""
 
 
 @dataclass(frozen=True)
 class Loan:
-    """What a writer that has closed lends to later saves: its files and their sizes (bytes), and its details."""
+    """Part of a closed writer that later saves take over: its files with their sizes (bytes), and its details."""
 
     files: Mapping[str, int]
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Departure:
         how: In words.
         last: The newest save that it has begun; None for none.
         history: The one that it wrote.
-        loan: What it lends to all of this history from that one on; None for nothing.
+        loan: Part that it lends to all saves of this history from that one on; None for none.
     """
 
     how: str
@@ -47,7 +47,7 @@ class Departure:
     loan: Loan | None = None
 
     def lends_to(self, save: SaveId) -> bool:
-        """Whether a save may take its part from what it lends."""
+        """Return whether a save may take over the part that it lends."""
         return self.loan is not None and save.history == self.history and (self.last is None or save >= self.last)
 
 
@@ -75,7 +75,10 @@ class CopyPace:
             del self._first[min(self._first)]
 
     def differs(self, rank: int, save: SaveId) -> tuple[int, int, int] | None:
-        """Who began this save first, as which of its own, and as which this one; None if that is alike."""
+        """Compare the numbers that two ranks give to a save.
+
+        Return who began this save first, its number of the save, and this rank's number; None if the numbers are equal.
+        """
         first, theirs = self._first.get(save, (rank, 0))
         ours = self._counts.get(rank, (0, 0))[1]
         if rank == first:
@@ -85,7 +88,7 @@ class CopyPace:
         return None if theirs == ours or self._matched == save.history else (first, theirs, ours)
 
     def left_out(self, rank: int, save: SaveId) -> bool:
-        """Whether a rank has begun saves before and after this one, and not this."""
+        """Return whether a rank has begun saves before and after this one, and not this."""
         begun = self._begun.get(rank, ())
         return save not in begun and any(each < save for each in begun)
 
@@ -153,7 +156,7 @@ class Writers:
         self._gone[rank] = Departure(CLOSED, self._latest.get(rank), history, loan)
 
     def withdraw(self, rank: int) -> None:
-        """What a rank lent is not there any more, or there is no memory for it."""
+        """Forget the part that a rank lent: it is gone, or there is no memory for it."""
         for gone in (self._gone, self._former):
             if rank in gone:
                 gone[rank] = replace(gone[rank], loan=None)
@@ -192,7 +195,7 @@ class Writers:
         self._failed[rank] = save, why
 
     def out_of_step(self, rank: int, save: SaveId) -> str:
-        """Why a save of a rank is not the one that another rank began under this id; empty if it may be."""
+        """Return why a save of a rank is not the one that another rank began under this id; empty if it may be."""
         if (other := self._pace.differs(rank, save)) is None:
             return ""
         first, theirs, ours = other
@@ -202,7 +205,7 @@ class Writers:
         )
 
     def passed_over(self, save: SaveId, lacking: Collection[int]) -> str:
-        """Which of the ranks that a save lacks have gone on without it; empty for none."""
+        """Return which of the ranks that a save lacks have gone on without it; empty for none."""
         for rank in sorted(lacking):
             if rank in self._present and self._latest.get(rank, save) > save and self._pace.left_out(rank, save):
                 return f"{self.name(rank)} went on to step {self._latest[rank].step} without saving step {save.step}"
@@ -220,7 +223,7 @@ class Writers:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody of this generation has come yet."""
+        """True if no writer of this generation has come yet."""
         return not self._histories
 
     @property
@@ -230,17 +233,17 @@ class Writers:
 
     @property
     def deserted(self) -> bool:
-        """Whether all have deregistered."""
+        """True if all have deregistered."""
         return self._gone.keys() >= self.all and not self._present
 
     def lenders(self, save: SaveId) -> Iterator[tuple[int, Loan]]:
-        """Who is gone, and lends its part to a save."""
+        """Yield the ranks that are gone and lend their parts to a save."""
         for rank, departure in self._gone_from(save):
             if departure.loan is not None and departure.lends_to(save):
                 yield rank, departure.loan
 
     def obstacle(self, save: SaveId, lacking: Collection[int] | None = None) -> str:
-        """Why a save can never be whole, since a rank is gone that lends it nothing, or has failed; empty if it may be.
+        """Return why a save can never be whole: a rank that lends nothing is gone, or one has failed; empty if it may.
 
         ``lacking`` are those of whom it lacks the parts; None for a save that is yet to begin.
         """
@@ -256,7 +259,7 @@ class Writers:
         return ""
 
     def _gone_from(self, save: SaveId) -> list[tuple[int, Departure]]:
-        """Who takes no part in a save any more: gone, or on to a later history with another checkpointer."""
+        """Return the ranks that do not take part in a save: gone, or in a later history with another checkpointer."""
         former = {rank: each for rank, each in self._former.items() if save.history <= each.history}
         return sorted((self._gone | former).items())
 
@@ -265,7 +268,7 @@ class Writers:
         return f"rank {self._ranks.get(rank, rank)}"
 
     def is_inside(self, rank: int, save: SaveId) -> bool:
-        """Whether a rank is here, and may be copying its part of a save."""
+        """Return whether a rank is here, and may be copying its part of a save."""
         return rank in self._present and self._latest.get(rank) == save
 
     def restart(self) -> None:

@@ -20,7 +20,7 @@ class MicroBatches:
     Args:
         optimizers: A step of any of them is an update.
         data: The loader of the batches; from now on its state counts each of them.
-        saved: Whether gradients are part of the state.
+        saved: True if gradients are part of the state.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], data: Any, *, saved: bool) -> None:

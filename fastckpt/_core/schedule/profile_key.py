@@ -26,7 +26,7 @@ def circumstances(
         directory: A path, or a URL.
         size: Bytes of the model, alike on all ranks.
         world_size: Their number.
-        overlaps: Whether tensors that only optimizers change are copied in the background.
+        overlaps: True if tensors that only optimizers change are copied in the background.
     """
     device = device_of(model)
     names = ", ".join(type(each).__name__ for each in optimizers)

@@ -67,7 +67,7 @@ class Profiler:
         self._most = len(turns)
         self.progress = self._before = before
         self._first = first = turns.start
-        # After the second step: the first one compiles, allocates and faults in memory, and tells little.
+        # After the second step: the first one compiles, allocates and faults in memory, and shows little.
         self._check = self._asked = first + 1
         self._each_until = first
         self.saved, self._persisted = first - 1, first - 1

@@ -85,7 +85,7 @@ class Stopwatch:
 
     Attributes:
         durations: Seconds of each persist that has ended, from the beginning of its snapshot; their reader clears it.
-        overruns: How many persists were due while one was under way, and storage was well.
+        overruns: Number of persists that were due while one was under way, and storage was well.
     """
 
     def __init__(self, beats: Heartbeat, glance: Callable[[], Status | None], processor: ProcessorTime) -> None:

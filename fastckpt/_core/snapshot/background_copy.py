@@ -34,9 +34,9 @@ class SaveOutcome:
     """The outcome of a snapshot.
 
     Attributes:
-        skipped: Why it was not taken; empty if it was.
-        trouble: Why persists fail at the moment; empty if they do not.
-        pending: Whether it is still being finished in the background.
+        skipped: Reason why it was not taken; empty if it was.
+        trouble: Reason why persists fail at the moment; empty if they do not.
+        pending: True if it is still being finished in the background.
     """
 
     skipped: str
@@ -69,7 +69,7 @@ class SpareCores:
     that overlaps with it costs twice its time and more. There it is faster if training waits while all cores copy.
 
     Attributes:
-        none: Whether training was seen to use all cores. Not before it was measured.
+        none: True if training was seen to use all cores. Not before it was measured.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class MutationCheck:
         return storage_key(storage) in self._paths
 
     def in_memory(self) -> list[torch.UntypedStorage]:
-        """Those of them in host memory, whole."""
+        """Return the whole storages of the tensors that are in host memory."""
         return [tensor.untyped_storage() for tensor, _, _ in self._places if tensor.is_cpu]
 
     def path(self, storage: torch.UntypedStorage) -> str:
@@ -96,7 +96,7 @@ class MutationCheck:
         return [samples.piece]
 
     def compare(self, piece: Span, copied: bool) -> None:
-        """As `SampledBytes.compare`."""
+        """Compare, as `SampledBytes.compare`."""
         self._samples.compare(piece, copied)
 
     def changed(self) -> str:

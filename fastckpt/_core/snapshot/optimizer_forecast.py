@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 class SizeForecast:
-    """The bytes of a training's state, known once its optimizers have made theirs: before the first save.
+    """The bytes of a job's state, known once its optimizers have made theirs: before the first save.
 
     Args:
         name: Of the file that the state will be in.
@@ -53,7 +53,7 @@ class SizeForecast:
             logger.debug("the size of the first save is not predicted: %s", error)
 
     def end(self) -> None:
-        """Report no more: the first save tells."""
+        """Report no more: the first save shows the size."""
         self._is_over = True
         self._hook.remove()
 

@@ -210,7 +210,7 @@ class Overlap:
         if self._optimizers and records_graph():
             self.wait()  # replays of the graph run no hooks
             self._optimizers = ()
-            logger.warning("a step is captured into a CUDA graph, whose replays cannot be seen: saves do not overlap")
+            logger.warning("a step is captured into a CUDA graph: saves do not overlap with training")
         if os.getpid() != self._pid:
             return
         # Streams that step are noted even without a pending copy: the next

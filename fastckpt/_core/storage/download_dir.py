@@ -10,7 +10,7 @@ from fastckpt.errors import PersistError
 
 
 def staging_path(arena: Path) -> Path:
-    """Where the writers of an arena, and nobody else, keep what they download: below TMPDIR, on a disk if that is one.
+    """Return the directory into which the writers of an arena download, and nobody else: below TMPDIR.
 
     The name follows from the arena's, so that whoever owns that next can remove what a dead job left.
     """

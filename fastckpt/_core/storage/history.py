@@ -1,7 +1,7 @@
 """The records of histories in a durable place: who has opened each, decided by exclusive creation.
 
 A history is opened by whoever creates its record, ``.fastckpt/history-N``. Only its holder writes to it again: it
-counts up, so that others see that it lives, and says at an orderly end that it is closed.
+counts up, so that others see that it lives, and is marked as closed at an orderly end.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ _PAGE = 1024
 """Records have whole ones, so that a new text takes the place of the old one in a single write."""
 LARGEST_TEXT = 1 << 20
 NEWEST = 16
-"""How many records are never removed: jobs and memory that stood still for some launches still ask for theirs."""
+"""Number of newest records that are never removed: jobs and memory that were idle for some launches need theirs."""
 AT_ONCE = 64
-"""How many one sweep removes at most."""
+"""Number of records that one sweep removes at most."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Who has opened a history.
+    """Record of the launch that has opened a history.
 
     Attributes:
         history: Its number.
@@ -44,11 +44,11 @@ class Record:
         location: The checkpoint directory of that job.
         holder: The process that holds it, as it signs.
         members: Launches of the agents of all nodes, which belong to the same job.
-        parent: What was resumed; None at the start of a training.
-        since: When it was opened, to be read by people.
-        count: How often it was renewed; of one that cannot be read, a number that differs with its text.
-        closed: Whether its holder has come to an orderly end.
-        finished: Whether that was the good end of the job: the script is done, and what it saved is durable.
+        parent: The checkpoint that was resumed; None at the start of a job.
+        since: Time at which it was opened, to be read by people.
+        count: Number of renewals; of one that cannot be read, a number that differs with its text.
+        closed: True if its holder has come to an orderly end.
+        finished: True if that was the good end of the job: the script is done, and what it saved is durable.
     """
 
     history: int
@@ -101,7 +101,7 @@ class Histories(Protocol):
 
     @property
     def excludes(self) -> bool:
-        """Whether there is an act there in which one of several succeeds."""
+        """True if there is an operation there in which exactly one of several callers succeeds."""
 
     def newest(self, *, fresh: bool = True) -> int:
         """The number of the newest history that has a record; 0 for none.
@@ -129,10 +129,10 @@ class Histories(Protocol):
 
 
 def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
-    """Those of these records that decide nothing any more, oldest first, as many as are to be removed at once.
+    """Return the records that decide nothing any more, oldest first, as many as are to be removed at once.
 
-    By a record newer than all checkpoints memory is told from that of another line; the newest of all says who may
-    write. One that is older says whose checkpoints these are.
+    A record newer than all checkpoints distinguishes memory from that of another line; the newest of all names the job
+    that may write. An older one names the job whose checkpoints these are.
     """
     newest = max(needed, default=0)
     older = sorted(set(histories) - {0})[:-NEWEST]
@@ -140,7 +140,7 @@ def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
 
 
 class DirectoryHistories:
-    """Those of a directory."""
+    """Histories of a directory."""
 
     excludes = True
 

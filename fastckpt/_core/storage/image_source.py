@@ -20,7 +20,7 @@ class ImageSource:
     """A file to copy to storage.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
         size: Bytes that it must have; None if that is not known.
         digest: The xxh3-128 that it must have; empty if that is not known.
     """
@@ -49,13 +49,13 @@ class PublishRequest:
     """A checkpoint to publish, or a node's part of one.
 
     Attributes:
-        id: What was saved.
+        id: Id of the save.
         images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
         target: Path that the user chose for ``model.pt``, or for the directory of all files if it ends with "/"; empty
             for the default.
-        parent: What this history was resumed from.
+        parent: Checkpoint from which this history was resumed.
         world_size: Ranks of the job.
-        details: What else to record.
+        details: Other values to record.
     """
 
     id: SaveId

@@ -11,20 +11,20 @@ from fastckpt._core.format.manifest import JSON, Manifest, is_target
 from fastckpt.errors import BadCheckpoint
 
 LISTED = 8
-"""How many nodes a message names."""
+"""Number of nodes that a message names."""
 MOST_NODES = 1_000_000
-"""Of a checkpoint; more were written by nobody."""
+"""Nodes of a checkpoint at most; nobody has written more."""
 _DETAIL = "share"
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of a checkpoint a node has.
+    """Part of a checkpoint that one node has.
 
     Attributes:
         node: Its number, from 0 on; the first one has the model.
-        nodes: How many there are.
-        attempt: Tells a run of the job from others that happen to give their histories the same number.
+        nodes: Number of nodes.
+        attempt: Distinguishes a run of the job from others that happen to give their histories the same number.
         target: The file that the user named, as a manifest has it.
     """
 
@@ -40,16 +40,16 @@ class Share:
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
     def mark(self, part: Manifest) -> Manifest:
-        """The manifest of this part, which tells that it is one."""
+        """The manifest of this part, marked as one of a part."""
         return replace(part, details={**part.details, _DETAIL: asdict(self)})
 
     def owns(self, part: Manifest | None, node: int) -> bool:
-        """Whether this is a part of the same checkpoint: that of a node."""
+        """Return whether this is a node's part of the same checkpoint."""
         return share_of(part) == replace(self, node=node)
 
 
 def _ranks_of(parts: Sequence[Manifest]) -> dict[str, JSON]:
-    """What the ranks of all nodes have written; empty if an earlier version has made a part."""
+    """Return the files that the ranks of all nodes have written; empty if an earlier version has made a part."""
     written = [each if isinstance(each := part.details.get(RANKS), dict) else None for part in parts]
     merged = {rank: files for each in written if each for rank, files in each.items()}
     return {RANKS: merged} if None not in written else {}
@@ -60,8 +60,8 @@ class Unfinished:
     """A checkpoint that several nodes were writing, and that does not count.
 
     Attributes:
-        id: What was saved.
-        why: What it lacks, or why it cannot be published.
+        id: Id of the save.
+        why: Missing parts, or the reason why it cannot be published.
     """
 
     id: SaveId
@@ -69,13 +69,13 @@ class Unfinished:
 
 
 def lacking(share: Share, missing: Sequence[int]) -> str:
-    """In words, that the parts of some nodes are not there."""
+    """Describe the nodes whose parts are missing."""
     listed = ", ".join(map(str, missing[:LISTED])) + (", ..." if len(missing) > LISTED else "")
     return f"it lacks the parts of {len(missing)} of {share.nodes} nodes: {listed}"
 
 
 def share_of(part: Manifest | None) -> Share | None:
-    """Which part a manifest is of; None if of none."""
+    """Return the part that a manifest is of; None if of none."""
     match part.details.get(_DETAIL) if part else None:
         case {"node": int(node), "nodes": int(nodes), "attempt": str(attempt), "target": str(target)}:
             if 0 <= node < nodes <= MOST_NODES and (not target or is_target(target)):
@@ -84,7 +84,7 @@ def share_of(part: Manifest | None) -> Share | None:
 
 
 def name_of(node: int) -> str:
-    """What the manifest of a node's part is called."""
+    """Return the file name of the manifest of a node's part."""
     return f"part-{node}.json"
 
 

@@ -26,11 +26,11 @@ class StoredCheckpoint(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """What it consists of."""
+        """Manifest of the files."""
 
     @property
     def id(self) -> SaveId:
-        """What was saved."""
+        """Id of the save."""
 
     @property
     def place(self) -> Path | str:
@@ -38,7 +38,7 @@ class StoredCheckpoint(Protocol):
 
     @property
     def path(self) -> Path | str:
-        """What a user would call it: a path or a URL."""
+        """Path or URL that users know."""
 
 
 Kept = TypeVar("Kept", bound=StoredCheckpoint)
@@ -48,7 +48,7 @@ Place_co = TypeVar("Place_co", Path, str, covariant=True)
 
 
 class ScanResult(Protocol[Kept_co, Place_co]):
-    """What a store holds, in one reading."""
+    """Contents of a store, in one reading."""
 
     @property
     def places(self) -> Sequence[Kept_co]:
@@ -80,7 +80,7 @@ class Pending(Protocol):
 
     @property
     def id(self) -> SaveId:
-        """What was saved."""
+        """Id of the save."""
 
     def complete(self) -> Manifest | None:
         """Publish the checkpoint if all parts are there; its manifest once that is done, by whichever node."""
@@ -98,14 +98,14 @@ class StoreOf(Protocol[Kept, Place]):
 
     @property
     def path(self) -> Place:
-        """Where it is: a path or a URL."""
+        """Location of the store: a path or a URL."""
 
     @property
     def histories(self) -> Histories:
-        """Who has opened which history there."""
+        """Records of the launches that have opened histories there."""
 
     read_back: bool
-    """Whether `publish` reads what it wrote again, and compares it, before it counts."""
+    """True if `publish` reads back and compares what it wrote before it counts."""
 
     def publish(self, request: PublishRequest) -> Manifest:
         """Make one checkpoint of images; it is durable when this returns."""
@@ -126,10 +126,13 @@ class StoreOf(Protocol[Kept, Place]):
         """All whole checkpoints (`StoredCheckpoint`), newest id first."""
 
     def known(self) -> Sequence[Kept]:
-        """As `checkpoints`, but by what is known from earlier ones: of a directory all but the newest, of a URL all."""
+        """Return the `checkpoints` as far as they are known: of a directory all but the newest, of a URL all."""
 
     def is_whole(self, stored: Kept) -> bool:
-        """Whether one that is known still has all its files; of a URL, where a look costs requests, it is believed."""
+        """Return whether one that is known still has all its files.
+
+        At a URL, where a look costs requests, it is assumed.
+        """
 
     def manifest(self, place: Place) -> Manifest:
         """The manifest in a place; raises BadCheckpoint if there is none, or it is damaged."""
@@ -141,7 +144,7 @@ class StoreOf(Protocol[Kept, Place]):
         """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
 
     def files(self, stored: Kept, into: Path) -> dict[str, Path]:
-        """Where the files of a checkpoint can be read once they are fetched: in place, or in the directory ``into``."""
+        """Return the paths of a checkpoint's files once they are fetched: in place, or in the directory ``into``."""
 
     def fetch(self, stored: Kept, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
         """Have files of a checkpoint where `files` says; raises BadCheckpoint if one is not what was saved.
@@ -159,7 +162,7 @@ class StoreOf(Protocol[Kept, Place]):
         """Remove or restore what crashed writers left; what was removed or restored."""
 
     def identity(self) -> DirectoryIdentity:
-        """By what this place is known; its mark is gone when the place is."""
+        """Return the identity of this place; its mark is gone when the place is."""
 
     def mark(self, claim: str) -> str:
         """Mark this place with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
@@ -172,11 +175,11 @@ class StoreOf(Protocol[Kept, Place]):
 
 
 Store: TypeAlias = StoreOf[Any, Any]
-"""That of a location, whichever it is."""
+"""Store of any location."""
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
-    """Whether a location is a URL of a store beyond the file system, such as ``s3://bucket/run1``."""
+    """Return whether a location is a URL of a store beyond the file system, such as ``s3://bucket/run1``."""
     match = _SCHEME.fullmatch(os.fspath(location))
     return match is not None and match[1].lower() not in _LOCAL
 

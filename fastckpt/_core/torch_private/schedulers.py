@@ -6,7 +6,7 @@ from typing import Any
 
 
 def schedulers_within(scheduler: Any) -> Iterator[Any]:
-    """It, and those that it has: as SequentialLR and ChainedScheduler."""
+    """Yield a scheduler and those that it has: as SequentialLR and ChainedScheduler."""
     yield scheduler
     for each in getattr(scheduler, "_schedulers", ()):
         yield from schedulers_within(each)

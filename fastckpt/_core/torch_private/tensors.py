@@ -30,7 +30,7 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """The number that autograd gives to the next node that this thread makes: equal for all that one node saves."""
 has_no_memory: Callable[[torch.Tensor], bool] = torch._C.TensorBase._is_zerotensor
-"""Whether a tensor is one of zeros that no memory holds: its address is 0, whatever its size."""
+"""Return whether a tensor is one of zeros without memory: its address is 0, whatever its size."""
 _proxy_mode: Callable[[], object | None] = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY)
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 copy_each = torch._foreach_copy_
@@ -38,7 +38,7 @@ copy_each = torch._foreach_copy_
 
 
 def is_traced() -> bool:
-    """Whether what runs is being recorded as a graph, by ``make_fx``: an operation on a storage cannot be."""
+    """Return whether operations are being recorded as a graph, by ``make_fx``: one on a storage cannot be."""
     return _modes() > 0 and _proxy_mode() is not None
 
 

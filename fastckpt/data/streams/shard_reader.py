@@ -191,7 +191,7 @@ class ShardReader:
         return samples  # type: ignore[no-any-return]
 
     def _leave_pass(self) -> None:
-        """After a pass that was broken off the data set would go on in its middle: it begins as in a new worker."""
+        """Reset the data set after a pass that was broken off: it begins as in a new worker, and not in its middle."""
         if not hasattr(self.dataset, "load_state_dict"):
             return
         if self._untouched is None:

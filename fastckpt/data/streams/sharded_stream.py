@@ -115,7 +115,7 @@ class ShardedStream(Source):
         return common, own
 
     def _is_lossy(self, left_out: str) -> None:
-        """Count from now on, unless the user has chosen; one line says so."""
+        """Count from now on, unless the user has chosen; it is logged once."""
         name, counts = type(self.reader.dataset).__name__, self._chosen is not False
         if not self._split.rank and self._chosen is None and not self._counts:
             logger.warning(

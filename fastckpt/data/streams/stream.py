@@ -252,6 +252,6 @@ class Streamed(Source):
 
     @property
     def _checksum(self) -> int | None:
-        """Of the last sample before the cursor, if it is known: earlier versions did not save it."""
+        """Checksum of the last sample before the cursor, if it is known: earlier versions did not save it."""
         epoch, cursor, last = self._last
         return last if (epoch, cursor) == (self.epoch, self._position.cursor) and cursor else None

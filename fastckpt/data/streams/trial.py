@@ -212,7 +212,7 @@ class Judge:
 
     @property
     def _key(self) -> str:
-        """Of this loader, in this start of the job: torchrun keeps its store while it restarts workers."""
+        """Key of this loader in this start of the job: torchrun keeps its store while it restarts workers."""
         restarts = RankInfo.from_environment().restart_count
         return f"{restarts}/{self._name}/{self._split.world}/{self._split.batch}/{self._number}"
 

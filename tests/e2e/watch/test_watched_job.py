@@ -184,7 +184,7 @@ def check_tensorboards_own_reader_finds_the_curves_of_each_start(watched: Watche
 
 
 def check_nothing_of_this_kept_the_job_from_its_good_end(watched: WatchedJob):
-    assert "is not watched as it should be" not in watched.output, watched.output
+    assert "watching the job failed" not in watched.output, watched.output
     tracebacks = [line for line in watched.output.splitlines() if "Traceback" in line]
     assert all(line.startswith("[rank") for line in tracebacks), (
         watched.output

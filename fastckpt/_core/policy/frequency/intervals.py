@@ -76,7 +76,7 @@ class Intervals:
         return since > 0 and since % self.storage == 0 and not (self.storage <= self.unsaved and self._left_out(since))
 
     def _left_out(self, since: int) -> bool:
-        """Whether the step that is so many after the anchor is in a block without saves."""
+        """Return whether the step that is so many after the anchor is in a block without saves."""
         return self.unsaved > 0 and 0 < -since % self.cycle <= self.unsaved
 
     def changed(self, memory: int, storage: int, step: int, unsaved: int = 0) -> Self:
@@ -131,9 +131,9 @@ def fit(costs: Costs, overhead: float, fixed: Fixed = FREE) -> Intervals:
     """The shortest intervals at which snapshots and persists together stay within the overhead, if any can.
 
     A persist ends at least an iteration before the next begins. The overhead is shared so that the sum of both
-    intervals is least, which is the work lost by a failure that leaves memory whole and by one that does not: by
-    Lagrange, they are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a persist c.
-    Fixed intervals are kept, and may break the bound.
+    intervals is least. That sum is the work lost by a failure that leaves memory whole, and by one that does not. By
+    Lagrange, the shares are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a
+    persist c. Fixed intervals are kept, and may break the bound.
     """
     least = max(fixed.least, apart(costs))
     budget = overhead * costs.iteration

@@ -28,8 +28,8 @@ class Iteration:
     Attributes:
         seconds: Its duration, without phases that the script has marked as something else.
         stall: Seconds of it in which training waited for a snapshot.
-        snapshot: Whether a snapshot was made in it.
-        persisting: Whether a persist was under way in it.
+        snapshot: True if a snapshot was made in it.
+        persisting: True if a persist was under way in it.
         processor: Processor time that the rank and its part of the saver used in it, in seconds of the rank's part of
             the cores: as long as it would have been, had they used all of them.
     """
@@ -88,7 +88,7 @@ class Measurement:
     overruns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, to send to other ranks."""
+        """Return plain values, to send to other ranks."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
@@ -110,7 +110,7 @@ def measured(
         iterations: In order.
         durations: Seconds of each persist that has ended.
         overruns: Persists that were due before the previous one had ended.
-        busy: Whether no core was idle: processor time then counts as a part of what training uses, else of all cores.
+        busy: True if no core was idle: processor time then counts as a part of what training uses, else of all cores.
     """
     if not iterations:
         raise ConfigError("a window without iterations has no measurement; measure at least one")

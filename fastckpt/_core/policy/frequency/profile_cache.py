@@ -59,7 +59,7 @@ class Ignored:
 
 
 def to_json(remembered: Remembered, circumstances: ProfileKey, overhead: float) -> str:
-    """As JSON, for the same circumstances."""
+    """Return JSON, for the same circumstances."""
     intervals = [remembered.intervals.memory, remembered.intervals.storage] if remembered.intervals else None
     profile = asdict(remembered.profile)
     return json.dumps(

@@ -118,7 +118,7 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float], *, bus
     Args:
         iterations: The measured iterations, in order.
         durations: Seconds of each persist that has ended.
-        busy: Whether no core was idle.
+        busy: True if no core was idle.
 
     Returns:
         None as long as no snapshot was measured.

@@ -83,7 +83,7 @@ class TuningState:
         agreed: Windows in a row that ask for a change in the same direction.
         side: -1 if they ask for checkpoints more often, 1 if less often.
         patience: Windows that must agree to save more often.
-        tried: Whether checkpoints were made more often, and not less often since.
+        tried: True if checkpoints were made more often, and not less often since.
     """
 
     terms: Terms
@@ -105,7 +105,7 @@ class Decision:
         step: The step after which the intervals are in force.
         intervals: The intervals from then on.
         overhead: The measured cost of checkpoints, as a part of training time.
-        changed: Whether the intervals differ from those before.
+        changed: True if the intervals differ from those before.
         why: The reason, for the event log.
     """
 
@@ -218,7 +218,7 @@ def _counted(state: TuningState) -> TuningState:
 
 
 def _side(state: TuningState, span: int) -> int:
-    """-1 to checkpoint more often, even at a standard error above the measured cost, 1 for less often, else 0."""
+    """Return -1 to save more often, even at a standard error above the measured cost, 1 for less often, else 0."""
     seen, now = _seen(state, span), state.intervals
     above = costs(seen, 1.0)
     # What cannot be told apart from the bound counts as cost, once all windows are known; one measurement says nothing.

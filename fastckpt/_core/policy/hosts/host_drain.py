@@ -7,13 +7,13 @@ NAMED = 8
 
 
 def refusal(host: str, members: Sequence[str], spares: Collection[str], fewest: int, stores: Collection[str]) -> str:
-    """Why the job cannot go on without a host, with the remedy; empty if it can.
+    """Return the reason why the job cannot go on without a host, with the remedy; empty if it can.
 
     Args:
         host: Its name.
         members: The hosts of all nodes that take part.
-        spares: Those of nodes that wait for a place, and may have one.
-        fewest: How many nodes the job needs.
+        spares: Hosts of nodes that wait for a place, and may have one.
+        fewest: Number of nodes that the job needs.
         stores: The hosts that may hold the store of the rendezvous, if this one holds it; empty if another does.
     """
     left = [each for each in members if each != host]

@@ -65,7 +65,7 @@ def suspects(faults: HostFaults, limit: int) -> frozenset[str]:
 
     Args:
         faults: Of all hosts.
-        limit: How many failures are too many; 0 for any number being allowed.
+        limit: Number of failures that is too many; 0 for no limit.
     """
     if not limit:
         return frozenset()

@@ -17,7 +17,7 @@ class ReplicaNode:
 
     Attributes:
         id: Its name, which it keeps from round to round.
-        domain: What is lost together with it.
+        domain: Failure domain: all in it are lost together.
         partners: The other nodes of its group in the last round, whether they are there or not.
     """
 

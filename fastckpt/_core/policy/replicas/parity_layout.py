@@ -1,9 +1,9 @@
 """Layout of parity: the chunks into which a node's files are cut, and the node of its group that takes each into XOR.
 
 A node's files count as one stream of bytes, in the order of their names. It is cut into as many chunks as there are
-other nodes in the group; each of these holds the XOR of the chunks that come to it, which is as long as the longest of
-them: shorter ones count as if zeros followed. After the loss of one node each chunk of it is the XOR of the parity that
-the chunk went into and the other chunks in that.
+other nodes in the group. Each of these nodes holds the XOR of the chunks that come to it. The XOR is as long as the
+longest chunk: shorter ones count as if zeros followed. After the loss of one node each chunk of it is the XOR of the
+parity that the chunk went into and the other chunks in that.
 """
 
 from collections.abc import Iterable, Sequence

@@ -8,11 +8,11 @@ from fastckpt._core.policy.replicas.grouping import Group, ReplicaNode, grouped
 
 @dataclass(frozen=True)
 class Placement:
-    """Who holds whose copies.
+    """Assignment of copies to nodes.
 
     Attributes:
         holders: The nodes that hold the files of each node, by its id.
-        copies: How many there are of each; fewer than asked for if there are too few nodes.
+        copies: Number of copies of each; fewer than asked for if there are too few nodes.
         inside: Nodes all of whose holders are lost together with them: there is no other domain.
     """
 

@@ -40,7 +40,7 @@ def ring_survival(nodes: int, lost: int) -> float:
 
 
 def _probability(parts: Sequence[Sequence[int]], nodes: int, lost: int) -> float:
-    """Of all choices of lost nodes the part that is good: by the good ones of each part, by their numbers."""
+    """Return the share of good choices among all of lost nodes: by the good ones of each part, by their numbers."""
     found = [1]
     for part in parts:
         longer = [0] * (len(found) + len(part) - 1)
@@ -52,7 +52,7 @@ def _probability(parts: Sequence[Sequence[int]], nodes: int, lost: int) -> float
 
 
 def _good_losses(part: Group, holders: Mapping[str, Group]) -> list[int]:
-    """How many sets of each size of a part's nodes leave each lost one a holder."""
+    """Count, by size, the sets of a part's nodes whose loss leaves a holder to each lost node."""
 
     def is_good(gone: Group) -> bool:
         return all(any(holder not in gone for holder in holders[id]) for id in gone)

@@ -32,7 +32,7 @@ PATIENCE, PAUSE = 5.0, 0.2
 
 
 class NodeMemory(NamedTuple):
-    """What this node has in memory for a checkpoint directory: arena, slots, large files of others, and parity."""
+    """Memory of this node for a checkpoint directory: arena, slots, large files of others, and parity."""
 
     arena: Path
     slots: Sequence[Slot]
@@ -54,7 +54,7 @@ class AgentPeers:
     Attributes:
         rate: That limit, which all checkpoint directories share.
         round: The round that this agent is in; None before its first one.
-        prefetch: What this node has brought of others before it had a rank; None for nothing.
+        prefetch: Files of others that this node fetched before it had a rank; None for none.
     """
 
     def __init__(self, memory: Memory, mbps: float = 0.0) -> None:
@@ -106,7 +106,7 @@ class AgentPeers:
         return next((peer.marks[directory] for peer in others if directory in peer.marks), "")
 
     def common_saves(self, directory: str) -> CommonSaves:
-        """What all agents of this round hold of a directory, as far as they have reported it to this one."""
+        """Return the saves of a directory that all agents of this round hold, as far as they have reported so."""
         with self._lock:
             if directory not in self._common:
                 self._common[directory] = CommonSaves([peer.id for peer in self.round.peers] if self.round else [])

@@ -1,7 +1,7 @@
-"""The newest save that all nodes hold: one agent, the first's, learns what each holds, and answers with that.
+"""The newest save that all nodes hold: each agent reports its saves to the first one, which answers with that.
 
 From one such save to the next it goes in two steps, as a commit in two phases does (Gray, Notes on Data Base Operating
-Systems, 1978): the next one counts when every node has said that it keeps it, and until then every node keeps the one
+Systems, 1978). The next one counts when every node has reported that it keeps it. Until then every node keeps the one
 before, too. With one step, a node could overwrite a save that another has just come to rely on.
 
 Between both steps each node has its partners keep what it has the only copy of (`replication`). So copies are made of
@@ -33,13 +33,13 @@ If that takes longer than the wait, agents send theirs again and again: of 1,024
 
 @dataclass(frozen=True)
 class HeldReport:
-    """What one agent holds of one directory.
+    """Report of one agent on the saves of one directory that it holds.
 
     Attributes:
         member: The agent.
         saves: The saves of which it has all of its ranks' files in memory, and others keep those that are small.
-        keeping: The next common save, if it has been told of one, holds it and keeps it; None else.
-        copied: Whether the large files of that one, of which this node has the only copy, are with its partners, too.
+        keeping: The next common save, if the agent knows of one, holds it and keeps it; None else.
+        copied: True if the large files of that one, of which this node has the only copy, are with its partners, too.
         compared: A save, and the digests of those of its files that each node has of its own.
         copies: Copies of these large files that others keep.
         large: Bytes of these files.
@@ -55,7 +55,7 @@ class HeldReport:
     large: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As a part of a message."""
+        """Return a part of a message."""
         compared = list(self.compared) if self.compared else []
         saves, keeping = [list(save) for save in sorted(self.saves)], list(self.keeping or ())
         return {
@@ -90,7 +90,7 @@ class CommonSave:
         compare: The save whose files every agent is to digest, so that they can be compared; None for none.
         alike: Whether the files that each node has of its own were equal when they were last compared; None if they
             were not in this round.
-        is_replicated: Whether no node has the only copy of a file of that newest save.
+        is_replicated: True if no node has the only copy of a file of that newest save.
     """
 
     id: SaveId | None = None
@@ -100,11 +100,11 @@ class CommonSave:
     is_replicated: bool = False
 
     def is_behind(self, aim: SaveId | None) -> bool:
-        """Whether this is older than a save that one agent holds, and that all may hold soon."""
+        """Return whether this is older than a save that one agent holds, and that all may hold soon."""
         return aim is not None and (self.id is None or self.id < aim)
 
     def to_json(self) -> dict[str, Any]:
-        """As a message."""
+        """Return a message."""
         ids = {"common": self.id, "next": self.next, "compare": self.compare}
         found = {name: list(id or ()) for name, id in ids.items()}
         return {**found, "alike": self.alike, "replicated": self.is_replicated}
@@ -119,7 +119,7 @@ class CommonSave:
 
 
 class CommonSaves:
-    """What all agents of a round hold of one directory; each reports to it, in threads of any number.
+    """Saves of one directory that all agents of a round hold; each agent reports to it, in threads of any number.
 
     What a report takes does not grow with the number of agents, but for the one that completes a step.
 
@@ -149,9 +149,9 @@ class CommonSaves:
         """Take note of what an agent holds; raises ProtocolError if it is none of this round.
 
         Args:
-            report: What it holds.
+            report: Its report.
             known: The answer that it has.
-            wait: How many seconds to wait for another one, at most.
+            wait: Seconds to wait for another save, at most.
         """
         if report.member not in self._members:
             raise ProtocolError("the agent is not in this round, or not yet")

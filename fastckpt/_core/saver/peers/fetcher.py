@@ -28,7 +28,7 @@ STREAMS = 4
 
 @dataclass(frozen=True)
 class Offer:
-    """What another agent holds of a save, and what others can rebuild with it."""
+    """Files of a save that another agent holds, and those that others can rebuild with it."""
 
     address: str
     sizes: Mapping[str, int]
@@ -66,7 +66,7 @@ class FetchedFiles:
 
 
 def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) -> list[Offer]:
-    """What each source holds; those that do not answer are left out."""
+    """Return the offer of each source; sources that do not answer are left out."""
     addresses = dict.fromkeys(address for addresses in sources.values() for address in addresses)
 
     def ask(address: str) -> Offer | None:
@@ -85,7 +85,7 @@ def survey(save: SaveName, sources: Mapping[str, Sequence[str]], secret: bytes) 
 
 
 def sizes_of(offers: Sequence[Offer], names: Collection[str]) -> dict[str, int]:
-    """Bytes of the files of these names, as the first offer that has each says; raises FastckptError if none has."""
+    """Bytes of the files of these names, by the first offer that has each; raises FastckptError if none has."""
     parity = [each for offer in offers for each in offer.parity]
     rebuilt = {name: size for each in parity for of in each.sizes.values() for name, size in of.items()}
     found = {name: size for name, size in rebuilt.items() if name in names}
@@ -115,7 +115,7 @@ def fetch_all(
         save: The save.
         root: The directory that they come into.
         sources: The addresses of agents that may have each file.
-        offers: What these have.
+        offers: Their offers.
         secret: The secret of the round.
     """
     sizes = sizes_of(offers, sources.keys())
@@ -154,7 +154,7 @@ class _Rebuildable:
 
 
 def _rebuildable(offers: Sequence[Offer]) -> dict[tuple[Group, str], _Rebuildable]:
-    """What can be rebuilt of each member of each group that has made parity of the save."""
+    """Return the files that can be rebuilt, for each member of each group that has made parity of the save."""
     found: dict[tuple[Group, str], _Rebuildable] = {}
     for offer in offers:
         for each in offer.parity:
@@ -189,10 +189,10 @@ def with_kept(slot: Path, kept: Path, save: SaveName, fetched: FetchedFiles, ran
     Raises OSError.
 
     Args:
-        slot: Where the files are.
-        kept: Where this node keeps files of other nodes' ranks of that save.
+        slot: Slot of the files.
+        kept: Directory in which this node keeps files of other nodes' ranks of that save.
         save: The save.
-        fetched: What was fetched.
+        fetched: Files that were fetched.
         ranks: The numbers of this node's ranks among those of all nodes.
     """
     parts = {r: part for r, part in slots.read_parts(kept).items() if r in ranks and part.id == save.id}
@@ -215,7 +215,7 @@ def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence
     What these ranks need of others' files is beside them, and no part of it.
 
     Args:
-        slot: Where the files are, and nothing else.
+        slot: Slot with the files, and nothing else.
         save: The save that they are of.
         fetched: The files.
         ranks: The numbers of this node's ranks among those of all nodes, in their local order.

@@ -40,7 +40,7 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class SaveName:
-    """Which save is meant.
+    """Name of a save among all directories and attempts.
 
     Attributes:
         directory: The checkpoint directory.
@@ -73,7 +73,7 @@ def digest_of_bytes(data: bytes) -> str:
 
 
 def find(arena: Path, of: Sequence[Path], name: SaveName) -> HeldSave:
-    """What an arena holds of a save; raises FastckptError if that is nothing."""
+    """Return the part of a save that an arena holds; raises FastckptError if it holds nothing."""
     for held in held_saves(arena, of):
         if (held.id, held.attempt) == (name.id, name.attempt):
             return held
@@ -117,7 +117,7 @@ def serve(connection: SealedConnection, held: HeldSave, name: object, rate: Rate
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Say why something cannot be read: a node that hangs up counts as lost, with all that it has."""
+    """Answer why something cannot be read: a node that hangs up counts as lost, with all that it has."""
     try:
         yield
     except OSError as error:
@@ -193,7 +193,7 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
 
     Raises:
         OSError, ProtocolError: The other agent is gone, or has it no more.
-        BadCheckpoint: What came is not what the other agent has committed.
+        BadCheckpoint: The bytes are not those that the other agent has committed.
     """
     ask_for(connection, save, name, size)
     path = root / name

@@ -46,10 +46,10 @@ class MemoryPeers:
 
     Args:
         directory: The checkpoint directory.
-        arena: Where this node holds its saves.
+        arena: Arena with this node's saves.
         of: Its slots.
         among: The agents of the round, and the limit on what this one sends.
-        settings: Those of the job.
+        settings: Settings of the job.
         readers: Processes that read what is in memory, or look for what to load.
         copies: The directory on a disk for copies of other nodes' large files; None for the arena.
 
@@ -104,19 +104,19 @@ class MemoryPeers:
 
     @property
     def address(self) -> str:
-        """Where the other agents find this one; empty if there are none."""
+        """Address at which the other agents reach this one; empty if there are none."""
         return self._round.peers[self._round.own].address if self._round and not self._is_alone else ""
 
     @property
     def _is_alone(self) -> bool:
-        """Whether there was a round, and the newest is of this agent alone."""
+        """True if there was a round, and the newest is of this agent alone."""
         return self._round is not None and len(self._round.peers) == 1
 
     def _ids(self) -> set[SaveId]:
         return {slot.id for slot in [*self._slots] if slot.id}
 
     def _copies(self) -> float:
-        """How much memory others need for copies of this node's files, or for their parity, in times of their size."""
+        """Memory that others need for copies or parity of this node's files, as a multiple of the files' size."""
         count = len(self._round.partners) if self._round else 0
         return 1 / count if self._round and self._round.parity and count else count
 
@@ -190,7 +190,7 @@ class MemoryPeers:
         """Bring files of a save from other agents' memory, once for all local ranks.
 
         Args:
-            message: Which files, and where they are.
+            message: Names and places of the files.
             choose: The slot to put them into; it may raise FastckptError.
             ranks: The numbers of the local ranks among those of all nodes.
             pid: The process that reads them.

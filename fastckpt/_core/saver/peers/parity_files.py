@@ -50,7 +50,7 @@ class ChunkRequest:
         member: The member whose chunk comes.
         files: Its files.
         common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
-        is_replicated: Whether parity of that one is whole in all groups of this round.
+        is_replicated: True if parity of that one is whole in all groups of this round.
     """
 
     id: SaveId
@@ -64,14 +64,14 @@ class ChunkRequest:
 
 
 class ParityFiles:
-    """What an arena holds of parity; any thread may use it.
+    """Parity in an arena; any thread may use it.
 
     Args:
         arena: The arena.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
-        in_use: Whether workers of this node may choose to resume what is there.
+        in_use: Returns whether workers of this node may choose to resume what is there.
         piece: Bytes of a piece.
-        folder: Where parity is; in the arena, if none is given.
+        folder: Folder of parity; the arena, if none is given.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ParityFiles:
 
     @property
     def could_release(self) -> bool:
-        """Whether nothing is kept for the only reason that workers may choose to resume it."""
+        """Return whether parity that is not needed could be released: no worker may choose to resume it."""
         return not self._in_use()
 
     def clear_away(self) -> None:

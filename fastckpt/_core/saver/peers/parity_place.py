@@ -28,7 +28,7 @@ class ParityPlace:
     Args:
         path: The directory of the place.
         id: The save.
-        record: What is known of it; it grows.
+        record: Record of the place; it grows.
         descriptor: The block; this object closes it.
         allocated: Bytes of the block, all of whose memory is there.
     """
@@ -55,7 +55,7 @@ class ParityPlace:
             self.record.demand_short(member)
 
     def lacks(self, size: int) -> bool:
-        """Whether there is no memory for so many bytes yet."""
+        """Return whether memory for so many bytes is still to be allocated."""
         with self._lock:
             return size > self._allocated
 

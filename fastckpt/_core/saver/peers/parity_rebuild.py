@@ -3,7 +3,7 @@
 The agent that wants them asks each member that is left to `REBUILD` the chunk whose parity that member has. This one
 asks the others for their chunks in the same parity (`CHUNK`) and sends what is left after XOR, piece by piece. So the
 members receive at the same time, each fewer bytes than a node has, and the agent that wants the files receives them
-once; a chain of partial sums would carry as many bytes, and one slow member would hold up all of it. Each piece is
+once. A chain of partial sums would carry as many bytes, and one slow member would hold up all of it. Each piece is
 compared with the digest that it had when it went in, and each file with its own.
 """
 
@@ -175,7 +175,7 @@ def rebuild(
         holders: By each other member, where its memory is now: its agent may be another than then.
         secret: The secret of the round.
     """
-    # 1. all members that are left say what they know of its files   2. memory for these   3. the chunks, all at once
+    # 1. all members that are left report what they know of its files   2. memory for these   3. the chunks, all at once
     # 4. the files' own digests, because those of the chunks are of what was sent   5. their names
     with contextlib.ExitStack() as on_exit:
         if sorted([member, *holders]) != sorted(group):

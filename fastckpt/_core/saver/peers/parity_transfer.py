@@ -71,7 +71,7 @@ def send_chunk(
 
     Raises:
         ArenaTooSmall: The other agent has no memory for it.
-        BadCheckpoint: What came is not what was sent.
+        BadCheckpoint: The bytes are not those that were sent.
         FastckptError, OSError: It does not take it now.
     """
     member, holder = pair
@@ -119,7 +119,7 @@ def take_chunk(
     except ArenaTooSmall as error:  # after a whole piece
         return {STATE: FULL, WHY: str(error)}
     except FastckptError as error:
-        raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
+        raise OSError(str(error)) from error  # amid the bytes, an answer cannot be distinguished from them: hang up
 
 
 def _take_pieces(

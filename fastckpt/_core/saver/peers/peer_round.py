@@ -12,9 +12,9 @@ class Peer:
     """An agent of this round.
 
     Attributes:
-        id: What no other agent process is called.
-        memory: What agents have in common whose memory is lost together.
-        address: Where it serves files, HOST:PORT.
+        id: Unique id of the agent process.
+        memory: Id that agents share whose memory is lost together.
+        address: Address at which it serves files, HOST:PORT.
         launch: The name by which histories know it.
         host: Its host's name, for people to read.
         marks: The marks of the checkpoint directories in which it has saved before this round, by directory.
@@ -35,7 +35,7 @@ class PeerRound:
     Attributes:
         own: The rank of this agent.
         partners: The agents that keep copies of large files of this one.
-        parity: Whether the partners are the others of a group of which each keeps parity, instead of copies.
+        parity: True if the partners are the others of a group of which each keeps parity, instead of copies.
     """
 
     peers: Sequence[Peer]

@@ -31,10 +31,10 @@ class PeerServer:
     """Listens on all interfaces of this host, at a port that the kernel chooses.
 
     Args:
-        handlers: What is carried out, by the name of the request.
+        handlers: Handlers by the name of the request.
 
     Attributes:
-        port: Where it listens.
+        port: Port on which it listens.
     """
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
@@ -113,9 +113,7 @@ class PeerServer:
         except (FastckptError, ValueError) as error:
             metrics.counts["refused_connections"] += 1
             if host not in self._refused:  # once: else a stranger could fill up the log
-                logger.warning(
-                    "refused an agent at %s: %s; others from there are refused without a message", host, error
-                )
+                logger.warning("refused an agent at %s: %s; later refusals of that host are not logged", host, error)
             self._refused.add(host)
         except OSError:
             pass  # it has gone

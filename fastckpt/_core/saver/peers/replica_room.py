@@ -27,7 +27,7 @@ class MakeWay(Protocol):
 
 
 def _keep(*, for_good: bool) -> None:
-    """Nothing is given back."""
+    """Give nothing back."""
 
 
 class ReplicaRoom:
@@ -36,14 +36,14 @@ class ReplicaRoom:
     Each node keeps as many copies as others keep of its own, and divided states have parts of about one size.
 
     Args:
-        copies: How many copies others keep of this node's files, in the round as it is.
+        copies: Number of copies that others keep of this node's files, in the round as it is.
         present: Bytes that copies take now.
-        folder: Where they are kept.
+        folder: Folder of the copies.
         make_way: Gives copies back that nobody needs, or all of them, ``for_good``; called in a thread.
-        is_optional: Whether copies are left out where there is no room for them.
+        is_optional: True if copies are left out where there is no room for them.
 
     Attributes:
-        refusal: Why this node keeps no copies; empty while it does.
+        refusal: Reason why this node keeps no copies; empty while it does.
     """
 
     def __init__(

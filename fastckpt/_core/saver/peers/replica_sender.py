@@ -27,7 +27,7 @@ from fastckpt.errors import ArenaTooSmall, FastckptError
 
 logger = logging.getLogger("fastckpt")
 notices = logging.getLogger("fastckpt.report")
-"""For lines that are shown though nothing is wrong."""
+"""Logger for lines that are shown though nothing is wrong."""
 
 STREAMS = 4
 """Files that are sent at once: one connection keeps a core of the receiver busy."""
@@ -43,7 +43,7 @@ class ReplicaSender:
     Args:
         directory: The checkpoint directory.
         rate: A limit on the bytes that this node sends per second.
-        counts: Where copies are counted.
+        counts: Counters of copies.
     """
 
     def __init__(self, directory: str, rate: RateLimit | None, counts: ReplicaCounts) -> None:

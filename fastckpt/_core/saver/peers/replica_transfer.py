@@ -59,7 +59,7 @@ def send_replica(
 
     Raises:
         ArenaTooSmall: The other agent has no memory for it.
-        BadCheckpoint: What came is not what was promised: memory of one end, or the way, damages bytes.
+        BadCheckpoint: The bytes are not those that were announced: memory of one end, or the way, damages bytes.
         FastckptError, OSError: It does not keep it now.
     """
     promise = {"name": file.name, "size": file.size, "digest": file.digest}
@@ -77,7 +77,7 @@ def send_replica(
 
 
 def demand_kept(answer: Mapping[str, Any], what: str) -> None:
-    """Raise, as `send_replica` does, unless an answer says that another agent keeps what was sent."""
+    """Raise, as `send_replica` does, unless the answer is that another agent keeps the file."""
     match answer:
         case {"state": "kept"}:
             return
@@ -117,7 +117,7 @@ def take_replica(
     except FastckptError as error:
         if came:
             raise
-        raise OSError(str(error)) from error  # amid the bytes, no answer can be told from them: hang up
+        raise OSError(str(error)) from error  # amid the bytes, an answer cannot be distinguished from them: hang up
     return {STATE: KEPT if came == digest else DAMAGED}
 
 

@@ -1,4 +1,4 @@
-"""Has other hosts keep what only this node has of a save, and learns which save all nodes hold.
+"""Has other hosts keep the files that only this node has of a save, and learns which save all nodes hold.
 
 Without that, the loss of a host would lose the state of its ranks: what each node has alike needs no copies. Small
 files are copied at each commit, large ones of the saves that all nodes turn to.
@@ -48,7 +48,7 @@ class Replication:
 
     Args:
         directory: The checkpoint directory.
-        arena: Where this node holds its saves.
+        arena: Arena with this node's saves.
         of: The slots.
         answered: Called in that thread with each answer, or None if there was none for long; when it returns, no slot
             that the answer protects is given away.
@@ -123,7 +123,7 @@ class Replication:
                     warned = True
                     with contextlib.suppress(*_TROUBLES):  # it is tried again: this thread must not end
                         self._answered(None)
-                    logger.warning("the other nodes do not learn what this one holds in memory: %s", error)
+                    logger.warning("cannot report the saves in the memory of this node to the other nodes: %s", error)
                 time.sleep(RETRY)
         self._hang_up()
 
@@ -215,7 +215,7 @@ class Replication:
 
 
 def _is_still(held: HeldSave) -> bool:
-    """Whether a save is still in the slot in which it was."""
+    """Return whether a save is still in the slot in which it was."""
     return held.slot is not None and slots.read(held.slot).committed == held.id
 
 

@@ -53,7 +53,7 @@ class SaveAtRisk:
 
     Attributes:
         attempt: The token of the save.
-        address: Where the agent of the node is.
+        address: Address of the node's agent.
         host: Its host's name.
         copies: Copies of its large files that other nodes keep.
     """
@@ -65,7 +65,7 @@ class SaveAtRisk:
     copies: int
 
     def to_json(self) -> dict[str, Any]:
-        """As a part of a message."""
+        """Return a part of a message."""
         return asdict(self) | {"id": list(self.id)}
 
     @classmethod
@@ -85,7 +85,7 @@ class SaveAtRisk:
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """What one node alone has of a save.
+    """Files of a save that only one node has.
 
     Attributes:
         sizes: Bytes of its files, by name.
@@ -101,7 +101,7 @@ class NodeFiles:
 
     @classmethod
     def from_json(cls, id: SaveId, answer: Mapping[str, Any]) -> "NodeFiles":
-        """What an answer to `LIST` says; raises ProtocolError, LookupError, TypeError or ValueError."""
+        """Read an answer to `LIST`; raises ProtocolError, LookupError, TypeError or ValueError."""
         own, common = {*map(str, answer["own"])}, {*answer["common"]}
         parts = {r: part for r, part in parts_of({**answer, "id": list(id)}).items() if own & part.files.keys()}
         sizes = {name: size for part in parts.values() for name, size in part.files.items() if name not in common}
@@ -118,7 +118,7 @@ class SparePrefetch:
     """The prefetch of a spare, in a thread of its own between `begin` and `end`.
 
     Args:
-        settings: Those of the job.
+        settings: Settings of the job.
         present: Bytes that this node has in slots and copies for a directory already.
     """
 
@@ -168,7 +168,7 @@ class SparePrefetch:
             with lock:
                 staged.move(arena)
         except OSError as error:
-            logger.warning("what was prefetched of %s is lost: %s", directory, error)
+            logger.warning("the prefetched files of %s are lost: %s", directory, error)
         staged.arena.remove()
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class SparePrefetch:
         )
 
     def _has_room(self, directory: str, risk: SaveAtRisk, files: NodeFiles) -> bool:
-        """Whether there is memory for it beside two slots of the job and its copies; if not, say so once."""
+        """Return whether there is memory for the files beside two slots and the copies; if not, log it once."""
         size, staged = sum(files.sizes.values()), self._staged.get(directory)
         copies = 1 / (self._settings.parity - 1) if self._settings.parity else self._settings.copies
         times = 2 if staged and staged.whole else 1  # what is whole stays until the next is

@@ -17,8 +17,8 @@ class StagedSave:
     """The prefetched files of one checkpoint directory; raises as `Arena.open`.
 
     Attributes:
-        arena: Where they are; `sweep` removes it once its owner is dead.
-        files: Those of the save that is whole, and of one that comes.
+        arena: Arena of the files; `sweep` removes it once its owner is dead.
+        files: Files of the save that is whole, and of one that comes.
         whole: The save of which all is there, and the address of the node whose files these are; None for none.
     """
 
@@ -36,7 +36,7 @@ class StagedSave:
         return self.files.bytes()
 
     def place(self, save: SaveName) -> Path:
-        """Where the files of a save are."""
+        """Return the directory with the files of a save."""
         return kept_place(self.arena.path, save.id, save.attempt)
 
     def make_way(self, save: SaveName) -> None:

@@ -39,7 +39,7 @@ class DirectoryMark:
         """Keep what memory holds if it is of this directory, and nobody else may write to it; else give it up.
 
         Args:
-            alone: Whether nobody else writes to that memory.
+            alone: True if nobody else writes to that memory.
             of_others: The mark that other nodes of the job know; empty if they know none yet.
 
         Raises:
@@ -71,7 +71,7 @@ class DirectoryMark:
         await asyncio.to_thread(self._arena.renew)
         if held:
             newest: SaveId = max(held)
-            logger.warning("%s of %s in %s is given up: %s", newest, self._location, self._arena.path, why)
+            logger.warning("discarding %s of %s in %s: %s", newest, self._location, self._arena.path, why)
 
     async def _mark(self) -> None:
         # In a thread: a request that storage never answers must not stop the event loop.
@@ -90,7 +90,7 @@ class DirectoryMark:
         return mark
 
     async def _keep_trying(self) -> None:
-        logger.info("%s has no mark yet; %s holds what belongs to it all the same", self._location, self._arena.path)
+        logger.info("%s has no mark yet; the memory in %s belongs to it", self._location, self._arena.path)
         pause = FIRST_PAUSE
         while self._arena.claim.due:
             await asyncio.sleep(pause)

@@ -84,12 +84,12 @@ class DurableTiers:
         return next((record for tenure in self._tenures if (record := tenure.awaited)), None)
 
     def may_return(self) -> bool:
-        """Whether those have left all places; blocks. Raises PersistError if one does not answer."""
+        """Return whether that job has left all places; blocks. Raises PersistError if a place does not answer."""
         return all(tenure.may_return() for tenure in self._tenures)
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Whether those have brought the job to its good end, as `may_return` has seen."""
+        """True if that job has ended well, as `may_return` has seen."""
         lost = [tenure for tenure in self._tenures if tenure.lost_to]
         return bool(lost) and all(tenure.ended_elsewhere for tenure in lost)
 
@@ -155,7 +155,7 @@ class DurableTiers:
         self._claiming = asyncio.create_task(self._claim(slot, slot.id.history))
 
     async def _claim(self, slot: Slot, history: int) -> None:
-        """In one order, so that of two jobs one gets all; what fails is tried again with the next save."""
+        """Claim all places in one order, so that of two jobs one gets all; the next save repeats a failed claim."""
         loop = asyncio.get_running_loop()
         try:
             opening = await loop.run_in_executor(None, Opening.of_slot, slot.path)
@@ -173,7 +173,7 @@ class DurableTiers:
 
     @property
     def lost(self) -> str:
-        """Why this job may save no more: another job has taken its place. Empty while it may."""
+        """Reason why this job may save no more: another job has taken its place. Empty while it may."""
         return next((tenure.lost for tenure in self._tenures if tenure.lost), "")
 
     def start_over(self) -> SaveId | None:
@@ -186,11 +186,11 @@ class DurableTiers:
 
     @property
     def may_start_over(self) -> bool:
-        """Whether `start_over` regains what is lost."""
+        """True if `start_over` regains the places that are lost."""
         return all(tenure.found for tenure in self._tenures if tenure.lost)
 
     async def gone(self) -> list[str]:
-        """What this job made durable, or found, as the newest and is not there any more, in words."""
+        """Describe the newest checkpoint of each tier, made durable or found by this job, that is gone."""
         newest = [(self.persister.storage, self.persister.durable), (self.upload.remote, self.upload.copies.newest)]
         looks = [asyncio.to_thread(_gone, store, save) for store, save in newest if store and save]
         return [text for text in await asyncio.gather(*looks) if text]
@@ -208,7 +208,7 @@ class DurableTiers:
 
     @property
     def trouble(self) -> str:
-        """Why persists or uploads fail at the moment; empty while they do not."""
+        """Reason why persists or uploads fail at the moment; empty while they do not."""
         return self.lost or self.persister.trouble or self.upload.trouble
 
     @property

@@ -33,7 +33,7 @@ class NodeParts:
     skipped its save.
 
     Args:
-        overtaken: Whether a newer checkpoint is durable.
+        overtaken: Returns whether a newer checkpoint is durable.
         complain: Called with what is wrong, and the step.
     """
 
@@ -71,7 +71,7 @@ class NodeParts:
 
     @property
     def waiting(self) -> int:
-        """How many checkpoints somebody may wait for."""
+        """Number of checkpoints for which somebody may wait."""
         return len(self._asked)
 
     async def drain(self, seconds: float) -> None:
@@ -112,9 +112,12 @@ class NodeParts:
                 self._complain(f"{pending.id} will not be whole: {self._last[1]}", pending.id.step)
                 return
             metrics.event("persist_overtaken", step=pending.id.step)
-            logger.info("%s is overtaken: the parts of other nodes did not come", pending.id)
+            logger.info(
+                "%s is not persisted: a newer save is persisted instead, and parts of other nodes are missing",
+                pending.id,
+            )
         except Superseded as error:
-            logger.warning("%s is not waited for any more: %s", pending.id, error)
+            logger.warning("stopped waiting for the parts of %s of other nodes: %s", pending.id, error)
         finally:
             del self._tasks[key]
             self._asked.discard(key)
@@ -124,7 +127,7 @@ class NodeParts:
         return self._overtaken(id) or self._is_later(id)
 
     def _is_later(self, id: SaveId) -> bool:
-        """Whether other nodes have ended before it; another history is one of other workers."""
+        """Return whether other nodes ended before they saved this; another history is one of other workers."""
         return self._last is not None and id > (last := self._last[0]) and id.history == last.history
 
     async def _try(self, work: Callable[[], Any], before: str) -> tuple[Any, str]:

@@ -15,7 +15,7 @@ class Opening:
     """The facts about its history that a save has; the arguments are as in `Record`.
 
     Attributes:
-        is_rollback: Whether its job was told to go on from an older save than the newest.
+        is_rollback: True if the user had the job go on from an older save than the newest.
     """
 
     id: SaveId
@@ -26,17 +26,17 @@ class Opening:
 
     @classmethod
     def of(cls, id: SaveId, details: Any) -> "Opening":
-        """By the details of a save; what earlier versions saved has no token."""
+        """Read the details of a save; a save of an earlier version has no token."""
         parent = details.get("parent")
         members = tuple(map(str, details.get(MEMBERS, ())))
         return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None, "rollback" in details)
 
     def is_of_line(self, details: Mapping[str, Any]) -> bool:
-        """Whether the save with these details was made by the same workers, since they last loaded."""
+        """Return whether the save with these details was made by the same workers, since they last loaded."""
         return bool(self.token) and self.token == details.get(ROUND)
 
     @classmethod
     def of_slot(cls, slot: Path) -> "Opening | None":
-        """By what is whole in a slot; None for nothing."""
+        """Read the save that is whole in a slot; None if there is none."""
         records = slots.read(slot)
         return cls.of(records.committed, records.details) if records.committed else None

@@ -10,16 +10,16 @@ from fastckpt._core.saver.stats import SaverStats
 
 
 class Urgency(enum.IntEnum):
-    """What becomes of a save for storage while another is persisted: a newer one overtakes it, or it keeps its slot."""
+    """Fate of a save for storage while another is persisted: a newer one overtakes it, or it keeps its slot."""
 
     OVERTAKABLE = 0
     AGREED = 1
-    """As that; if no other is persisted, all nodes persist this one at once."""
+    """Urgency as OVERTAKABLE; but if no other save is persisted, all nodes persist this one at once."""
     LASTING = 2
 
 
 def urgency_of(message: Committed) -> Urgency:
-    """What a writer asks for that wants a save to be persisted."""
+    """Return the urgency that a writer asks for when it wants a save to be persisted."""
     if not message.overtakable:
         return Urgency.LASTING
     return Urgency.AGREED if message.agreed else Urgency.OVERTAKABLE
@@ -30,19 +30,19 @@ QUIET = 1.0
 
 
 class PendingPersist:
-    """At most one save waits: the newest of those whose storage type was left out.
+    """Persist that waits, at most one: of the newest save whose storage type was left out.
 
     A node alone persists the newest checkpoint in its memory as soon as no other persist is under way. Several nodes
     would choose different ones, none of which would become whole: each persists at once only what all have agreed on
     (`_core/schedule/persist_turns.py`), and otherwise waits until nothing was saved for a while.
 
     Args:
-        pay: Persists the newest checkpoint in memory, if it is as new as what is owed; none is owed then.
-        is_busy: Whether a persist is under way.
+        pay: Persists the newest checkpoint in memory, if it is as new as the pending one; none is pending then.
+        is_busy: Returns whether a persist is under way.
 
     Attributes:
         save: The one that waits; None for none.
-        alone: Whether this node is the only one.
+        alone: True if this node is the only one.
     """
 
     def __init__(self, stats: SaverStats, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
@@ -61,7 +61,7 @@ class PendingPersist:
         self.look()
 
     def look(self) -> None:
-        """Something was saved, or a persist has ended: persist what is owed, now or once nothing more is saved."""
+        """Something was saved, or a persist has ended: start the pending persist, now or once nothing more is saved."""
         self._stop()
         if self.save is None or self._is_busy():
             return
@@ -75,19 +75,19 @@ class PendingPersist:
             self._pay()
 
     def hurry(self) -> None:
-        """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
+        """The job ends: nothing more is saved, and the pending persist starts as soon as it can."""
         # No newer save will come, so the newest in memory is the one, on every node.
         self.alone = True
         self.look()
 
     def paid(self, save: SaveId) -> None:
-        """A save is being persisted: what is owed is no newer, or stays owed."""
+        """A save is being persisted: the pending persist is dropped, or stays pending if it is newer."""
         if self.save is not None and self.save <= save:
             self._stats.overtaken += self.save < save
             self.forget()
 
     def forget(self) -> None:
-        """Owe nothing."""
+        """Drop the pending persist."""
         self.save = None
         self._stop()
 

@@ -18,7 +18,7 @@ from fastckpt._core.storage.store import Pending, Store
 from fastckpt.errors import Superseded
 
 PIN = "persist"
-"""How the pins of persists begin."""
+"""First word of the pins of persists."""
 
 
 @dataclass(eq=False)
@@ -26,10 +26,10 @@ class PersistJob:
     """A slot that is to be persisted, and stays as it is until then.
 
     Attributes:
-        target: Where its user wants the model.
-        flush: Whether nobody asked for it.
-        lasting: Whether no newer save may overtake it.
-        attempts: How often it has failed.
+        target: Path that its user wants for the model.
+        flush: True if nobody asked for it.
+        lasting: True if no newer save may overtake it.
+        attempts: Number of failures so far.
     """
 
     slot: Slot
@@ -74,7 +74,10 @@ class GuardedPart:
         self._is_left_out = False
 
     def complete(self) -> Manifest | None:
-        """As that of the part; raises Superseded if others have come in the place of this job, or it has gone on."""
+        """Complete the checkpoint if all parts are there, as that of the part.
+
+        Raises Superseded if others have taken the place of this job, or it has gone on.
+        """
         self._tenure.demand()
         if self._is_left_out:
             raise Superseded(f"{self.id} is not reported: the nodes have gone on from an older save")
@@ -119,7 +122,7 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
 
 
 def _written(records: slots.Records, persisted: Collection[str]) -> dict[str, list[str]]:
-    """What each rank of this node has written of the files that are persisted; empty if earlier versions wrote it."""
+    """Return the persisted files that each rank of this node wrote; empty if an earlier version wrote them."""
     assert records.begin is not None
     done = [records.done[writer] for writer in sorted(records.begin.writers)]
     if any("rank" not in each.details for each in done):

@@ -28,7 +28,7 @@ logger = logging.getLogger("fastckpt")
 
 ATTEMPTS = 6
 REMEMBERED = 64
-"""How many persists are remembered, for ranks that ask for the same one later."""
+"""Number of persists that are remembered, for ranks that ask for the same one later."""
 LAST_LOOK = 1.0
 """Seconds between two looks, at the end of a job, for what other nodes have made durable meanwhile."""
 FIRST_PAUSE = 0.5
@@ -48,12 +48,12 @@ class Persister:
         tenure: The right to publish there.
         newest_slot: The slot with the newest whole checkpoint.
         stats: Counts for the report.
-        first: Whether this is the first node.
-        alone: Whether it is the only one.
+        first: True if this is the first node.
+        alone: True if it is the only one.
         on_durable: Called when a checkpoint has become durable, and waited for.
 
     Attributes:
-        owed: What is to be persisted next, unless a newer one is.
+        owed: The pending persist: the next one, unless a newer save is persisted.
         newest_history: The newest one that was opened, or of which nodes had written a part, when this was opened.
     """
 
@@ -120,7 +120,7 @@ class Persister:
 
     @property
     def waiting(self) -> int:
-        """How many persists wait, run, or need the other nodes."""
+        """Number of persists that wait, run, or need the other nodes."""
         return len(self._jobs) + self._peers.waiting
 
     def submit(self, slot: Slot, target: str = "", urgency: Urgency = Urgency.LASTING) -> None:
@@ -147,7 +147,7 @@ class Persister:
 
     @property
     def _on_their_way(self) -> list[SaveId]:
-        """What is durable, is being persisted, or waits for other nodes."""
+        """Return the saves that are durable, are being persisted, or wait for other nodes."""
         durable = [self.durable] if self.durable else []
         return durable + [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
 
@@ -208,7 +208,7 @@ class Persister:
 
     @property
     def awaited(self) -> str:
-        """What `drain` waits for, in words; empty for nothing."""
+        """Description of what `drain` waits for; empty for nothing."""
         if self._jobs:
             return f"{self._jobs[0].id} is being persisted in {self.storage.path}"
         return f"other nodes have yet to persist their parts in {self.storage.path}" if self._peers.waiting else ""

@@ -27,13 +27,13 @@ LONGEST_LOOK = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for all places to which a job saves.
+    """Properties of a job that are the same for all places to which it saves.
 
     Attributes:
-        launch: What no other launch is called.
+        launch: Unique id of the launch.
         location: Its checkpoint directory.
-        take_over: Whether it waits for nobody.
-        exclusive: Whether a place that cannot distinguish two jobs is refused.
+        take_over: True if it waits for nobody.
+        exclusive: True if a place that cannot distinguish two jobs is refused.
         ended: Launches of this host whose agents have ended, as their memory shows, which this job has since.
     """
 
@@ -53,7 +53,7 @@ class Vigil:
     """Looks, again and again, at the holder of the newest history: others may follow when it has left, or is dead.
 
     Attributes:
-        record: What was seen last.
+        record: Record that was seen last.
         party: The round that may follow.
     """
 
@@ -65,7 +65,7 @@ class Vigil:
         self._gone: Record | None = None
 
     def look(self) -> bool:
-        """Whether the history after the newest may be opened; blocks, and raises PersistError."""
+        """Return whether the history after the newest may be opened; blocks, and raises PersistError."""
         # `fresh` creates and removes a name there, so that no cached listing answers the first look.
         asked = time.monotonic()
         self.number = self._store.histories.newest(fresh=self.record is None)
@@ -123,10 +123,10 @@ def wait_for_predecessor(vigil: Vigil, end: threading.Event) -> None:
 
 
 def has_died(record: Record, ended: Collection[str] = ()) -> bool:
-    """Whether its holder was a process of this host, and is no more.
+    """Return whether its holder was a process of this host that has ended.
 
     Args:
-        record: What it holds.
+        record: Record that it holds.
         ended: Launches whose agents are known to have ended: a container that is restarted has other pids, but memory
             that was locked by an agent until the end of that agent.
     """

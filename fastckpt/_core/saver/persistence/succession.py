@@ -34,15 +34,15 @@ class Party:
     first: str = ""
 
     def is_of_job(self, record: Record) -> bool:
-        """Whether agents of this round were members of that history."""
+        """Return whether agents of this round were members of that history."""
         return record.location == self.location and bool(members(record) & (self.round | {self.launch}))
 
     def has_opened(self, record: Record, token: str = "") -> bool:
-        """Whether a history was opened by this round.
+        """Return whether a history was opened by this round.
 
         Args:
             record: Its record.
-            token: What this round has given to what it saves in that very history; empty if it saves in another one.
+            token: Token of this round's saves in that very history; empty if it saves in another one.
         """
         if token and record.token:
             return token == record.token
@@ -60,12 +60,12 @@ def members(record: Record) -> frozenset[str]:
 
 
 def may_follow(party: Party, record: Record, *, has_died: bool) -> bool:
-    """Whether a round may open the next history at once, without a wait for the holder of the newest one.
+    """Return whether a round may open the next history at once, without a wait for the holder of the newest one.
 
     Args:
         party: The round.
         record: The newest history's.
-        has_died: Whether its holder is known to be dead.
+        has_died: True if its holder is known to be dead.
     """
     return record.closed or has_died or party.is_of_job(record)
 
@@ -77,11 +77,11 @@ def pause_before(round: Collection[str], record: Record | None) -> float:
 
 
 def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> bool:
-    """Whether nobody else has opened a newer history, by a look at the records after a save was published.
+    """Return whether nobody else has opened a newer history, by the records as read after a save was published.
 
     Args:
         party: The round that has published it.
-        id: What was saved.
+        id: Id of the save.
         token: Of what this round saves in that history.
         newest: The newest record; None if there is none.
     """
@@ -89,13 +89,13 @@ def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> b
 
 
 def is_of_another_line(opening: Opening, record: Record | None, newest: Callable[[], int], *, lost: bool) -> bool:
-    """Whether others have opened a history from which a save in memory does not go on.
+    """Return whether others have opened a history from which a save in memory does not go on.
 
     Args:
         opening: Of that save.
         record: That of its history; None if nobody has opened it.
         newest: Gives the number of the newest history that was opened.
-        lost: Whether this agent has lost the directory to others, and has saved nothing since.
+        lost: True if this agent has lost the directory to others, and has saved nothing since.
     """
     if record is not None:
         return "" not in (opening.token, record.token) and record.token != opening.token
@@ -108,7 +108,7 @@ def is_of_another_line(opening: Opening, record: Record | None, newest: Callable
 
 
 def is_continued(id: SaveId, newest: int, read: Callable[[int], Record | None]) -> bool:
-    """Whether all newer histories go on from a save, or from a later one of that line: else it may not be resumed.
+    """Return whether all newer histories go on from a save, or a later one of that line. Else it is not resumed.
 
     Not only the newest one: of a history between, a node that stands still may yet publish something.
 

@@ -39,9 +39,10 @@ class Tenure:
     """This job's part in one place. Methods block, and may be called by several threads.
 
     Attributes:
-        lost: Why this job may publish nothing more here; empty while it may.
+        lost: Reason why this job may publish nothing more here; empty while it may.
         lost_to: By whose record, if that is why.
-        found: What became durable here between the look of this job and its first save: it has to start over from that.
+        found: Checkpoint that became durable here between the look of this job and its first save: it has to start over
+            from that.
     """
 
     def __init__(self, store: Store, job: Job, *, enabled: bool = True) -> None:
@@ -110,7 +111,7 @@ class Tenure:
             self.lost, self.lost_to = "", None
 
     def may_return(self) -> bool:
-        """Whether those to whom the place was lost have left it, or are dead, by one more look, which blocks."""
+        """Return whether the job that took the place has left it, or is dead, by one more look, which blocks."""
         if self.lost_to is None:
             return not self.lost
         self._vigil = self._vigil or Vigil(self._store, self._job, self._party)
@@ -123,7 +124,7 @@ class Tenure:
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Whether those to whom the place was lost have brought the job to its good end, as `may_return` has seen."""
+        """True if the job that took the place has ended well, as `may_return` has seen."""
         newest = self._vigil.record if self.lost_to and self._vigil else None
         return newest is not None and newest.finished and newest.location == self._party.location
 
@@ -162,11 +163,11 @@ class Tenure:
                 self._watch()
 
     def saw(self, newest: SaveId | None) -> None:
-        """What was the newest that is durable there, before the workers chose what to resume."""
+        """Note the newest checkpoint that was durable there before the workers chose one to resume."""
         self._seen = newest or SaveId(-1, -1)
 
     def reported(self, id: SaveId) -> None:
-        """What this agent has reported durable: workers knew of it, or it was saved under their eyes."""
+        """Note a durable checkpoint that this agent has reported: workers knew of it, or were there at the save."""
         self._seen = max(self._seen, id) if self._seen else id
 
     def _accept(self) -> None:
@@ -181,7 +182,9 @@ class Tenure:
                     "FC-013",
                 )
             )
-        logger.warning("%s cannot tell two jobs apart: see that one at a time saves there", self._store.path)
+        logger.warning(
+            "%s cannot exclude a second job: make sure that only one job at a time saves there", self._store.path
+        )
         self._enabled = False
 
     def hold(self, opening: Opening) -> None:
@@ -249,7 +252,7 @@ class Tenure:
         return Record(history, launch=job.launch, location=job.location, holder=holder, **opening)
 
     def _watch(self) -> None:
-        """From now on, see whether another job has come in the place of this one, and renew what is held."""
+        """Watch, from now on, whether another job takes the place of this one, and renew the record that is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="fastckpt-history", daemon=True)
             self._thread.start()
@@ -331,7 +334,7 @@ class Tenure:
         )
 
     def _knows(self, record: Record) -> bool:
-        """Whether it was opened by an agent that was in a round with this one."""
+        """Return whether it was opened by an agent that was in a round with this one."""
         return record.location == self._party.location and record.launch in self._met
 
     def _lose(self, why: str) -> NoReturn:
@@ -349,7 +352,7 @@ class Tenure:
 
     def _keep(self) -> None:
         while not self._end.wait(RENEWAL):
-            with self._lock, contextlib.suppress(FastckptError):  # a persist will tell
+            with self._lock, contextlib.suppress(FastckptError):  # a persist will report it
                 self._renew()
 
     def _renew(self) -> None:
@@ -396,7 +399,7 @@ class Tenure:
             if self._held is not None and not self.lost:
                 self._histories.write(replace(self._held.renewed(), closed=True, finished=finished))
         except FastckptError as error:
-            logger.warning("other jobs will wait for this one: %s", error)
+            logger.warning("cannot record the end of this job, so the next job will wait for it: %s", error)
         finally:
             self._held = None
             self._lock.release()

@@ -37,16 +37,16 @@ UNSEEN = 1000
 class Uploader:
     """The way from one store, which is fast, to another.
 
-    One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
-    store holds goes next, so what became durable meanwhile and is not the newest is passed over. While one is on its
-    way, `busy` names it, so that retention leaves it. Trouble is reported and retried for as long as the job lasts; the
-    fast store goes on without regard to it. Without a remote store all this does nothing.
+    One checkpoint is on its way at a time, and none waits in a queue. When one has arrived, the newest that the fast
+    store holds goes next. Others that became durable meanwhile are passed over. While one is on its way, `busy` names
+    it, so that retention leaves it. Trouble is reported and retried for as long as the job lasts; the fast store goes
+    on without regard to it. Without a remote store all this does nothing.
 
     Attributes:
-        policy: What the remote store keeps.
+        policy: Retention policy of the remote store.
         remote: That store, and `tenure` the right to publish there; None without one.
-        copies: What became of the copies; the newest of them is what the remote store holds, as far as is known.
-        trouble: Why the last upload failed; empty if it did not.
+        copies: Outcome of the copies; the newest of them is what the remote store holds, as far as is known.
+        trouble: Reason why the last upload failed; empty if it did not.
     """
 
     def __init__(self, fast: Store, remote: Store | None, location: str, tenure: Tenure | None) -> None:
@@ -65,7 +65,7 @@ class Uploader:
         self.pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
     def read_back(self) -> None:
-        """From now on, compare what was uploaded with what the remote store gives back, before it counts there."""
+        """Compare, from now on, each upload with the bytes that the remote store gives back, before it counts there."""
         if self.remote is not None:
             self.remote.read_back = True
 
@@ -107,7 +107,7 @@ class Uploader:
 
     @property
     def awaited(self) -> str:
-        """What the end of the job waits for, in words; empty for nothing."""
+        """Description of what the end of the job waits for; empty for nothing."""
         if self.remote is None or self._task is None or self._task.done():
             return ""
         what = f"{self.busy} is on its way to" if self.busy else "the newest checkpoint is to be in"
@@ -139,7 +139,7 @@ class Uploader:
             self.remote.close()
 
     async def _run(self) -> None:
-        """Until the remote store holds the newest checkpoint, whatever goes wrong: no error may end this loop."""
+        """Upload until the remote store holds the newest checkpoint: no error may end this loop."""
         while self._news:
             self._news = False
             work = asyncio.ensure_future(self._in_thread(self._upload_newest))

@@ -22,7 +22,7 @@ class Commit:
 
     Args:
         layout: The checkpoint directory.
-        id: What was saved.
+        id: Id of the save.
         target: The file or directory that the user named, as a manifest has it; empty for none.
         place: The directory with all files, durable but for its own name.
         named: The file that the user named, if this process was asked for it, and it is outside of the checkpoint.
@@ -79,7 +79,7 @@ class Commit:
             raise Superseded(f"{self._id} is not published: {self.home} is that of {there.id}, which is newer")
 
     def finish(self, manifest: Manifest) -> None:
-        """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
+        """Update the files for other tools, and remove what this checkpoint replaced, now that it is durable."""
         _write_trackers(self._layout, manifest)
         with metrics.phase("persist.drop", step=self._id.step):
             there = ours(self.home)  # else somebody has found it bad, and what made way is needed
@@ -107,7 +107,7 @@ class Commit:
 
 
 def _write_trackers(layout: Layout, manifest: Manifest) -> None:
-    """Tell other tools the newest step, and those of a framework the directory, in the file that they read.
+    """Write the newest step for other tools, and the directory for those of a framework, to the file that they read.
 
     Readers of ours never trust them, so a failure is only logged.
     """
@@ -138,7 +138,7 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
     if not layout.files.exists(home):
         return None
     if why := fault(layout, home):
-        logger.warning("%s is bad; it is now %s: %s", home, quarantine(layout, home, why), why)
+        logger.warning("%s is bad; moved it to %s: %s", home, quarantine(layout, home, why), why)
         return None
     if layout.files.is_directory(home) and ours(home):
         retired = layout.draft("retired")
@@ -147,5 +147,5 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
     aside = layout.aside(home)
     relocate(layout, home, aside)
     what = "a link" if aside.is_symlink() else "no checkpoint of ours"
-    logger.warning("%s is %s; it is now %s, to make way for one", home, what, aside)
+    logger.warning("%s is %s; moved it to %s, since a checkpoint takes its place", home, what, aside)
     return aside

@@ -39,16 +39,16 @@ class CheckpointDirectory:
         .fastckpt/history-<history>             who has opened it: see `Record`
         .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
 
-    The reader's rule. A checkpoint counts if its manifest is undamaged, is in the directory that belongs to its id
-    (or in a ``retired-`` one: it made way for another that may not have come), and names files that are all
-    there in their recorded sizes. Of several that were saved to one path that their user named the newest counts. The
-    tracker is never read. Directories without a manifest of ours are not touched, except that one in the way of a
+    The reader's rule. A checkpoint counts if its manifest is undamaged, is in the directory that belongs to its id, and
+    names files that are all there in their recorded sizes. A ``retired-`` directory counts, too: it made way for a
+    checkpoint that may not have come. Of several that were saved to one path that their user named the newest counts.
+    The tracker is never read. Directories without a manifest of ours are not touched, except that one in the way of a
     checkpoint's name is renamed.
 
     Methods may be called by several threads and processes; but one process at a time should publish and delete.
 
     Attributes:
-        read_back: Whether `publish` reads what it wrote from storage again, and compares it, before it counts.
+        read_back: True if `publish` reads back and compares what it wrote before it counts.
     """
 
     def __init__(self, path: str | Path, copier: Copier | None = None) -> None:
@@ -60,7 +60,7 @@ class CheckpointDirectory:
 
     @cached_property
     def histories(self) -> DirectoryHistories:
-        """Who has opened which history here."""
+        """Records of the launches that have opened histories here."""
         return DirectoryHistories(self._layout)
 
     def publish(self, request: PublishRequest) -> Manifest:
@@ -122,7 +122,7 @@ class CheckpointDirectory:
             return self._reader.known().whole
 
     def is_whole(self, stored: Stored) -> bool:
-        """Whether a checkpoint that is known is still there with all its files."""
+        """Return whether a checkpoint that is known is still there with all its files."""
         with explained("read checkpoints", self.path):
             return self._reader.is_whole(stored)
 
@@ -144,7 +144,10 @@ class CheckpointDirectory:
         stored.verify(names)
 
     def files(self, stored: Stored, into: Path) -> dict[str, Path]:
-        """Where the files of a checkpoint can be read: they lie here, so nothing goes ``into`` that directory."""
+        """Return the paths at which the files of a checkpoint can be read.
+
+        They are in the directory itself, so nothing goes ``into`` the other one.
+        """
         return stored.files()
 
     def fetch(self, stored: Stored, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
@@ -156,7 +159,7 @@ class CheckpointDirectory:
                 check_size(stored.manifest.entry(name), stored.path_of(name))
 
     def identity(self) -> DirectoryIdentity:
-        """By what this directory is known: the mark is gone when the directory is. Raises PersistError."""
+        """Return the identity of this directory: its mark is gone when the directory is. Raises PersistError."""
         with explained("read the mark", self.path):
             return DirectoryIdentity(identity(self.path), inode(self.path))
 
@@ -197,7 +200,7 @@ class CheckpointDirectory:
                         removal.delete(self._layout, stored, lambda: self._has_newer(id, scan.whole[:1]))
 
     def _has_newer(self, id: SaveId, known: list[Stored]) -> bool:
-        """Whether a checkpoint that is newer counts: the one that is known, or another that has come since."""
+        """Return whether a newer checkpoint counts: the one that is known, or another that has come since."""
         if all(ours(newest.place) == newest.manifest for newest in known):
             return True  # or there was none, and nothing rests on what is deleted
         return any(newer.id > id for newer in self.scan().whole)
@@ -209,7 +212,7 @@ class CheckpointDirectory:
 
         Args:
             bad: A checkpoint, or a path in `Scan.damaged`.
-            why: What is wrong with it; kept beside it in ``why.txt``.
+            why: Its fault; kept beside it in ``why.txt``.
 
         Raises PersistError if storage refuses, or if it is not there any more, or not bad any more.
         """

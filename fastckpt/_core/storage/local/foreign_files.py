@@ -11,13 +11,13 @@ from typing import NamedTuple
 from fastckpt._core.io.regular_file import open_regular
 
 MOST = 1000
-"""How many names of a directory are looked at."""
+"""Number of names in a directory that are read at most."""
 FLASH, DCP, TORCH = "Flash Checkpoint", "torch.distributed.checkpoint", "torch.save"
 LIGHTNING, DEEPSPEED, MEGATRON = "Lightning", "DeepSpeed", "Megatron"
 TRAINER, ACCELERATE = "transformers' Trainer", "accelerate"
 
 _STEP = re.compile(r"(?:.*[-_=a-z])?[0-9]+", re.IGNORECASE)
-"""What a directory of one step is called, whoever names it."""
+"""Name of a directory of one step, by whatever library."""
 _MARKS = {
     TRAINER: re.compile(r"trainer_state\.json"),
     DEEPSPEED: re.compile(r"(?:mp_rank_\d+|zero_pp_rank_\d+_mp_rank_\d+|layer_\d+.*)_(?:model|optim)_states\.pt"),
@@ -26,25 +26,25 @@ _MARKS = {
     ACCELERATE: re.compile(r"random_states_\d+\.pkl"),
     FLASH: re.compile(r"rank_\d+\.pt"),
 }
-"""A name that tells who laid out a directory, the first that fits."""
+"""A name that shows which library laid out a directory; the first that fits counts."""
 _FILE = re.compile(r".*\.(?:pt|pth|ckpt|tar)", re.IGNORECASE)
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-"""How files of torch.save began before they were archives."""
+"""First bytes of files of torch.save before they were archives."""
 _PLAIN_DATA = (b"ctorch._utils\n", b"]", b"(", b"ctorch\nSize")
-"""How the pickle of a tensor begins, or of a list of such: data, and no state of a training."""
+"""First bytes of the pickle of a tensor, or of a list of tensors: data, and no state of a job."""
 _BEGINNING = 1 << 20
 """Bytes of a pickle in which Lightning's mark is looked for."""
 
 
 class ForeignFiles(NamedTuple):
-    """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes tell."""
+    """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes show."""
 
     path: Path
     writer: str
 
 
 def foreign(directory: Path) -> list[ForeignFiles]:
-    """Those in a directory, and in directories of steps in it; logs, configurations and data are none.
+    """Return checkpoints in a directory, and in its directories of steps; logs, configurations and data are none.
 
     Nothing is unpickled. Raises OSError if the directory cannot be read.
     """
@@ -82,7 +82,7 @@ def _writer_of(names: list[str]) -> str:
 
 
 def _writer_of_file(path: Path) -> str:
-    """Whose checkpoint a file is; empty if it is none, or cannot be read."""
+    """Return the library whose checkpoint a file is; empty if it is none, or cannot be read."""
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as stored:
             if stored.read(len(_LEGACY)) == _LEGACY:

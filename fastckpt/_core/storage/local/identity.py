@@ -1,4 +1,4 @@
-"""Tells a checkpoint directory from another one that later takes its name."""
+"""Distinguishes a checkpoint directory from another one that later takes its name."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ _MARK = re.compile("[0-9a-f]{32}")
 
 
 class DirectoryIdentity(NamedTuple):
-    """By what a place is known: its mark ("" for none), and the inode of its directory (0 at a URL)."""
+    """Identity of a place: its mark ("" for none), and the inode of its directory (0 at a URL)."""
 
     mark: str
     inode: int = 0
@@ -33,7 +33,7 @@ def parsed(text: str) -> str:
 
 
 def identity(directory: Path) -> str:
-    """What this directory is marked with; it is gone when the directory is. "" for one without a mark.
+    """Return the mark of this directory, which is gone when the directory is; "" for one without a mark.
 
     Raises OSError if its mark cannot be read: memory of a directory that does not answer for a moment must not pass
     for that of another one.
@@ -67,7 +67,7 @@ def _place(directory: Path) -> Place | None:
 
 @dataclass(frozen=True)
 class KnownDirectory:
-    """A marked directory in which a job saves: it is told from one that shows under its name when its mount is lost.
+    """A marked directory in which a job saves, known from one that shows under its name when its mount is lost.
 
     Attributes:
         mark: Its mark.
@@ -85,7 +85,7 @@ class KnownDirectory:
         return cls(mark, _place(directory), _place(directory.parent))
 
     def is_removed(self, directory: Path) -> bool:
-        """Whether nothing has its name any more, so that it may be made, and marked, again.
+        """Return whether nothing has its name any more, so that it may be made, and marked, again.
 
         Raises PersistError if another directory has its name, OSError if that cannot be seen.
         """

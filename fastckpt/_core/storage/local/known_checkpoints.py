@@ -9,7 +9,7 @@ from fastckpt._core.format.manifest import NAME
 from fastckpt._core.storage.local.stored import Stored
 
 MOST_FILES = 200_000
-"""How many files the checkpoints that are kept here have together: 1,000 checkpoints of 100 ranks with two each."""
+"""Number of files of all checkpoints that are kept here: 1,000 checkpoints of 100 ranks with two files each."""
 
 
 class _Known(NamedTuple):
@@ -48,17 +48,20 @@ class KnownCheckpoints:
         return stored
 
     def same(self, place: Path, inode: int) -> Stored | None:
-        """What was found in a place, if the directory is the same; nothing is asked."""
+        """Return the checkpoint found in a place before, if the directory is the same; the file system is not asked."""
         known = self._known.get(place)
         return known.stored if known and inode and known.inode == inode else None
 
     def inode_of(self, place: Path) -> int:
-        """That of the directory in which a checkpoint was found; 0 if it is not known."""
+        """Return the inode of the directory in which a checkpoint was found; 0 if it is not known."""
         known = self._known.get(place)
         return known.inode if known else 0
 
     def whole(self, place: Path, inode: int) -> Stored | None:
-        """What was whole in a place when it was looked at last, if the directory is the same; nothing is asked."""
+        """Return the checkpoint that was whole in a place at the last look, if the directory is the same.
+
+        The file system is not asked.
+        """
         return self.same(place, inode) if place in self._whole else None
 
     def judge(self, place: Path, *, is_whole: bool) -> None:

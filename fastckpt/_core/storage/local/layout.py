@@ -23,7 +23,7 @@ from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 PRIVATE = ".fastckpt"
 PAGE = 4096
 FILES = "files"
-"""What is to become a checkpoint's directory, in one of parts."""
+"""Directory, in one of parts, that becomes the checkpoint's."""
 APART = {kind: f"{NAME}.{kind}" for kind in ("dropped", "deleted")}
 """Names of a manifest in a place that counts no more, and that could not be renamed to a private path of that kind."""
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -37,18 +37,18 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Answers of file systems that have no locks, such as Lustre without the option ``flock``."""
 _PARTS = re.compile("parts-([0-9]{1,19})-([0-9]{1,19})-[0-9a-f]{12}")
 _RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
-"""What early versions called a checkpoint in the private directory, whose model was at its user's path alone."""
+"""Name of a checkpoint of early versions in the private directory, whose model was at its user's path alone."""
 
 
 class Contents(NamedTuple):
-    """What a checkpoint directory holds, by the names there.
+    """Contents of a checkpoint directory, by the names there.
 
     Attributes:
         places: All directories that may hold a manifest of ours, those in place before those that made way.
-        records: What early versions left, which is not read.
+        records: Files that early versions left, which are not read.
         quarantined: Places of checkpoints that were found bad.
         parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
-        inodes: Those of all directories, by path.
+        inodes: Inodes of all directories, by path.
     """
 
     places: list[Path]
@@ -59,7 +59,7 @@ class Contents(NamedTuple):
 
 
 class Layout:
-    """The paths of one checkpoint directory, and the lock that tells whether anybody writes to it."""
+    """The paths of one checkpoint directory, and the lock that shows whether anybody writes to it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -91,11 +91,14 @@ class Layout:
         return [self.private / name for name in self.names() if name.startswith(f"{kind}-")]
 
     def names(self) -> list[str]:
-        """What is in the private directory, sorted."""
+        """Return the names in the private directory, sorted."""
         return [entry.name for entry in self._entries(self.private)]
 
     def _entries(self, directory: Path) -> list[Entry]:
-        """What is in a directory, if there is one. An unreadable one raises: it must not look like an empty one."""
+        """Return the entries of a directory; [] if there is none.
+
+        A directory that cannot be read raises: it must not look empty.
+        """
         try:
             return self.files.entries(directory)
         except FileNotFoundError:
@@ -117,7 +120,7 @@ class Layout:
         return next((name for name in APART.values() if self.files.is_file(place / name)), "")
 
     def contents(self) -> Contents:
-        """What is there, by one listing of the directory and then one of its private part."""
+        """Return the contents, by one listing of the directory and then one of its private part."""
         root = {self.root / each.name: each.inode for each in self._entries(self.root) if each.leads_to_directory}
         private = {self.private / each.name: each.inode for each in self._entries(self.private) if each.is_directory}
         others = with_manifests([place for place in root if not _PLACE.fullmatch(place.name)])
@@ -131,7 +134,7 @@ class Layout:
         return Contents(places, records, kinds["quarantine-"], _parts(kinds["parts-"]), root | private)
 
     def _is_home(self, place: Path) -> bool:
-        """Whether a manifest belongs there, or is damaged; a checkpoint that users copied or renamed is theirs."""
+        """Return whether a manifest belongs there, or is damaged; a checkpoint that users moved or copied is theirs."""
         try:
             manifest = read_manifest(place)
         except BadCheckpoint:
@@ -139,7 +142,7 @@ class Layout:
         return manifest is not None and self.home(manifest.id, manifest.target) == place
 
     def looks_like_ours(self, place: Path) -> bool:
-        """Whether files of a checkpoint of ours lie there, be it that its manifest was lost or not copied along."""
+        """Return whether a place has files of a checkpoint of ours, even if its manifest was lost or not copied."""
         if place.parent != self.root:
             return False
         metadata = place / METADATA  # unlike that of torch's own writers, ours has whole pages
@@ -194,7 +197,7 @@ class Layout:
             return ""
         if path.parent != root or path.name.startswith(".") or _PLACE.fullmatch(path.name) or path == root / TRACKER:
             raise ConfigError(
-                f"cannot save to the directory {path}: the directory of step {id.step} must lie in {root} itself, and "
+                f"cannot save to the directory {path}: the directory of step {id.step} must be in {root} itself, and "
                 f"be called checkpoint-{id.step}, or in a way that begins with no dot and is no other step's."
             )
         return f"{path.name}/"
@@ -209,7 +212,7 @@ class Layout:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell sweeps of any process on any node to keep off; raises PersistError if one takes too long.
+        """Keep sweeps of any process on any node off; raises PersistError if one takes too long.
 
         Raises it also if the directory is not the one that is known. Where the file system has no locks, writers go
         on, and sweeps never find themselves alone.
@@ -232,7 +235,7 @@ class Layout:
 
     @contextlib.contextmanager
     def publishing(self, *, first: bool) -> Iterator[bool]:
-        """Whether this node alone may publish what several have gathered, until this ends.
+        """Enter a block in which, if True is given, only this node may publish the parts that several have gathered.
 
         Where the file system has no locks, only the ``first`` one may.
         """
@@ -240,13 +243,13 @@ class Layout:
             yield _locked(lock, fcntl.LOCK_EX, otherwise=first)
 
     def changes(self) -> list[int]:
-        """When names were last made, removed or changed in the directories that hold checkpoints, in nanoseconds."""
+        """Return the times of the last changes of names in the directories that hold checkpoints, in nanoseconds."""
         found = map(self.files.lstat, (self.root, self.private))
         return [each.st_mtime_ns for each in found if each]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether nobody writes, nor begins to until this ends."""
+        """Enter a block in which, if True is given, nobody writes or begins to."""
         if not self.files.is_directory(self.private):
             yield False
             return
@@ -254,7 +257,7 @@ class Layout:
             yield _locked(lock, fcntl.LOCK_EX, otherwise=False)
 
     def has_locks(self) -> bool:
-        """Whether the file system has locks, by which writers and sweeps know of each other."""
+        """Return whether the file system has locks, by which writers and sweeps know of each other."""
         if not self.files.is_directory(self.private):
             return True
         with self._lock() as lock:
@@ -281,7 +284,7 @@ def _parts(drafts: Iterable[Path]) -> list[tuple[SaveId, Path]]:
 
 
 def _locked(lock: int, mode: int, *, otherwise: bool) -> bool:
-    """Whether this lock could be had now; ``otherwise``, if the file system has no locks."""
+    """Try to get this lock and return whether it succeeded; ``otherwise``, if the file system has no locks."""
     try:
         fcntl.flock(lock, mode | fcntl.LOCK_NB)
     except OSError as error:

@@ -26,7 +26,7 @@ class NamedFile:
 
     Args:
         layout: The checkpoint directory.
-        target: What the user named, as a manifest has it, checked by `Layout.own`.
+        target: Path that the user named, as a manifest has it, checked by `Layout.own`.
     """
 
     def __init__(self, layout: Layout, target: str) -> None:
@@ -48,7 +48,10 @@ class NamedFile:
         _link(self._layout.files, model, self._draft, self._files)
 
     def _draft_path(self) -> Path:
-        """Where a sweep finds what a crash left, or beside the file: what is left there makes way for the next save."""
+        """Return the path of the draft: where a sweep finds the rest of a crash, or else beside the file.
+
+        A draft left beside the file is overwritten by the next save.
+        """
         own, there = self._layout.files.lstat(self._layout.private), self._files.lstat(self.path.parent)
         if self._is_within and own and there and own.st_dev == there.st_dev:
             return self._layout.draft("tmp")
@@ -81,7 +84,7 @@ def named_file(layout: Layout, id: SaveId, target: str) -> NamedFile | None:
 
 
 def _has_model(files: DirectoryRoot, path: Path, source: DirectoryRoot, model: Path) -> bool:
-    """Whether a path names a checkpoint's model, or a copy of it, and not what somebody has put there since."""
+    """Return whether a path still names a checkpoint's model, or a copy of it, and no other file is there."""
     here, own = files.lstat(path), source.lstat(model)
     return here is not None and own is not None and stat.S_ISREG(here.st_mode) and is_copy(here, own)
 

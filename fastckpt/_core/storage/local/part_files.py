@@ -118,7 +118,7 @@ class PartFiles:
         return manifest if manifest.details.get("attempt", "") == self._share.attempt else None
 
     def _part(self, node: int) -> Manifest | None:
-        """What a node has written, if it is there, and its files as it left them."""
+        """Return the part that a node has written, if it is there with its files unchanged; else None."""
         try:
             part = read_manifest(self._place, name_of(node))
             if part is None or part.id != self.id or not self._share.owns(part, node):
@@ -212,7 +212,7 @@ def _newer(layout: Layout, scan: Scan) -> Iterator[tuple[Path, SaveId]]:
 
 
 def _share_in(layout: Layout, place: Path) -> Share | None:
-    """What all parts in a place have in common, as one of them tells it; None if there is no whole one."""
+    """Return the properties that all parts in a place share, by one of them; None if there is no whole one."""
     names = [entry.name for entry in layout.files.entries(place) if re.fullmatch(r"part-[0-9]{1,7}\.json", entry.name)]
     shares = (share_of(_read(place, name)) for name in names)
     return next((share for share in shares if share and place.name.endswith(share.key)), None)

@@ -15,8 +15,8 @@ logger = logging.getLogger("fastckpt")
 def relocate(layout: Layout, source: Path, target: Path) -> None:
     """Give a place another name, durably; after a crash it has the old one or the new one, or is whole under both.
 
-    What came with the image of a container lies in a lower layer of its file system (overlayfs), where no directory
-    can be renamed: it is copied, and the old one is dropped.
+    What came with the image of a container is in a lower layer of its file system (overlayfs), where no directory can
+    be renamed: it is copied, and the old one is dropped.
     """
     try:
         layout.files.move(source, target)
@@ -42,7 +42,7 @@ def make_room(layout: Layout, place: Path, old: Manifest, new: Manifest) -> None
     aside = layout.aside(layout.home(old.id, old.target))
     relocate(layout, place, aside)
     logger.warning(
-        "%s was passed over at a resume, and is kept: it is now %s, as %s has its place", old.id, aside, new.id
+        "%s was passed over at a resume, and is kept: moved it to %s, since %s takes its place", old.id, aside, new.id
     )
 
 
@@ -62,7 +62,7 @@ def drop(layout: Layout, place: Path) -> None:
 
 
 def take_apart(layout: Layout, place: Path, kind: str) -> None:
-    """Have a place that cannot be renamed count no more, by one rename: that of its manifest, which says so."""
+    """Have a place that cannot be renamed count no more, by one rename: that of its manifest."""
     layout.files.move(place / NAME, place / APART[kind])
 
 
@@ -88,7 +88,7 @@ def remove_apart(layout: Layout, place: Path) -> bool:
 
 
 def is_unmovable(layout: Layout, place: Path, error: OSError) -> bool:
-    """Whether this error says that a directory cannot be renamed on its own file system."""
+    """Return whether this error means that a directory cannot be renamed on its own file system."""
     return error.errno == errno.EXDEV and layout.files.is_directory(place)
 
 

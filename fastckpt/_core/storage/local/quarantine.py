@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
 from fastckpt.errors import BadCheckpoint
 
 WHY = "why.txt"
-"""The file in a bad checkpoint's directory that says when it was quarantined, from where, and what is wrong with it."""
+"""The file in a bad checkpoint's directory with the time of its quarantine, its place before, and its fault."""
 _REASON = "why: "
 _LONGEST = 1 << 16
 """Bytes of a ``why.txt`` that is read."""
@@ -41,7 +41,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
 
 
 def fault(layout: Layout, place: Path) -> str:
-    """What can be seen to be wrong with the checkpoint in a place; empty for nothing, or if there is none."""
+    """Return what is visibly wrong with the checkpoint in a place; empty for nothing, or if there is none."""
     try:
         manifest = read_manifest(place)
         if manifest:
@@ -64,7 +64,7 @@ def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> s
 
 
 def reason(place: Path) -> str:
-    """Why a place was quarantined."""
+    """Return why a place was quarantined."""
     try:
         lines = read_small(place / WHY, _LONGEST).decode(errors="replace").splitlines()
     except OSError as error:

@@ -95,7 +95,7 @@ def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
 
 
 def sweep_abandoned(layout: Layout, reader: CheckpointReader) -> list[Path]:
-    """Remove what writers began and left long ago, and what was replaced, where no locks tell who still writes.
+    """Remove what writers began and left long ago, and what was replaced, where no locks show who still writes.
 
     One that was only stopped finds its files gone, and writes them again. Nothing else changes its place.
     """

@@ -18,12 +18,12 @@ from fastckpt.errors import BadCheckpoint, PersistError
 
 ATTEMPTS = 20
 LOOKED_AT = 16
-"""How many checkpoints that count, the newest, `CheckpointReader.known` looks at each time."""
+"""Number of newest checkpoints that `CheckpointReader.known` looks at each time."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What a directory holds.
+    """Contents of a directory after a scan.
 
     Attributes:
         places: Every checkpoint with all files of its manifest, newest id first. An id has several places if it was
@@ -59,10 +59,9 @@ class CheckpointReader:
         self._known = KnownCheckpoints(self.read)
 
     def known(self) -> Scan:
-        """What `scan` finds, by one listing: only what is new there, and the newest checkpoints, are looked at.
+        """Return the same as `scan`, by one listing: it looks only at new checkpoints and at the newest ones.
 
-        Of the others it is taken for granted that they are as they were found. What decides by this must bear that one
-        has lost files since.
+        The others are assumed to be as they were found. Callers must tolerate that one has lost files since.
         """
         contents, found, is_new = self._layout.contents(), list[Stored](), set[Path]()
         with _Denied(found) as denied:
@@ -90,7 +89,7 @@ class CheckpointReader:
         return _scan_of(whole, [], contents)
 
     def with_target(self, target: str) -> list[Stored]:
-        """What was saved to a path that its user named, whole or not, by one listing and the manifests that are new."""
+        """Return the saves to a path that its user named, whole or not, by one listing and the new manifests."""
         contents, found = self._layout.contents(), list[Stored | None]()
         for place in contents.places:
             with suppress(BadCheckpoint, PersistError):
@@ -100,7 +99,10 @@ class CheckpointReader:
         return [stored for stored in found if stored and stored.manifest.target == target]
 
     def is_whole(self, stored: Stored) -> bool:
-        """Whether one that was found by `known` still has all its files; it is known from now on if it has not."""
+        """Return whether one that was found by `known` still has all its files.
+
+        If it has not, that is known from now on.
+        """
         return self._is_whole(stored, self._known.inode_of(stored.place))
 
     def _is_whole(self, stored: Stored, inode: int) -> bool:
@@ -168,7 +170,7 @@ class CheckpointReader:
                 damaged.append((place, str(error)))
 
     def place_of(self, bad: Stored | Path) -> Path | None:
-        """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""
+        """Return the place of a bad checkpoint, given as found or as a path in `Scan.damaged`; None if it is gone."""
         if isinstance(bad, Stored):
             return bad.place if self._try_to_read(bad.place) == bad else None
         return bad if any(path == bad for path, _ in self.scan().damaged) else None
@@ -180,7 +182,7 @@ class CheckpointReader:
             return None
 
     def read(self, place: Path, name: str = NAME) -> Stored | None:
-        """The checkpoint whose manifest lies in ``place``, None if none does; raises BadCheckpoint."""
+        """The checkpoint whose manifest is in ``place``, None if there is none; raises BadCheckpoint."""
         manifest = read_manifest(place, name)
         if manifest is None:
             return None
@@ -205,7 +207,7 @@ class _Denied:
 
     @contextmanager
     def at(self, place: Path) -> Iterator[None]:
-        """Bear that this one may not be read."""
+        """Tolerate that this one may not be read."""
         try:
             yield
         except PersistError as error:
@@ -222,7 +224,7 @@ class _Denied:
 
 
 def _scan_of(found: list[Stored], damaged: list[tuple[Path, str]], contents: Contents) -> Scan:
-    """What a directory holds, by what was found there, newest first."""
+    """Return the scan of a directory with these checkpoints, newest first."""
     newest = {stored.target: stored for stored in reversed(found) if stored.target}
     places, stale = list[Stored](), list[Stored]()
     for stored in found:

@@ -23,10 +23,10 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint on storage, as its manifest tells.
+    """A checkpoint on storage, as its manifest describes it.
 
     Attributes:
-        manifest: What it consists of.
+        manifest: Manifest of its files.
         place: The directory of its manifest.
         target: The file that the user named for `MODEL`, if any.
     """
@@ -37,7 +37,7 @@ class Stored:
 
     @property
     def id(self) -> SaveId:
-        """What was saved."""
+        """Id of the save."""
         return self.manifest.id
 
     @cached_property
@@ -47,15 +47,15 @@ class Stored:
 
     @property
     def path(self) -> Path:
-        """What a user would call this checkpoint: the file that they named, while it is its own, else its directory."""
+        """Path that users know: the file that they named, while it is the checkpoint's own, else the directory."""
         return self.target if self.target and self.owns_target() else self.place
 
     def path_of(self, name: str) -> Path:
-        """Where a file lies; raises BadCheckpoint if the manifest does not name it."""
+        """Return the path of a file; raises BadCheckpoint if the manifest does not name it."""
         return self.place / self.manifest.entry(name).name
 
     def files(self) -> dict[str, Path]:
-        """Where all files lie, by name."""
+        """Return the paths of all files, by name."""
         return {entry.name: self.place / entry.name for entry in self.manifest.files}
 
     def check_sizes(self) -> None:
@@ -72,7 +72,7 @@ class Stored:
             check_digest(entry, path, digest(path))
 
     def owns_target(self) -> bool:
-        """Whether the file that the user named is this checkpoint's, and not what somebody has put there since."""
+        """Return whether the file that the user named is this checkpoint's, and nobody has put another one there."""
         try:
             here, own = (self.target or self.place).stat(), self.path_of(MODEL).stat()
         except (OSError, BadCheckpoint):
@@ -81,7 +81,7 @@ class Stored:
 
 
 def is_copy(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether two files are one, or one was copied from the other with its time."""
+    """Return whether two files are one, or one was copied from the other with its time."""
     return os.path.samestat(one, other) or (one.st_size, one.st_mtime_ns) == (other.st_size, other.st_mtime_ns)
 
 
@@ -131,7 +131,7 @@ def answered(path: Path, read: Callable[[], Read]) -> Read:
 
 
 def with_manifests(places: Iterable[Path]) -> list[Path]:
-    """Those with what begins as a manifest of ours, damaged or not: others have files of this name, too."""
+    """Return the places with a manifest of ours, by its beginning, damaged or not: others use this name, too."""
     found = []
     for place in places:
 

@@ -20,7 +20,7 @@ from fastckpt.errors import BadCheckpoint
 LONGEST_REASON = 4096
 """Bytes of a ``why.txt`` that are read."""
 LOOKS = 3
-"""How often a place that seems damaged is looked at: a listing of many objects is no snapshot."""
+"""Number of looks at a place that seems damaged: a listing of many objects is no snapshot."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STEP = re.compile("checkpoint-([0-9]{1,19})")
 _SHARED = "00000000"
@@ -30,10 +30,10 @@ _PLACE = re.compile("checkpoint-([0-9]{1,19})/([0-9]{1,19})-([0-9a-f]{8})-[0-9a-
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """A checkpoint in a store, as its manifest tells.
+    """A checkpoint in a store, as its manifest describes it.
 
     Attributes:
-        manifest: What it consists of.
+        manifest: Manifest of its files.
         name: The name in the store below which its objects lie.
         place: The URL of the same.
         target: The URL of the copy of its model that the user named, if any.
@@ -46,12 +46,12 @@ class RemoteCheckpoint:
 
     @property
     def id(self) -> SaveId:
-        """What was saved."""
+        """Id of the save."""
         return self.manifest.id
 
     @property
     def path(self) -> str:
-        """What a user would call this checkpoint: the copy that they named, else its URL."""
+        """Path that users know: the copy that they named, else the URL."""
         return self.target or self.place
 
     def object(self, name: str) -> str:
@@ -61,7 +61,7 @@ class RemoteCheckpoint:
 
 @dataclass(frozen=True)
 class RemoteScan:
-    """What a store holds.
+    """Contents of a store after a scan.
 
     Attributes:
         places: Every checkpoint with all files of its manifest, newest id first; of one id, the one published last
@@ -78,12 +78,12 @@ class RemoteScan:
 
     @property
     def whole(self) -> list[RemoteCheckpoint]:
-        """As `Scan.whole`."""
+        """Whole checkpoints, as `Scan.whole`."""
         return [stored for stored in self.distinct if not missing_of(stored.manifest)]
 
     @property
     def distinct(self) -> list[RemoteCheckpoint]:
-        """As `Scan.distinct`."""
+        """Distinct checkpoints, as `Scan.distinct`."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
 
     @property
@@ -121,7 +121,7 @@ class Catalog:
         return self._judge(listed)
 
     def of_step(self, step: int) -> RemoteScan:
-        """What there is of one step."""
+        """Return the places of one step."""
         return self._judge(self._list([f"checkpoint-{step}"]))
 
     def forget(self, place: str) -> None:
@@ -227,18 +227,18 @@ def shared_place(id: SaveId, key: str) -> str:
 
 
 def is_shared(place: str) -> bool:
-    """Whether several nodes write there."""
+    """Return whether several nodes write to a place."""
     match = _PLACE.match(place)
     return match is not None and match[3] == _SHARED
 
 
 def is_place(name: str) -> bool:
-    """Whether this could be the name of a place, or of something below one."""
+    """Return whether this could be the name of a place, or of something below one."""
     return bool(_PLACE.match(name))
 
 
 def is_ours(name: str) -> bool:
-    """Whether a place, or what an object's name says of it, was begun on this host."""
+    """Return whether a place, or an object below it, was begun on this host."""
     match = _PLACE.match(name)
     return match is not None and match[3] == _host()
 
@@ -250,7 +250,7 @@ def id_of(place: str) -> SaveId | None:
 
 
 def _host() -> str:
-    """Tells this host, since it was booted, from others."""
+    """Name that distinguishes this host, since it was booted, from others."""
     boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
     # With the boot id: after a reboot no process of this host can still be writing to the old places.
     return hashlib.sha256(f"{socket.gethostname()}\0{boot}".encode()).hexdigest()[:8]

@@ -16,7 +16,7 @@ from fastckpt._core.storage.remote.objects import Objects
 from fastckpt.errors import BadCheckpoint, PersistError
 
 ATTEMPTS = 2
-"""How often a file is read before its damage is believed to be the store's, not the network's."""
+"""Number of reads of a file before its damage counts as the store's, not the network's."""
 
 
 def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None) -> None:
@@ -25,7 +25,7 @@ def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None)
     Raises:
         BadCheckpoint: It is not what was saved; says what was found.
         PersistError: The file cannot take it.
-        Exception: What the store's client raises if the store does not answer.
+        Exception: Any error of the store's client if the store does not answer.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -31,7 +31,7 @@ REMEDIES = {
     "'hadoop classpath --glob' prints.",
 }
 LONGEST_REASON = 300
-"""Characters of what a client says that is passed on: Arrow names all places where it looked for Java."""
+"""Characters of a client's message that are passed on: Arrow names all places where it looked for Java."""
 _INSTEAD = "Take s3://, webdav:// or another store, or mount it and give the directory"
 REFUSED = {
     "ftp": f"what fsspec has for FTP makes one request at a time. {_INSTEAD}.",
@@ -43,15 +43,15 @@ REFUSED = {
 
 
 class RemoteFilesystem:
-    """What opens a URL.
+    """Client of the file system at a URL.
 
     Attributes:
         url: The URL.
         root: The same as fsspec has it, without the protocol.
         names: The protocols that it is for.
-        is_s3: Whether it is of S3.
+        is_s3: True if it is of S3.
         reading: Options for requests that read parts of files.
-        has_buckets: Whether objects are in buckets, without directories.
+        has_buckets: True if objects are in buckets, without directories.
     """
 
     def __init__(self, url: str) -> None:
@@ -67,10 +67,10 @@ class RemoteFilesystem:
         self._waiting = WaitNotice(self.url)
 
     def ask(self, deed: str, method: str, *arguments: Any, size: int = 0, limit: float = 0.0, **options: Any) -> Any:
-        """What a method of the file system returns.
+        """Return the result of a method of the file system.
 
         Args:
-            deed: What it does, in words that follow "to".
+            deed: Description of the call, in words that follow "to".
             method: Its name.
             *arguments: Its arguments.
             size: Bytes that travel.
@@ -93,7 +93,7 @@ class RemoteFilesystem:
         return self._waiting.request(deed, None)
 
     def has_its_own(self, method: str) -> bool:
-        """Whether the file system does not inherit a method from fsspec's base classes."""
+        """Return whether the file system implements a method itself; False if it is of fsspec's base classes."""
         name = f"_{method}" if self.fs.async_impl else method
         found = getattr(type(self.fs), name)
         # fsspec's base classes implement some methods by others, in ways that lose errors.
@@ -124,8 +124,8 @@ def _open(url: str) -> tuple[Any, str]:
 def _made(url: str, protocol: str) -> tuple[Any, str]:
     # fsspec shares instances by their arguments: what else this process does with one would reach ours.
     options: dict[str, Any] = {"skip_instance_cache": True}
-    if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses to be told
-        options["use_listings_cache"] = False  # what one was a while ago tells nothing
+    if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses the option
+        options["use_listings_cache"] = False  # an old one proves nothing
     if isinstance(auth := fsspec.config.conf.get(protocol, {}).get("auth"), list):
         options["auth"] = tuple(auth)  # JSON has no tuples
     made: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)

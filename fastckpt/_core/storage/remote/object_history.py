@@ -12,7 +12,7 @@ from fastckpt.errors import ConfigError
 
 
 class ObjectHistories:
-    """Those at a URL: objects that are made by conditional requests, or lie in directories that are."""
+    """Histories at a URL: objects that are made by conditional requests, or are in directories that are."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

@@ -33,7 +33,7 @@ DIRECTORIES = frozenset({"webdav", "dav", "smb"})
 
 
 class Creation(Enum):
-    """By what act one of several succeeds in a store."""
+    """Operation in a store in which one of several callers succeeds."""
 
     OBJECT = "a conditional request"
     FILE = "an exclusive open"
@@ -68,7 +68,7 @@ class Objects:
         return path if path.startswith("/") else "/" + path
 
     def sink(self, name: str) -> ObjectSink:
-        """What makes a large object of its bytes."""
+        """Return a sink that makes a large object of its bytes."""
         path = self.path(name)
         if self._client.is_s3:
             return Multipart(self._client, path, self._pool)
@@ -83,7 +83,7 @@ class Objects:
 
     @property
     def creation(self) -> Creation:
-        """How something is made here by one alone."""
+        """Operation by which only one of several writers can create a name here."""
         if isinstance(self._client.fs, LocalFileSystem):
             return Creation.FILE
         if self._client.names & DIRECTORIES:
@@ -183,7 +183,7 @@ class Objects:
         return {key[len(path) + 1 :]: int(info["size"]) for key, info in found.items() if key.startswith(path + "/")}
 
     def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What fsspec's own ``find`` gives, which takes a directory that it cannot list for an empty one."""
+        """Yield the same as fsspec's own ``find``, which takes a directory that it cannot list for an empty one."""
         try:
             found = self._client.ask(f"list {path}", "ls", path, detail=True)
         except FileNotFoundError:
@@ -205,7 +205,7 @@ class Objects:
         return sorted(info["name"].rstrip("/")[len(path) + 1 :] for info in found if info["type"] == "directory")
 
     def written_at(self, name: str) -> float:
-        """When an object was written, in seconds since the epoch; infinity if the store does not report it."""
+        """Return the time at which an object was written, in seconds since the epoch; infinity if not known."""
         try:
             with self._client.told("see when an object was written"):
                 return float(self._client.fs.modified(self.path(name)).timestamp())
@@ -239,12 +239,12 @@ class Objects:
         return abort_abandoned(self._client, is_abandoned) if self._client.is_s3 else []
 
     def bucket_is_there(self) -> bool:
-        """Whether the bucket exists; a store without buckets begins with nothing."""
+        """Return whether the bucket exists; True for a store without buckets."""
         bucket = self._root.split("/")[0]
         return not self.has_buckets or bool(self._client.ask("see whether the bucket is there", "exists", bucket))
 
     def url(self, name: str = "") -> str:
-        """What a user would call it."""
+        """Return the URL that users know."""
         return (
             str(self._client.fs.unstrip_protocol(self.path(name)))
             if name.startswith("/")
@@ -252,7 +252,7 @@ class Objects:
         )
 
     def each(self, work: Callable[[str], Any], names: list[str]) -> Iterator[Any]:
-        """What ``work`` returns for each name; several are on their way at a time."""
+        """Yield the results of ``work`` for each name; several run at a time."""
         return self._pool.map(work, names)
 
     def later(self, deed: str, work: Callable[[], Any]) -> None:

@@ -102,7 +102,7 @@ class PartObjects:
 
 
 def share_in(objects: Objects, place: str) -> Share | None:
-    """What all parts in a place have in common, as one of them tells it; None if there is no whole one."""
+    """Return the properties that all parts in a place share, by one of them; None if there is no whole one."""
     for name, size in objects.sizes(place).items():
         if name.startswith("part-") and name.endswith(".json"):
             share = share_of(_manifest(objects.read(f"{place}/{name}", min(size, MAX_TEXT + 1))))

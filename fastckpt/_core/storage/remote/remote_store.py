@@ -55,18 +55,18 @@ class RemoteStore:
         .fastckpt/history-<history>                     who has opened it: see `Record`
         .fastckpt/identity                              tells this store from one that later takes its URL
 
-    The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
+    The reader's rule. A checkpoint counts if its manifest is there and undamaged, is in a place of its id, and names
     objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was quarantined.
-    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the
-    manifest is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is
-    a copy that the store makes of the model; nothing is read from it.
+    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the manifest
+    is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is a copy
+    that the store makes of the model; nothing is read from it.
 
     It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: what was written is listed
     and read at once. Methods may be called by several threads and processes; but one process at a time should publish
     and delete.
 
     Attributes:
-        read_back: Whether `publish` reads what it uploaded again, and compares it, before it counts.
+        read_back: True if `publish` reads what it uploaded again, and compares it, before it counts.
     """
 
     def __init__(self, url: str, copier: Copier | None = None) -> None:
@@ -166,7 +166,7 @@ class RemoteStore:
         return self.scan().whole
 
     def known(self) -> list[RemoteCheckpoint]:
-        """As `checkpoints`, by what was found there last and was published and deleted here since: no requests."""
+        """Return the `checkpoints` as found there last, with those published and deleted here since: no requests."""
         if self._known is None:
             return self.checkpoints()
         return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
@@ -196,7 +196,7 @@ class RemoteStore:
                 download(self._objects, stored.object(entry.name), entry, None)
 
     def files(self, stored: RemoteCheckpoint, into: Path) -> dict[str, Path]:
-        """Where the files of a checkpoint lie once they are fetched."""
+        """Return the paths of a checkpoint's files once they are fetched."""
         return {entry.name: into / entry.name for entry in stored.manifest.files}
 
     def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
@@ -244,7 +244,7 @@ class RemoteStore:
             self._known = [stored for stored in among if stored.id != id]
 
     def _counts(self, stored: RemoteCheckpoint) -> bool:
-        """Whether a checkpoint is still there."""
+        """Return whether a checkpoint is still there."""
         return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
@@ -267,7 +267,8 @@ class RemoteStore:
     def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
         """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
 
-        It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
+        It stays at its URL, which is returned; ``why.txt`` gives the reason. Raises PersistError if it is not there any
+        more.
         """
         url, self._known = bad if isinstance(bad, str) else bad.place, None
         with ExplainedErrors(f"quarantine {url}", self.path):
@@ -289,7 +290,7 @@ class RemoteStore:
             removed = self._objects.abort_uploads(_is_abandoned)
             found = self._catalog.scan()
             for place, object in found.unfinished:
-                # An unfinished place of another host may be an upload under way: only its age tells.
+                # An unfinished place of another host may be an upload under way: only its age shows that.
                 if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
                     self._objects.remove_all(place)
                     removed.append(place)
@@ -298,7 +299,7 @@ class RemoteStore:
         return [self._objects.url(name) for name in removed]
 
     def identity(self) -> DirectoryIdentity:
-        """By what this store is known: the mark is gone when its objects are. PersistError if it does not answer."""
+        """Return the identity of this store: its mark is gone when its objects are. Raises PersistError."""
         with ExplainedErrors("read the mark", self.path):
             return DirectoryIdentity(parsed(self._read_mark().decode(errors="replace")))
 

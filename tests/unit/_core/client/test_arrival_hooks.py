@@ -361,7 +361,7 @@ def test_a_failure_of_a_hook_ends_the_watch_and_not_the_step(
         step(model, optimizer)
     assert running.clock is None
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "which rank is slow is not found any more: as of another release of torch"
+        "slow ranks are not detected any more: as of another release of torch"
     ]
 
 

@@ -153,7 +153,7 @@ def test_an_unreadable_image_is_reported_by_digesting(ranks: Ranks, soon: None, 
     monkeypatch.setattr(memory_digests, "digest_file", refuse)
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-    until(lambda: "could not be digested: unreadable" in said.text, "a warning")
+    until(lambda: "in memory could not be computed: unreadable" in said.text, "a warning")
     assert one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
 
 

@@ -61,7 +61,7 @@ def test_files_in_subdirectories_of_a_named_directory_are_stored(directory, fast
     "name", ["a/b/", "../other/", ".hidden/", "checkpoint-8/", "latest_checkpointed_iteration.txt/"]
 )
 def test_directory_names_that_would_not_be_found_are_refused(directory, name):
-    with pytest.raises(ConfigError, match="the directory of step 7 must lie in"):
+    with pytest.raises(ConfigError, match="the directory of step 7 must be in"):
         publish(directory, SaveId(0, 7), f"{directory.path}/{name}")
     publish(directory, SaveId(0, 7), f"{directory.path}/checkpoint-7/")
     assert [stored.manifest.target for stored in directory.checkpoints()] == [""]

@@ -131,7 +131,7 @@ def test_an_emptied_directory_is_a_fresh_start_with_a_warning(jobs: Ranks, direc
     shutil.rmtree(directory)
     directory.mkdir()
     assert resumed(jobs) == (0, "")
-    assert "step 3 of history 1" in said.text and "is given up: it is of another directory" in said.text
+    assert "discarding step 3 of history 1" in said.text and ": it is of another directory" in said.text
     assert identity(directory) not in ("", before)
 
 
@@ -152,7 +152,7 @@ def test_a_directory_recreated_before_it_was_marked_is_another_one(jobs: Ranks, 
     aside = directory.rename(directory.with_name("aside"))  # else its inode might come again
     directory.mkdir()
     assert resumed(jobs) == (0, "")
-    assert "is given up: it is of another directory" in said.text
+    assert "discarding" in said.text and ": it is of another directory" in said.text
     shutil.rmtree(aside)
 
 

@@ -121,4 +121,4 @@ def test_a_store_that_cannot_tell_two_jobs_apart_is_refused_or_accepted(
     assert isinstance(member, DdpCheckpointer)
     member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
     assert member.wait_latest_checkpoint(60) == 1
-    assert "cannot tell two jobs apart" in said.text
+    assert "cannot exclude a second job" in said.text
