@@ -12,6 +12,7 @@ from fastckpt._core.report.report import Report, incidents
 from fastckpt_run import formatting
 from fastckpt_run.detection.neighbor_watch import NEIGHBORS
 from fastckpt_run.views import event_text
+from fastckpt_run.views.chart import HATCHES
 from fastckpt_run.views.page import _table as table
 from fastckpt_run.views.page import _text as shown
 from fastckpt_run.views.page import sections
@@ -83,7 +84,7 @@ def html(parts: Mapping[str, str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f'<noscript><meta http-equiv="refresh" content="{RELOAD}"></noscript>'
-        f'<style>{style()}</style></head>\n<body><main class="live">'
+        f'<style>{style()}</style></head>\n<body>{HATCHES}<main class="live">'
         '<div class="lost" id="lost" role="alert" hidden></div>'
         f'<div class="top">{head}{_ACTIONS}</div>\n<div class="parts">{body}</div>\n'
         "<noscript><p>Scripts are off: this page loads itself again every "
