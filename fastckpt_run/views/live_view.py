@@ -37,10 +37,10 @@ ORDER = (
 """The parts of the page, as they follow one another: now first, then what was."""
 MATRIX = 16
 """Nodes of which the links are shown as a matrix, at most."""
-_QUIET = 10.0
+QUIET = 10.0
 """Seconds without a heartbeat after which a worker that takes steps is pointed out."""
-_GOOD, _BUSY, _BAD = "good", "busy", "bad"
-_MOOD = {"trains": _GOOD, "ends": _BUSY, "starts": _BUSY, "waits for nodes": _BUSY}
+GOOD, BUSY, BAD = "good", "busy", "bad"
+_MOOD = {"trains": GOOD, "ends": BUSY, "starts": BUSY, "waits for nodes": BUSY}
 
 
 @cache
@@ -126,7 +126,7 @@ def live_parts(document: Json, found: Report) -> dict[str, str]:
 
 def mood(state: str) -> str:
     """A class for a state of the job: good, busy or bad."""
-    return _MOOD.get(state, _BAD)
+    return _MOOD.get(state, BAD)
 
 
 def _head(document: Json) -> str:
@@ -273,7 +273,7 @@ def _workers(document: Json) -> str:
 
 def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, *, several: bool) -> list[str]:
     silent = worker["silent"]
-    is_quiet = silent is not None and silent > _QUIET and worker["doing"] == "takes steps"
+    is_quiet = silent is not None and silent > QUIET and worker["doing"] == "takes steps"
     ended = worker["doing"] == "has ended"
     beat = "none yet" if silent is None else f"{formatting.duration(round(silent * 1e9))} ago"
     row = [
@@ -388,7 +388,7 @@ def _events(document: Json) -> str:
     )
 
 
-_ALARMS = {
+ALARMS = {
     "worker_died",
     "worker_failed",
     "hang",
@@ -405,7 +405,7 @@ _ALARMS = {
 
 
 def _kind(name: str) -> str:
-    return "alarm" if name in _ALARMS else "plain"
+    return "alarm" if name in ALARMS else "plain"
 
 
 def to_json(parts: Mapping[str, str], document: Json) -> bytes:
