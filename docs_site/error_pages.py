@@ -639,7 +639,7 @@ PAGES: Sequence[ErrorPage] = (
         (
             "Storage is slow, or many jobs end at once.",
             "A network file system hangs: its server is down.",
-            "The checkpoint is large for the rate: bytes per second are in the report at the end.",
+            "The checkpoint is large for the rate: bytes per second are in the full summary (`--fast-summary full`).",
         ),
         (
             "Let it wait. A second Ctrl-C gives the flush up; the memory is kept then ([FC-024](#fc-024)).",
