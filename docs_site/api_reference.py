@@ -23,7 +23,7 @@ MODULES = {
     "fastckpt.errors": "fastckpt.errors",
 }
 METRICS = ("fastckpt._core.metrics", "log")
-"""What of the module that is public as `fastckpt.metrics` users call."""
+"""Module that is public as `fastckpt.metrics`, and the function of it that users call."""
 _OF_DCP, _OF_LIGHTNING = "DCP calls its other methods.", "Lightning calls its other methods."
 _OF_DATA = "Checkpointers call `state_dict`, `load_state_dict`, `rank_state_dict` and `load_rank_state_dict`."
 _STATES = "load_rank_state_dict load_state_dict rank_state_dict state_dict"
@@ -67,7 +67,7 @@ class _Page:
     def __init__(self) -> None:
         self._homes = _homes()
         self._shown: dict[str, str] = {}
-        """By the path of a function: the heading under which it is described."""
+        """Heading under which each function is described, by its path."""
 
     def text(self) -> str:
         """The text of the page."""
@@ -161,7 +161,7 @@ class _Page:
 
 
 def _homes() -> dict[str, str]:
-    """By the path of an object: the module whose section has it, the most particular that exports it."""
+    """Return the module whose section has an object, by its path: the most particular one that exports it."""
     found: dict[str, str] = {}
     for module in [*MODULES][1:]:
         for name in sources.exported(module):
@@ -277,5 +277,5 @@ def _after_first_sentence(text: str) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """Of a heading, as code hosts and the site make it."""
+    """Return the anchor of a heading, as code hosts and the site make it."""
     return heading.lower().replace(".", "")

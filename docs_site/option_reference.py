@@ -11,7 +11,7 @@ TEMPLATE = ROOT / "docs_site/templates/launcher.md"
 OPTIONS, TORCHRUN = "<!-- options -->\n", "<!-- torchrun -->\n"
 """Lines of the template that are replaced."""
 _OURS = ("--help", "--version")
-"""What both commands answer in their own way."""
+"""Options that both commands answer in their own way."""
 
 
 def document() -> str:

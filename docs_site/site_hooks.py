@@ -26,7 +26,12 @@ SECTIONS = {
 """The pages that come first in each section; all others of its folder follow by their titles."""
 REPOSITORY = "repository"
 """The folder of the site with the files outside of docs/ that pages link to."""
+WIDE = 3
+"""Columns from which on a table is wide."""
 _LINK = re.compile(r"(?<=\]\()(?P<path>\.\./[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_TABLE = re.compile(r"<table>(?P<rows>.*?)</table>", re.DOTALL)
+_ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+_HEAD = re.compile(r"<th[^>]*>(?P<text>.*?)</th>", re.DOTALL)
 _LANGUAGES = {".py": "python", ".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".sbatch": "bash", ".sh": "bash"}
 
 
@@ -57,6 +62,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         return posixpath.relpath(_page_of(target), here or ".")
 
     return _LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Give each cell of a wide table the head of its column, by which site.css shows it on a phone."""
+    return _TABLE.sub(_with_heads, html)
+
+
+def _with_heads(table: re.Match[str]) -> str:
+    texts = [re.sub("<[^>]+>", "", head["text"]).strip() for head in _HEAD.finditer(table["rows"])]
+    heads = [text.replace('"', "&quot;") for text in texts]
+    if len(heads) < WIDE:
+        return table[0]
+
+    def marked(row: re.Match[str]) -> str:
+        begin, *cells = row[0].split("<td")
+        named = zip(heads, cells, strict=bool(cells))  # the first row has heads alone
+        return begin + "".join(f'<td data-head="{head}"{cell}' for head, cell in named)
+
+    return f'<table data-columns="{len(heads)}">{_ROW.sub(marked, table["rows"])}</table>'
 
 
 def _paths(section: str, first: tuple[str, ...], pages: dict[str, File]) -> list[str]:

@@ -23,7 +23,7 @@ from fastckpt._core.policy.hosts.host_exclusion import cause_of_host
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
-from fastckpt_run.events.summary import log_time, report, require_durable
+from fastckpt_run.events.summary import log_course, report, require_durable
 from fastckpt_run.exit_codes import Ending, ExitStatus
 from fastckpt_run.failures.cause import (
     CAUSE_PATIENCE,
@@ -162,12 +162,12 @@ class FastckptAgent(HookedAgent):
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
             self._notice.end()
-            report(self._saver.report())
+            report(self._saver.report(), self._job_settings)
             metrics.unlisten(self._notice.observe)
             self._recorder.look(now=True)
             self._watcher.close(outcome)  # only now: the last flush is watched, too
             self._recorder.end(outcome)
-            log_time(self._recorder.lines)
+            log_course(self._recorder.lines, self._saver.report(), self._job_settings)
 
     def _open_events(self) -> None:
         try:

@@ -43,6 +43,7 @@ GROUPS = {
         "hang_timeout": "SECONDS",
         "preload": "MODULES",
         "allow_lost_rank_state": "",
+        "summary": "KIND",
         "exit_codes": "",
     },
     "Nodes": {

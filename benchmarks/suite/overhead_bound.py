@@ -169,7 +169,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def _counted(what: str, found: Sequence[tuple[float, float]]) -> str:
-    """How many means are within the bound, and how many whole intervals within what is allowed."""
+    """Return a sentence with the numbers of means within the bound, and of whole intervals within the allowance."""
     within = sum(mean <= 1 + BOUND for mean, _ in found)
     shown = sum(mean + half <= 1 + BOUND + ALLOWED for mean, half in found)
     return (

@@ -28,6 +28,7 @@ PROOF_VARIABLE = "FASTCKPT_PROOF"
 SHM = "/dev/shm"
 AUTO = "auto"
 MEMORY = "memory"
+SHORT, FULL = "short", "full"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -69,6 +70,7 @@ class Settings:
         hang_timeout: Silence of a hung worker; or auto, off. See docs/operate/hangs.md.
         preload: Imports before workers are forked. auto, or a,b.c; --fast-no-preload: workers are executed.
         allow_lost_rank_state: Resume without lost rank states. A newer save counts though files as rank_1.pt are lost.
+        summary: Summary at the end: short, full. short: three lines; full: each checkpoint directory, all lost time.
         exit_codes: Exit with codes for schedulers. 75: start again; 76: elsewhere; 74: mend storage; 1: neither.
         secret_file: Secret that the agents of a job share. Only the owner may read the file; empty: none.
         node_timeout: Silence after which a node is lost. 1 or more; in the last quarter it can refute its loss.
@@ -118,6 +120,7 @@ class Settings:
     replica_mbps: float = 0.0
     replica_medium: str = MEMORY
     domain: str = ""
+    summary: str = SHORT
     exit_codes: bool = False
 
     def __post_init__(self) -> None:
@@ -135,6 +138,7 @@ class Settings:
         self._demand("stop_grace", 0 <= self.stop_grace < math.inf, "give seconds, or 0 to kill workers at once")
         waits = self.hang_timeout in (AUTO, "off") or _is_positive(self.hang_timeout)
         self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
+        self._demand("summary", self.summary in (SHORT, FULL), f"give {SHORT} or {FULL}")
         self._demand("spares", self.spares >= 0, "give a number of hosts, or 0 for none")
         self._demand("exclude_after", self.exclude_after >= 0, "give a number of failures, or 0 for no limit")
         is_scheme = self.replicas in ("0", "1", "2", AUTO) or _GROUP.fullmatch(self.replicas) is not None

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,7 +19,9 @@ from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.cli.output import TROUBLE, CommandOutput, Screen, answering, plain
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions
+    from rich.table import Table
+    from rich.text import Text
 
     from fastckpt._core.report.events import Event
 
@@ -27,6 +29,7 @@ INTERVAL = 2.0
 """Seconds between two looks at the job."""
 TIMEOUT = 10.0
 """Seconds that the agent has to answer."""
+_STYLES = {"good": "green", "busy": "yellow", "bad": "bold red"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -63,8 +66,10 @@ def top(where: str, once: bool) -> CommandOutput:
     document = fetch(url)
 
     def show(screen: Screen) -> None:
-        if once or not sys.stdout.isatty():
+        if not sys.stdout.isatty():
             _print(screen, document)
+        elif once:
+            _terminal().print(_Drawing(document, ""))
         elif not _follow(url, document, directory):
             sys.exit(TROUBLE)
 
@@ -163,13 +168,12 @@ def _print(screen: Screen, document: Mapping[str, Any]) -> None:
 
 def _follow(url: str, document: dict[str, Any], directory: str) -> bool:
     """Show the job until Ctrl-C, or its end; return whether it answered last, or has ended by its log."""
-    from rich.console import Console
     from rich.live import Live
 
     silent_since, note = 0.0, ""
-    console = Console(highlight=False)
+    console = _terminal()
     try:
-        with Live(_drawn(document, ""), console=console, screen=True, auto_refresh=False) as live:
+        with Live(_Drawing(document, ""), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(INTERVAL)
                 try:
@@ -180,10 +184,10 @@ def _follow(url: str, document: dict[str, Any], directory: str) -> bool:
                     note = f"{error}. What is shown is {age:.0f} s old"
                     if ended := _outcome(directory):
                         break
-                live.update(_drawn(document, note), refresh=True)
+                live.update(_Drawing(document, note), refresh=True)
     except KeyboardInterrupt:
         ended = ""
-    console.print(_drawn(document, ended or note))
+    console.print(_Drawing(document, ended or note))
     return bool(ended) or not silent_since
 
 
@@ -198,23 +202,42 @@ def _outcome(directory: str) -> str:
     return ""
 
 
-def _drawn(document: Mapping[str, Any], note: str) -> "Group":
-    """All of it for a terminal."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+def _terminal() -> "Console":
+    """Standard output, a terminal: in colour, unless NO_COLOR or TERM says otherwise."""
+    from rich.console import Console
 
-    from fastckpt_run.views.top_text import TextTable, blocks
+    return Console(highlight=False)
 
-    parts: list[Text | Table] = [Text(plain(note), style="bold red")] if note else []
-    for number, block in enumerate(blocks(document)):
-        if not isinstance(block, TextTable):
-            parts.append(Text(plain(block), style="bold" if number == 0 else ""))
-            continue
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
-        for column in block.columns:
-            table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
-        for row in block.rows:
-            table.add_row(*(Text(plain(cell)) for cell in row))
-        parts += [Text(""), table]
-    return Group(*parts)
+
+class _Drawing:
+    """All of it for a terminal, whose width it has when it is drawn."""
+
+    def __init__(self, document: Mapping[str, Any], note: str) -> None:
+        self._document, self._note = document, note
+
+    def __rich_console__(self, _: "Console", options: "ConsoleOptions") -> Iterator["Text | Table"]:
+        from rich.table import Table
+        from rich.text import Text
+
+        from fastckpt_run.views.top_text import GAP, TextTable, Toned, blocks
+
+        def text(shown: str) -> Text:
+            return Text(plain(shown), style=_STYLES.get(shown.tone, "") if isinstance(shown, Toned) else "")
+
+        if self._note:
+            yield Text(plain(self._note), style=_STYLES["bad"])
+        for number, block in enumerate(blocks(self._document, options.max_width)):
+            if not isinstance(block, TextTable):
+                line = text(block)
+                if number == 0:
+                    line.stylize("bold")
+                yield line
+                continue
+            table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold cyan")
+            for column in block.columns:
+                is_right = column.startswith(">")
+                table.add_column(column.lstrip(">"), justify="right" if is_right else "left", overflow="fold")
+            for row in block.rows:
+                table.add_row(*map(text, row))
+            yield Text("")
+            yield table

@@ -1,13 +1,14 @@
-"""The summary that the agent logs at the end of a job: its checkpoints, and where its time went."""
+"""The summary that the agent logs at the end of a job: three lines, or its checkpoints and where its time went."""
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import FULL, Settings
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.report.events import parsed
@@ -15,6 +16,7 @@ from fastckpt._core.report.goodput import USEFUL
 from fastckpt._core.report.report import Report
 from fastckpt._core.report.report import report as report_on
 from fastckpt._core.saver.stats import Copies, ReplicaCounts, SaverStats
+from fastckpt._core.storage.store import is_url
 from fastckpt.errors import FastckptError, NotDurable
 from fastckpt_run import formatting
 
@@ -26,10 +28,10 @@ _SMALLEST = 1000
 """The part of all time that a cause must have to be shown: one of so many."""
 
 
-def report(all_stats: Iterable[SaverStats]) -> None:
-    """Log a block for each checkpoint directory that was used, and record it as an event."""
+def report(all_stats: Iterable[SaverStats], settings: Settings) -> None:
+    """Record as an event what became of each checkpoint directory; in a full summary, log a block for each."""
     for stats in all_stats:
-        lines = list(_lines(stats))
+        lines = list(_lines(stats)) if settings.summary == FULL else []
         if lines:
             logger.info("%s", "\n".join([f"checkpoints in {stats.directory}", *lines]))
         metrics.event(
@@ -52,16 +54,87 @@ def report(all_stats: Iterable[SaverStats]) -> None:
         )
 
 
-def log_time(lines: Iterable[bytes]) -> None:
-    """Log where the time of this launch went, according to its events."""
+def log_course(lines: Iterable[bytes], all_stats: Iterable[SaverStats], settings: Settings) -> None:
+    """Log how this launch went, by its events: in full where its time went; in short, all in three lines.
+
+    Nothing is logged of a launch that has neither steps nor checkpoints.
+    """
+    found, used = _report_on(lines), [stats for stats in all_stats if any(_lines(stats))]
+    has_steps = found is not None and found.goodput is not None
+    if settings.summary == FULL:
+        if found is not None and has_steps:
+            logger.info("%s", "\n".join(_time(found)))
+    elif used or has_steps:
+        course = [*_ending(found), *_course(found, used)] if found is not None else [_states(used)]
+        logger.info("%s", "\n  ".join([*course, _further(found, used, settings)]))
+
+
+def _report_on(lines: Iterable[bytes]) -> Report | None:
     try:
-        found = report_on([parsed(Path(), lines)])
+        return report_on([parsed(Path(), lines)])
     # A fault of the report must not turn a job that succeeded into one that failed.
     except (ArithmeticError, LookupError, TypeError, ValueError):
         logger.exception("cannot compute the goodput of this launch")
-        return
+        return None
+
+
+def _ending(found: Report) -> Iterator[str]:
+    """A line: the script, its outcome, the time that it took, and the last failure if the job ended by that."""
+    placed = next((placed for chain in found.nodes.values() for placed in chain), None)
+    outcome = placed.launch.outcome if placed is not None else ""
+    how = {"stopped": "was stopped", "": "has ended"}.get(outcome or "", outcome)
+    script = placed.launch.script if placed is not None else ""
+    last = found.failures[-1] if found.failures and outcome == "failed" else None
+    yield f"{script or 'the job'} {how} after {formatting.duration(found.total)}" + (
+        f": {formatting.what(last)}" if last is not None else ""
+    )
+
+
+def _course(found: Report, used: Sequence[SaverStats]) -> Iterator[str]:
+    """A line: steps done and repeated, restarts, and the newest durable checkpoint."""
+    rounds = (one for chain in found.nodes.values() for placed in chain for one in placed.launch.rounds)
+    restarts = max(0, sum(one.started is not None for one in rounds) - 1)
+    figures = [formatting.count(restarts, "restart") if restarts else "no restart"]
     if found.goodput is not None:
-        logger.info("%s", "\n".join(_time(found)))
+        useful = f"goodput {formatting.goodput(found.goodput)}"
+        figures = [
+            f"{formatting.count(found.steps.new, 'step')} done",
+            f"{found.steps.repeated:,} repeated",
+            *figures,
+            useful,
+        ]
+    yield "; ".join(filter(None, [", ".join(figures), _states(used)]))
+
+
+def _states(used: Sequence[SaverStats]) -> str:
+    """The newest durable checkpoint of each directory, and what is wrong there."""
+    more = f"and {formatting.count(len(used) - _SHOWN, 'directory', 'directories')} more" if len(used) > _SHOWN else ""
+    return "; ".join(filter(None, [*(_state(stats) for stats in used[:_SHOWN]), more]))
+
+
+def _state(stats: SaverStats) -> str:
+    if stats.durable:
+        parts = [f"{stats.durable} is durable"]
+    elif (stats.saves or stats.wanted or stats.never_whole) and not stats.has_durable:
+        parts = [f"NOTHING is durable: {_why_nothing(stats)}"]
+    else:
+        parts = ["no save is durable" if stats.saves else "nothing was saved"]
+    parts += [f"{stats.lacking} is NOT durable"] if stats.lacking else []
+    copies = stats.remote
+    if copies and stats.durable and (copies.newest is None or copies.newest < stats.durable):
+        parts.append(f"it is NOT in {copies.location}")
+    parts += [f"{formatting.count(stats.failures, 'persist')} failed"] if stats.failures else []
+    parts += [f"{formatting.count(len(stats.bad), 'checkpoint')} could not be used"] if stats.bad else []
+    return f"in {stats.directory} {', '.join(parts)}"
+
+
+def _further(found: Report | None, used: Sequence[SaverStats], settings: Settings) -> str:
+    """A line: the command that shows more, and the log of the worker that failed last."""
+    logged = [stats.directory for stats in used if not is_url(stats.directory)] if settings.event_log else []
+    logged += [settings.events] if settings.events else []
+    last = found.failures[-1] if found is not None and found.failures else None
+    log = f"; log of rank {last.rank}: {last.log}" if last is not None and last.log else ""
+    return f"more: fastckpt report {logged[0]}{log}" if logged else f"more: --fast-summary full{log}"
 
 
 def _time(found: Report) -> Iterator[str]:

@@ -19,6 +19,17 @@ _TRUE = TRAINING
 _CROWD = WIDTH // 2
 """Number of bars from which on none is drawn in a lane that they fill: they would hide what most of the time was."""
 
+_STRIPES = "M{0} 10L{2} 0M-{1} 2.5L{1} -2.5M{3} 12.5L{4} 7.5"
+HATCHES = '<svg class="hatches" aria-hidden="true">{}{}</svg>'.format(
+    *(
+        f'<pattern id="{name}" width="{width}" height="10" patternUnits="userSpaceOnUse">'
+        f'<rect width="{width}" height="10"></rect>'
+        f'<path d="{_STRIPES.format(0, width // 4, width, width * 3 // 4, width * 5 // 4)}"></path></pattern>'
+        for name, width in (("hatch", 16), ("hatch-narrow", 64))  # units, which a phone makes narrow
+    )
+)
+"""Patterns of repeated work, once in a page: its colour and that of useful work are alike to some eyes."""
+
 
 @dataclass(frozen=True)
 class Bar:

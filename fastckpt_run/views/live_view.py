@@ -12,6 +12,7 @@ from fastckpt._core.report.report import Report, incidents
 from fastckpt_run import formatting
 from fastckpt_run.detection.neighbor_watch import NEIGHBORS
 from fastckpt_run.views import event_text
+from fastckpt_run.views.chart import HATCHES
 from fastckpt_run.views.page import _table as table
 from fastckpt_run.views.page import _text as shown
 from fastckpt_run.views.page import sections
@@ -36,10 +37,10 @@ ORDER = (
 """The parts of the page, as they follow one another: now first, then what was."""
 MATRIX = 16
 """Nodes of which the links are shown as a matrix, at most."""
-_QUIET = 10.0
+QUIET = 10.0
 """Seconds without a heartbeat after which a worker that takes steps is pointed out."""
-_GOOD, _BUSY, _BAD = "good", "busy", "bad"
-_MOOD = {"trains": _GOOD, "ends": _BUSY, "starts": _BUSY, "waits for nodes": _BUSY}
+GOOD, BUSY, BAD = "good", "busy", "bad"
+_MOOD = {"trains": GOOD, "ends": BUSY, "starts": BUSY, "waits for nodes": BUSY}
 
 
 @cache
@@ -83,7 +84,7 @@ def html(parts: Mapping[str, str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f'<noscript><meta http-equiv="refresh" content="{RELOAD}"></noscript>'
-        f'<style>{style()}</style></head>\n<body><main class="live">'
+        f'<style>{style()}</style></head>\n<body>{HATCHES}<main class="live">'
         '<div class="lost" id="lost" role="alert" hidden></div>'
         f'<div class="top">{head}{_ACTIONS}</div>\n<div class="parts">{body}</div>\n'
         "<noscript><p>Scripts are off: this page loads itself again every "
@@ -125,7 +126,7 @@ def live_parts(document: Json, found: Report) -> dict[str, str]:
 
 def mood(state: str) -> str:
     """A class for a state of the job: good, busy or bad."""
-    return _MOOD.get(state, _BAD)
+    return _MOOD.get(state, BAD)
 
 
 def _head(document: Json) -> str:
@@ -272,7 +273,7 @@ def _workers(document: Json) -> str:
 
 def _worker(node: Json, worker: Json, own: Mapping[str, float], longest: float, *, several: bool) -> list[str]:
     silent = worker["silent"]
-    is_quiet = silent is not None and silent > _QUIET and worker["doing"] == "takes steps"
+    is_quiet = silent is not None and silent > QUIET and worker["doing"] == "takes steps"
     ended = worker["doing"] == "has ended"
     beat = "none yet" if silent is None else f"{formatting.duration(round(silent * 1e9))} ago"
     row = [
@@ -387,7 +388,7 @@ def _events(document: Json) -> str:
     )
 
 
-_ALARMS = {
+ALARMS = {
     "worker_died",
     "worker_failed",
     "hang",
@@ -404,7 +405,7 @@ _ALARMS = {
 
 
 def _kind(name: str) -> str:
-    return "alarm" if name in _ALARMS else "plain"
+    return "alarm" if name in ALARMS else "plain"
 
 
 def to_json(parts: Mapping[str, str], document: Json) -> bytes:

@@ -8,7 +8,7 @@ from fastckpt._core.report.report import Recovery, Report, incidents
 from fastckpt_run import formatting
 from fastckpt_run.cli.output import plain
 from fastckpt_run.views import offload_text, timeline
-from fastckpt_run.views.chart import Axis, Bar, lane
+from fastckpt_run.views.chart import HATCHES, Axis, Bar, lane
 from fastckpt_run.views.report_text import change, facts, when
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -28,7 +28,7 @@ def page(found: Report, directory: str) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>\n{style}</style></head>\n'
-        f"<body><main><h1>{title}</h1>\n{body}</main></body></html>\n"
+        f"<body>{HATCHES}<main><h1>{title}</h1>\n{body}</main></body></html>\n"
     )
 
 

@@ -54,18 +54,19 @@ class Page(HTMLParser):
 
 SAFE_TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "section", "div", "span", "p", "b", "i"),
-    *("ul", "li", "svg", "rect", "table", "thead", "tbody", "tr", "th", "td"),
+    *("ul", "li", "svg", "rect", "pattern", "path", "table", "thead", "tbody", "tr", "th", "td"),
 }
 SAFE_ATTRIBUTES = {
     *("lang", "charset", "name", "content", "http-equiv", "class", "style", "viewbox", "preserveaspectratio"),
-    *("aria-hidden", "x", "width", "height", "scope"),
+    *("aria-hidden", "x", "width", "height", "scope", "id", "d", "patternunits"),
 }
 
 
 def assert_safe(text: str) -> Page:
     found = Page(text)
     assert found.tags <= SAFE_TAGS and found.attributes <= SAFE_ATTRIBUTES
-    assert "http:" not in text and "https:" not in text and "url(" not in text and "@import" not in text
+    assert "http:" not in text and "https:" not in text and "@import" not in text
+    assert set(re.findall(r"url\(.", text)) == {"url(#"}, "patterns of the page itself"
     return found
 
 
@@ -84,6 +85,16 @@ def test_the_report_page_has_the_numbers_of_the_log(fastckpt: Fastckpt, director
     ):  # fmt: skip
         assert figure in shown
     assert len(text) < 200_000
+
+
+def test_repeated_work_is_hatched_also_in_the_legend(fastckpt: Fastckpt, tmp_path: Path):
+    """Its red and the green of useful work are alike to one man in twelve."""
+    fastckpt("report", RECORDED, "--html", tmp_path / "page")
+    text = (tmp_path / "page").read_text()
+    assert 'class="repeated"' in text and '<i class="repeated"></i>' in text
+    for rule in re.findall(r"^ *(?:i|rect)?\.repeated {.*?}", text, re.MULTILINE):
+        assert "url(#hatch" in rule or "repeating-linear-gradient" in rule
+    assert set(re.findall(r"url\(#([\w-]+)\)", text)) == set(re.findall(r'<pattern id="([\w-]+)"', text))
 
 
 def test_report_reads_a_log_by_its_name_and_a_torn_one(fastckpt: Fastckpt, tmp_path: Path):

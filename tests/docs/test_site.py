@@ -14,7 +14,7 @@ SECTIONS = ["Start", "Guides", "Clusters", "Operate", "Reference", "Evidence", "
 
 
 class Built(HTMLParser):
-    """A page of the site: what it links to, what it loads, and its anchors."""
+    """A page of the site: what it links to, what it loads, and its anchors, and the heads that cells of tables name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -22,6 +22,7 @@ class Built(HTMLParser):
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.anchors: set[str] = set()
+        self.heads: set[str] = set()
         self.tabs: list[str] = []
         self._in_tab = False
         self.feed(path.read_text())
@@ -29,6 +30,7 @@ class Built(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        self.heads |= {given["data-head"]} if "data-head" in given else set()
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
             self._in_tab = "md-tabs__link" in given.get("class", "")
@@ -91,3 +93,12 @@ def test_every_page_is_in_the_site_and_in_the_navigation(top: Path, site: dict[P
     assert [tab for tab in index.tabs if tab != "Migrate"] == SECTIONS
     linked = {Path(link.partition("#")[0]).name for link in index.links}
     assert {path.with_suffix(".html").name for path in pages} <= linked | {"index.html"}
+
+
+def test_cells_of_a_wide_table_name_their_columns_for_phones(top: Path, site: dict[Path, Built]):
+    assert site[top / "reference/options.html"].heads == {"option", "variable", "default", "meaning"}
+    assert {"DCP async_save", "fastckpt"} <= site[top / "index.html"].heads
+
+
+def test_the_start_page_has_the_picture_of_a_failure(top: Path, site: dict[Path, Built]):
+    assert "images/failure.svg" in site[top / "index.html"].loaded

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.live_folders import remove_live
 
 SAVE = program("save.py")
 QUICK = ("--nnodes=1", "--nproc-per-node=1", "--fast-flush-timeout=1")
+FULL = "--fast-summary=full"
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ class TestRequired:
     @pytest.mark.parametrize("disk", [pytest.param("1", marks=pytest.mark.campaign), "2"])
     def test_a_job_whose_newest_checkpoint_is_not_durable_fails(self, jobs: Jobs, broken: Path, disk: str) -> None:
         """Whether it was saved with DISK, or with MEMORY and flushed; what memory holds is persisted by the next."""
-        done = jobs.run(*QUICK, self.FLAG, *arguments(broken, "--saves=2", f"--disk={disk}"))
+        done = jobs.run(*QUICK, FULL, self.FLAG, *arguments(broken, "--saves=2", f"--disk={disk}"))
         assert done.returncode == 75, done.stderr
         assert "the script succeeded, but step 1 of history 1 is not durable in" in done.stderr
         assert "nowhere" in done.stderr, "the reason is part of it"
@@ -55,7 +57,7 @@ class TestRequired:
         assert broken.exists()
 
     def test_a_failed_script_with_lost_checkpoints_keeps_its_exit_code(self, jobs: Jobs, broken: Path) -> None:
-        done = jobs.run(*QUICK, self.FLAG, *arguments(broken, "--until-trouble", "--exit=3"))
+        done = jobs.run(*QUICK, FULL, self.FLAG, *arguments(broken, "--until-trouble", "--exit=3"))
         assert done.returncode == 1, "as torchrun's for any failure"
         assert "exitcode  : 3" in done.stderr
         assert "the script succeeded" not in done.stderr
@@ -63,7 +65,7 @@ class TestRequired:
         forget_memory()
 
     def test_a_signal_with_lost_checkpoints_keeps_its_exit_code(self, jobs: Jobs, broken: Path) -> None:
-        job = jobs.start(*QUICK, self.FLAG, *arguments(broken, "--saves=500", "--pause=0.1"))
+        job = jobs.start(*QUICK, FULL, self.FLAG, *arguments(broken, "--saves=500", "--pause=0.1"))
         until(lambda: "\n" in read(jobs.folder / "saves"), "a save")
         job.send_signal(signal.SIGTERM)
         _, err = job.communicate(timeout=100)
@@ -72,7 +74,7 @@ class TestRequired:
         forget_memory()
 
     def test_a_job_whose_memory_saves_need_no_flush_succeeds(self, jobs: Jobs) -> None:
-        done = jobs.run(*QUICK[:2], self.FLAG, "--fast-no-flush", SAVE, "--saves=1", "--disk=0")
+        done = jobs.run(*QUICK[:2], self.FLAG, "--fast-no-flush", FULL, SAVE, "--saves=1", "--disk=0")
         assert done.returncode == 0, done.stderr
         assert durable(jobs.folder) == []
         why = "1 checkpoint came to be whole in memory, and no further"
@@ -93,12 +95,13 @@ def blocks(done: subprocess.CompletedProcess[str]) -> str:
 
 
 class TestReport:
-    def test_a_job_without_saves_prints_no_final_report(self, jobs: Jobs) -> None:
-        done = jobs.run(*QUICK, SAVE, "--saves=0")
+    @pytest.mark.parametrize("options", [[], [FULL]])
+    def test_a_job_without_saves_prints_no_final_report(self, jobs: Jobs, options: list[str]) -> None:
+        done = jobs.run(*QUICK, *options, SAVE, "--saves=0")
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_the_final_report_of_a_good_job_has_its_saves(self, jobs: Jobs) -> None:
-        done = jobs.run(*QUICK[:2], "--fast-events=events", SAVE, "--saves=3", "--disk=9", "--numbers=250000")
+        done = jobs.run(*QUICK[:2], FULL, "--fast-events=events", SAVE, "--saves=3", "--disk=9", "--numbers=250000")
         lines = done.stderr.splitlines()
         assert lines[0] == f"fastckpt-run: checkpoints in {jobs.folder}/checkpoints"
         assert lines[1].startswith("  persisted    2 checkpoints, 2.1 MB in ")
@@ -109,10 +112,10 @@ class TestReport:
         assert (event["persist_failures"], event["skipped"], event["bad"]) == (0, {}, [])
 
     def test_the_final_report_has_what_a_resume_found(self, jobs: Jobs) -> None:
-        assert jobs.run(*QUICK[:2], SAVE, "--saves=2", "--pause=0.5").returncode == 0
+        assert jobs.run(*QUICK[:2], FULL, SAVE, "--saves=2", "--pause=0.5").returncode == 0
         bad = jobs.folder / "checkpoints" / "checkpoint-1" / "model.pt"
         bad.write_bytes(bytes(bad.stat().st_size))
-        done = jobs.run(*QUICK[:2], "--fast-events=events", SAVE, "--saves=0")
+        done = jobs.run(*QUICK[:2], FULL, "--fast-events=events", SAVE, "--saves=0")
         assert done.returncode == 0, done.stderr
         assert "  resumed      1 time from storage\n  bad          1 checkpoint\n" in blocks(done)
         assert "step 1 of history 1 in storage (rank 0: BadCheckpoint: " in blocks(done)
@@ -120,7 +123,7 @@ class TestReport:
         assert event["resumes"] == {"storage": 1} and len(event["bad"]) == 1
 
     def test_a_job_of_which_nothing_is_durable_fails_without_the_option(self, jobs: Jobs, broken: Path) -> None:
-        done = jobs.run(*QUICK, *arguments(broken, "--until-trouble"))
+        done = jobs.run(*QUICK, FULL, *arguments(broken, "--until-trouble"))
         assert done.returncode == 75, done.stderr
         assert "the script succeeded, but step 0 of history 1 is not durable in" in done.stderr
         assert "not durable  step 0 of history 1" in blocks(done)
@@ -132,7 +135,7 @@ class TestReport:
     def test_slow_storage_skips_saves_and_takes_no_more_memory(self, jobs: Jobs) -> None:
         """1 MB/s for states of 0.4 MB, saved far faster: the slots are the queue; a save that finds none is told."""
         done = jobs.run(
-            *QUICK[:2], "--fast-persist-mbps=1", "--fast-events=events",
+            *QUICK[:2], FULL, "--fast-persist-mbps=1", "--fast-events=events",
             SAVE, "--saves=60", "--numbers=100000", "--pause=0.03",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -148,3 +151,37 @@ class TestReport:
         (event,) = [e for e in map(json.loads, read(jobs.folder / "events").splitlines()) if e["event"] == "report"]
         assert sum(event["skipped"].values()) == len(skips)
         assert event["persisted"] == len(found)
+
+
+class TestShort:
+    """Three lines, unless the full summary is asked for."""
+
+    def test_the_summary_of_a_good_job_has_three_lines(self, jobs: Jobs) -> None:
+        done = jobs.run(*QUICK[:2], SAVE, "--saves=3", "--disk=9")
+        folder = re.escape(f"{jobs.folder}/checkpoints")
+        time = r"[\d.]+ (ms|s|min|min \d+ s)"
+        first, second, third = done.stderr.splitlines()
+        assert re.fullmatch(rf"fastckpt-run: save\.py succeeded after {time}", first)
+        steps = r"2 steps done, 0 repeated, no restart, goodput [\d.]+ %"
+        assert re.fullmatch(rf"  {steps}; in {folder} step 2 of history 1 is durable", second)
+        assert third == f"  more: fastckpt report {jobs.folder}/checkpoints"
+
+    def test_a_failure_its_log_and_what_is_not_durable_are_in_the_three_lines(self, jobs: Jobs, broken: Path) -> None:
+        done = jobs.run(
+            *QUICK,
+            "--redirects=3",
+            "--log-dir=logs",
+            "--fast-no-event-log",
+            *arguments(broken, "--until-trouble", "--exit=3"),
+        )
+        lines = done.stderr.splitlines()
+        start = next(number for number, line in enumerate(lines) if "save.py failed after" in line)
+        assert re.search(r"save\.py failed after .*: rank 0 died: exit code 3$", lines[start])
+        assert "NOTHING is durable: " in lines[start + 1] and "step 0 of history 1 is NOT durable" in lines[start + 1]
+        (log,) = (jobs.folder / "logs").rglob("stderr.log")
+        assert lines[start + 2] == f"  more: --fast-summary full; log of rank 0: {log.relative_to(jobs.folder)}"
+        forget_memory()
+
+    def test_a_summary_of_another_length_is_refused(self, jobs: Jobs) -> None:
+        done = jobs.run(*QUICK, "--fast-summary=long", SAVE)
+        assert done.returncode == 2 and "summary is 'long'; give short or full (--fast-summary" in done.stderr

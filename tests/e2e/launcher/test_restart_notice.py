@@ -252,7 +252,7 @@ with Checkpointer("saves", model=model, optimizer=[first, second], every=every) 
 def test_the_restart_line_the_summary_and_the_report_count_steps_of_the_script(jobs: Jobs) -> None:
     """With real workers, of which two steps of optimizers make one step, and two kills."""
     (jobs.folder / "train.py").write_text(TWO_OPTIMIZERS)
-    job = jobs.run("--nproc-per-node=1", "--max-restarts=2", "train.py")
+    job = jobs.run("--nproc-per-node=1", "--max-restarts=2", "--fast-summary=full", "train.py")
     assert job.returncode == 0, job.stderr
     restarts = [line for line in job.stderr.splitlines() if "restarts left" in line]
     summary = [line for line in job.stderr.splitlines() if "; went on after" in line]

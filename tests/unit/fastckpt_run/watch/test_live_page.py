@@ -314,6 +314,7 @@ def test_the_policy_allows_this_script_and_this_style_alone(nodes):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert policy[rule] == f"'sha256-{digest}'"
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+    assert set(re.findall(r"url\(#([\w-]+)\)", text)) == set(re.findall(r'<pattern id="([\w-]+)"', text))
 
 
 def test_a_page_without_scripts_loads_itself_again(nodes):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fastckpt._core import metrics
+from fastckpt._core.config import Settings
 from fastckpt._core.memory import slots
 from fastckpt._core.saver.persistence import durable_tiers as levels_module
 from fastckpt._core.saver.persistence import uploader as upload_module
@@ -160,7 +161,7 @@ def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, r
     assert "the newest checkpoint is not in" in said.text
     assert "The next job uploads it." in said.text
     assert steps(remote) == []
-    summary.report(saver.report())
+    summary.report(saver.report(), Settings(summary="full"))
     none = rf"  remote       {remote}: 0 checkpoints uploaded; none is known to be there\n"
     assert re.search(rf"{none}  failed       \d+ uploads, the last one: no route\n  not remote   step 1 of", said.text)
     gate.error = None
@@ -168,7 +169,7 @@ def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, r
     until(lambda: steps(remote) == [1], "what the job before could not upload")
     saver = ranks.saver
     ranks.end()
-    summary.report(saver.report())
+    summary.report(saver.report(), Settings(summary="full"))
     assert f"  remote       {remote}: 1 checkpoint uploaded; the newest there is step 1 of history 1\n" in said.text
 
 
