@@ -12,15 +12,13 @@ Some messages end with a code, such as `(FC-030, docs/errors.md#fc-030)`. Except
 
 This page is made from `fastckpt/_core/error_codes.toml` by `make docs-reference`.
 
-| code | message about |
-| --- | --- |
 """
 
 
 def document() -> str:
     """The text of docs/errors.md."""
     pages = read_pages().values()
-    rows = "".join(f"| [{page.code}](#{page.code.lower()}) | {page.title} |\n" for page in pages)
+    rows = "".join(f"- [{page.code}](#{page.code.lower()}): {page.title}\n" for page in pages)
     return _HEAD + rows + "".join(map(_section, pages))
 
 
