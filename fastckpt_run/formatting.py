@@ -99,7 +99,8 @@ def what(one: Recovery | Failure, *, host: str = "") -> str:
         cause = f", {one.exception.removesuffix('.')}{place and ','}" if one.exception else ""
         return f"rank {one.rank} died{there}: {describe(one.exitcode)}{cause}{place}{why}"
     if one.kind == "hung":
-        return f"rank {one.rank} hung{there} for {duration(one.silent)}{place}{why}"
+        who = f"rank {one.rank}" if one.rank >= 0 else "the job"
+        return f"{who} hung{there} for {duration(one.silent)}{place}{why}"
     return "the agent died" if one.kind == "agent" else f"stopped for another node{why}"
 
 

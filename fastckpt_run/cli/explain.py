@@ -10,7 +10,8 @@ from fastckpt._core.error_codes import PAGE, ErrorPage, read_pages
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import CommandOutput, Screen, answering
 
-_WRITTEN = re.compile(r"(?:FC)?[-_ ]?0*(\d+)", re.IGNORECASE)
+_WRITTEN = re.compile(r"(?:FC)?[-_ ]?0*(\d{1,6})", re.IGNORECASE)
+_IN_MESSAGE = re.compile(r"\bFC-(\d{3})\b", re.IGNORECASE)
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<path>[^)#]*)(?P<anchor>#[^)]*)?\)")
 
 
@@ -32,7 +33,7 @@ def explain(code: str) -> CommandOutput:
 
 
 def _find(text: str, pages: dict[str, ErrorPage]) -> ErrorPage:
-    written = _WRITTEN.fullmatch(text.strip())
+    written = _IN_MESSAGE.search(text) or _WRITTEN.fullmatch(text.strip())
     code = f"FC-{int(written[1]):03d}" if written else text.strip().upper()
     if code in pages:
         return pages[code]

@@ -5,25 +5,29 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
+from textwrap import shorten
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import FULL, Settings
 from fastckpt._core.error_codes import coded
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.report.events import parsed
+from fastckpt._core.report.events import find, parsed
 from fastckpt._core.report.goodput import USEFUL
-from fastckpt._core.report.report import Report
+from fastckpt._core.report.launches import Launch
+from fastckpt._core.report.report import Recovery, Report
 from fastckpt._core.report.report import report as report_on
 from fastckpt._core.saver.stats import Copies, ReplicaCounts, SaverStats
-from fastckpt._core.storage.store import is_url
 from fastckpt.errors import FastckptError, NotDurable
 from fastckpt_run import formatting
 
 logger = logging.getLogger("fastckpt.report")
 
 _SHOWN = 5
-"""Reasons, bad checkpoints and failures that are shown, at most."""
+"""Reasons, bad checkpoints, failures and directories that are shown, at most."""
+_LONGEST = 200
+"""Characters of a message in a short summary."""
 _SMALLEST = 1000
 """The part of all time that a cause must have to be shown: one of so many."""
 
@@ -59,14 +63,16 @@ def log_course(lines: Iterable[bytes], all_stats: Iterable[SaverStats], settings
 
     Nothing is logged of a launch that has neither steps nor checkpoints.
     """
-    found, used = _report_on(lines), [stats for stats in all_stats if any(_lines(stats))]
+    found, every = _report_on(lines), list(all_stats)
     has_steps = found is not None and found.goodput is not None
+    used = every if has_steps else [stats for stats in every if any(_lines(stats))]
     if settings.summary == FULL:
         if found is not None and has_steps:
             logger.info("%s", "\n".join(_time(found)))
     elif used or has_steps:
-        course = [*_ending(found), *_course(found, used)] if found is not None else [_states(used)]
-        logger.info("%s", "\n  ".join([*course, _further(found, used, settings)]))
+        last = _last_failure(found)
+        course = [_ending(found, last), _course(found, used)] if found is not None else [_states(used)]
+        logger.info("%s", "\n  ".join([*course, _further(last, used, settings)]))
 
 
 def _report_on(lines: Iterable[bytes]) -> Report | None:
@@ -78,63 +84,98 @@ def _report_on(lines: Iterable[bytes]) -> Report | None:
         return None
 
 
-def _ending(found: Report) -> Iterator[str]:
-    """A line: the script, its outcome, the time that it took, and the last failure if the job ended by that."""
-    placed = next((placed for chain in found.nodes.values() for placed in chain), None)
-    outcome = placed.launch.outcome if placed is not None else ""
-    how = {"stopped": "was stopped", "": "has ended"}.get(outcome or "", outcome)
-    script = placed.launch.script if placed is not None else ""
-    last = found.failures[-1] if found.failures and outcome == "failed" else None
-    yield f"{script or 'the job'} {how} after {formatting.duration(found.total)}" + (
-        f": {formatting.what(last)}" if last is not None else ""
-    )
+def _last_failure(found: Report | None) -> Recovery | None:
+    """The last failure, unless the workers were started again after it."""
+    last = found.failures[-1] if found is not None and found.failures else None
+    return last if last is not None and last.started is None else None
 
 
-def _course(found: Report, used: Sequence[SaverStats]) -> Iterator[str]:
-    """A line: steps done and repeated, restarts, and the newest durable checkpoint."""
-    rounds = (one for chain in found.nodes.values() for placed in chain for one in placed.launch.rounds)
+def _launches(found: Report) -> list[Launch]:
+    return [placed.launch for chain in found.nodes.values() for placed in chain]
+
+
+def _ending(found: Report, last: Recovery | None) -> str:
+    """A line: the script, its outcome, the time that it took, and the failure that ended it."""
+    launch = next(iter(_launches(found)), None)
+    outcome = launch.outcome if launch is not None else ""
+    how = {"stopped": "was stopped", "": "has ended"}.get(outcome, outcome)
+    script = _one_line(launch.script) if launch is not None else ""
+    why = f": {_one_line(formatting.what(last))}" if last is not None and outcome == "failed" else ""
+    return f"{script or 'the job'} {how} after {formatting.duration(found.total)}{why}"
+
+
+def _course(found: Report, used: Sequence[SaverStats]) -> str:
+    """A line: steps done and repeated, restarts, and the state of each checkpoint directory."""
+    rounds = [one for launch in _launches(found) for one in launch.rounds]
     restarts = max(0, sum(one.started is not None for one in rounds) - 1)
     figures = [formatting.count(restarts, "restart") if restarts else "no restart"]
     if found.goodput is not None:
-        useful = f"goodput {formatting.goodput(found.goodput)}"
-        figures = [
-            f"{formatting.count(found.steps.new, 'step')} done",
-            f"{found.steps.repeated:,} repeated",
-            *figures,
-            useful,
-        ]
-    yield "; ".join(filter(None, [", ".join(figures), _states(used)]))
+        resumed = max((load.step for one in rounds[:1] for load in one.loads.values()), default=-1)
+        since = f" after step {resumed}" if resumed >= 0 else ""
+        steps = [f"{formatting.count(found.steps.new, 'step')} done{since}", f"{found.steps.repeated:,} repeated"]
+        figures = [*steps, *figures, f"goodput {formatting.goodput(found.goodput)}"]
+    return "; ".join(filter(None, [", ".join(figures), _states(used)]))
 
 
 def _states(used: Sequence[SaverStats]) -> str:
-    """The newest durable checkpoint of each directory, and what is wrong there."""
+    """The newest durable checkpoint of each directory, and what is wrong there; first of those where something is."""
+    states = sorted(((stats, [*_faults(stats)]) for stats in used), key=lambda state: not state[1])
+    texts = [f"in {stats.directory} {', '.join([_newest(stats), *faults])}" for stats, faults in states]
     more = f"and {formatting.count(len(used) - _SHOWN, 'directory', 'directories')} more" if len(used) > _SHOWN else ""
-    return "; ".join(filter(None, [*(_state(stats) for stats in used[:_SHOWN]), more]))
+    return "; ".join(filter(None, [*texts[:_SHOWN], more]))
 
 
-def _state(stats: SaverStats) -> str:
+def _newest(stats: SaverStats) -> str:
     if stats.durable:
-        parts = [f"{stats.durable} is durable"]
-    elif (stats.saves or stats.wanted or stats.never_whole) and not stats.has_durable:
-        parts = [f"NOTHING is durable: {_why_nothing(stats)}"]
-    else:
-        parts = ["no save is durable" if stats.saves else "nothing was saved"]
-    parts += [f"{stats.lacking} is NOT durable"] if stats.lacking else []
-    copies = stats.remote
-    if copies and stats.durable and (copies.newest is None or copies.newest < stats.durable):
-        parts.append(f"it is NOT in {copies.location}")
-    parts += [f"{formatting.count(stats.failures, 'persist')} failed"] if stats.failures else []
-    parts += [f"{formatting.count(len(stats.bad), 'checkpoint')} could not be used"] if stats.bad else []
-    return f"in {stats.directory} {', '.join(parts)}"
+        return f"{stats.durable} is durable"
+    if _has_nothing(stats):
+        return f"NOTHING is durable: {_one_line(_why_nothing(stats))}"
+    return "no save is durable" if stats.saves or stats.never_whole else "nothing was saved"
 
 
-def _further(found: Report | None, used: Sequence[SaverStats], settings: Settings) -> str:
-    """A line: the command that shows more, and the log of the worker that failed last."""
-    logged = [stats.directory for stats in used if not is_url(stats.directory)] if settings.event_log else []
+def _faults(stats: SaverStats) -> Iterator[str]:
+    if _has_nothing(stats) and stats.failures:
+        yield f"{formatting.count(stats.failures, 'persist')} failed"
+    elif stats.failures:
+        yield f"{formatting.count(stats.failures, 'persist')} failed: {_one_line(stats.last_failure)}"
+    if stats.lacking:
+        yield f"{stats.lacking} is NOT durable"
+    if stats.asked:
+        yield f"{formatting.count(len(stats.asked), 'checkpoint')} missed that should have been persisted"
+    yield from _faults_elsewhere(stats)
+    if stats.skips:
+        yield f"{formatting.count(stats.skips.total(), 'save')} skipped"
+    if stats.bad:
+        yield f"{formatting.count(len(stats.bad), 'checkpoint')} could not be used"
+
+
+def _faults_elsewhere(stats: SaverStats) -> Iterator[str]:
+    if (copies := stats.remote) is not None:
+        if stats.durable and (copies.newest is None or copies.newest < stats.durable):
+            yield f"it is NOT in {copies.location}"
+        if copies.failures:
+            yield f"{formatting.count(copies.failures, 'upload')} failed: {_one_line(copies.last_failure)}"
+    if (stats.replicas.saves or stats.replicas.skipped) and not stats.replicas.newest:
+        yield "NO save in memory is safe from the loss of this host"
+
+
+def _one_line(text: str) -> str:
+    return shorten(text, _LONGEST, placeholder=" ...")
+
+
+def _further(last: Recovery | None, used: Sequence[SaverStats], settings: Settings) -> str:
+    """A line: the command that shows more, and the log of the worker whose failure ended the job."""
+    logged = [stats.directory for stats in used if _has_log(stats.directory)] if settings.event_log else []
     logged += [settings.events] if settings.events else []
-    last = found.failures[-1] if found is not None and found.failures else None
     log = f"; log of rank {last.rank}: {last.log}" if last is not None and last.log else ""
-    return f"more: fastckpt report {logged[0]}{log}" if logged else f"more: --fast-summary full{log}"
+    return f"more: fastckpt report {quote(logged[0])}{log}" if logged else f"more: --fast-summary full{log}"
+
+
+def _has_log(directory: str) -> bool:
+    try:
+        return bool(find(directory))
+    except (FastckptError, OSError):
+        return False
 
 
 def _time(found: Report) -> Iterator[str]:
@@ -204,10 +245,14 @@ def _lines(stats: SaverStats) -> Iterator[str]:
         yield from (f"               {text}" for text in stats.bad[-_SHOWN:])
 
 
+def _has_nothing(stats: SaverStats) -> bool:
+    return bool(stats.saves or stats.wanted or stats.never_whole) and not stats.has_durable
+
+
 def _durable(stats: SaverStats) -> Iterator[str]:
     if stats.durable:
         yield f"  durable      {stats.durable}"
-    elif (stats.saves or stats.wanted or stats.never_whole) and not stats.has_durable:
+    elif _has_nothing(stats):
         yield f"  durable      NOTHING is durable: {_why_nothing(stats)}"
     if stats.lacking:
         yield f"  not durable  {stats.lacking}"

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from fastckpt._core.memory.telemetry import Telemetry
 
 _RECENT = 600.0
 """Seconds after which a slow step counts half."""
+_SHORT_START = 10
+"""Steps from which on their mean is a measure, though none was seen: the first ones compile and allocate."""
 
 Lines = Mapping[int, Telemetry]
 """The last telemetry of each local rank."""
@@ -39,9 +40,9 @@ class StepTimes:
             last = self._last.get(rank, line)
             if line.steps != last.steps or rank not in self._last:
                 self._last[rank] = line
-            if not self._slowest and last is line and line.first:
+            if not self._slowest and line.steps > _SHORT_START:
                 # Many steps may have passed before the first look, and none may come after it.
-                last = replace(line, steps=1, beat=line.first)
+                self._slowest, self._when = line.stepping / (line.steps - 1) / 1e9, line.beat / 1e9
             # Not from 0: the first step compiles and allocates.
             if line.steps > last.steps > 0:
                 now = line.beat / 1e9

@@ -137,6 +137,8 @@ def _workers(document: Json, *, is_wide: bool) -> Iterator[str | TextTable]:
     if not workers:
         yield "no worker has been started yet"
         return
+    if not is_wide:
+        yield from (Toned(line, BUSY) for _, worker in workers[:WORKERS] if (line := _slow(worker)))
     heads = [">RANK", "NODE", "DOING", ">STEP", ">HEARTBEAT", *(f">{name.upper()}" for name in OWN if is_measured)]
     rows = []
     for node, worker in workers[:WORKERS]:
@@ -148,8 +150,6 @@ def _workers(document: Json, *, is_wide: bool) -> Iterator[str | TextTable]:
         rows.append([*row, str(worker["pid"])])
     optional = ["PROCESS", *(["NODE"] if len(nodes) == 1 else []), *(name.upper() for name in reversed(OWN))]
     yield TextTable([*heads, ">PROCESS"], rows, optional)
-    if not is_wide:
-        yield from (Toned(line, BUSY) for _, worker in workers[:WORKERS] if (line := _slow(worker)))
     if len(workers) > WORKERS:
         yield f"{len(workers) - WORKERS:,} more workers are not shown; --json has all"
 

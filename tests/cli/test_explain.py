@@ -39,7 +39,20 @@ def test_the_json_document_has_the_page_and_its_anchor(fastckpt: Fastckpt):
     assert path == PAGE and anchor in anchors(ROOT / path)
 
 
-@pytest.mark.parametrize("written", ["FC-030", "fc-030", "FC030", "fc30", "FC-30", "fc_030", "030", "30", " 30 "])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "FC-030",
+        "fc-030",
+        "FC030",
+        "fc30",
+        "FC-30",
+        "fc_030",
+        "030",
+        " 30 ",
+        "killed by SIGKILL (FC-030, docs/errors.md#fc-030)",
+    ],
+)
 def test_a_code_may_be_written_in_other_ways(fastckpt: Fastckpt, written: str):
     assert fastckpt("explain", written).out.startswith("FC-030: ")
 

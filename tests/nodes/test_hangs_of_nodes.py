@@ -61,7 +61,7 @@ def test_the_first_node_is_lost_or_stopped_while_it_is_asked_and_the_others_go_o
     recovery = job.recovered(since)
     assert sorted(recovery.ranks) == [1, 2]
     # The loss may end the round before the hang is found; if it does not, the hang ends it.
-    ends = ("the first node gives no answer", "rank 2 is stopped", "has ended", "is lost")
+    ends = ("cannot get the stacks of other nodes from the first node", "rank 2 is stopped", "has ended", "is lost")
     assert any(words in output(job, number) for words in ends for number in (1, 2)), job.text()
     print({name_of(number): [line["event"] for line in told(job, number)] for number in (1, 2)}, recovery.seconds)
     job.do_steps(5)

@@ -71,7 +71,7 @@ def test_a_host_whose_link_drops_large_packets_stays_while_its_workers_go_on(new
     job.until(lambda: "does not hear node1, though they answer" in output(job, 0), "the link is named")
     job.do_steps(50)
     shrink(job.cluster, 1, 1500)
-    job.until(lambda: "this node hears node1 again" in output(job, 0), "the link is mended")
+    job.until(lambda: "this node receives messages from node1 again" in output(job, 0), "the link is mended")
     job.do_steps(5)
     job.end()
     assert "it leaves" not in job.text() and "resumed" not in job.text()

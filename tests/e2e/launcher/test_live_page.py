@@ -94,7 +94,7 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     assert said.exit_code == 2 and "has ended: stopped" in said.stderr
     said = CliRunner().invoke(main, ["top", document["url"]])
     assert said.exit_code == 2 and "does not answer" in said.stderr
-    assert all(agent.text().count("an action on the live page is refused") == (agent is first) for agent in agents)
+    assert all(agent.text().count("refused an action on the live page") == (agent is first) for agent in agents)
 
 
 def _step(node: dict, tier: str) -> int:
