@@ -241,7 +241,10 @@ NAMES = {
 def table(runs: Sequence["Run"]) -> str:
     """A row for each contender of the newest run: the most of each part."""
     run = runs[-1]
-    lines = ["| states | workers, in saves | in a resume | others | shared | page cache |", "| --- " * 6 + "|"]
+    lines = [
+        "| multiples of the state | workers, in saves | in a resume | others | shared | page cache |",
+        "| --- " * 6 + "|",
+    ]
     for name in NAMES:
         cells = [_most(run, name, "workers", PHASES[:-1]), _most(run, name, "workers", PHASES[-1:])]
         cells += [_most(run, name, part, PHASES) for part in PARTS[1:]]
@@ -269,9 +272,9 @@ FIGURES = [
 BENCHMARK = Benchmark(
     name="peak_memory",
     question="How much memory do checkpoints take beyond the state itself?",
-    work="GPT-2 with AdamW, one worker, or two with FSDP2: saves, a persist, a kill, a resume. In states: private "
-    "memory of the workers beyond what they had; of agent and template, or of launcher and helpers (others); "
-    "shared memory; checkpoint files in the page cache. The goal is at most 0.05 beyond the state and three "
+    work="GPT-2 with AdamW, one worker, or two with FSDP2: saves, a persist, a kill, a resume. In multiples of "
+    "its size: private memory of the workers beyond what they had; of agent and template, or of launcher and helpers "
+    "(others); shared memory; checkpoint files in the page cache. The goal is at most 0.05 beyond the state and three "
     "slots.",
     contenders=[Contender(name, partial(measure, name=way), quick=name == "fastckpt") for name, way in NAMES.items()],
     figures=FIGURES,

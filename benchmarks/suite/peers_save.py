@@ -196,7 +196,7 @@ CONTENDERS = [
 def table(runs: Sequence["Run"]) -> str:
     """A row for each way: the two newest runs, and the ratio of the newest to its limit."""
     newest = [*reversed(runs[-2:])]
-    columns = ["way", "blocked, s", ": warm copy", "durable, s", ": bare write"]
+    columns = ["way", "blocked, s", "blocked / warm copy", "durable, s", "durable / bare write"]
     rows = [_row(newest, name) for name in WAYS if name not in newest[0].missing]
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *rows]
     verdicts = [(name, value) for run in newest for name in WAYS for value in run.values(f"{name}.consistent")]
