@@ -43,7 +43,8 @@ class ResumableDataLoader(BatchStream):
             all ranks.
         sampler: Keys of an epoch, equal on all ranks, or a `ResumableSampler`.
         batch_sampler: Lists of such keys.
-        num_workers: As for DataLoader; so are the options up to ``pin_memory_device``, except ``generator``.
+        num_workers: As for DataLoader. So are ``collate_fn``, ``pin_memory``, ``timeout``, ``worker_init_fn``,
+            ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers`` and ``pin_memory_device``.
         generator: Only DataLoader's default; so is ``in_order``.
         num_replicas: Ranks; default: those of torch.distributed, or of the launcher.
         rank: This rank; default likewise.

@@ -144,7 +144,8 @@ def _faults(stats: SaverStats) -> Iterator[str]:
         yield f"{formatting.count(len(stats.asked), 'checkpoint')} missed that should have been persisted"
     yield from _faults_elsewhere(stats)
     if stats.skips:
-        yield f"{formatting.count(stats.skips.total(), 'save')} skipped"
+        [(reason, _)] = stats.skips.most_common(1)
+        yield f"{formatting.count(stats.skips.total(), 'save')} skipped, as {_one_line(reason)}"
     if stats.bad:
         yield f"{formatting.count(len(stats.bad), 'checkpoint')} could not be used"
 

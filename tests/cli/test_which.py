@@ -19,6 +19,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory, Share
 from fastckpt.errors import NoLoadableCheckpoint
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
+from tests.live_folders import remove_live
 
 
 def nothing(directory: Path) -> None:
@@ -175,6 +176,8 @@ def test_which_ignores_memory_of_a_removed_directory(fastckpt: Fastckpt, directo
         document = fastckpt("which", directory, "--json").document
         assert document["outcome"] == "fresh start" and document["choice"] is None
         assert document["others"][0]["why"].startswith("foreign: ")
+    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():  # kept where the directory had a record already
+        remove_live(arena)
 
 
 def test_which_reports_checkpoints_of_other_tools_as_no_fresh_start(fastckpt: Fastckpt, directory: Path):

@@ -26,7 +26,7 @@ def test_with_the_default_storage_type_a_kill_costs_one_step_at_most(tmp_path: P
 def test_with_the_default_storage_type_several_nodes_persist_the_same_steps(tmp_path: Path):
     nodes = Nodes(tmp_path / "job")
     try:
-        nodes.run(*EACH, **SLOW)
+        nodes.run(*EACH, FASTCKPT_SUMMARY="full", **SLOW)
         steps = nodes.job.stored()
         assert steps[0] == 120 and len(steps) > 2, steps
         # A persist is under way in nearly all steps; the word that all nodes hold one may be two steps late at times.

@@ -26,7 +26,7 @@ def run_job(folder: Path, *kills: str) -> list[dict[str, Any]]:
     text = run_forked(folder, *shape, PROGRAM, folder / "job", *kills, preload="lightning.pytorch")
     assert "weights_only" not in text.replace("weights_only=weights_only", "")  # but in lines of tracebacks
     assert all((folder / "job" / place).exists() for place in kills)
-    assert text.count("went on") == len(kills), text
+    assert text.count("restarts left") == len(kills), text
     lines = [json.loads(line) for line in (folder / "job" / "log").read_text().splitlines()]
     return [line for i, line in enumerate(lines) if line not in lines[:i]]
 

@@ -293,7 +293,7 @@ def test_the_saved_seed_overrides_that_of_the_new_loader(caplog: pytest.LogCaptu
     next(iter(loader))
     after = resumed(loader, shuffle=True, seed=2)
     assert [indices(batch) for batch in after] == whole[1:]
-    assert "seed 1, not 2" in caplog.text
+    assert "seed 1 instead of 2" in caplog.text
 
 
 def test_sharded_data_resume_only_with_the_same_ranks_and_workers() -> None:

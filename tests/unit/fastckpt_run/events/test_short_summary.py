@@ -34,7 +34,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *all_stats: SaverStats) -> list[s
             "step 9 of history 1 is NOT durable",
         ),
         ({"asked": {(OLD, "")}}, "1 checkpoint missed that should have been persisted"),
-        ({"skips": Counter({"of no room": 500})}, "500 saves skipped"),
+        ({"skips": Counter({"step 8 waits": 2, "there is no room": 500})}, "502 saves skipped, as there is no room"),
         (
             {"remote": Copies("s3://b", newest=OLD, failures=7, last_failure="timed out")},
             "it is NOT in s3://b, 7 uploads",
