@@ -180,6 +180,8 @@ class SaverStats:
     def skip(self, skip: Skip) -> None:
         """A save was skipped."""
         # Numbers are dropped from reasons, or each skipped step would have one of its own.
-        reason = re.sub(r"\b(step|process) \d+", r"a \1", skip.reason)
+        parts = re.sub(r"\b(step|process) \d+", r"a \1", skip.reason).split("; ")
+        # Of several slots with one reason the last has the remedy.
+        reason = "; ".join(part for i, part in enumerate(parts) if not "; ".join(parts[i + 1 :]).startswith(part))
         self.skips[reason if reason in self.skips or len(self.skips) < KINDS else OTHER] += 1
         self.skip_kinds[skip.kind] += 1
