@@ -158,16 +158,17 @@ class FastckptAgent(HookedAgent):
                 self._left.close()
         finally:
             self._left.close(at_once=True)
-            self._status.is_stored = all(stats.is_stored for stats in self._saver.report())
+            found = self._saver.report()
+            self._status.is_stored = all(stats.is_stored for stats in found)
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
             self._notice.end()
-            report(self._saver.report(), self._job_settings)
+            report(found, self._job_settings)
             metrics.unlisten(self._notice.observe)
             self._recorder.look(now=True)
             self._watcher.close(outcome)  # only now: the last flush is watched, too
             self._recorder.end(outcome)
-            log_course(self._recorder.lines, self._saver.report(), self._job_settings)
+            log_course(self._recorder.lines, found, self._job_settings)
 
     def _open_events(self) -> None:
         try:

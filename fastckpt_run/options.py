@@ -7,6 +7,7 @@ from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, NoReturn
 
 import click
@@ -246,19 +247,18 @@ class OptionText:
 
 def describe(setting: str) -> OptionText:
     """The description of the option of a setting."""
-    texts = dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
     default = getattr(Settings, setting)
     name, taken = setting.replace("_", "-"), next(group[setting] for group in GROUPS.values() if setting in group)
     usage = f"{PREFIX}-{name} {taken}" if taken else f"{PREFIX}-[no-]{name}"
-    shown = (
-        ("no", "yes")[default]
-        if isinstance(default, bool)
-        else f"{default:g}"
-        if isinstance(default, float)
-        else str(default)
-    )
-    summary, _, details = texts[setting].partition(". ")
+    shown = ("no", "yes")[default] if isinstance(default, bool) else format(default, "g" * isinstance(default, float))
+    summary, _, details = _texts()[setting].partition(". ")
     return OptionText(usage, shown, summary.removesuffix("."), details)
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """The texts of all settings, from the docstring of Settings."""
+    return dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
 
 
 def _help_line(usage: str, text: str) -> str:

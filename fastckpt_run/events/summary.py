@@ -134,10 +134,9 @@ def _newest(stats: SaverStats) -> str:
 
 
 def _faults(stats: SaverStats) -> Iterator[str]:
-    if _has_nothing(stats) and stats.failures:
-        yield f"{formatting.count(stats.failures, 'persist')} failed"
-    elif stats.failures:
-        yield f"{formatting.count(stats.failures, 'persist')} failed: {_one_line(stats.last_failure)}"
+    if stats.failures:
+        why = "" if _has_nothing(stats) else f": {_one_line(stats.last_failure)}"  # there it is said already
+        yield f"{formatting.count(stats.failures, 'persist')} failed{why}"
     if stats.lacking:
         yield f"{stats.lacking} is NOT durable"
     if stats.asked:
@@ -152,7 +151,7 @@ def _faults(stats: SaverStats) -> Iterator[str]:
 
 def _faults_elsewhere(stats: SaverStats) -> Iterator[str]:
     if (copies := stats.remote) is not None:
-        if stats.durable and (copies.newest is None or copies.newest < stats.durable):
+        if _is_not_remote(copies, stats.durable):
             yield f"it is NOT in {copies.location}"
         if copies.failures:
             yield f"{formatting.count(copies.failures, 'upload')} failed: {_one_line(copies.last_failure)}"
@@ -264,8 +263,12 @@ def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
     yield f"  remote       {copies.location}: {formatting.count(copies.uploaded, 'checkpoint')} uploaded; {newest}"
     if copies.failures:
         yield f"  failed       {formatting.count(copies.failures, 'upload')}, the last one: {copies.last_failure}"
-    if durable and (copies.newest is None or copies.newest < durable):
+    if _is_not_remote(copies, durable):
         yield f"  not remote   {durable}"
+
+
+def _is_not_remote(copies: Copies, durable: SaveId | None) -> bool:
+    return durable is not None and (copies.newest is None or copies.newest < durable)
 
 
 def _replicas(copies: ReplicaCounts) -> Iterator[str]:

@@ -7,8 +7,8 @@ from fastckpt._core.memory.telemetry import Telemetry
 
 _RECENT = 600.0
 """Seconds after which a slow step counts half."""
-_SHORT_START = 10
-"""Steps from which on their mean is a measure, though none was seen: the first ones compile and allocate."""
+_FIRST_STEPS = 10
+"""Steps that compile and allocate, among others: the mean of no more than these is no measure."""
 
 Lines = Mapping[int, Telemetry]
 """The last telemetry of each local rank."""
@@ -40,7 +40,7 @@ class StepTimes:
             last = self._last.get(rank, line)
             if line.steps != last.steps or rank not in self._last:
                 self._last[rank] = line
-            if not self._slowest and line.steps > _SHORT_START:
+            if not self._slowest and line.steps > _FIRST_STEPS:
                 # Many steps may have passed before the first look, and none may come after it.
                 self._slowest, self._when = line.stepping / (line.steps - 1) / 1e9, line.beat / 1e9
             # Not from 0: the first step compiles and allocates.

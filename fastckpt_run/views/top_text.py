@@ -138,7 +138,8 @@ def _workers(document: Json, *, is_wide: bool) -> Iterator[str | TextTable]:
         yield "no worker has been started yet"
         return
     if not is_wide:
-        yield from (Toned(line, BUSY) for _, worker in workers[:WORKERS] if (line := _slow(worker)))
+        shown = [worker for _, worker in workers[:WORKERS]]
+        yield from (Toned(f"rank {each['rank']} is {slow}", BUSY) for each in shown if (slow := _slow(each)))
     heads = [">RANK", "NODE", "DOING", ">STEP", ">HEARTBEAT", *(f">{name.upper()}" for name in OWN if is_measured)]
     rows = []
     for node, worker in workers[:WORKERS]:
@@ -163,15 +164,15 @@ def _beat(worker: Json) -> str:
 
 
 def _doing(worker: Json, *, is_wide: bool) -> str:
-    doing, slow = str(worker["doing"]), worker.get("slow")
+    doing, slow = str(worker["doing"]), _slow(worker)
     if slow and is_wide:
-        return f"{doing}, slow: {slow['part']}, costs {slow['cost']:.0%}"
+        return f"{doing}, {slow}"
     return Toned(doing, {"takes steps": BUSY if slow else GOOD, "has ended": BAD}.get(doing, ""))
 
 
 def _slow(worker: Json) -> str:
     slow = worker.get("slow")
-    return f"rank {worker['rank']} is slow: {slow['part']}, costs {slow['cost']:.0%}" if slow else ""
+    return f"slow: {slow['part']}, costs {slow['cost']:.0%}" if slow else ""
 
 
 def _links(document: Json) -> Iterator[str | TextTable]:
