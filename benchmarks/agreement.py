@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.job_store import JobRanks
-from tests.counting_store import CountingStore
+from tests.support.counting_store import CountingStore
 
 PATIENCE = timedelta(minutes=10)
 VALUE = {"candidates": [[1, step, "memory"] for step in range(5)]}

@@ -34,7 +34,7 @@ from fastckpt_run.rendezvous.keep_alive import SELDOM
 from fastckpt_run.rendezvous.meeting import Timing
 from tests.nodes.hosts import ROOT, Cluster, obstacle
 from tests.nodes.job import NodesJob
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 EVERY = 8
 """Steps of a real job from one save to the next, and after the last one."""

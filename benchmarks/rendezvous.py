@@ -28,7 +28,7 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.meeting import Timing
 from fastckpt_run.rendezvous.membership import NodeLimits
 from fastckpt_run.rendezvous.round_store import RoundStore
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 beats = Counter[str]()
 

@@ -43,11 +43,11 @@ from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import LargeFile
 from fastckpt._core.saver.stats import ReplicaCounts
-from tests.json_lines import whole_lines
 from tests.nodes.hosts import Cluster, address_of, obstacle
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Recovery
 from tests.nodes.storage_reads import DATA, StorageReads
+from tests.support.json_lines import whole_lines
 
 SECRET = b"secret"
 USAGE = "usage"

@@ -67,7 +67,7 @@ def pytest_report_to_serializable() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def forked_launchers() -> Iterator[None]:
     """Launchers that tests start are forked: older than any test, for what forks them to be nobody's leak."""
-    from tests import launchers
+    from tests.support import launchers
 
     with launchers.forked(os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}):
         yield

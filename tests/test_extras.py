@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.forked_imports import run_imports
+from tests.support.forked_imports import run_imports
 
 NEEDED = {
     "fastckpt": set[str](),

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from tests.forked_imports import run_imports
+from tests.support.forked_imports import run_imports
 
 IMPORTS = {
     "fastckpt": (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from tests.syntax import tree_of
+from tests.support.syntax import tree_of
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(path for top in ("fastckpt", "fastckpt_run") for path in (ROOT / top).rglob("*.py"))

@@ -17,7 +17,7 @@ from fastckpt_run.cli.check import LONGEST
 from fastckpt_run.node_check.pairs_by_hand import check_by_hand
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_docs import RECORDED
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs/operate/node_check.md"
 DISK = ("--only", "disk")

@@ -22,7 +22,7 @@ from fastckpt_run.doctor.diagnosis import Severity, Subject
 from fastckpt_run.doctor.host_checks import cores
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit._core.memory.conftest import small_disk  # noqa: F401 (a fixture)
 from tests.unit._core.storage.s3 import S3, s3, s3_server  # noqa: F401 (fixtures)
 

@@ -19,7 +19,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory, Share
 from fastckpt.errors import NoLoadableCheckpoint
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 
 def nothing(directory: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from docs_site.error_pages import document
 from fastckpt._core.error_codes import PAGE, code_of, coded, read_pages
 from fastckpt.errors import ArenaTooSmall, FastckptError
-from tests.syntax import tree_of
+from tests.support.syntax import tree_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = read_pages().values()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import launchers
+from tests.support import launchers
 
 
 @pytest.mark.frameworks

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import launchers
 from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of, missing
+from tests.support import launchers
 
 COMMANDS = {
     "fastckpt-run": "from fastckpt_run.commands import launch; launch()",

@@ -15,9 +15,9 @@ import psutil
 
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests import launchers
 from tests.faults.faults import Fault, to_text
-from tests.json_lines import whole_lines
+from tests.support import launchers
+from tests.support.json_lines import whole_lines
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0

@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt_run.main import main
 from tests.faults.faults import from_text, inject_in_agent
 from tests.faults.forks import with_a_template
-from tests.launchers import FORKED
+from tests.support.launchers import FORKED
 
 
 def launch(folder: Path, *arguments: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path
 from tests.faults.jobs import HERE, Job
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 class Nodes:

@@ -20,8 +20,8 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.faults.resumer import digest
 from tests.faults.test_launches import arena_of, newest_on_storage
-from tests.live_folders import remove_live
-from tests.ports import free_port
+from tests.support.live_folders import remove_live
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.nodes import Nodes
-from tests.json_lines import whole_lines
+from tests.support.json_lines import whole_lines
 
 
 def said(folder: Path, rank: int) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from fastckpt_run import formatting
 from tests.faults.faults import delay, hang, stop
 from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.test_three_ranks import STEPS
-from tests.json_lines import whole_lines
-from tests.ports import free_port
+from tests.support.json_lines import whole_lines
+from tests.support.ports import free_port
 from tests.unit._core.report.schema import faults
 
 TIMEOUT = 2.5

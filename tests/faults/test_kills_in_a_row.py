@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
-from tests.json_lines import whole_lines
+from tests.support.json_lines import whole_lines
 
 PAUSE = 6
 """Steps from one row of kills to the next."""

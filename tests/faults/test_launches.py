@@ -10,7 +10,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.memory.telemetry import telemetry_name
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 
 def arena_of(job: Job) -> Path:

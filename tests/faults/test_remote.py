@@ -10,7 +10,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.store import open_store
 from tests.faults.faults import kill
 from tests.faults.jobs import assert_as_if_nothing_had_happened
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 from tests.unit._core.storage.s3 import Fault, s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"

@@ -12,8 +12,8 @@ from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import Report, report
 from fastckpt_run.cli import main
 from tests.faults.jobs import Job
-from tests.json_lines import whole_lines
-from tests.ports import free_port
+from tests.support.json_lines import whole_lines
+from tests.support.ports import free_port
 from tests.unit._core.report.schema import faults, table
 
 SAVES = ("--memory", "5", "--disk", "1000")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.jobs import Job
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 MBPS, OFTEN, LONGEST_DELAY = "0.2", "0.01", 0.3
 """A rate at which a persist takes many steps; seconds between persists, that is far fewer; seconds before a kill."""

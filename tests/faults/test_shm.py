@@ -10,7 +10,7 @@ import pytest
 from tests.faults.faults import fill, kill, kill_agent
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.faults.test_phases import LAUNCH, PERSIST, RESUME, SNAPSHOT
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
 

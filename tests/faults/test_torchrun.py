@@ -14,7 +14,7 @@ from tests.faults.jobs import (
     launcher_for,
 )
 from tests.faults.test_phases import RESUME, SNAPSHOT
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 INTERVAL = 10
 """Steps between two saves to storage: what is in memory goes with the first rank, unless the next finds it."""

@@ -12,7 +12,7 @@ from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import report
 from fastckpt._core.storage.store import open_store
 from tests.faults.jobs import Job
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"

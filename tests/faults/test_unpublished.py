@@ -9,7 +9,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill_agent
 from tests.faults.jobs import Job, assert_all_injected
 from tests.faults.nodes import Nodes
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 OPTIONS = {"FASTCKPT_PRELOAD": "auto"}
 

@@ -3,7 +3,7 @@
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill
 from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 def names(stored):

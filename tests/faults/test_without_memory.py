@@ -10,7 +10,7 @@ import pytest
 from fastckpt._core.memory.arena import arena_path
 from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import HERE, STORE_OF_ITS_OWN, TORCHRUN, Job, assert_as_if_nothing_had_happened
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 DOCKER = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
 """Runs a command that sees another /dev/shm than everybody else."""

@@ -12,7 +12,7 @@ from tests.file_systems import operations
 from tests.file_systems.kills import survive
 from tests.file_systems.mounts import FILE_SYSTEMS, REFUSED, mounted, own_fuse, unmount, version_of
 from tests.file_systems.table import record
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 
 def restarts(job: Job) -> int:

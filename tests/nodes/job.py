@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-from tests.json_lines import whole_lines
 from tests.nodes.hosts import HOSTS, Cluster, name_of
 from tests.nodes.recovery import Line, Losses, Recovery, recovery
 from tests.nodes.reference import PROGRAM, losses_in
+from tests.support.json_lines import whole_lines
 
 DEADLINE = 150.0
 """Seconds that are waited for what takes a few."""

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.json_lines import whole_lines
 from tests.nodes.hosts import ROOT
 from tests.nodes.recovery import Losses, losses_of
-from tests.ports import free_port
+from tests.support.json_lines import whole_lines
+from tests.support.ports import free_port
 
 PROGRAM = Path(__file__).with_name("train.py")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import name_of
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Line
 from tests.nodes.test_restarts import assert_bitwise, starts
+from tests.support.json_lines import whole_lines
 
 SAVES = ("--memory", "5", "--disk", "10")
 WAITS = "waiting without workers for process"

@@ -13,7 +13,6 @@ from functools import partial
 
 import pytest
 
-from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import HOSTS, name_of
 from tests.nodes.job import JobEndedError, NodesJob, TooLateError, endpoint
@@ -22,6 +21,7 @@ from tests.nodes.recovery import Line, Losses
 from tests.nodes.test_drained_hosts import COMMAND, LINK, PORT
 from tests.nodes.test_halves import events, output
 from tests.nodes.test_newcomers import agent_of
+from tests.support.json_lines import whole_lines
 
 BATCHES = ("--batches", "12")
 """Of each step, on one to four hosts."""

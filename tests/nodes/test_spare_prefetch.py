@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
-from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.job import NodesJob, endpoint
 from tests.nodes.recovery import Line, Recovery
@@ -15,6 +14,7 @@ from tests.nodes.test_faults_in_phases import PAUSES
 from tests.nodes.test_lost_hosts import EVERY, NEVER, campaign, end
 from tests.nodes.test_replicas import assert_same_state, digests
 from tests.nodes.test_restarts import assert_bitwise
+from tests.support.json_lines import whole_lines
 
 SHAPE = ("--way", "fsdp2", "--width", "150000")
 """A host of two has shards of 19 MB: more than the small files that each commit sends along."""

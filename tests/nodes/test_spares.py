@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.json_lines import whole_lines
 from tests.nodes.conftest import NewCluster, Uninterrupted
 from tests.nodes.hosts import address_of
 from tests.nodes.job import PORT, NodesJob, endpoint
 from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
 from tests.nodes.test_restarts import assert_bitwise
+from tests.support.json_lines import whole_lines
 
 
 def test_a_spare_takes_the_rank_of_a_host_that_failed_twice_and_gives_it_back_when_it_is_lost(

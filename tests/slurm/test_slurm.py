@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.json_lines import whole_lines
 from tests.nodes.hosts import ROOT, address_of
 from tests.nodes.recovery import Losses
 from tests.nodes.reference import losses_in
 from tests.slurm.workload_manager import CORES, DEADLINE, Slurm
+from tests.support.json_lines import whole_lines
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900)]
 ONE, MANY = (ROOT / "examples/slurm" / name for name in ("one_node.sbatch", "many_nodes.sbatch"))

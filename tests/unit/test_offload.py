@@ -11,7 +11,7 @@ import torch
 from fastckpt._core.offload.forward_pass import ForwardPass
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.offload import ActivationOffload
-from tests.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
+from tests.support.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
 
 @pytest.mark.parametrize(

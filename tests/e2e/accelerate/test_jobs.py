@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests import launchers
 from tests.e2e.accelerate.conftest import OPTIONS, run_stock
 from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened, launcher_for
+from tests.support import launchers
 
 pytestmark = pytest.mark.frameworks
 

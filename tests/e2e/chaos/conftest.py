@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import launchers
 from tests.cli.conftest import fastckpt  # noqa: F401  # a fixture
 from tests.faults.jobs import launcher_for
+from tests.support import launchers
 
 TRAIN = str(Path(__file__).with_name("train.py"))
 

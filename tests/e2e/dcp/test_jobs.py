@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests import launchers
 from tests.faults.jobs import launcher_for
-from tests.json_lines import whole_lines
+from tests.support import launchers
+from tests.support.json_lines import whole_lines
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0

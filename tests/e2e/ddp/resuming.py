@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from tests import launchers
-from tests.counting_calls import FileCalls
 from tests.faults.jobs import launcher_for
-from tests.live_folders import remove_live
-from tests.ports import free_port
+from tests.support import launchers
+from tests.support.counting_calls import FileCalls
+from tests.support.live_folders import remove_live
+from tests.support.ports import free_port
 
 DEADLINE = 240.0
 CHECKPOINTS = 4

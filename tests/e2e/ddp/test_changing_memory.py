@@ -10,7 +10,7 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.memory.presence import evict, signed
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.storage.local.identity import identity
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 MEBI = 1 << 20
 

@@ -23,7 +23,7 @@ from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
 from tests.e2e.ddp.conftest import Ranks, Rounds, state, until
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 from tests.unit._core.storage.checkpoints import publish
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY

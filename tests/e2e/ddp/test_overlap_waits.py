@@ -20,7 +20,7 @@ from fastckpt._core.snapshot import mutation_check, overlap
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state
 from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 from tests.unit._core.format.baking import assert_same, reference
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY

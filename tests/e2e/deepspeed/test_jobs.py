@@ -10,7 +10,7 @@ from tests.e2e.deepspeed.conftest import KINDS, OPTIONS
 from tests.faults.faults import delay, kill, kill_agent, kill_all
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 pytestmark = pytest.mark.frameworks
 

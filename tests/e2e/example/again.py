@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {

@@ -14,8 +14,8 @@ from examples.gpt2 import options
 from examples.gpt2.afterwards import weights_equal
 from examples.gpt2.report import Comparison, read_lines
 from fastckpt.ddp import StorageType
-from tests import launchers
 from tests.faults.jobs import DEADLINE, launcher_for
+from tests.support import launchers
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "examples" / "ddp_gpt2" / "train.py"

@@ -13,7 +13,7 @@ from tests.e2e.fsdp.test_jobs import SAVING
 from tests.faults.faults import delay, flip, kill, remove
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}
 

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.fsdp.conftest import reference_runs
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_all_injected
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 PROGRAM = {"program": str(Path(__file__).with_name("pipeline.py")), "FASTCKPT_PRELOAD": "auto"}
 STEPS = 12

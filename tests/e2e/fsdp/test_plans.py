@@ -21,7 +21,7 @@ from fastckpt.dcp import shard_plans
 from fastckpt.dcp.plan_messages import PlanMailbox, Stage
 from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 from fastckpt.errors import ConfigError
-from tests.counting_store import CountingStore
+from tests.support.counting_store import CountingStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 State = dict[str, Any]

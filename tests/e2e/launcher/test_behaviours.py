@@ -16,7 +16,7 @@ from torch.distributed.run import determine_local_world_size
 
 from fastckpt_run.main import run
 from tests.e2e.launcher.conftest import Jobs, program
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 TOUCH, SHELL = program("touch.py"), program("touch.sh")
 

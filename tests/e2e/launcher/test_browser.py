@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests import chromium
 from tests.e2e.launcher.watched_jobs import WatchedAgent, ended, trains
+from tests.support import chromium
 
 pytestmark = [
     pytest.mark.campaign,

@@ -17,7 +17,7 @@ from fastckpt_run.failures.deaths import DeathWatch, describe, peek
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.workers import drop_if_torn
 from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
-from tests.json_lines import whole_lines
+from tests.support.json_lines import whole_lines
 
 FAMILY = program("family.py")
 GRACE = 600  # seconds that no test could pass: only SIGKILL at once ends these workers

@@ -13,7 +13,7 @@ from fastckpt_run.main import main
 from fastckpt_run.preload import head_start
 from tests.cli.conftest import publish
 from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 TRAIN = program("train.py")
 

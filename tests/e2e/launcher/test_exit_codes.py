@@ -15,11 +15,11 @@ import pytest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.exit_codes import ADVICE, BAD_NODE, NOT_STORED, START_AGAIN, Ending
 from fastckpt_run.failures.deaths import is_from_outside
-from tests import launchers
 from tests.e2e.launcher.conftest import program, until
-from tests.json_lines import whole_lines
-from tests.live_folders import remove_live
-from tests.ports import free_port
+from tests.support import launchers
+from tests.support.json_lines import whole_lines
+from tests.support.live_folders import remove_live
+from tests.support.ports import free_port
 
 PAGE = Path(__file__).parents[3] / "docs/reference/exit_codes.md"
 SAVE = program("save.py")

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.cli import main
 from tests.e2e.launcher.watched_jobs import WatchedAgent, ended, trains, workers
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 def test_the_page_shows_a_job_of_two_nodes_that_fails_and_resumes_and_its_actions_flush_and_stop_it(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launcher.conftest import Jobs, until
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 SECRET = "a secret of the job, for tests"
 SCRIPT = """

@@ -9,7 +9,7 @@ import pytest
 
 from fastckpt_run.main import main
 from tests.e2e.launcher.conftest import Jobs, until
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 SCRIPT = """
 import os, pathlib, shutil, time

@@ -11,7 +11,7 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.e2e.launcher.conftest import Jobs, program, until
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 SAVE = program("save.py")
 QUICK = ("--nnodes=1", "--nproc-per-node=1", "--fast-flush-timeout=1")

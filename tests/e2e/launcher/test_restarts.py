@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from fastckpt_run.torchrun_patches import forget_last_round
 from tests.e2e.launcher.conftest import Jobs, program
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 MANY = 20
 # Forked workers restart in a third of a second, executed ones import torch each time.

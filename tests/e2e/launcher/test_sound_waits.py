@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.launcher.conftest import Jobs, program
 from tests.e2e.launcher.programs.sound_waits import WAITS
-from tests.json_lines import whole_lines
+from tests.support.json_lines import whole_lines
 
 SECONDS = 6.0
 BUSY = {

@@ -20,7 +20,7 @@ from fastckpt._core.memory import headroom
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.failures.restarts import Restarts
 from tests.e2e.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
-from tests.json_lines import whole_lines
+from tests.support.json_lines import whole_lines
 
 TRAIN = program("train.py")
 FORK = ["--run-path", "--start-method=fork"]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests import launchers
 from tests.e2e.launcher.conftest import program
+from tests.support import launchers
 
 DEADLINE = 120.0
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -9,7 +9,7 @@ import pytest
 from fastckpt_run.preload.preloader import ForkedWorker
 from tests.e2e.launcher.preloading import Starter, template
 from tests.faults.jobs import run_forked
-from tests.json_lines import whole_lines
+from tests.support.json_lines import whole_lines
 
 pytestmark = pytest.mark.frameworks
 

@@ -23,7 +23,7 @@ from fastckpt._core.retention import KeepLatestStepStrategy
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 NEEDS = RequiredFiles("state.json", "optimizer/rank_0.pt")

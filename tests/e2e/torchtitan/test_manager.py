@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 
-from tests import launchers
+from tests.support import launchers
 
 
 def launch(folder: Path, name: str, kill_at: int) -> str:

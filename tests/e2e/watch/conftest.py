@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import launchers
+from tests.support import launchers
 
 PROGRAM = Path(__file__).parent / "train.py"
 DEADLINE = 120.0

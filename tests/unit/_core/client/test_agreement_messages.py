@@ -15,7 +15,7 @@ from fastckpt._core.client import collective, mailbox
 from fastckpt._core.client.collective import Agreement, PeerDeparted, PeerFailed, SingleRank
 from fastckpt._core.client.job_store import JobRanks
 from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NoRankState
-from tests.counting_store import CountingStore
+from tests.support.counting_store import CountingStore
 
 DEADLINE = 120
 Job = Callable[[Agreement], Any]

@@ -9,7 +9,7 @@ import pytest
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import NotLoadable
 from tests.e2e.ddp.conftest import Ranks, state
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fastckpt._core.client import job_store
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.job_store import job_store_if_met
-from tests.counting_store import CountingStore
+from tests.support.counting_store import CountingStore
 
 WORLD = 3
 Job = Callable[[int], Any]

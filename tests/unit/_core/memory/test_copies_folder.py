@@ -27,7 +27,7 @@ from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import ArenaTooSmall, FastckptError
-from tests.largest_file import largest_file
+from tests.support.largest_file import largest_file
 
 ATTEMPT, SHARDS, SIZE = "token", "__1_0.distcp", (1 << 20) + 5
 DETAILS = {"world_size": 2, "rank": 1, "node": 1, "nodes": 2, "attempt": ATTEMPT}

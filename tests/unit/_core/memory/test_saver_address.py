@@ -18,7 +18,7 @@ from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
 from tests.e2e.ddp.conftest import Ranks, state
 from tests.faults.test_hostile import NOBODY
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 KEY = "0" * 24
 ROOT = Path(__file__).parents[4]

@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core import metrics
 from fastckpt.offload import ActivationOffload
-from tests.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
+from tests.support.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
 DEADLINE = 60.0
 

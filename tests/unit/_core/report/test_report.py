@@ -13,7 +13,7 @@ from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import Report, incidents, report
 from fastckpt_run import formatting
 from fastckpt_run.views import report_text
-from tests.counting_functions import calls_of
+from tests.support.counting_functions import calls_of
 from tests.unit._core.report.stories import Story
 
 

@@ -41,7 +41,7 @@ from fastckpt.ddp import StorageType
 from fastckpt.errors import AgentLost, ArenaInUse, FastckptError, PersistError, PlaceInUse, SaverError
 from fastckpt_run.events import summary
 from tests.e2e.ddp.conftest import Ranks, state, until
-from tests.live_folders import remove_live
+from tests.support.live_folders import remove_live
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 ROOT = Path(__file__).parents[4]

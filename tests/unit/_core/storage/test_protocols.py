@@ -26,7 +26,7 @@ from fastckpt._core.storage.store import open_store
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ConfigError
 from tests.e2e.ddp.conftest import Ranks, directory, ranks, state  # noqa: F401 (fixtures)
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 WEBDAV = """
 import sys

@@ -14,7 +14,7 @@ from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.meeting import Timing
 from fastckpt_run.rendezvous.membership import NodeLimits
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 PATIENCE = 60.0
 

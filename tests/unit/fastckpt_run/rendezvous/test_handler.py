@@ -31,7 +31,7 @@ from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.membership import Master, Round
 from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, kill, meet, ranks, until
 
 

@@ -22,7 +22,7 @@ from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Node, Round
 from fastckpt_run.rendezvous.node_admission import JobDirectory, NodeAdmission, _Witnesses
 from fastckpt_run.rendezvous.signing import Signer
 from fastckpt_run.rendezvous.store_connection import threads_end
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, Agents, agents, in_thread, kill, meet, ranks, until
 
 TERMS = JobTerms("0.5.0", "2.13.0", "1", "1:3", "train.py")

@@ -10,7 +10,7 @@ from fastckpt_run.rendezvous import handler as handler_module
 from fastckpt_run.rendezvous import referrals
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.round_store import RoundStore
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, Agents, agents, in_thread, meet, until
 
 HOSTS = ("127.0.0.1", "127.0.0.2")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fastckpt._core.memory.processes import Process
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, meet, until
 
 

@@ -23,7 +23,7 @@ from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
-from tests.largest_file import largest_file
+from tests.support.largest_file import largest_file
 from tests.unit._core.saver.peers.parity_group import (
     GROUP,
     NEW,

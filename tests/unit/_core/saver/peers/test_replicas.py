@@ -35,7 +35,7 @@ from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 from fastckpt_run.events import summary
-from tests.largest_file import largest_file
+from tests.support.largest_file import largest_file
 
 SECRET, ATTEMPT = b"secret", "token"
 SHARDS = "__1_0.distcp"

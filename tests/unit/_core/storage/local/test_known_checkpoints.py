@@ -18,8 +18,8 @@ from fastckpt._core.storage.local import known_checkpoints
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.scan import LOOKED_AT
 from fastckpt.errors import ConfigError
-from tests.counting_calls import FileCalls
-from tests.counting_functions import calls_of
+from tests.support.counting_calls import FileCalls
+from tests.support.counting_functions import calls_of
 from tests.unit._core.storage.checkpoints import assert_sound, publish
 
 
