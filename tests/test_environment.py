@@ -5,7 +5,6 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -16,12 +15,13 @@ EXTRAS = PROJECT["optional-dependencies"]
 NEEDED = [*PROJECT["dependencies"], *(need for extra in EXTRAS.values() for need in extra)]
 
 
-@pytest.mark.parametrize("needed", sorted({need for need in NEEDED if not need.startswith("fastckpt-run")}))
-def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed(needed):
-    requirement = Requirement(needed)
-    pinned, installed = PINNED[requirement.name], metadata.version(requirement.name)
-    assert Version(installed).public == pinned
-    assert requirement.specifier.contains(pinned)
+def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed():
+    for needed in NEEDED:
+        requirement = Requirement(needed)
+        if requirement.name != "fastckpt-run":
+            pinned, installed = PINNED[requirement.name], metadata.version(requirement.name)
+            assert Version(installed).public == pinned, needed
+            assert requirement.specifier.contains(pinned), needed
 
 
 def test_tests_have_all_extras():

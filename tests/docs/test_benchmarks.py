@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import benchmarks, main
-from benchmarks.harness import page, results
+from benchmarks.harness import page
 from benchmarks.harness.benchmark import Figure, Goal
 from benchmarks.harness.results import FOLDER, load
 from benchmarks.harness.turn import Turn, values_of
@@ -43,13 +43,6 @@ def test_a_benchmark_asks_a_question_of_contenders_that_it_names(name: str):
     for run in load(name):
         took_part = {sample["contender"] for sample in run.samples}
         assert took_part and took_part | run.missing.keys() <= {each.name for each in benchmark.contenders}
-
-
-@pytest.mark.parametrize(
-    ("values", "text"), [([], "-"), ([2.0], "2"), ([1.0, 1.1, 1.2], "1.1"), ([1.0, 2.0, 4.0], "2 (1-4)")]
-)
-def test_a_range_is_shown_where_it_is_wide(values: list[float], text: str):
-    assert page.brief(values) == text
 
 
 def test_the_verdict_on_a_goal_counts_the_runs_that_met_it():
@@ -113,16 +106,6 @@ def test_bad_arguments_are_refused_by_name(arguments: list[str], text: str, caps
     with pytest.raises(SystemExit):
         parsed(arguments)
     assert text in capsys.readouterr().err
-
-
-def test_a_folder_of_results_that_cannot_be_written_is_refused_before_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(results, "FOLDER", tmp_path / "file" / "benchmarks")
-    with pytest.raises(SystemExit):
-        main(["later_save", "--record"])
-    assert "benchmarks cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,10 +9,6 @@ def steps(begin: float, count: int) -> list[float]:
     return [begin + STEP * (n + 1) for n in range(count)]
 
 
-def test_a_job_without_losses_makes_use_of_all_its_time():
-    assert shares([Life(7.0, 0, steps(7.0, 20), None)], 10.0)["ettr"] == pytest.approx(1.0)
-
-
 def test_each_second_has_one_cause():
     """The first life is killed 0.25 s into its ninth step, of eight steps one is lost; the next resumes after 2 s."""
     lives = [Life(0.0, 0, steps(0.0, 8), 4.25), Life(6.25, 7, steps(6.25, 7), None)]
@@ -29,12 +25,6 @@ def test_of_a_job_that_is_down_at_the_end_what_it_resumes_later_was_of_use():
     found = shares(lives, 10.0)
     assert found["ettr"] == pytest.approx(6 * STEP / 10.0)
     assert found["restart"] == pytest.approx(1.0)
-
-
-def test_a_job_that_is_given_up_loses_the_rest_of_the_time():
-    found = shares([Life(0.0, 0, steps(0.0, 8), 4.0)], 10.0)
-    assert found["ettr"] == pytest.approx(0.4)
-    assert found["restart"] == pytest.approx(6.0)
 
 
 def test_instants_are_as_many_as_the_mean_says_and_the_same_in_a_round():

@@ -24,7 +24,3 @@ def test_probabilities_of_survival_are_those_of_the_placement(row: str):
     found = [survival(place(nodes, copies).holders, 2) for copies in (1, 2)]
     found += [parity_survival(grouped(nodes, size), 2) for size in (4, 8)]
     assert shown == [f"{part:.1%}" for part in found]
-
-
-def test_the_table_has_rows():
-    assert len(rows()) == 6

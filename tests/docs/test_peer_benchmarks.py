@@ -9,7 +9,6 @@ import pytest
 from benchmarks.harness.machine import PEERS
 from benchmarks.suite import peak_memory, peers_save
 from benchmarks.suite._memory import Sample, cached_of, files_of, resident
-from benchmarks.suite._ways import WAYS
 
 GB = 10**9
 
@@ -21,11 +20,6 @@ def test_a_peer_without_its_environment_is_missing_and_the_reason_has_the_comman
     reasons = {each.name: each.missing() for each in peers_save.CONTENDERS}
     assert "make peers" in reasons["DLRover DISK"] and "orbax/bin/python" in reasons["Orbax"]
     assert reasons["torch.save"] == reasons["fastckpt DISK"] == ""
-
-
-def test_each_way_says_what_its_configuration_is():
-    assert {contender.name for contender in peers_save.CONTENDERS} == {peers_save.LIMITS, *WAYS}
-    assert all((way.__doc__ or "").strip().endswith((".", ".\n")) for way in WAYS.values())
 
 
 def test_peaks_are_what_is_more_than_before_in_states_of_all_workers():

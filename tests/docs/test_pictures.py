@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from benchmarks import concepts, drawing, failure, scale
+from benchmarks import concepts, failure, scale
 from tests.unit._core.report.schema import faults, table
 
 ROOT = failure.ROOT
@@ -35,12 +35,6 @@ def test_the_page_has_the_times_of_the_recorded_log():
     text = " ".join((ROOT / "docs/concepts.md").read_text().split())
     for at, _, what, event in failure.story(failure.Failure(failure.load())):
         assert not event or f"{at:.0f} ms" in text, (at, what)
-
-
-def test_a_word_that_the_glossary_lacks_is_refused():
-    assert drawing.word("flush") == "flush"
-    with pytest.raises(KeyError, match="blob"):
-        drawing.word("blob")
 
 
 @pytest.mark.parametrize("picture", [failure.PICTURE, concepts.PICTURE, scale.PICTURE], ids=lambda path: path.stem)

@@ -18,10 +18,3 @@ def test_the_exponent_of_a_cost_is_that_beyond_its_constant(exponent: float, con
 @pytest.mark.parametrize("noise", [(1, 1.1, 0.95, 1.05, 1), (1, 1, 1, 1, 1.2), (1.2, 1, 1, 1, 1), (2, 1.5, 1, 1, 1)])
 def test_a_cost_that_hardly_grows_is_flat(noise: tuple[float, ...]):
     assert fitted([*zip(AXIS, noise, strict=True)])[1:] == (0.0, 0.0)
-
-
-def test_two_points_have_a_law_without_a_constant_and_one_has_none():
-    assert fitted([(10, 0.5), (1000, 50)]) == pytest.approx((0.0, 0.05, 1.0))
-    assert fitted([(10, 0.5), (1000, 0.6)]).exponent == 0.0
-    with pytest.raises(ValueError, match="1 point tells nothing of growth; give 2 or more"):
-        fitted([(10, 0.5)])

@@ -4,17 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale import CASES, DAY, SCHEMES, Case, Scheme, SimulatedJob, simulate
+from benchmarks.scale import CASES, DAY, Case, Scheme, SimulatedJob, simulate
 
 QUIET = Case("no failures", replace(CASES[0].assumed, failures=1e-12))
 WHOLE = Scheme("memory, one copy", copies=1)
-
-
-def test_a_job_without_failures_loses_what_its_saves_cost_alone():
-    for scheme in SCHEMES:
-        job = SimulatedJob(4, scheme, QUIET, seed=1)
-        found = job.run(DAY)
-        assert found.failures == 0 and found.useful == pytest.approx(1 / (1 + job._overhead()))
 
 
 def test_a_seed_gives_the_same_job_and_another_one_another():
@@ -54,22 +47,6 @@ def test_a_job_waits_for_a_link_and_its_memory_but_a_spare_needs_copies():
         assert job._fail("host0001", DAY, DAY, DAY)[0] == source
         assert job._until_it_goes_on("memory", DAY) == CASES[0].assumed.restart
         assert "host0004" in job._round.ranks and "host0001" not in job._round.ranks
-
-
-@pytest.mark.parametrize(("limit", "is_left_out"), [(0, False), (2, True), (3, False)])
-def test_a_bad_host_is_left_out_after_as_many_failures_as_are_given(limit, is_left_out):
-    job = SimulatedJob(4, Scheme("spares", copies=1, spares=0.25, exclude=limit), only("process"), seed=1)
-    job._hosts["host0002"].is_bad = True
-    sources = [job._fail("host0002", number * DAY, DAY, DAY)[0] for number in (1, 2)]
-    assert ("host0002" not in job._round.ranks) == is_left_out
-    assert sources == ["memory", "copies" if is_left_out else "memory"]
-
-
-def test_bugs_of_the_script_leave_nobody_out():
-    job = SimulatedJob(4, Scheme("spares", spares=0.25, exclude=2), only("process"), seed=1)
-    for number in range(1, 9):
-        job._fail(f"host000{number % 2}", number * DAY, DAY, DAY)
-    assert {"host0000", "host0001"} <= job._round.ranks.keys()
 
 
 @pytest.mark.parametrize("group", [4, 8])

@@ -6,14 +6,13 @@ has imported torch; commands are executed by bash, with those of this checkout o
 """
 
 import os
-import re
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of, missing
+from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of
 from tests.support import launchers
 
 COMMANDS = {
@@ -85,36 +84,6 @@ def run(page: str, folder: Path, bin_folder: Path) -> tuple[int, str]:
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, bin_folder: Path, forked_launchers: None):
     code, printed = run(page, tmp_path, bin_folder)
     assert code == 0, printed[-8000:]
-
-
-BROKEN = {
-    "an error": "```python\nprint(model, no_such_name)\n```\n",
-    "an error of a script": "```python\n# train.py\nraise SystemExit(3)\n```\n\n```console\n$ python train.py\n```\n",
-    "a command that fails": "```bash\nfalse\ntrue\n```\n",
-    "an option that there is not": "```console\n$ fastckpt ls --no-such-option\n```\n",
-    "other output": "```console\n$ echo step 3 is durable\nstep 4 was skipped\n```\n",
-    "what a diff leaves out": "```diff\n-import torch\n+import no_such_module\n```\n",
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_block_fails_and_its_line_is_named(
-    fault: str, tmp_path: Path, bin_folder: Path, forked_launchers: None
-):
-    page = tmp_path / "page.md"
-    page.write_text(
-        f"# Title\n\n```python\nassert dist and loader and train(next(iter(loader))) > 0\n```\n\n{BROKEN[fault]}"
-    )
-    code, printed = run(str(page), tmp_path, bin_folder)
-    assert code != 0
-    assert re.search(rf"{page}(:|\", line )\d+", printed.rpartition("---")[2]), printed
-
-
-def test_numbers_may_differ_from_the_page_and_words_and_order_not():
-    printed = "step 153 was resumed after 0.2 s\nsaved 2.4 kB\ndone"
-    assert not missing(["step 7 was resumed after 81 ms", "...", "done"], printed)
-    assert missing(["done", "saved 2.4 kB"], printed) == ["saved 2.4 kB"]
-    assert missing(["step 153 was resumed after 0.2 losses"], printed)
 
 
 def test_blocks_that_are_not_run_are_few_and_have_a_reason():
