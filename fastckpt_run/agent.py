@@ -35,6 +35,7 @@ from fastckpt_run.failures.cause import (
     with_cause,
 )
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
+from fastckpt_run.failures.folded import folded, torch_lines
 from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
@@ -243,6 +244,7 @@ class FastckptAgent(HookedAgent):
         self._preloader.prepare()
         self._left.wait_for_trackers()
         pids, worker_group = proceed(), self.get_worker_group()
+        torch_lines.follow(self.context)
         self._watch, self._died = DeathWatch(pids), []
         self._started = self._due = time.monotonic()
         self._hangs.started(pids, worker_group.workers)
@@ -347,6 +349,9 @@ class FastckptAgent(HookedAgent):
         if isinstance(handler, FastckptRendezvousHandler) and not first:
             causes = (cause_of_host(exitcode, cause.exception) for exitcode, cause in culprits.values())
             handler.fault = next(filter(None, causes), "")
+        ranks = {worker.local_rank: worker.global_rank for worker in group.workers}
+        if text := folded(self.context, ranks, culprits, first):
+            logger.error("%s", text)
         self._notice.failed(culprits, self.restarts_left, nodes=nodes, first=first)
         if isinstance(handler, FastckptRendezvousHandler) and not self.restarts_left:
             handler.set_closed()  # before the last flush: workers of other nodes fail for want of these, and know why

@@ -37,6 +37,7 @@ from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.dry_run.dry_run_text import show_dry_run
 from fastckpt_run.events.summary import NeverWhole
 from fastckpt_run.exit_codes import ADVICE, Ending, ExitStatus
+from fastckpt_run.failures.folded import torch_lines
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.options import read, require_positive, require_room_for_spares
 from fastckpt_run.preload.preloader import Preloader
@@ -222,7 +223,7 @@ def _exit(code: int, message: str, status: ExitStatus) -> NoReturn:
 
 
 def _log_readably() -> None:
-    """Our log lines to stderr; from torch's no second copy of a worker's traceback."""
+    """Our log lines to stderr; torch's that say the same of a worker to a file."""
     ours = logging.getLogger("fastckpt")
     if not ours.handlers:
         handler = logging.StreamHandler()
@@ -230,9 +231,4 @@ def _log_readably() -> None:
         ours.addHandler(handler)
         ours.propagate = False
         logging.getLogger("fastckpt.report").setLevel(logging.INFO)
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
-
-
-def _without_traceback(line: logging.LogRecord) -> bool:
-    line.exc_info = None
-    return True
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(torch_lines)

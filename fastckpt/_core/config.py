@@ -316,6 +316,7 @@ class RankInfo:
     run_id: str = ""
     master: str = ""
     agent: str = ""
+    error_file: str = ""
     store_outlives_workers: bool = False
     gloo_is_lazy: bool = False
     contradiction: str = ""
@@ -343,6 +344,7 @@ class RankInfo:
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),
             agent=environment.get(AGENT_VARIABLE, ""),
+            error_file=environment.get("TORCHELASTIC_ERROR_FILE", ""),
             store_outlives_workers=environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
             gloo_is_lazy=environment.get("TORCH_GLOO_LAZY_INIT", "0") != "0",
             contradiction=place.contradiction,

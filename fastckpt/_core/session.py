@@ -21,6 +21,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
 from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.flash_options import FlashOptions
+from fastckpt._core.client.folded_tracebacks import fold_lost_connections
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.client.job_store import explain_stale_addresses
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
@@ -104,6 +105,7 @@ class Session:
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         if self.place.contradiction:
             raise ConfigError(self.place.contradiction)
+        fold_lost_connections(self.place)
         write_events_to(self.settings.events)
         choose(self.settings.mode)
         self.directory = normalised(arguments.directory(checkpoint_dir))

@@ -12,7 +12,9 @@ from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import fastckpt
+from fastckpt._core.policy.hosts.lost_connections import is_lost_connection
 from fastckpt_run.failures.deaths import Death, DeathWatch
+from fastckpt_run.failures.folded import folded_traceback
 from fastckpt_run.failures.tracebacks import last_traceback, tail_of
 from fastckpt_run.torchrun_patches import is_shown
 
@@ -23,11 +25,6 @@ _PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastckpt)), "<frozen ")
 _LONGEST = 200
 """Characters of an exception that are shown."""
-_LOST_CONNECTION = re.compile(
-    r"(RuntimeError|torch\.distributed\.\w+): .*"
-    "(Connection (closed|reset) by peer|Broken pipe|remote process exited|ncclRemoteError|failed to recv, got 0 bytes)"
-)
-"""Exceptions of torch that follow from the end of another rank: of gloo, NCCL and TCPStore."""
 CAUSE_PATIENCE, CAUSE_PATIENCE_OF_SEVERAL = 4.0, 1.0
 """Seconds for which a failure that is only a lost connection waits for its cause, on one node and on several: there it
 may be another's."""
@@ -51,7 +48,7 @@ class Cause:
     @property
     def is_lost_connection(self) -> bool:
         """True if it follows from the failure of another rank."""
-        return _LOST_CONNECTION.match(self.exception) is not None
+        return is_lost_connection(self.exception)
 
 
 def with_cause(
@@ -81,7 +78,7 @@ def with_cause(
 def cause_of_death(death: Death, reported: str, workers: PContext | None) -> Cause:
     """Find out why a worker died, before torch has looked; as `cause_of`."""
     log = _log_of(death, workers)
-    return _read(reported or tail_of(log), log)
+    return _read(reported or _written(death, workers), log)
 
 
 def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -> Cause:
@@ -108,7 +105,12 @@ def last_words(failure: ProcessFailure, reported: str, workers: PContext | None)
     """
     extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
     recorded = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
-    return reported or recorded or tail_of(_log_of(failure, workers))
+    return reported or recorded or _written(failure, workers)
+
+
+def _written(failure: ProcessFailure | Death, workers: PContext | None) -> str:
+    """The end of what a worker wrote to files: its stderr, if it was caught, or a traceback that was folded."""
+    return tail_of(_log_of(failure, workers)) or tail_of(str(folded_traceback(workers, failure.local_rank) or ""))
 
 
 def _log_of(failure: ProcessFailure | Death, workers: PContext | None) -> str:
@@ -150,6 +152,8 @@ def explain(failure: ProcessFailure, workers: PContext, hung: Container[int], lo
             failure.message += ", from the agent, because it hung"
         elif failure.local_rank in getattr(workers, "stopped", ()):
             failure.message += f", from the agent, because {lost or 'another worker had failed'}"
+    elif file := folded_traceback(workers, failure.local_rank):
+        failure.message = f"{_summary(failure)}its traceback is in {file}"
     elif is_shown(workers, failure.local_rank):
         failure.message = f"{_summary(failure)}see above for what the worker printed"
     elif not isinstance(failure.message, dict):

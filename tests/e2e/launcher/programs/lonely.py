@@ -1,0 +1,17 @@
+"""Rank 1 fails, or rank 0 loses a connection by itself; the others lose theirs in the next collective."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from fastckpt import DdpCheckpointer
+
+dist.init_process_group("gloo")
+with DdpCheckpointer("checkpoints") as checkpointer:
+    checkpointer.load_checkpoint()
+    if dist.get_rank() == 1 and sys.argv[1] == "fails":
+        raise ValueError("MARK")
+    if dist.get_rank() == 0 and sys.argv[1] == "loses":
+        raise RuntimeError("MARK: Connection closed by peer")
+    dist.all_reduce(torch.ones(1))

@@ -1,0 +1,32 @@
+"""Tracebacks of ranks that lose the connection to one that fails: in files, unless nothing else explains the end."""
+
+from pathlib import Path
+
+from tests.e2e.launcher.conftest import Jobs, program
+
+SCRIPT = program("lonely.py")
+
+
+def test_only_the_traceback_of_the_rank_that_fails_is_shown(jobs: Jobs, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    job = jobs.run("--nproc-per-node=3", f"--log-dir={logs}", SCRIPT, "fails")
+    assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
+    assert 'raise ValueError("MARK")' in job.stderr and "closing signal" not in job.stderr
+    assert "failed (exitcode: 1) local_rank: 1" in next(logs.glob("*/launcher.log")).read_text()
+    folded = {path.parent.name: path.read_text() for path in logs.glob("*/attempt_0/*/traceback.log")}
+    assert folded.keys() <= {"0", "2"} and all("in all_reduce" in text for text in folded.values())  # or was killed
+    assert not folded or " lost the connection to a rank that failed; traceback in " in job.stderr
+
+
+def test_a_connection_that_is_lost_without_another_cause_is_shown_once(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.run("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", SCRIPT, "loses")
+    assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
+    assert 'raise RuntimeError("MARK: Connection closed by peer")' in job.stderr
+    assert "its traceback is in" in job.stderr.partition("Root Cause")[2]
+
+
+def test_a_redirected_traceback_stays_where_stderr_is(jobs: Jobs, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    jobs.run("--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", SCRIPT, "loses")
+    assert "MARK: Connection closed" in next(logs.glob("*/attempt_0/0/stderr.log")).read_text()
+    assert not [*logs.glob("*/*/*/traceback.log")]
