@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from click.testing import CliRunner
 
@@ -114,7 +113,7 @@ def alike(block: str) -> list[list[str]]:
     return [_NUMBER.sub("0", _DIGEST.sub("x", line)).split() for line in block.splitlines()]
 
 
-def test_blocks_of_the_cli_page_show_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_of_the_cli_page_show_what_the_commands_print(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = list(pages(tmp_path))
     assert len(found) >= 10

@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.doctor import catalogue
 from fastckpt_run.doctor.catalogue import examine, name_of
 from fastckpt_run.doctor.diagnosis import Severity, Subject
 from fastckpt_run.doctor.host_checks import cores
 from tests.cli import harm
-from tests.cli.conftest import Fastckpt, publish
+from tests.cli.conftest import killed_job, publish, quarantine
 from tests.support.ports import free_port
 from tests.unit._core.memory.conftest import small_disk  # noqa: F401 (a fixture)
 from tests.unit._core.storage.s3 import S3, s3, s3_server  # noqa: F401 (fixtures)
@@ -81,7 +80,7 @@ def states(lines: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture
-def served(fastckpt: Fastckpt, directory: Path) -> Iterator[Path]:
+def served(fastckpt, directory) -> Iterator[Path]:
     """A directory that a job of this process saves to."""
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.DISK)
@@ -90,7 +89,7 @@ def served(fastckpt: Fastckpt, directory: Path) -> Iterator[Path]:
         yield directory
 
 
-def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt: Fastckpt, three: Path):
+def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt, three):
     before = sorted(map(str, three.rglob("*")))
     said = fastckpt("doctor", three, "--json")
     lines = by_name(said.document)
@@ -101,30 +100,17 @@ def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt: Fastckpt, 
     assert "became durable" in lines["writes"][0]["found"] and states(lines["locks"]) == ["ok"]
 
 
-def test_lines_for_people_have_states_remedies_and_a_count(fastckpt: Fastckpt, tmp_path: Path):
+def test_lines_for_people_have_states_remedies_and_a_count(fastckpt, tmp_path):
     (tmp_path / "file").touch()
     said = fastckpt("doctor", tmp_path / "file")
     lines = said.out.splitlines()
-    assert said.code == 1 and f"problem  directory: {tmp_path / 'file'} is a file" in lines
-    assert (
-        lines[lines.index(f"problem  directory: {tmp_path / 'file'} is a file") + 1] == "         -> Give a directory"
-    )
+    at = lines.index(f"problem  directory: {tmp_path / 'file'} is a file")
+    assert said.code == 1 and lines[at + 1] == "         -> Give a directory"
     assert lines[-1].split()[1].rstrip(",s") == "problem"
-
-
-def test_a_wrong_option_is_no_answer(fastckpt: Fastckpt):
     assert fastckpt("doctor", "--deadline", "0").code == 2 and fastckpt("doctor", "--no-such").code == 2
 
 
-def test_a_container_with_the_shared_memory_of_docker_gets_a_warning_with_options():
-    as_root()
-    code, lines = run(within=IN_DOCKER)
-    [line] = lines["shared memory size"]
-    assert code == 0 and line["state"] == "warning" and "64.0 MiB is what Docker" in line["found"]
-    assert "--shm-size=" in line["remedy"] and "medium: Memory" in line["remedy"]
-
-
-def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path: Path):
+def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path):
     assert states(look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path))) == ["warning"]
     [line] = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
     assert line["state"] == "problem" and "No such file" in line["found"] and "--fast-shm-dir" in line["remedy"]
@@ -132,22 +118,24 @@ def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path: Path):
     assert line["state"] == "problem" and "is a tmpfs" in line["found"]
 
 
-def test_checkpoints_that_do_not_fit_in_memory_are_a_problem(directory: Path):
+def test_a_container_with_the_shared_memory_of_docker_in_which_no_checkpoint_fits(directory):
     as_root()
     publish(directory, 1, state={"model": torch.ones(10 << 20)})  # 40 MiB
     code, lines = run(directory, within=IN_DOCKER)
+    [line] = lines["shared memory size"]
+    assert line["state"] == "warning" and "64.0 MiB is what Docker" in line["found"]
+    assert "--shm-size=" in line["remedy"] and "medium: Memory" in line["remedy"]
     [line] = lines["memory needed"]
     assert code == 1 and line["state"] == "problem" and "3 slots of 40" in line["found"] and line["remedy"]
 
 
-def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(directory: Path):
+def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(directory):
     as_root()
     directory.mkdir(mode=0o555)
     code, lines = run(directory, within=AS_OTHERS)
     [line] = lines["directory"]
-    assert (
-        code == 1 and line["state"] == "problem" and "user 0 may not write there (owner 0, mode 0555)" in line["found"]
-    )
+    assert code == 1 and line["state"] == "problem"
+    assert "user 0 may not write there (owner 0, mode 0555)" in line["found"]
     assert states(lines["writes"]) == states(lines["names"]) == ["problem"]
     directory.chmod(0o755)
     os.chown(directory, 65534, 65534)
@@ -158,7 +146,7 @@ def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(director
     assert "chmod o-w" in look("directory", directory)[0]["remedy"]
 
 
-def test_a_read_only_file_system_is_a_problem(directory: Path):
+def test_a_read_only_file_system_is_a_problem(directory):
     as_root()
     directory.mkdir()
     mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"', str(directory)]
@@ -167,7 +155,7 @@ def test_a_read_only_file_system_is_a_problem(directory: Path):
     assert states(lines["file system"]) == ["warning"] and "outlives" in lines["file system"][0]["found"]
 
 
-def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path: Path):  # noqa: F811
+def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path):  # noqa: F811
     disk = small_disk(8)
     assert states(look("writes", disk)) == ["ok"]
     filler = disk / "filler"
@@ -181,7 +169,7 @@ def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path: P
     filler.unlink()
 
 
-def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path: Path):
+def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path):
     as_root()
     dead = tmp_path / "dead"
     dead.mkdir()
@@ -194,7 +182,7 @@ def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path: Path):
     assert states(lines["Python"]) == states(lines["interfaces"]) == ["ok"]
 
 
-def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt: Fastckpt, served: Path):
+def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt, served):
     said = fastckpt("doctor", served, "--json")
     lines = by_name(said.document)
     for name in ("memory of the directory", "history"):
@@ -207,27 +195,25 @@ def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt: Fa
 
 
 def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_and_a_warning_for_others(
-    fastckpt: Fastckpt, directory: Path, tmp_path: Path
+    fastckpt, directory, tmp_path
 ):
-    program = (
-        "import os, signal, subprocess, sys, torch; from fastckpt import DdpCheckpointer, StorageType\n"
-        "c = DdpCheckpointer(sys.argv[1])\n"
-        "c.save_checkpoint(6, {'w': torch.ones(2)}, storage_type=StorageType.DISK)\n"
-        "c.wait_latest_checkpoint(60)\n"
-        "c.save_checkpoint(7, {'w': torch.ones(2)}, storage_type=StorageType.MEMORY)\n"
-        "print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    command = [sys.executable, "-c", program, directory]
-    done = subprocess.run(command, timeout=120, check=False, stdout=subprocess.PIPE, start_new_session=True)
-    assert done.returncode == -signal.SIGKILL
+    read, write = os.pipe()
+
+    def leave_a_process() -> None:
+        os.setsid()
+        os.write(write, str(subprocess.Popen(["sleep", "600"]).pid).encode())
+
+    killed_job(directory, leave_a_process)
+    pid = int(os.read(read, 9))
+    for end in (read, write):
+        os.close(end)
     line, left = look("arena of directory", directory)
     assert left["state"] == "warning" and "a launch kills them" in left["found"]
-    assert re.search(rf"\b{int(done.stdout)}\b", left["found"])
-    os.kill(int(done.stdout), signal.SIGKILL)
-    assert line["state"] == "ok" and "step 7 of history 1 whole: a launch adopts it" in line["found"]
+    assert re.search(rf"\b{pid}\b", left["found"])
+    os.kill(pid, signal.SIGKILL)
+    assert line["state"] == "ok" and "step 2 of history 1 whole: a launch adopts it" in line["found"]
     assert "which is dead" in look("history", directory)[0]["found"]
-    assert look("resume", directory)[0]["found"].startswith("step 7 of history 1 from memory")
+    assert look("resume", directory)[0]["found"].startswith("step 2 of history 1 from memory")
     others = look("memory of others", tmp_path / "another")
     assert states(others) == ["ok", "warning"] and str(directory) in others[1]["found"]
     assert "fastckpt shm clean" in others[1]["remedy"]
@@ -245,18 +231,17 @@ def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_and_a_warni
     assert fastckpt("shm", "clean", "--yes").code == 0  # what the job has shown of its progress
 
 
-def test_checkpoints_of_which_none_can_be_loaded_are_a_problem_and_each_has_a_reason(three: Path):
+def test_checkpoints_of_which_none_can_be_loaded_are_a_problem_and_each_has_a_reason(three):
     harm.truncate(three / "checkpoint-30/model.pt")
     lines = look("resume", three)
     assert states(lines) == ["ok", "warning", "ok"] and "damaged" in lines[1]["found"]
-    store = CheckpointDirectory(three)
-    for stored in store.checkpoints():
-        store.quarantine(stored, "bits flipped")
+    for step in (10, 20):
+        quarantine(three, step)
     lines = look("resume", three)
     assert states(lines)[0] == "problem" and "fastckpt which" in lines[0]["remedy"]
 
 
-def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt: Fastckpt):
+def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt):
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = listening.getsockname()[1]
@@ -264,14 +249,17 @@ def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt: Fast
         said = fastckpt("doctor", "--rdzv-endpoint", endpoints, "--json")
     lines = by_name(said.document)
     assert said.code == 1
-    assert "no such name" in lines["endpoint nosuch.invalid:29400"][0]["found"]
-    assert "this host" in lines[f"endpoint 127.0.0.1:{taken}"][0]["found"]
-    assert "something listens" in lines[f"endpoint 127.0.0.1:{taken}"][0]["found"]
-    assert "would hold the store" in lines[f"endpoint localhost:{port}"][0]["found"]
+    for endpoint, found in (
+        ("nosuch.invalid:29400", "no such name"),
+        (f"127.0.0.1:{taken}", "this host"),
+        (f"127.0.0.1:{taken}", "something listens"),
+        (f"localhost:{port}", "would hold the store"),
+    ):
+        assert found in lines[f"endpoint {endpoint}"][0]["found"]
     assert states(lines["secret"]) == ["warning"] and "openssl rand" in lines["secret"][0]["remedy"]
 
 
-def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
+def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch):
     [line] = examine("endpoints", endpoints="a:1,,b:2", settings={})
     assert line["state"] == "problem" and "has an empty one" in line["found"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
@@ -283,7 +271,7 @@ def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch: pytest.M
     assert {*states(look("interfaces"))} == {"ok"}
 
 
-def test_secrets_are_in_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fastckpt: Fastckpt):
+def test_secrets_are_in_no_line(tmp_path, monkeypatch, fastckpt):
     secret = "a-secret-of-this-job-0123456789"
     (tmp_path / "secret").write_text(secret)
     [line] = look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))
@@ -296,7 +284,7 @@ def test_secrets_are_in_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert said.code == 1 and secret not in said.out + said.err and "nosuch" in said.out
 
 
-def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fastckpt: Fastckpt, s3: S3):  # noqa: F811
+def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fastckpt, s3):  # noqa: F811
     lines = look("store", "s3://bucket/run")
     assert states(lines)[:2] == ["ok", "ok"] and "0 whole checkpoints" in lines[0]["found"]
     assert not [key for key in s3.objects() if "doctor" in key]
@@ -304,7 +292,7 @@ def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fast
     assert line["state"] == "problem" and line["remedy"]
 
 
-def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it(tmp_path: Path):
+def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it(tmp_path):
     for name, version in (("psutil", "1.0"), ("torch", "2.5.1")):
         info = tmp_path / f"{name}-{version}.dist-info"
         info.mkdir()
@@ -316,7 +304,7 @@ def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it
     assert any(each.startswith("pip install 'torch") for each in remedies)
 
 
-def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch):
     [line] = examine("shared memory", settings={"FASTCKPT_SLOTS": "many"})
     assert line["state"] == "problem" and "FASTCKPT_SLOTS is 'many'" in line["found"]
 
@@ -324,16 +312,13 @@ def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch: pytest.Monk
         raise ZeroDivisionError("by nothing")
         yield
 
+    assert len({name_of(check) for check in catalogue.ALL}) == len(catalogue.ALL)
     monkeypatch.setitem(catalogue._BY_NAME, "clock", broken)
     [line] = examine("clock", settings={})
     assert line["state"] == "problem" and "ZeroDivisionError: by nothing" in line["found"]
 
 
-def test_each_check_has_a_name_of_its_own():
-    assert len({name_of(check) for check in catalogue.ALL}) == len(catalogue.ALL)
-
-
-def test_limits_of_cgroups_of_both_versions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_limits_of_cgroups_of_both_versions_are_found(tmp_path, monkeypatch):
     from fastckpt._core.memory import headroom
 
     monkeypatch.setattr(headroom, "CGROUPS", tmp_path)
@@ -365,7 +350,7 @@ def test_limits_of_cgroups_of_both_versions_are_found(tmp_path: Path, monkeypatc
     assert states(look("cgroup processor")) == ["ok"] and states(look("cgroup processes")) == ["warning"]
 
 
-def test_the_command_of_the_page_runs(fastckpt: Fastckpt, three: Path):
+def test_the_command_of_the_page_runs(fastckpt, three):
     text = (Path(__file__).parents[2] / "docs/operate/doctor.md").read_text()
     command = re.search(r"^fastckpt (doctor .*)$", text, re.MULTILINE)
     assert command
@@ -375,7 +360,7 @@ def test_the_command_of_the_page_runs(fastckpt: Fastckpt, three: Path):
     assert said.code == 0 and "endpoint localhost:29400" in said.out and f"directory: {three}" in said.out
 
 
-def test_fewer_cores_than_ranks_are_a_warning() -> None:
+def test_fewer_cores_than_ranks_are_a_warning():
     """As where Slurm binds the one task of a node, and it has asked for no core besides."""
     usable = len(os.sched_getaffinity(0))
     [enough], [short] = (list(cores(Subject(ranks=ranks))) for ranks in (usable, usable + 1))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
@@ -123,11 +124,35 @@ def kill(handler: FastckptRendezvousHandler) -> None:
     handler._master = handler._endpoints.server = None
 
 
+def ended(nodes: list[FastckptRendezvousHandler]) -> None:
+    """Wait until all of these know that their round is over."""
+    until(lambda: all(node.num_nodes_waiting() for node in nodes), "the round ends")
+
+
+def join(newcomer: FastckptRendezvousHandler, members: list[FastckptRendezvousHandler]) -> None:
+    """Have a node come to a round that goes on, and all meet in the next one."""
+    joined = in_thread(newcomer.next_rendezvous)
+    ended(members)
+    meet(members)
+    joined.result(PATIENCE)
+
+
 @contextmanager
-def agents(*arguments: int, **options: float) -> Iterator[Agents]:
+def agents(*arguments: int, **options: Any) -> Iterator[Agents]:
     """Agents, which are ended at the end."""
-    made = Agents(*arguments, **options)  # type: ignore[arg-type]
+    made = Agents(*arguments, **options)
     try:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def met(
+    count: int, fewest: int = 1, most: int = 0, **options: Any
+) -> Iterator[tuple[Agents, list[FastckptRendezvousHandler]]]:
+    """A job whose nodes have had a first round."""
+    with agents(fewest, most or count, **options) as job:
+        nodes = job.several(count)
+        meet(nodes)
+        yield job, nodes

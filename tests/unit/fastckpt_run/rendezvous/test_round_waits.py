@@ -8,7 +8,7 @@ from fastckpt_run.rendezvous.round_waits import RoundEnded
 from tests.unit.fastckpt_run.rendezvous.agents import agents, kill, meet, ranks
 
 
-def test_a_wait_for_an_agent_that_dies_ends_with_the_round_and_one_for_what_is_there_does_not() -> None:
+def test_a_wait_for_an_agent_that_dies_ends_with_the_round_and_one_for_what_is_there_does_not():
     with agents(2, 2) as job:
         nodes = job.several(2)
         infos = meet(nodes)
@@ -21,7 +21,7 @@ def test_a_wait_for_an_agent_that_dies_ends_with_the_round_and_one_for_what_is_t
         assert infos[first].store.multi_get(["written"]) == [b"1"]
 
 
-def test_a_wait_in_a_round_that_goes_on_ends_at_its_timeout() -> None:
+def test_a_wait_in_a_round_that_goes_on_ends_at_its_timeout():
     with agents(1, 1) as job:
         (info,) = meet(job.several(1))
         with pytest.raises(RuntimeError, match="wait timeout"):

@@ -10,7 +10,7 @@ from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_threa
 
 
 @pytest.mark.parametrize("parts", [True, False])
-def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one(parts: bool) -> None:
+def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one(parts):
     """Before it looks, or when it has found it."""
     own, others = (f"127.0.0.1:{free_port()}" for _ in range(2))
     sought = replace(Process.current(), pid=1)
@@ -30,4 +30,4 @@ def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round
         joining = in_thread(node.next_rendezvous)
         until(other.num_nodes_waiting, "the other one sees that it has come")
         infos = [in_thread(other.next_rendezvous).result(PATIENCE), joining.result(PATIENCE)]
-        assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]  # type: ignore[attr-defined]
+        assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
