@@ -106,13 +106,12 @@ def test_diff_names_changes_of_the_structure(tmp_path):
 def test_diff_ignores_sharing_layout_views_the_sign_of_zero_and_the_bits_of_nan(tmp_path):
     base, number = torch.arange(6.0).view(2, 3), torch.tensor([1 + 2j, 3 - 1j])
     other_nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
-    negative = number.conj().imag
-    assert negative.is_neg()
-    a = {"y": base, "t": base.t(), "p": torch.nn.Parameter(base), "nan": torch.tensor([NAN, 0.0])}
+    a = {"x": base, "y": base, "t": base.t(), "p": torch.nn.Parameter(base), "nan": torch.tensor([NAN, 0.0])}
     b = {"y": base.clone(), "t": base.t().contiguous(), "p": base, "nan": torch.cat([other_nan, -base[0, :1]])}
-    a |= {"x": base, "conj": number.conj(), "neg": negative}
-    b |= {"x": base, "conj": number.conj().resolve_conj(), "neg": negative.resolve_neg()}
-    assert not differ(tmp_path, a, b)
+    assert not differ(tmp_path, a, b | {"x": base})
+    assert number.conj().imag.is_neg()
+    for view in (number.conj(), number.conj().imag):
+        assert not differ(tmp_path, {"t": view}, {"t": view.resolve_conj().resolve_neg()})
     assert distance(tmp_path, number, number.conj()).max_abs == 4
 
 
@@ -199,22 +198,22 @@ def test_the_distance_of_tensors_is_that_of_numpy(tmp_path, monkeypatch, block, 
 
 
 def test_diff_of_large_files_loads_neither_into_memory(tmp_path):
-    """Two files of 200 MB, compared by a process that stays far below one of them."""
-    big = {f"layer-{i}": torch.full((5_000_000,), float(i)) for i in range(10)}
+    """Two files of 120 MB, compared by a process that stays far below one of them."""
+    big = {f"layer-{i}": torch.full((5_000_000,), float(i)) for i in range(6)}
     torch.save(big, tmp_path / "a.pt")
-    big["layer-9"][-1] += 1
+    big["layer-5"][-1] += 1
     torch.save(big, tmp_path / "b.pt")
     program = (
         "import resource, sys, torch; from fastckpt._core.inspect import diff; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "files = [diff.InventoryFile(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]]\n"
         "found = diff.diff_files(*files)\n"
-        "assert found.tensors['layer-9'].max_abs == 1 and len(found.tensors) == 1\n"
+        "assert found.tensors['layer-5'].max_abs == 1 and len(found.tensors) == 1\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=True)
-    assert int(done.stdout) * 1024 < 100e6
+    assert int(done.stdout) * 1024 < 80e6
 
 
 def test_a_comparison_of_bits_counts_what_is_equal_as_a_number():

@@ -79,14 +79,10 @@ def states(lines: list[dict[str, Any]]) -> list[str]:
     return [line["state"] for line in lines]
 
 
-@pytest.fixture
-def served(fastckpt, directory) -> Iterator[Path]:
-    """A directory that a job of this process saves to."""
-    with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.DISK)
-        checkpointer.wait_latest_checkpoint(60)
-        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
-        yield directory
+def assert_tells(lines: list[dict[str, Any]], state: str, *texts: str) -> None:
+    """It is one line, with this state and these texts."""
+    [line] = lines
+    assert line["state"] == state and all(text in f"{line['found']} -> {line['remedy']}" for text in texts), line
 
 
 def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt, three):
@@ -112,38 +108,33 @@ def test_lines_for_people_have_states_remedies_and_a_count(fastckpt, tmp_path):
 
 def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path):
     assert states(look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path))) == ["warning"]
-    [line] = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
-    assert line["state"] == "problem" and "No such file" in line["found"] and "--fast-shm-dir" in line["remedy"]
-    [line] = look("shared memory", FASTCKPT_MEMORY="no")
-    assert line["state"] == "problem" and "is a tmpfs" in line["found"]
+    missing = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
+    assert_tells(missing, "problem", "No such file", "--fast-shm-dir")
+    assert_tells(look("shared memory", FASTCKPT_MEMORY="no"), "problem", "is a tmpfs")
 
 
 def test_a_container_with_the_shared_memory_of_docker_in_which_no_checkpoint_fits(directory):
     as_root()
     publish(directory, 1, state={"model": torch.ones(10 << 20)})  # 40 MiB
     code, lines = run(directory, within=IN_DOCKER)
-    [line] = lines["shared memory size"]
-    assert line["state"] == "warning" and "64.0 MiB is what Docker" in line["found"]
-    assert "--shm-size=" in line["remedy"] and "medium: Memory" in line["remedy"]
-    [line] = lines["memory needed"]
-    assert code == 1 and line["state"] == "problem" and "3 slots of 40" in line["found"] and line["remedy"]
+    size = ("64.0 MiB is what Docker", "--shm-size=", "medium: Memory")
+    assert_tells(lines["shared memory size"], "warning", *size)
+    assert_tells(lines["memory needed"], "problem", "3 slots of 40")
+    assert code == 1
 
 
 def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(directory):
     as_root()
     directory.mkdir(mode=0o555)
     code, lines = run(directory, within=AS_OTHERS)
-    [line] = lines["directory"]
-    assert code == 1 and line["state"] == "problem"
-    assert "user 0 may not write there (owner 0, mode 0555)" in line["found"]
-    assert states(lines["writes"]) == states(lines["names"]) == ["problem"]
+    assert_tells(lines["directory"], "problem", "user 0 may not write there (owner 0, mode 0555)")
+    assert code == 1 and states(lines["writes"]) == states(lines["names"]) == ["problem"]
     directory.chmod(0o755)
     os.chown(directory, 65534, 65534)
-    [line] = look("directory", directory)
-    assert line["state"] == "warning" and "belongs to user 65534" in line["found"] and "chown" in line["remedy"]
+    assert_tells(look("directory", directory), "warning", "belongs to user 65534", "chown")
     os.chown(directory, os.getuid(), os.getgid())
     directory.chmod(0o777)
-    assert "chmod o-w" in look("directory", directory)[0]["remedy"]
+    assert_tells(look("directory", directory), "warning", "chmod o-w")
 
 
 def test_a_read_only_file_system_is_a_problem(directory):
@@ -151,11 +142,12 @@ def test_a_read_only_file_system_is_a_problem(directory):
     directory.mkdir()
     mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"', str(directory)]
     code, lines = run(directory, within=mount)
-    assert code == 1 and "read-only" in lines["directory"][0]["found"] and "Remount" in lines["directory"][0]["remedy"]
-    assert states(lines["file system"]) == ["warning"] and "outlives" in lines["file system"][0]["found"]
+    assert_tells(lines["directory"], "problem", "read-only", "Remount")
+    assert_tells(lines["file system"], "warning", "outlives")
+    assert code == 1
 
 
-def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path):  # noqa: F811
+def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk):  # noqa: F811
     disk = small_disk(8)
     assert states(look("writes", disk)) == ["ok"]
     filler = disk / "filler"
@@ -164,8 +156,7 @@ def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path): 
             file.write(bytes(4096))
             file.flush()
     assert states(look("space", disk))[0] == "problem"
-    [line] = look("writes", disk)
-    assert line["state"] == "problem" and "No space left" in line["found"] and "Free space" in line["remedy"]
+    assert_tells(look("writes", disk), "problem", "No space left", "Free space")
     filler.unlink()
 
 
@@ -175,57 +166,47 @@ def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path):
     dead.mkdir()
     within = ["unshare", "--mount", sys.executable, "-c", ON_A_DEAD_FILE_SYSTEM, str(dead)]
     code, lines = run(dead / "run", "--deadline", 2, within=within)
-    [line] = lines["directory"]
-    assert code == 1 and line["state"] == "problem" and "not done after 2 s: it hangs" in line["found"]
-    assert "not looked at: file system, space, writes" in line["found"]
-    assert lines.keys().isdisjoint({"writes", "memory of others"})
+    given_up = ("not done after 2 s: it hangs", "not looked at: file system, space, writes")
+    assert_tells(lines["directory"], "problem", *given_up)
+    assert code == 1 and lines.keys().isdisjoint({"writes", "memory of others"})
     assert states(lines["Python"]) == states(lines["interfaces"]) == ["ok"]
 
 
-def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt, served):
-    said = fastckpt("doctor", served, "--json")
-    lines = by_name(said.document)
-    for name in ("memory of the directory", "history"):
-        [line] = lines[name]
-        assert line["state"] == "warning" and f"process {os.getpid()} on" in line["found"]
-        assert "a launch waits" in line["found"] and "--fast-take-over" in line["remedy"]
-    assert lines["resume"][0]["found"].startswith("step 2 of history 1 from memory")
-    [line] = look("history", served, FASTCKPT_TAKE_OVER="yes")
-    assert line["state"] == "warning" and "takes the directory over" in line["found"]
+def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt, directory):
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
+        lines = by_name(fastckpt("doctor", directory, "--json").document)
+        holder = (f"process {os.getpid()} on", "a launch waits", "--fast-take-over")
+        for name in ("memory of the directory", "history"):
+            assert_tells(lines[name], "warning", *holder)
+        assert lines["resume"][0]["found"].startswith("step 2 of history 1 from memory")
+        history = look("history", directory, FASTCKPT_TAKE_OVER="yes")
+        assert_tells(history, "warning", "takes the directory over")
 
 
-def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_and_a_warning_for_others(
-    fastckpt, directory, tmp_path
-):
-    read, write = os.pipe()
+def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_alone(fastckpt, directory, tmp_path):
+    pids = tmp_path / "pids"
 
     def leave_a_process() -> None:
         os.setsid()
-        os.write(write, str(subprocess.Popen(["sleep", "600"]).pid).encode())
+        pids.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
 
     killed_job(directory, leave_a_process)
-    pid = int(os.read(read, 9))
-    for end in (read, write):
-        os.close(end)
     line, left = look("arena of directory", directory)
-    assert left["state"] == "warning" and "a launch kills them" in left["found"]
-    assert re.search(rf"\b{pid}\b", left["found"])
-    os.kill(pid, signal.SIGKILL)
-    assert line["state"] == "ok" and "step 2 of history 1 whole: a launch adopts it" in line["found"]
+    os.kill(int(pids.read_text()), signal.SIGKILL)
+    assert_tells([left], "warning", "a launch kills them", pids.read_text())
+    assert_tells([line], "ok", "step 2 of history 1 whole: a launch adopts it")
     assert "which is dead" in look("history", directory)[0]["found"]
     assert look("resume", directory)[0]["found"].startswith("step 2 of history 1 from memory")
-    others = look("memory of others", tmp_path / "another")
-    assert states(others) == ["ok", "warning"] and str(directory) in others[1]["found"]
-    assert "fastckpt shm clean" in others[1]["remedy"]
+    _, others = look("memory of others", tmp_path / "another")
+    assert_tells([others], "warning", str(directory), "fastckpt shm clean")
     harm.lose(directory)
     directory.mkdir()
-    [line] = look("arena of directory", directory)
-    assert line["state"] == "warning" and "removed since" in line["found"]
+    assert_tells(look("arena of directory", directory), "warning", "removed since")
     [arena] = Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir()
     harm.lose(arena)
     arena.touch()
-    [line] = look("arena of directory", directory)
-    assert line["state"] == "problem" and str(arena) in line["found"]
+    assert_tells(look("arena of directory", directory), "problem", str(arena))
     arena.unlink()
     assert states(look("arena of directory", directory)) == ["ok"]
     assert fastckpt("shm", "clean", "--yes").code == 0  # what the job has shown of its progress
@@ -237,31 +218,24 @@ def test_checkpoints_of_which_none_can_be_loaded_are_a_problem_and_each_has_a_re
     assert states(lines) == ["ok", "warning", "ok"] and "damaged" in lines[1]["found"]
     for step in (10, 20):
         quarantine(three, step)
-    lines = look("resume", three)
-    assert states(lines)[0] == "problem" and "fastckpt which" in lines[0]["remedy"]
+    assert_tells(look("resume", three)[:1], "problem", "fastckpt which")
 
 
 def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt):
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        taken = listening.getsockname()[1]
-        endpoints = f"nosuch.invalid:29400,127.0.0.1:{taken},localhost:{port}"
-        said = fastckpt("doctor", "--rdzv-endpoint", endpoints, "--json")
+        taken = f"127.0.0.1:{listening.getsockname()[1]}"
+        said = fastckpt("doctor", "--rdzv-endpoint", f"nosuch.invalid:29400,{taken},localhost:{port}", "--json")
     lines = by_name(said.document)
     assert said.code == 1
-    for endpoint, found in (
-        ("nosuch.invalid:29400", "no such name"),
-        (f"127.0.0.1:{taken}", "this host"),
-        (f"127.0.0.1:{taken}", "something listens"),
-        (f"localhost:{port}", "would hold the store"),
-    ):
-        assert found in lines[f"endpoint {endpoint}"][0]["found"]
-    assert states(lines["secret"]) == ["warning"] and "openssl rand" in lines["secret"][0]["remedy"]
+    found = {name.removeprefix("endpoint "): told[0]["found"] for name, told in lines.items()}
+    assert "no such name" in found["nosuch.invalid:29400"] and "would hold the store" in found[f"localhost:{port}"]
+    assert "this host" in found[taken] and "something listens" in found[taken]
+    assert_tells(lines["secret"], "warning", "openssl rand")
 
 
 def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch):
-    [line] = examine("endpoints", endpoints="a:1,,b:2", settings={})
-    assert line["state"] == "problem" and "has an empty one" in line["found"]
+    assert_tells(examine("endpoints", endpoints="a:1,,b:2", settings={}), "problem", "has an empty one")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")
     lines = look("interfaces")
@@ -272,19 +246,18 @@ def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch):
 
 
 def test_secrets_are_in_no_line(tmp_path, monkeypatch, fastckpt):
-    secret = "a-secret-of-this-job-0123456789"
-    (tmp_path / "secret").write_text(secret)
-    [line] = look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))
-    assert line["state"] == "problem" and "chmod 600" in line["found"] + line["remedy"]
-    (tmp_path / "secret").chmod(0o600)
-    assert states(look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))) == ["ok"]
+    secret, file = "a-secret-of-this-job-0123456789", tmp_path / "secret"
+    file.write_text(secret)
+    assert_tells(look("secret", FASTCKPT_SECRET_FILE=str(file)), "problem", "chmod 600")
+    file.chmod(0o600)
+    assert states(look("secret", FASTCKPT_SECRET_FILE=str(file))) == ["ok"]
     monkeypatch.setenv("FASTCKPT_SECRET", secret)
     url = f"nosuch://user:{secret}@host/run?sig={secret}"
     for said in (fastckpt("doctor", url, "--json"), fastckpt("doctor", url)):
         assert said.code == 1 and secret not in said.out + said.err and "nosuch" in said.out
 
 
-def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fastckpt, s3):  # noqa: F811
+def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(s3):  # noqa: F811
     lines = look("store", "s3://bucket/run")
     assert states(lines)[:2] == ["ok", "ok"] and "0 whole checkpoints" in lines[0]["found"]
     assert not [key for key in s3.objects() if "doctor" in key]

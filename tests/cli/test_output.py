@@ -260,9 +260,6 @@ def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt, tmp_path):
         assert said.code == 2 and why in said.err
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "?"), (0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (10 * 86400, "10 d")],
-)
-def test_ages_are_printed_in_fitting_units(seconds, text):
-    assert output.age(seconds) == text
+def test_ages_are_printed_in_fitting_units():
+    ages = {None: "?", 0.2: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 10 * 86400: "10 d"}
+    assert {seconds: output.age(seconds) for seconds in ages} == ages

@@ -219,28 +219,21 @@ def test_any_sequence_of_events_makes_a_report_page(fastckpt, tmp_path, changes)
     assert_safe((tmp_path / "page").read_text())
 
 
-@pytest.mark.parametrize(
-    ("nanoseconds", "text"),
-    [
-        (None, "?"), (0, "0 ms"), (1_234_567, "1.23 ms"), (999_400_000, "999 ms"), (999_900_000, "1.00 s"),
-        (12_345_000_000, "12.3 s"), (99_949_000_000, "99.9 s"), (100 * 10**9, "1 min 40 s"),
-        (5999 * 10**9, "99 min 59 s"), (7200 * 10**9, "2 h"), (6000 * 10**9, "1 h 40 min"),
-        (359_999 * 10**9, "99 h 59 min"), (360_000 * 10**9, "4 d 4 h"),
-    ],
-)  # fmt: skip
-def test_durations_in_the_report_have_fitting_units(nanoseconds, text):
-    assert formatting.duration(nanoseconds) == text
+def test_durations_and_rates_in_the_report_have_fitting_units():
+    durations = {
+        None: "?", 0: "0 ms", 1_234_567: "1.23 ms", 999_400_000: "999 ms", 999_900_000: "1.00 s",
+        12_345_000_000: "12.3 s", 99_949_000_000: "99.9 s", 100 * 10**9: "1 min 40 s", 5999 * 10**9: "99 min 59 s",
+        6000 * 10**9: "1 h 40 min", 7200 * 10**9: "2 h", 359_999 * 10**9: "99 h 59 min", 360_000 * 10**9: "4 d 4 h",
+    }  # fmt: skip
+    assert {length: formatting.duration(length) for length in durations} == durations
+    rates = {0.01234: "0.0123", 45: "45", 999.6: "1,000", 12345.6: "12,346"}
+    assert {number: formatting.rate(number) for number in rates} == rates
 
 
-@pytest.mark.parametrize(("number", "text"), [(0.01234, "0.0123"), (45, "45"), (999.6, "1,000"), (12345.6, "12,346")])
-def test_rates_in_the_report_have_fitting_units(number, text):
-    assert formatting.rate(number) == text
-
-
-@pytest.mark.parametrize("length", [0, 1, 10**6, 3600 * 10**9, 10**21])
-def test_the_time_axis_of_the_report_has_few_ticks(length):
-    axis = Axis(5, 5 + length)
-    assert 1 <= len(axis.ticks(6)) <= 7 and axis.ticks(6)[-1][0] <= max(1, length)
+def test_the_time_axis_of_the_report_has_few_ticks():
+    for length in (0, 1, 10**6, 3600 * 10**9, 10**21):
+        ticks = Axis(5, 5 + length).ticks(6)
+        assert 1 <= len(ticks) <= 7 and ticks[-1][0] <= max(1, length)
 
 
 @given(st.lists(st.tuples(st.integers(-50, 2000), st.integers(0, 500)), max_size=20), st.integers(0, 1000))

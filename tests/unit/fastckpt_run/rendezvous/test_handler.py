@@ -30,6 +30,7 @@ from fastckpt_run.rendezvous import first_node, handler, meeting
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.membership import Master, Round
+from fastckpt_run.rendezvous.round_waits import RoundEnded
 from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
 from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import (
@@ -625,3 +626,23 @@ def test_the_end_of_the_agent_that_holds_the_store_prints_no_stack(capfd):
         with met(1):
             pass
     assert "frame #" not in capfd.readouterr().err
+
+
+def test_a_wait_for_an_agent_that_dies_ends_with_the_round_and_one_for_what_is_there_does_not():
+    with met(2, 2) as (_, nodes):
+        infos = meet(nodes)
+        first, last = sorted(range(2), key=lambda each: ranks(nodes)[each])
+        infos[last].store.set("written", b"1")
+        kill(nodes[last])
+        with pytest.raises(RoundEnded):
+            infos[first].store.get("never written")
+        assert nodes[first].ends_soon(0.0)
+        assert infos[first].store.multi_get(["written"]) == [b"1"]
+
+
+def test_a_wait_in_a_round_that_goes_on_ends_at_its_timeout():
+    with met(1) as (_, nodes):
+        (info,) = meet(nodes)
+        with pytest.raises(RuntimeError, match="wait timeout"):
+            info.store.wait(["never written"], timedelta(milliseconds=50))
+        assert not nodes[0].ends_soon(0.0)

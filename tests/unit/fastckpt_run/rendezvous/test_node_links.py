@@ -74,6 +74,7 @@ def test_who_misses_most_others_leaves_and_the_job_keeps_the_nodes_that_it_needs
         meet(stay[1:])
         assert waits.result(PATIENCE).world_size == 2
         assert stay[1].round.drained == {stay[0]._me.host: stay[1]._me.host}
+        until(lambda: stay[1]._records.waiting(stay[1].round), "it waits, too")
         end(bad, out)
 
 

@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from fastckpt._core.memory.processes import Process
 from fastckpt_run.rendezvous import handler as handler_module
 from fastckpt_run.rendezvous import referrals
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.round_store import RoundStore
 from tests.support.ports import free_port
-from tests.unit.fastckpt_run.rendezvous.agents import Agents, agents, join, meet
+from tests.unit.fastckpt_run.rendezvous.agents import Agents, agents, join, meet, ranks, until
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
@@ -171,3 +173,25 @@ def test_with_one_endpoint_nobody_looks(caplog):
         node = job.new()
         meet([node])
         assert not node._referrals._thread.is_alive()
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one(parts):
+    """Before it looks, or when it has found it."""
+    own, others = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    sought = replace(Process.current(), pid=1)
+    with agents(1, 2) as job:
+        job.endpoint = f"{own},{others}"
+        node = job.new()
+        assert node._endpoints.server is not None and len(meet([node])) == 1
+        meet([node])  # it has had more rounds than the others, which count for nothing
+        assert not node.reach(sought, parts=parts), "nobody is there"
+        assert (node._endpoints.server is None) == parts
+        job.endpoint = others
+        other = job.new()
+        other._me = other._me._replace(process=sought.to_record())
+        meet([other])
+        until(lambda: node.reach(sought, parts=parts), "it reaches the agent")
+        assert node._endpoints.server is None
+        join(node, [other])
+        assert ranks([other, node]) == [0, 1]
