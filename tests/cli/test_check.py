@@ -44,8 +44,9 @@ def test_a_sound_node_has_code_0_and_a_value_for_each_check(good):
     ("least", "code", "line"),
     [("disk=1", 0, "ok: 1 checks passed"), ("disk=99999999", 1, r"problem: disk .*: .*, less than 99999999")],
 )
-def test_a_limit_of_the_user_counts(fastckpt, tmp_path, least, code, line):
-    said = fastckpt("check", tmp_path, *DISK, "--min", least)
+def test_a_limit_of_the_user_counts(fastckpt, tmp_path, monkeypatch, least, code, line):
+    monkeypatch.chdir(tmp_path)
+    said = fastckpt("check", ".", *DISK, "--min", least)
     assert said.code == code and re.fullmatch(line, said.out.splitlines()[0])
     assert len(said.out.splitlines()) == 3
 

@@ -117,7 +117,7 @@ def test_uploads_copies_failures_and_a_later_launch_are_in_text_page_and_json(fa
     uploaded = {"event": "uploaded", "bytes": 9, "seconds": 1.0}
     copied = {"event": "replicated", "history": 1, "bytes": 10**6, "seconds": 0.1, "to": "node1"}
     later = {"place": "/runs/one", "history": 3, "holder": "process 7 on other"}
-    why = {"exitcode": 1, "exception": "ValueError: \x1b[1m<b>", "frame": "step (train.py:57)", "host": "node7"}
+    why = {"exception": "ValueError: \x1b[1m<b>", "frame": "step (train.py:57)", "host": "node7"}
     why |= {"log": "logs/1/stderr.log", "restarts_left": 2, "restarts": 3}
     more = [
         uploaded | {"history": 1, "step": 1500, "remote": "s3://b/r"},
@@ -131,7 +131,7 @@ def test_uploads_copies_failures_and_a_later_launch_are_in_text_page_and_json(fa
     ]
     events = [*EVENTS[:-2], *(each | same for each in more), *EVENTS[-2:]]
     death = next(number for number, event in enumerate(events) if event["event"] == "worker_died")
-    events.insert(death + 1, events[death] | {"event": "worker_failed"} | why)
+    events.insert(death + 1, events[death] | {"event": "worker_failed", "exitcode": 1} | why)
     log = write(tmp_path / "log", events)
     document = fastckpt("report", log, "--html", tmp_path / "page", "--json").document
     counts = document["checkpoints"]

@@ -209,7 +209,7 @@ def test_a_host_that_was_never_reached_is_not_taken_for_lost(members, caplog):
         for each in (one, other):
             each.watch([(one._own, one.address), (other._own, other.address), ("node 2", address)])
         until(lambda: caplog.text.count("it cannot be watched") >= 2)
-        time.sleep(3.0)
+        time.sleep(1.5)
     assert one.lost == other.lost == []
 
 

@@ -218,9 +218,9 @@ def test_a_rank_that_has_reported_lately_goes_on(job):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Idle workers hang after a second, not a minute; first steps are measured by then."""
-    monkeypatch.setattr(hangs, "IDLE", 1.0)
-    monkeypatch.setattr(process_activity, "_WINDOW", 0.2)
+    """Idle workers hang after half a second, not a minute; first steps are measured by then."""
+    monkeypatch.setattr(hangs, "IDLE", 0.5)
+    monkeypatch.setattr(process_activity, "_WINDOW", 0.1)
     monkeypatch.setattr(detector, "_ASK_AGAIN", 0.2)
     monkeypatch.setattr(stack_exchange, "IDLE_SHARED", 0.1)
 
@@ -277,7 +277,7 @@ def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(quick, impa
             last.start(3)
             job.nodes.remove(last)
         end = time.monotonic() + 60
-        while job.nodes[0].watch._seen.idle <= 1.0:  # by itself it would be one
+        while job.nodes[0].watch._seen.idle <= 0.5:  # by itself it would be one
             assert hangs_within(job, 0.2) == [] and time.monotonic() < end
         assert hangs_within(job, 1.0) == []
 

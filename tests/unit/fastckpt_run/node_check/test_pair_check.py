@@ -93,7 +93,8 @@ def test_messages_grow_with_the_number_of_nodes_and_not_with_its_square():
     assert {count: calls["read"] for count, calls in counts.items()} == {n: 3 * n + 4 * (n - 1) for n in (4, 8)}
 
 
-def test_of_two_nodes_that_do_not_reach_each_other_neither_is_called_bad():
+def test_of_two_nodes_that_do_not_reach_each_other_neither_is_called_bad(monkeypatch):
+    monkeypatch.setattr(pair_check, "EXCHANGE", 0.5)
     for one in take_part(HashStore(), 2, addresses={1: NOBODY}).values():
         assert one.result.verdict is UNKNOWN and "cannot be told whose fault" in one.result.message
 

@@ -1,5 +1,6 @@
 """Agents of a rendezvous as threads of one process, over real stores."""
 
+import gc
 import threading
 import time
 from collections import Counter
@@ -101,6 +102,7 @@ class Agents:
         for handler in reversed(self.handlers):
             handler.leave()
         self.handlers.clear()
+        gc.collect()  # what errors have kept, such as the stores that they came through
 
 
 def meet(handlers: list[FastckptRendezvousHandler]) -> list[RendezvousInfo]:

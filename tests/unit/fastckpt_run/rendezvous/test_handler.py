@@ -26,12 +26,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from fastckpt_run.rendezvous import first_node, handler, meeting
+from fastckpt_run.rendezvous import first_node, handler, meeting, store_connection
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.membership import Master, Round
 from fastckpt_run.rendezvous.round_waits import RoundEnded
-from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
 from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import (
     PATIENCE,
@@ -265,7 +265,7 @@ def unreached(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(first_node, "_UNREACHED", 0.5)
     monkeypatch.setattr(first_node, "_REACH", 1.5)
     for module in (first_node, handler):
-        monkeypatch.setattr(module, "WAIT", timedelta(seconds=5))
+        monkeypatch.setattr(module, "WAIT", timedelta(seconds=3))
     monkeypatch.setattr(handler, "given_up", threading.Event())
     yield
     assert threads_end(PATIENCE)
@@ -539,7 +539,9 @@ def store_process() -> Iterator[tuple[multiprocessing.Process, str]]:
     process.close()
 
 
-def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(store_process):
+def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(store_process, monkeypatch):
+    monkeypatch.setattr(store_connection, "SILENCE", 2.0)
+    monkeypatch.setitem(StoreConnection._call.__kwdefaults__, "timeout", 2.0)
     process, endpoint = store_process
     with agents(2, 2, silence=600.0, endpoint=endpoint) as job:
         nodes = [job.new(host=False) for _ in range(2)]

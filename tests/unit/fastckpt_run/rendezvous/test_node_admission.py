@@ -205,12 +205,12 @@ def test_of_many_members_one_that_lives_is_found_though_few_are_looked_at(monkey
         last = Round(1, "r", (*dead, alive._me))
         assert records.complete(BEFORE_THE_FIRST, last)
         witnesses = _Witnesses()
-        assert witnesses.live(records, last, 5.0) is None, "nobody has given a sign yet"
-        until(lambda: witnesses.live(records, last, 5.0), "its sign is seen")
+        assert witnesses.live(records, last, 3.0) is None, "nobody has given a sign yet"
+        until(lambda: witnesses.live(records, last, 3.0), "its sign is seen")
         kill(alive)
         begin = time.monotonic()
-        until(lambda: witnesses.live(records, last, 5.0) is False, "none is seen any more")
-        assert time.monotonic() - begin > 4.0
+        until(lambda: witnesses.live(records, last, 3.0) is False, "none is seen any more")
+        assert time.monotonic() - begin > 2.0
 
 
 # --- the checkpoint directory
