@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-c", "from fastckpt_run.cli import main; main()", "c
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
-    """What the command printed for this node, all checks of it."""
+    """Output of the command for this node, all checks of it."""
     path = tmp_path_factory.mktemp("baseline") / "good.json"
     with path.open("w") as file:
         subprocess.run([*COMMAND, "--json"], stdout=file, timeout=120, check=True)
@@ -106,7 +106,7 @@ def test_failures_of_this_host_are_named(fastckpt, tmp_path, monkeypatch):
 
 
 def by_hand(port: int, count: int, ranks: list[int], wait: float) -> list[Any]:
-    """What each node that is there found, or why it could not."""
+    """Findings of each node that is there, or why it has none."""
 
     def one(rank: int) -> Any:
         try:

@@ -30,7 +30,7 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture
 def plain(tmp_path) -> Path:
-    """As torch alone saves it."""
+    """Checkpoint as torch alone saves it."""
     dcp.save(state(), checkpoint_id=tmp_path / "plain")
     return tmp_path / "plain"
 
@@ -85,7 +85,7 @@ def test_diff_of_distcp_checkpoints_names_what_differs(plain, tmp_path, fastckpt
 
 
 def test_shards_of_several_ranks_are_joined_on_export(tmp_path, fastckpt):
-    """Of a checkpoint directory that an earlier version wrote with two ranks."""
+    """Reads a checkpoint directory that an earlier version wrote with two ranks."""
     directory = unpacked("fsdp", tmp_path / "checkpoints")
     names = [file["name"] for file in fastckpt("show", f"{directory}@2", "--json").document["files"]]
     assert sorted(names) == [".metadata", "rank_0.pt", "rank_1.pt"]

@@ -55,7 +55,7 @@ def train(directory: Path) -> DdpCheckpointer:
 
 
 def leave_log(directory: Path) -> None:
-    """As an agent on this host would have."""
+    """Leave the log that an agent on this host would have."""
     (directory / FOLDER).mkdir()
     text = RECORDED.read_text().replace('"host": "node1"', f'"host": "{socket.gethostname()}"')
     (directory / FOLDER / "000001-node1-1176.jsonl").write_text(text)
@@ -78,7 +78,7 @@ def newest_slots() -> list[Path]:
 
 
 def run(line: str, folder: Path) -> list[str]:
-    """What a line of a block prints, with places and names of a host as the page has them."""
+    """Output of a line of a block, with places and names of a host as the page has them."""
     command, _, echo = line.removeprefix("$ ").partition("; ")
     command, _, most = command.partition(" | head -")
     program, *arguments = shlex.split(command)

@@ -80,7 +80,7 @@ def states(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def assert_tells(lines: list[dict[str, Any]], state: str, *texts: str) -> None:
-    """It is one line, with this state and these texts."""
+    """Check that it is one line, with this state and these texts."""
     [line] = lines
     assert line["state"] == state and all(text in f"{line['found']} -> {line['remedy']}" for text in texts), line
 
@@ -334,7 +334,7 @@ def test_the_command_of_the_page_runs(fastckpt, three):
 
 
 def test_fewer_cores_than_ranks_are_a_warning():
-    """As where Slurm binds the one task of a node, and it has asked for no core besides."""
+    """Such as where Slurm binds the one task of a node, and it has asked for no core besides."""
     usable = len(os.sched_getaffinity(0))
     [enough], [short] = (list(cores(Subject(ranks=ranks))) for ranks in (usable, usable + 1))
     assert (enough.state, short.state) == (Severity.OK, Severity.WARNING)

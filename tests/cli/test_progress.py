@@ -84,7 +84,7 @@ class Slowed:
 
 
 UNSEEN = Slowed(first=0.3)
-"""As long as what is shown elsewhere, for what is not to be shown here."""
+"""Lasts as long as what is shown elsewhere, for what is not to be shown here."""
 VERIFY = ("verify", ["verify", "{run}", "--all"])
 EXPORT = ("write", ["export", "{run}@1", "{out}/state.pt", "--only", "model"])
 SAFETENSORS = ("write", ["export", "{run}@1", "{out}/state.safetensors"])

@@ -62,7 +62,7 @@ SAFE_ATTRIBUTES = {
 
 
 def assert_safe(text: str) -> str:
-    """What the page shows."""
+    """Check a page; returns the text that it shows."""
     found = Page(text)
     assert found.tags <= SAFE_TAGS and found.attributes <= SAFE_ATTRIBUTES
     assert "http:" not in text and "https:" not in text and "@import" not in text

@@ -55,7 +55,7 @@ def test_a_launch_resumes_what_which_printed(fastckpt, three, harms, outcome, st
 
 
 def _resumed(directory: Path) -> tuple[str, int | None, str]:
-    """What a real launch does."""
+    """Outcome of a real launch."""
     with DdpCheckpointer(directory) as checkpointer:
         try:
             state = checkpointer.load_checkpoint()

@@ -1,4 +1,4 @@
-"""How a script's checkpoint directory is set, by its source: found, or refused with the reason."""
+"""The setting of a script's checkpoint directory, by its source: found, or refused with the reason."""
 
 import ast
 

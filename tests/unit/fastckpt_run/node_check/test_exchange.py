@@ -18,7 +18,7 @@ SECRET = secrets.token_bytes(32)
 
 
 def with_partner(partner, call, timeout=5.0):
-    """What a call returns whose other end runs ``partner`` in a thread."""
+    """Result of a call whose other end runs ``partner`` in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def run():

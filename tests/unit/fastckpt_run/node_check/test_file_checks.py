@@ -23,7 +23,7 @@ def tmpfs(tmp_path):
 
 
 def run(check, **request):
-    """As the commands do: the answer of a child, where an OSError becomes a result."""
+    """Answer of a child, as the commands get it, where an OSError becomes a result."""
     with CheckProcess(60.0) as process:
         return process.run({"check": check, "name": check, **request})
 

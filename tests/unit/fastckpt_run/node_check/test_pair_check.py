@@ -47,7 +47,7 @@ class CountedStore:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """What is waited for in vain, is waited for seconds."""
+    """Waits in vain last seconds."""
     monkeypatch.setattr(pair_check, "EXCHANGE", 2.0)
     monkeypatch.setattr(pair_check, "_MARGIN", 5.0)
 

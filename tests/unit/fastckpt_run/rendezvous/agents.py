@@ -117,7 +117,7 @@ def ranks(handlers: list[FastckptRendezvousHandler]) -> list[int]:
 
 
 def kill(handler: FastckptRendezvousHandler) -> None:
-    """As if its process had been killed: no farewell, no sign of life, and its store is gone."""
+    """End an agent as if its process had been killed: no farewell, no sign of life, and its store is gone."""
     handler._alive.stop()
     records = handler._alive.pause()
     handler._alive.give_up()

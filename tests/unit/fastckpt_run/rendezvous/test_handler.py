@@ -272,7 +272,7 @@ def unreached(monkeypatch) -> Iterator[None]:
 
 
 def announces_elsewhere(first: FastckptRendezvousHandler, port: int) -> Callable[[Round, Master], None]:
-    """How the first node of a round announces its store at a port where another one, or nobody, listens."""
+    """Announcement of the store of a round's first node at a port where another one, or nobody, listens."""
     records = first._records
     assert records is not None
     announce = records.announce

@@ -143,7 +143,7 @@ def test_a_node_that_waits_for_members_of_an_older_version_ends_in_good_order_wi
 
 
 def test_a_job_whose_members_are_all_lost_locks_nobody_out():
-    """As one whose store another job holds, and that is started again with other settings."""
+    """Such as one whose store another job holds, and that is started again with other settings."""
     with agents(1, 2, silence=1.0, last_call=1.0) as job:
         store, members = job.new(job="another"), [new(job), new(job)]
         meet(members)
@@ -177,7 +177,7 @@ def test_a_node_of_a_newer_version_waits_on_in_the_next_store():
 
 
 def test_a_node_that_has_come_all_the_same_is_left_out_by_who_decides(monkeypatch):
-    """As one that took all members for lost, and was first in the next meeting."""
+    """Such as one that took all members for lost, and was first in the next meeting."""
     with members_of(2) as (job, members):
         stranger = new(job, OTHER)
         admits, asked = stranger.admission.admits, list[Round]()

@@ -17,7 +17,7 @@ from tests.unit.fastckpt_run.rendezvous.agents import Agents, agents, join, meet
 HOSTS = ("127.0.0.1", "127.0.0.2")
 SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 STALE = "127.0.0.3"
-"""Where names lead that are out of date."""
+"""Address to which names lead that are out of date."""
 
 
 @pytest.fixture(autouse=True)

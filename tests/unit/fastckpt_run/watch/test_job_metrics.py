@@ -17,7 +17,7 @@ RUN = "/run"
 
 
 class Counted:
-    """What a saver would report."""
+    """Reports of a saver."""
 
     def __init__(self, **stats: Any) -> None:
         self.stats = [SaverStats(RUN, **stats)]

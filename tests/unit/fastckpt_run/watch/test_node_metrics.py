@@ -51,7 +51,7 @@ def test_file_systems_have_the_arenas_bytes_and_the_space_of_each_directory(tmp_
 
 
 def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish(tmp_path):
-    """As a file system that does not answer: a FIFO whose other end nobody opens."""
+    """A file system that does not answer is like a FIFO whose other end nobody opens."""
     fifo, looks = tmp_path / "fifo", threading.Semaphore(0)
     os.mkfifo(fifo)
 

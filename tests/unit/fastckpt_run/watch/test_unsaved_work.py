@@ -10,7 +10,7 @@ from fastckpt_run.watch.unsaved_work import Unsaved, reached, unsaved_work
 HERE = "/checkpoints"
 STARTED, NOW = 100.0, 200.0
 OLD = SaveId(1, 40)
-"""Of an earlier launch."""
+"""Save of an earlier launch."""
 
 
 def at(step, history=2):
