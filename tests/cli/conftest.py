@@ -1,6 +1,10 @@
 """The command in this process, and small checkpoints for it to look at."""
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.rng_state import rng_state
 from fastckpt._core.storage.image_source import PublishRequest
@@ -45,7 +50,7 @@ def fastckpt() -> Fastckpt:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path) -> Path:
     return tmp_path / "run"
 
 
@@ -65,9 +70,38 @@ def publish(directory: Path, step: int, history: int = 1, **options: Any) -> Non
     CheckpointDirectory(directory).publish(PublishRequest(SaveId(history, step), paths, **options))
 
 
-@pytest.fixture
-def three(directory: Path) -> Path:
-    """Steps 10, 20 and 30 on storage."""
+def quarantine(directory: Path, step: int, why: str = "bits flipped") -> None:
+    store = CheckpointDirectory(directory)
+    store.quarantine(next(stored for stored in store.checkpoints() if stored.id.step == step), why)
+
+
+def killed_job(directory: Path, then: Callable[[], object] = lambda: None) -> None:
+    """A job that has saved step 1 to storage and step 2 to memory, and was killed."""
+
+    def work() -> None:
+        checkpointer = DdpCheckpointer(directory)
+        checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.DISK)
+        checkpointer.wait_latest_checkpoint(60)
+        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
+        then()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="session")
+def recorded_steps(tmp_path_factory) -> Path:
+    """Published once, for tests to copy."""
+    directory = tmp_path_factory.mktemp("recorded") / "run"
     for step in (10, 20, 30):
         publish(directory, step)
     return directory
+
+
+@pytest.fixture
+def three(recorded_steps, directory) -> Path:
+    """Steps 10, 20 and 30 on storage."""
+    return shutil.copytree(recorded_steps, directory)

@@ -22,7 +22,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Shown:
-    """What came of a command: its exit code, all that the terminal got, and what went to a pipe as standard output."""
+    """Outcome of a command: its exit code, all that the terminal got, and what went to a pipe as standard output."""
 
     code: int
     raw: str
@@ -132,7 +132,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def _run(arguments: list[str], setup: Callable[[], None]) -> NoReturn:
-    """What the child does: it has this process's modules, and none of its tests."""
+    """Run the command in the child: it has this process's modules, and none of its tests."""
     code = 99
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,7 +1,5 @@
 """Addresses of checkpoints on the command line."""
 
-from pathlib import Path
-
 import pytest
 
 from fastckpt._core.inspect.address import Address, parse
@@ -13,8 +11,6 @@ from fastckpt.errors import ConfigError
     [
         ("run", Address("run")),
         ("run@7", Address("run", 7, explicit=True)),
-        ("run@7.2", Address("run", 7, 2, explicit=True)),
-        ("run@latest", Address("run", explicit=True)),
         ("run@7.2:memory", Address("run", 7, 2, "memory", explicit=True)),
         ("run@latest:storage", Address("run", tier="storage", explicit=True)),
         ("me@home/run", Address("me@home/run")),
@@ -22,28 +18,20 @@ from fastckpt.errors import ConfigError
         ("run@v7", Address("run@v7")),
         ("run@", Address("run@")),
         ("@7", Address("@7")),
-        ("s3://bucket/run", Address("s3://bucket/run")),
-        ("s3://bucket/run@7", Address("s3://bucket/run", 7, explicit=True)),
-        ("s3://me@host:9000/run", Address("s3://me@host:9000/run")),
+        ("s3://me@host:9000/run@7", Address("s3://me@host:9000/run", 7, explicit=True)),
     ],
 )
-def test_each_form_of_an_address_names_its_checkpoint(
-    text: str, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_form_of_an_address_names_its_checkpoint(text, address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert parse(text) == address
     assert str(address) == text
     assert parse(str(address)) == address
 
 
-def test_a_path_that_exists_is_taken_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_that_exists_is_taken_literally_and_an_unknown_tier_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run@5").mkdir()
     assert parse("run@5") == Address("run@5")
-    assert parse("run/@5") == Address("run/", 5, explicit=True)
     assert parse("./run@5@latest") == Address("./run@5", explicit=True)
-
-
-def test_an_address_with_an_unknown_tier_is_refused():
     with pytest.raises(ConfigError, match=r"'disk'.*memory, storage"):
-        parse("run@5:disk")
+        parse("run@6:disk")

@@ -1,6 +1,5 @@
 """`fastckpt diff`: differences of two checkpoints and their size."""
 
-import collections
 import os
 import subprocess
 import sys
@@ -11,15 +10,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.inspect import values
 from fastckpt._core.inspect.diff import BitDistance, Difference, Distance, diff_files
 from fastckpt._core.inspect.inventory import InventoryFile
 from tests.cli import harm
-from tests.cli.conftest import Fastckpt, publish
+from tests.cli.conftest import publish
 
 NAN, INF = float("nan"), float("inf")
 
@@ -36,73 +33,55 @@ def distance(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Distance:
     return found.tensors.get("t", Distance(a.numel()))
 
 
-def test_diff_counts_frequency_notes_and_cuts_long_values(fastckpt: Fastckpt, tmp_path: Path):
-    for name, mark in (("a.pt", "a"), ("b.pt", "b")):
+def test_diff_counts_frequency_notes_cuts_long_values_and_writes_valid_json(fastckpt, tmp_path):
+    a, b = tmp_path / "a.pt", tmp_path / "b.pt"
+    for path, mark, number in ((a, "a", INF), (b, "b", 0.0)):
         own = {"tempo": mark * 999, "life": [mark, 1], "step": 5}
-        torch.save({"note": mark * 999, "fastckpt": own}, tmp_path / name)
-    shown = fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+        torch.save({"note": mark * 999, "fastckpt": own, "t": torch.tensor([number]), "x": -number}, path)
+    shown = fastckpt("diff", a, b)
     assert shown.code == 1 and max(map(len, shown.out.splitlines())) < 200
     assert "  note: value 'aaa" in shown.out and "tempo" not in shown.out
     assert "  2 values of how often to save, and of what that costs: --json has them\n" in shown.out
-    assert "a" * 999 in fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").out
+    said = fastckpt("diff", a, b, "--json")
+    assert "a" * 999 in said.out and "Infinity" not in said.out and "NaN" not in said.out
+    assert said.document["files"][0]["tensors"][0]["max_abs"] == "inf"
 
 
-def test_diff_of_equal_and_of_different_steps_shows_what_differs(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_diff_of_equal_and_of_different_steps_shows_what_differs(fastckpt, three):
     assert fastckpt("diff", f"{three}@20", three / "checkpoint-20").code == 0
     said = fastckpt("diff", f"{three}@10", f"{three}@30", "--json")
+    step, epoch = ({"name": name, "what": "value", "a": "10", "b": "30"} for name in ("step", "state.epoch"))
+    weights = {"name": "model.w", "count": 12, "differing": 12, "nans": 0, "max_abs": 20.0}
+    one = {"equal": False, "only_a": [], "only_b": []}
+    files = [
+        {**one, "name": "model.pt", "compared": 2, "changes": [step], "tensors": [weights]},
+        {**one, "name": "rank_0.pt", "compared": 3, "changes": [epoch], "tensors": []},
+    ]
     assert said.code == 1
-    assert said.document == {
-        "a": f"{three}@10",
-        "b": f"{three}@30",
-        "equal": False,
-        "only_a": [],
-        "only_b": [],
-        "files": [
-            {
-                "name": "model.pt",
-                "equal": False,
-                "compared": 2,
-                "only_a": [],
-                "only_b": [],
-                "changes": [{"name": "step", "what": "value", "a": "10", "b": "30"}],
-                "tensors": [{"name": "model.w", "count": 12, "differing": 12, "nans": 0, "max_abs": 20.0}],
-            },
-            {
-                "name": "rank_0.pt",
-                "equal": False,
-                "compared": 3,
-                "only_a": [],
-                "only_b": [],
-                "changes": [{"name": "state.epoch", "what": "value", "a": "10", "b": "30"}],
-                "tensors": [],
-            },
-        ],
-    }
-    shown = fastckpt("diff", f"{three}@10", f"{three}@30").out.splitlines()
-    assert "model.pt: differ (2 tensors compared, 1 differ)" in shown
-    assert ["model.w", "20", "12", "12", "0"] in [line.split() for line in shown]
+    assert said.document == {**one, "a": f"{three}@10", "b": f"{three}@30", "files": files}
 
 
-def test_a_single_file_is_compared_with_the_model(fastckpt: Fastckpt, three: Path, tmp_path: Path):
-    torch.save(torch.load(three / "checkpoint-20/model.pt"), tmp_path / "other.pt")
-    assert fastckpt("diff", f"{three}@20", tmp_path / "other.pt").code == 0
-    assert fastckpt("diff", tmp_path / "other.pt", f"{three}@20").code == 0
-    assert fastckpt("diff", tmp_path / "other.pt", f"{three}@30").code == 1
-    assert fastckpt("diff", f"{three}@20", f"{three}@30", "--file", "none.pt").code == 2
-
-
-def test_diff_names_files_that_one_side_lacks(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+def test_a_single_file_is_compared_with_the_model_and_a_folder_by_names(fastckpt, three, tmp_path):
     (tmp_path / "plain").mkdir()
-    torch.save(torch.load(three / "checkpoint-20/model.pt"), tmp_path / "plain/model.pt")
+    other = tmp_path / "plain/model.pt"
+    torch.save(torch.load(three / "checkpoint-20/model.pt"), other)
+    assert fastckpt("diff", f"{three}@20", other).code == fastckpt("diff", other, f"{three}@20").code == 0
+    assert fastckpt("diff", other, f"{three}@30").code == 1
+    assert fastckpt("diff", f"{three}@20", f"{three}@30", "--file", "none.pt").code == 2
     said = fastckpt("diff", f"{three}@20", tmp_path / "plain", "--json")
     assert said.code == 1 and said.document["only_a"] == ["rank_0.pt"] and said.document["only_b"] == []
     assert said.document["files"][0]["equal"]
+    harm.truncate(other)
+    for path in (other, tmp_path / "none.pt"):
+        said = fastckpt("diff", three / "checkpoint-20/model.pt", path, "--json")
+        assert said.code == 2 and path.name in said.err and not said.out, "an error, and no difference"
 
 
-def test_diff_finds_no_difference_between_memory_and_storage(fastckpt: Fastckpt, directory: Path):
+def test_diff_finds_no_difference_between_memory_and_storage(fastckpt, directory):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.rand(100), "step": 1}, storage_type=StorageType.MEMORY)
-        checkpointer.save_checkpoint(2, {"w": torch.rand(100), "step": 2}, storage_type=StorageType.MEMORY)
+        for step in (1, 2):
+            state = {"w": torch.rand(100), "step": step}
+            checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
         publish(directory, 3, state={"w": torch.rand(5), "step": 2})
         assert fastckpt("diff", f"{directory}@1:memory", f"{directory}@2:memory").code == 1
         assert fastckpt("diff", f"{directory}@2:memory", f"{directory}@2").code == 0
@@ -111,7 +90,7 @@ def test_diff_finds_no_difference_between_memory_and_storage(fastckpt: Fastckpt,
         assert change == {"name": "w", "what": "shape", "a": "[100]", "b": "[5]"}
 
 
-def test_diff_names_changes_of_the_structure(tmp_path: Path):
+def test_diff_names_changes_of_the_structure(tmp_path):
     a = {"x": 1, "gone": torch.zeros(2), "kind": [1], "t": torch.zeros(2), "opt": {0: 1}, "same": ("a", None)}
     b = {"x": "1", "new": {"y": 2}, "kind": (1,), "t": torch.zeros(3), "opt": {"0": 1}, "same": ("a", None)}
     found = differ(tmp_path, a, b)
@@ -124,22 +103,19 @@ def test_diff_names_changes_of_the_structure(tmp_path: Path):
     assert found.compared == 0 and not found.tensors
 
 
-def test_diff_ignores_sharing_layout_and_the_sign_of_zero(tmp_path: Path):
-    """Sharing, layout in memory, Parameter or Tensor, the sign of a zero, the bits of a NaN."""
-    base = torch.arange(6.0).view(2, 3)
+def test_diff_ignores_sharing_layout_views_the_sign_of_zero_and_the_bits_of_nan(tmp_path):
+    base, number = torch.arange(6.0).view(2, 3), torch.tensor([1 + 2j, 3 - 1j])
     other_nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
     a = {"x": base, "y": base, "t": base.t(), "p": torch.nn.Parameter(base), "nan": torch.tensor([NAN, 0.0])}
-    b = {
-        "x": base,
-        "y": base.clone(),
-        "t": base.t().contiguous(),
-        "p": base,
-        "nan": torch.cat([other_nan, -base[0, :1]]),
-    }
-    assert not differ(tmp_path, a, b)
+    b = {"y": base.clone(), "t": base.t().contiguous(), "p": base, "nan": torch.cat([other_nan, -base[0, :1]])}
+    assert not differ(tmp_path, a, b | {"x": base})
+    assert number.conj().imag.is_neg()
+    for view in (number.conj(), number.conj().imag):
+        assert not differ(tmp_path, {"t": view}, {"t": view.resolve_conj().resolve_neg()})
+    assert distance(tmp_path, number, number.conj()).max_abs == 4
 
 
-def test_another_type_of_elements_is_a_change_and_measured(tmp_path: Path):
+def test_another_type_of_elements_is_a_change_and_measured(tmp_path):
     exact = torch.tensor([1.0, 1.0 + 2**-10])
     found = differ(tmp_path, {"t": exact}, {"t": exact.bfloat16()})
     [change] = found.changes
@@ -147,43 +123,29 @@ def test_another_type_of_elements_is_a_change_and_measured(tmp_path: Path):
     assert found.tensors["t"].max_abs == 2**-10 and found.tensors["t"].differing == 1
 
 
-def test_diff_compares_nan_and_infinity(tmp_path: Path):
-    found = distance(
-        tmp_path, torch.tensor([NAN, 1.0, NAN, INF, INF, 2.0]), torch.tensor([NAN, NAN, 3.0, INF, 1.0, 2.5])
-    )
-    assert (found.count, found.differing, found.nans, found.max_abs) == (6, 4, 2, INF)
-    found = distance(tmp_path, torch.tensor([NAN, 1.0]), torch.tensor([5.0, 1.0]))
-    assert (found.differing, found.nans, found.max_abs) == (1, 1, 0)
-    found = distance(tmp_path, torch.tensor([complex(INF, 0), 1j]), torch.tensor([complex(-INF, 0), 1 + 1j]))
-    assert found.max_abs == INF
-
-
-def test_diff_writes_infinity_as_valid_json(fastckpt: Fastckpt, tmp_path: Path):
-    differ(tmp_path, {"t": torch.tensor([INF]), "x": NAN}, {"t": torch.tensor([0.0]), "x": INF})
-    said = fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
-    assert said.document["files"][0]["tensors"][0]["max_abs"] == "inf"
-    assert "Infinity" not in said.out and "NaN" not in said.out
+@pytest.mark.parametrize(
+    ("a", "b", "differing", "nans", "most"),
+    [
+        ([NAN, 1.0, NAN, INF, INF, 2.0], [NAN, NAN, 3.0, INF, 1.0, 2.5], 4, 2, INF),
+        ([NAN, 1.0], [5.0, 1.0], 1, 1, 0),
+        ([complex(INF, 0), 1j], [complex(-INF, 0), 1 + 1j], 2, 0, INF),
+    ],
+)
+def test_diff_compares_nan_and_infinity(tmp_path, a, b, differing, nans, most):
+    found = distance(tmp_path, torch.tensor(a), torch.tensor(b))
+    assert (found.count, found.differing, found.nans, found.max_abs) == (len(a), differing, nans, most)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
-def test_diff_compares_whole_numbers_exactly(tmp_path: Path, dtype: torch.dtype):
+def test_diff_compares_whole_numbers_exactly(tmp_path, dtype):
     limits = torch.iinfo(dtype)
     a, b = torch.tensor([limits.max, 7], dtype=dtype), torch.tensor([limits.min, 8], dtype=dtype)
-    assert distance(tmp_path, a, b).max_abs == limits.max - limits.min == 2**64 - 1
+    found = distance(tmp_path, a, b).max_abs
+    assert found == limits.max - limits.min == 2**64 - 1 and type(found) is int
     assert distance(tmp_path, a[1:], b[1:]).max_abs == 1
-    assert type(distance(tmp_path, a, b).max_abs) is int
 
 
-def test_diff_sees_values_through_conjugated_and_negated_views(tmp_path: Path):
-    number = torch.tensor([1 + 2j, 3 - 1j])
-    assert distance(tmp_path, number, number.conj()).max_abs == 4
-    assert not differ(tmp_path, {"t": number.conj()}, {"t": number.conj().resolve_conj()})
-    negative = number.conj().imag
-    assert negative.is_neg()
-    assert not differ(tmp_path, {"t": negative}, {"t": negative.resolve_neg()})
-
-
-def test_diff_compares_quantized_and_narrow_types(tmp_path: Path):
+def test_diff_compares_quantized_and_narrow_types(tmp_path):
     with warnings.catch_warnings(action="ignore"):
         a = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8)
         b = torch.quantize_per_tensor(torch.arange(4.0), 0.25, 1, torch.qint8)
@@ -194,48 +156,9 @@ def test_diff_compares_quantized_and_narrow_types(tmp_path: Path):
     assert differ(tmp_path, {"t": torch.eye(2).to_sparse()}, {"t": (2 * torch.eye(2)).to_sparse()}).tensors
 
 
-def test_a_damaged_file_is_an_error_of_diff_and_no_difference(fastckpt: Fastckpt, tmp_path: Path):
-    differ(tmp_path, {"t": torch.zeros(2000)}, {"t": torch.zeros(2000)})
-    harm.truncate(tmp_path / "b.pt")
-    said = fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
-    assert said.code == 2 and "b.pt" in said.err and not said.out
-    assert fastckpt("diff", tmp_path / "a.pt", tmp_path / "none.pt").code == 2
-
-
 # --- against numpy
 
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-]
-
-
-@st.composite
-def tensors(draw: st.DrawFn) -> torch.Tensor:
-    dtype = draw(st.sampled_from(DTYPES))
-    shape = draw(st.lists(st.integers(0, 7), max_size=3))
-    torch.manual_seed(draw(st.integers(0, 2**32)))
-    tensor = torch.randint(-1000, 1000, shape).to(torch.complex64 if dtype.is_complex else torch.float64)
-    if dtype.is_floating_point or dtype.is_complex:
-        tensor = tensor * torch.rand(shape) * 10.0 ** draw(st.integers(-3, 1))
-    tensor = tensor.to(dtype)
-    return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
-
-
-@st.composite
-def perturbed(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
-    other = tensor.clone()
-    for _ in range(draw(st.integers(0, 3)) if tensor.numel() else 0):
-        index = tuple(draw(st.integers(0, size - 1)) for size in tensor.shape)
-        value = draw(st.sampled_from([0, 1, 3, 200, *([NAN, INF, -INF, 0.1] if tensor.is_floating_point() else [])]))
-        other[index] = value
-    return other
+FLOATS = (torch.float64, torch.float32, torch.float16)
 
 
 def expected(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, float]:
@@ -248,17 +171,23 @@ def expected(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, float]:
     return int(differing.sum()), int(nans.sum()), apart.max() if apart.size else 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), block=st.sampled_from([1, 2, 5, 1000]))
-def test_the_distance_of_tensors_is_that_of_numpy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject, block: int
-):
+@pytest.mark.parametrize("block", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    "dtype", [*(torch.float64, torch.float32, torch.float16, torch.complex64), torch.int64, torch.uint8, torch.bool]
+)
+def test_the_distance_of_tensors_is_that_of_numpy(tmp_path, monkeypatch, block, dtype):
     monkeypatch.setattr(values, "BLOCK", block)
+    torch.manual_seed(block)
     states: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for name in data.draw(st.lists(st.sampled_from("abcde"), unique=True)):
-        states[0][name] = data.draw(tensors())
-        states[1][name] = data.draw(perturbed(states[0][name]))
-    found = differ(tmp_path, *(collections.OrderedDict(state) for state in states))
+    for shape in ((), (0,), (7,), (3, 0, 2), (4, 6), (2, 3, 5)):
+        ours = (torch.randint(-1000, 1000, shape) * torch.rand(shape) / 8).to(dtype)
+        ours = ours.transpose(0, -1) if len(shape) > 1 else ours
+        theirs = ours.clone()
+        odd = [NAN, INF, -INF, 0.1] if dtype.is_floating_point else []
+        for value in [0, 1, 3, 200, *odd][: ours.numel()] if len(shape) != 2 else []:
+            theirs[tuple(torch.randint(size, ()) for size in ours.shape)] = value
+        states[0][str(shape)], states[1][str(shape)] = ours, theirs
+    found = differ(tmp_path, *states)
     assert not (found.only_a or found.only_b or found.changes) and found.compared == len(states[0])
     for name, tensor in states[0].items():
         wanted = expected(tensor, states[1][name])
@@ -268,23 +197,23 @@ def test_the_distance_of_tensors_is_that_of_numpy(
         assert (name in found.tensors) == (wanted[0] > 0)
 
 
-def test_diff_of_large_files_loads_neither_into_memory(tmp_path: Path):
-    """Two files of 200 MB, compared by a process that stays far below one of them."""
-    big = {f"layer-{i}": torch.full((5_000_000,), float(i)) for i in range(10)}
+def test_diff_of_large_files_loads_neither_into_memory(tmp_path):
+    """Two files of 120 MB, compared by a process that stays far below one of them."""
+    big = {f"layer-{i}": torch.full((5_000_000,), float(i)) for i in range(6)}
     torch.save(big, tmp_path / "a.pt")
-    big["layer-9"][-1] += 1
+    big["layer-5"][-1] += 1
     torch.save(big, tmp_path / "b.pt")
     program = (
         "import resource, sys, torch; from fastckpt._core.inspect import diff; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "files = [diff.InventoryFile(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]]\n"
         "found = diff.diff_files(*files)\n"
-        "assert found.tensors['layer-9'].max_abs == 1 and len(found.tensors) == 1\n"
+        "assert found.tensors['layer-5'].max_abs == 1 and len(found.tensors) == 1\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=True)
-    assert int(done.stdout) * 1024 < 100e6
+    assert int(done.stdout) * 1024 < 80e6
 
 
 def test_a_comparison_of_bits_counts_what_is_equal_as_a_number():

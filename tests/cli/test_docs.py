@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from click.testing import CliRunner
 
@@ -56,7 +55,7 @@ def train(directory: Path) -> DdpCheckpointer:
 
 
 def leave_log(directory: Path) -> None:
-    """As an agent on this host would have."""
+    """Leave the log that an agent on this host would have."""
     (directory / FOLDER).mkdir()
     text = RECORDED.read_text().replace('"host": "node1"', f'"host": "{socket.gethostname()}"')
     (directory / FOLDER / "000001-node1-1176.jsonl").write_text(text)
@@ -79,7 +78,7 @@ def newest_slots() -> list[Path]:
 
 
 def run(line: str, folder: Path) -> list[str]:
-    """What a line of a block prints, with places and names of a host as the page has them."""
+    """Output of a line of a block, with places and names of a host as the page has them."""
     command, _, echo = line.removeprefix("$ ").partition("; ")
     command, _, most = command.partition(" | head -")
     program, *arguments = shlex.split(command)
@@ -114,7 +113,7 @@ def alike(block: str) -> list[list[str]]:
     return [_NUMBER.sub("0", _DIGEST.sub("x", line)).split() for line in block.splitlines()]
 
 
-def test_blocks_of_the_cli_page_show_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_of_the_cli_page_show_what_the_commands_print(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = list(pages(tmp_path))
     assert len(found) >= 10

@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.doctor import catalogue
 from fastckpt_run.doctor.catalogue import examine, name_of
 from fastckpt_run.doctor.diagnosis import Severity, Subject
 from fastckpt_run.doctor.host_checks import cores
 from tests.cli import harm
-from tests.cli.conftest import Fastckpt, publish
+from tests.cli.conftest import killed_job, publish, quarantine
 from tests.support.ports import free_port
 from tests.unit._core.memory.conftest import small_disk  # noqa: F401 (a fixture)
 from tests.unit._core.storage.s3 import S3, s3, s3_server  # noqa: F401 (fixtures)
@@ -80,17 +79,13 @@ def states(lines: list[dict[str, Any]]) -> list[str]:
     return [line["state"] for line in lines]
 
 
-@pytest.fixture
-def served(fastckpt: Fastckpt, directory: Path) -> Iterator[Path]:
-    """A directory that a job of this process saves to."""
-    with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.DISK)
-        checkpointer.wait_latest_checkpoint(60)
-        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
-        yield directory
+def assert_tells(lines: list[dict[str, Any]], state: str, *texts: str) -> None:
+    """Check that it is one line, with this state and these texts."""
+    [line] = lines
+    assert line["state"] == state and all(text in f"{line['found']} -> {line['remedy']}" for text in texts), line
 
 
-def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt: Fastckpt, three: Path):
+def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt, three):
     before = sorted(map(str, three.rglob("*")))
     said = fastckpt("doctor", three, "--json")
     lines = by_name(said.document)
@@ -101,73 +96,58 @@ def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt: Fastckpt, 
     assert "became durable" in lines["writes"][0]["found"] and states(lines["locks"]) == ["ok"]
 
 
-def test_lines_for_people_have_states_remedies_and_a_count(fastckpt: Fastckpt, tmp_path: Path):
+def test_lines_for_people_have_states_remedies_and_a_count(fastckpt, tmp_path):
     (tmp_path / "file").touch()
     said = fastckpt("doctor", tmp_path / "file")
     lines = said.out.splitlines()
-    assert said.code == 1 and f"problem  directory: {tmp_path / 'file'} is a file" in lines
-    assert (
-        lines[lines.index(f"problem  directory: {tmp_path / 'file'} is a file") + 1] == "         -> Give a directory"
-    )
+    at = lines.index(f"problem  directory: {tmp_path / 'file'} is a file")
+    assert said.code == 1 and lines[at + 1] == "         -> Give a directory"
     assert lines[-1].split()[1].rstrip(",s") == "problem"
-
-
-def test_a_wrong_option_is_no_answer(fastckpt: Fastckpt):
     assert fastckpt("doctor", "--deadline", "0").code == 2 and fastckpt("doctor", "--no-such").code == 2
 
 
-def test_a_container_with_the_shared_memory_of_docker_gets_a_warning_with_options():
-    as_root()
-    code, lines = run(within=IN_DOCKER)
-    [line] = lines["shared memory size"]
-    assert code == 0 and line["state"] == "warning" and "64.0 MiB is what Docker" in line["found"]
-    assert "--shm-size=" in line["remedy"] and "medium: Memory" in line["remedy"]
-
-
-def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path: Path):
+def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path):
     assert states(look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path))) == ["warning"]
-    [line] = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
-    assert line["state"] == "problem" and "No such file" in line["found"] and "--fast-shm-dir" in line["remedy"]
-    [line] = look("shared memory", FASTCKPT_MEMORY="no")
-    assert line["state"] == "problem" and "is a tmpfs" in line["found"]
+    missing = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
+    assert_tells(missing, "problem", "No such file", "--fast-shm-dir")
+    assert_tells(look("shared memory", FASTCKPT_MEMORY="no"), "problem", "is a tmpfs")
 
 
-def test_checkpoints_that_do_not_fit_in_memory_are_a_problem(directory: Path):
+def test_a_container_with_the_shared_memory_of_docker_in_which_no_checkpoint_fits(directory):
     as_root()
     publish(directory, 1, state={"model": torch.ones(10 << 20)})  # 40 MiB
     code, lines = run(directory, within=IN_DOCKER)
-    [line] = lines["memory needed"]
-    assert code == 1 and line["state"] == "problem" and "3 slots of 40" in line["found"] and line["remedy"]
+    size = ("64.0 MiB is what Docker", "--shm-size=", "medium: Memory")
+    assert_tells(lines["shared memory size"], "warning", *size)
+    assert_tells(lines["memory needed"], "problem", "3 slots of 40")
+    assert code == 1
 
 
-def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(directory: Path):
+def test_a_directory_that_may_not_be_written_to_and_one_of_another_user(directory):
     as_root()
     directory.mkdir(mode=0o555)
     code, lines = run(directory, within=AS_OTHERS)
-    [line] = lines["directory"]
-    assert (
-        code == 1 and line["state"] == "problem" and "user 0 may not write there (owner 0, mode 0555)" in line["found"]
-    )
-    assert states(lines["writes"]) == states(lines["names"]) == ["problem"]
+    assert_tells(lines["directory"], "problem", "user 0 may not write there (owner 0, mode 0555)")
+    assert code == 1 and states(lines["writes"]) == states(lines["names"]) == ["problem"]
     directory.chmod(0o755)
     os.chown(directory, 65534, 65534)
-    [line] = look("directory", directory)
-    assert line["state"] == "warning" and "belongs to user 65534" in line["found"] and "chown" in line["remedy"]
+    assert_tells(look("directory", directory), "warning", "belongs to user 65534", "chown")
     os.chown(directory, os.getuid(), os.getgid())
     directory.chmod(0o777)
-    assert "chmod o-w" in look("directory", directory)[0]["remedy"]
+    assert_tells(look("directory", directory), "warning", "chmod o-w")
 
 
-def test_a_read_only_file_system_is_a_problem(directory: Path):
+def test_a_read_only_file_system_is_a_problem(directory):
     as_root()
     directory.mkdir()
     mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"', str(directory)]
     code, lines = run(directory, within=mount)
-    assert code == 1 and "read-only" in lines["directory"][0]["found"] and "Remount" in lines["directory"][0]["remedy"]
-    assert states(lines["file system"]) == ["warning"] and "outlives" in lines["file system"][0]["found"]
+    assert_tells(lines["directory"], "problem", "read-only", "Remount")
+    assert_tells(lines["file system"], "warning", "outlives")
+    assert code == 1
 
 
-def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path: Path):  # noqa: F811
+def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk):  # noqa: F811
     disk = small_disk(8)
     assert states(look("writes", disk)) == ["ok"]
     filler = disk / "filler"
@@ -176,104 +156,86 @@ def test_a_full_disk_is_a_problem_that_a_write_has_found(small_disk, tmp_path: P
             file.write(bytes(4096))
             file.flush()
     assert states(look("space", disk))[0] == "problem"
-    [line] = look("writes", disk)
-    assert line["state"] == "problem" and "No space left" in line["found"] and "Free space" in line["remedy"]
+    assert_tells(look("writes", disk), "problem", "No space left", "Free space")
     filler.unlink()
 
 
-def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path: Path):
+def test_a_dead_file_system_is_given_up_and_the_rest_is_checked(tmp_path):
     as_root()
     dead = tmp_path / "dead"
     dead.mkdir()
     within = ["unshare", "--mount", sys.executable, "-c", ON_A_DEAD_FILE_SYSTEM, str(dead)]
     code, lines = run(dead / "run", "--deadline", 2, within=within)
-    [line] = lines["directory"]
-    assert code == 1 and line["state"] == "problem" and "not done after 2 s: it hangs" in line["found"]
-    assert "not looked at: file system, space, writes" in line["found"]
-    assert lines.keys().isdisjoint({"writes", "memory of others"})
+    given_up = ("not done after 2 s: it hangs", "not looked at: file system, space, writes")
+    assert_tells(lines["directory"], "problem", *given_up)
+    assert code == 1 and lines.keys().isdisjoint({"writes", "memory of others"})
     assert states(lines["Python"]) == states(lines["interfaces"]) == ["ok"]
 
 
-def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt: Fastckpt, served: Path):
-    said = fastckpt("doctor", served, "--json")
-    lines = by_name(said.document)
-    for name in ("memory of the directory", "history"):
-        [line] = lines[name]
-        assert line["state"] == "warning" and f"process {os.getpid()} on" in line["found"]
-        assert "a launch waits" in line["found"] and "--fast-take-over" in line["remedy"]
-    assert lines["resume"][0]["found"].startswith("step 2 of history 1 from memory")
-    [line] = look("history", served, FASTCKPT_TAKE_OVER="yes")
-    assert line["state"] == "warning" and "takes the directory over" in line["found"]
+def test_who_holds_a_directory_is_named_with_what_a_launch_would_do(fastckpt, directory):
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
+        lines = by_name(fastckpt("doctor", directory, "--json").document)
+        holder = (f"process {os.getpid()} on", "a launch waits", "--fast-take-over")
+        for name in ("memory of the directory", "history"):
+            assert_tells(lines[name], "warning", *holder)
+        assert lines["resume"][0]["found"].startswith("step 2 of history 1 from memory")
+        history = look("history", directory, FASTCKPT_TAKE_OVER="yes")
+        assert_tells(history, "warning", "takes the directory over")
 
 
-def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_and_a_warning_for_others(
-    fastckpt: Fastckpt, directory: Path, tmp_path: Path
-):
-    program = (
-        "import os, signal, subprocess, sys, torch; from fastckpt import DdpCheckpointer, StorageType\n"
-        "c = DdpCheckpointer(sys.argv[1])\n"
-        "c.save_checkpoint(6, {'w': torch.ones(2)}, storage_type=StorageType.DISK)\n"
-        "c.wait_latest_checkpoint(60)\n"
-        "c.save_checkpoint(7, {'w': torch.ones(2)}, storage_type=StorageType.MEMORY)\n"
-        "print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    command = [sys.executable, "-c", program, directory]
-    done = subprocess.run(command, timeout=120, check=False, stdout=subprocess.PIPE, start_new_session=True)
-    assert done.returncode == -signal.SIGKILL
+def test_memory_that_a_killed_agent_left_is_adopted_by_its_directory_alone(fastckpt, directory, tmp_path):
+    pids = tmp_path / "pids"
+
+    def leave_a_process() -> None:
+        os.setsid()
+        pids.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+
+    killed_job(directory, leave_a_process)
     line, left = look("arena of directory", directory)
-    assert left["state"] == "warning" and "a launch kills them" in left["found"]
-    assert re.search(rf"\b{int(done.stdout)}\b", left["found"])
-    os.kill(int(done.stdout), signal.SIGKILL)
-    assert line["state"] == "ok" and "step 7 of history 1 whole: a launch adopts it" in line["found"]
+    os.kill(int(pids.read_text()), signal.SIGKILL)
+    assert_tells([left], "warning", "a launch kills them", pids.read_text())
+    assert_tells([line], "ok", "step 2 of history 1 whole: a launch adopts it")
     assert "which is dead" in look("history", directory)[0]["found"]
-    assert look("resume", directory)[0]["found"].startswith("step 7 of history 1 from memory")
-    others = look("memory of others", tmp_path / "another")
-    assert states(others) == ["ok", "warning"] and str(directory) in others[1]["found"]
-    assert "fastckpt shm clean" in others[1]["remedy"]
+    assert look("resume", directory)[0]["found"].startswith("step 2 of history 1 from memory")
+    _, others = look("memory of others", tmp_path / "another")
+    assert_tells([others], "warning", str(directory), "fastckpt shm clean")
     harm.lose(directory)
     directory.mkdir()
-    [line] = look("arena of directory", directory)
-    assert line["state"] == "warning" and "removed since" in line["found"]
+    assert_tells(look("arena of directory", directory), "warning", "removed since")
     [arena] = Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir()
     harm.lose(arena)
     arena.touch()
-    [line] = look("arena of directory", directory)
-    assert line["state"] == "problem" and str(arena) in line["found"]
+    assert_tells(look("arena of directory", directory), "problem", str(arena))
     arena.unlink()
     assert states(look("arena of directory", directory)) == ["ok"]
     assert fastckpt("shm", "clean", "--yes").code == 0  # what the job has shown of its progress
 
 
-def test_checkpoints_of_which_none_can_be_loaded_are_a_problem_and_each_has_a_reason(three: Path):
+def test_checkpoints_of_which_none_can_be_loaded_are_a_problem_and_each_has_a_reason(three):
     harm.truncate(three / "checkpoint-30/model.pt")
     lines = look("resume", three)
     assert states(lines) == ["ok", "warning", "ok"] and "damaged" in lines[1]["found"]
-    store = CheckpointDirectory(three)
-    for stored in store.checkpoints():
-        store.quarantine(stored, "bits flipped")
-    lines = look("resume", three)
-    assert states(lines)[0] == "problem" and "fastckpt which" in lines[0]["remedy"]
+    for step in (10, 20):
+        quarantine(three, step)
+    assert_tells(look("resume", three)[:1], "problem", "fastckpt which")
 
 
-def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt: Fastckpt):
+def test_endpoints_without_an_address_with_and_without_a_listener(fastckpt):
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        taken = listening.getsockname()[1]
-        endpoints = f"nosuch.invalid:29400,127.0.0.1:{taken},localhost:{port}"
-        said = fastckpt("doctor", "--rdzv-endpoint", endpoints, "--json")
+        taken = f"127.0.0.1:{listening.getsockname()[1]}"
+        said = fastckpt("doctor", "--rdzv-endpoint", f"nosuch.invalid:29400,{taken},localhost:{port}", "--json")
     lines = by_name(said.document)
     assert said.code == 1
-    assert "no such name" in lines["endpoint nosuch.invalid:29400"][0]["found"]
-    assert "this host" in lines[f"endpoint 127.0.0.1:{taken}"][0]["found"]
-    assert "something listens" in lines[f"endpoint 127.0.0.1:{taken}"][0]["found"]
-    assert "would hold the store" in lines[f"endpoint localhost:{port}"][0]["found"]
-    assert states(lines["secret"]) == ["warning"] and "openssl rand" in lines["secret"][0]["remedy"]
+    found = {name.removeprefix("endpoint "): told[0]["found"] for name, told in lines.items()}
+    assert "no such name" in found["nosuch.invalid:29400"] and "would hold the store" in found[f"localhost:{port}"]
+    assert "this host" in found[taken] and "something listens" in found[taken]
+    assert_tells(lines["secret"], "warning", "openssl rand")
 
 
-def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
-    [line] = examine("endpoints", endpoints="a:1,,b:2", settings={})
-    assert line["state"] == "problem" and "has an empty one" in line["found"]
+def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch):
+    assert_tells(examine("endpoints", endpoints="a:1,,b:2", settings={}), "problem", "has an empty one")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")
     lines = look("interfaces")
@@ -283,20 +245,19 @@ def test_wrong_endpoints_and_interfaces_that_are_not_there(monkeypatch: pytest.M
     assert {*states(look("interfaces"))} == {"ok"}
 
 
-def test_secrets_are_in_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fastckpt: Fastckpt):
-    secret = "a-secret-of-this-job-0123456789"
-    (tmp_path / "secret").write_text(secret)
-    [line] = look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))
-    assert line["state"] == "problem" and "chmod 600" in line["found"] + line["remedy"]
-    (tmp_path / "secret").chmod(0o600)
-    assert states(look("secret", FASTCKPT_SECRET_FILE=str(tmp_path / "secret"))) == ["ok"]
+def test_secrets_are_in_no_line(tmp_path, monkeypatch, fastckpt):
+    secret, file = "a-secret-of-this-job-0123456789", tmp_path / "secret"
+    file.write_text(secret)
+    assert_tells(look("secret", FASTCKPT_SECRET_FILE=str(file)), "problem", "chmod 600")
+    file.chmod(0o600)
+    assert states(look("secret", FASTCKPT_SECRET_FILE=str(file))) == ["ok"]
     monkeypatch.setenv("FASTCKPT_SECRET", secret)
     url = f"nosuch://user:{secret}@host/run?sig={secret}"
     for said in (fastckpt("doctor", url, "--json"), fastckpt("doctor", url)):
         assert said.code == 1 and secret not in said.out + said.err and "nosuch" in said.out
 
 
-def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fastckpt: Fastckpt, s3: S3):  # noqa: F811
+def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(s3):  # noqa: F811
     lines = look("store", "s3://bucket/run")
     assert states(lines)[:2] == ["ok", "ok"] and "0 whole checkpoints" in lines[0]["found"]
     assert not [key for key in s3.objects() if "doctor" in key]
@@ -304,7 +265,7 @@ def test_a_store_is_listed_and_written_to_and_a_missing_bucket_is_a_problem(fast
     assert line["state"] == "problem" and line["remedy"]
 
 
-def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it(tmp_path: Path):
+def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it(tmp_path):
     for name, version in (("psutil", "1.0"), ("torch", "2.5.1")):
         info = tmp_path / f"{name}-{version}.dist-info"
         info.mkdir()
@@ -316,7 +277,7 @@ def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it
     assert any(each.startswith("pip install 'torch") for each in remedies)
 
 
-def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch):
     [line] = examine("shared memory", settings={"FASTCKPT_SLOTS": "many"})
     assert line["state"] == "problem" and "FASTCKPT_SLOTS is 'many'" in line["found"]
 
@@ -324,16 +285,13 @@ def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch: pytest.Monk
         raise ZeroDivisionError("by nothing")
         yield
 
+    assert len({name_of(check) for check in catalogue.ALL}) == len(catalogue.ALL)
     monkeypatch.setitem(catalogue._BY_NAME, "clock", broken)
     [line] = examine("clock", settings={})
     assert line["state"] == "problem" and "ZeroDivisionError: by nothing" in line["found"]
 
 
-def test_each_check_has_a_name_of_its_own():
-    assert len({name_of(check) for check in catalogue.ALL}) == len(catalogue.ALL)
-
-
-def test_limits_of_cgroups_of_both_versions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_limits_of_cgroups_of_both_versions_are_found(tmp_path, monkeypatch):
     from fastckpt._core.memory import headroom
 
     monkeypatch.setattr(headroom, "CGROUPS", tmp_path)
@@ -365,7 +323,7 @@ def test_limits_of_cgroups_of_both_versions_are_found(tmp_path: Path, monkeypatc
     assert states(look("cgroup processor")) == ["ok"] and states(look("cgroup processes")) == ["warning"]
 
 
-def test_the_command_of_the_page_runs(fastckpt: Fastckpt, three: Path):
+def test_the_command_of_the_page_runs(fastckpt, three):
     text = (Path(__file__).parents[2] / "docs/operate/doctor.md").read_text()
     command = re.search(r"^fastckpt (doctor .*)$", text, re.MULTILINE)
     assert command
@@ -375,8 +333,8 @@ def test_the_command_of_the_page_runs(fastckpt: Fastckpt, three: Path):
     assert said.code == 0 and "endpoint localhost:29400" in said.out and f"directory: {three}" in said.out
 
 
-def test_fewer_cores_than_ranks_are_a_warning() -> None:
-    """As where Slurm binds the one task of a node, and it has asked for no core besides."""
+def test_fewer_cores_than_ranks_are_a_warning():
+    """Such as where Slurm binds the one task of a node, and it has asked for no core besides."""
     usable = len(os.sched_getaffinity(0))
     [enough], [short] = (list(cores(Subject(ranks=ranks))) for ranks in (usable, usable + 1))
     assert (enough.state, short.state) == (Severity.OK, Severity.WARNING)

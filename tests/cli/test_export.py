@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fastckpt import DdpCheckpointer, StorageType
 from tests.cli import harm
-from tests.cli.conftest import Fastckpt, publish
+from tests.cli.conftest import publish
 
 
 def listed(folder: Path) -> list[str]:
@@ -24,9 +24,14 @@ def listed(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path) -> Path:
     (tmp_path / "out").mkdir()
     return tmp_path / "out"
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return tmp_path / "model.pt"
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -34,11 +39,10 @@ def metadata(path: Path) -> dict[str, str]:
         return file.metadata()
 
 
-def test_export_to_torch_loads_with_equal_values(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_to_torch_loads_with_equal_values(fastckpt, three, out):
     said = fastckpt("export", f"{three}@20", out / "state.pt", "--json")
-    source = three / "checkpoint-20/model.pt"
     assert said.document == {
-        "source": str(source), "out": str(out / "state.pt"), "format": "torch", "only": "",
+        "source": str(three / "checkpoint-20/model.pt"), "out": str(out / "state.pt"), "format": "torch", "only": "",
         "size": (out / "state.pt").stat().st_size,
     }  # fmt: skip
     assert listed(out) == ["state.pt"]
@@ -49,7 +53,7 @@ def test_export_to_torch_loads_with_equal_values(fastckpt: Fastckpt, three: Path
     assert torch.load(out / "rank.pt", weights_only=True)["state"] == {"epoch": 30}
 
 
-def test_export_to_safetensors_loads_with_equal_values(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_to_safetensors_loads_with_equal_values(fastckpt, three, out):
     path = out / "state.safetensors"
     assert fastckpt("export", f"{three}@20", path, "--json").document["format"] == "safetensors"
     tensors = load_file(path)
@@ -61,76 +65,69 @@ def test_export_to_safetensors_loads_with_equal_values(fastckpt: Fastckpt, three
     assert metadata(out / "model.safetensors") == {"format": "pt"}
 
 
-def test_tied_tensors_and_views_are_exported_with_their_values(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+def test_tied_tensors_views_and_lists_are_exported_with_their_values(fastckpt, model, out):
     weights = torch.arange(12.0).view(3, 4)
-    state = {
-        "head": weights,
-        "embedding": weights,
-        "part": weights[1:],
-        "t": weights.t(),
-        "conj": torch.tensor([1j]).conj(),
-    }
-    torch.save(state, tmp_path / "model.pt")
-    assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors").code == 0
-    tensors = load_file(out / "m.safetensors")
-    assert sorted(tensors) == ["conj", "head", "part", "t"] and metadata(out / "m.safetensors")["embedding"] == "head"
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, state[name])
-    assert fastckpt("export", tmp_path / "model.pt", out / "m.pt").code == 0
+    state = {"head": weights, "embedding": weights, "part": weights[1:], "t": weights.t()}
+    state |= {"conj": torch.tensor([1j]).conj()}
+    layers = [{"w": torch.ones(2)}, {"w": torch.zeros(2)}]
+    torch.save(collections.OrderedDict(**state, layers=layers, groups=[], note=None), model)
+    assert fastckpt("export", model, out / "m.safetensors").code == 0
+    tensors, said = load_file(out / "m.safetensors"), metadata(out / "m.safetensors")
+    assert sorted(tensors) == ["conj", "head", "layers.0.w", "layers.1.w", "part", "t"] and said["embedding"] == "head"
+    assert all(torch.equal(tensors[name], state[name]) for name in ("conj", "head", "part", "t"))
+    assert json.loads(said["fastckpt.values"]) == {"groups": [], "note": None}
+    assert fastckpt("export", model, out / "m.pt").code == 0
     loaded = torch.load(out / "m.pt")
     assert loaded["head"].data_ptr() == loaded["embedding"].data_ptr()
 
 
-def test_what_safetensors_cannot_hold_is_refused_by_name(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+def test_what_safetensors_cannot_hold_is_refused_by_name(fastckpt, model, out):
     with warnings.catch_warnings(action="ignore"):
         quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8)
-    odd = {
-        "sparse": torch.eye(2).to_sparse(),
-        "q": quantized,
-        "meta": torch.empty(2, device="meta"),
-        "d": torch.float16,
-    }
-    torch.save({"good": {"w": torch.ones(2)}, "odd": odd}, tmp_path / "model.pt")
-    said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
+    odd = {"sparse": torch.eye(2).to_sparse(), "q": quantized, "meta": torch.empty(2, device="meta")}
+    odd |= {"d": torch.float16}
+    torch.save({"good": {"w": torch.ones(2)}, "odd": odd}, model)
+    said = fastckpt("export", model, out / "m.safetensors")
     assert said.code == 2 and listed(out) == []
     for name in ("odd.sparse", "odd.q", "odd.meta", "odd.d (dtype)", "--only", "--format torch"):
         assert name in said.err
-    assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors", "--only", "good").code == 0
-    said = fastckpt("export", tmp_path / "model.pt", out / "n.safetensors", "--only", "good.none")
+    assert fastckpt("export", model, out / "m.safetensors", "--only", "good").code == 0
+    said = fastckpt("export", model, out / "n.safetensors", "--only", "good.none")
     assert said.code == 2 and "'none'" in said.err
+    torch.save({"good": torch.ones(2), "wide": torch.ones(2, dtype=torch.complex128)}, model)
+    said = fastckpt("export", model, out / "n.safetensors")
+    assert said.code == 2 and "'wide'" in said.err and listed(out) == ["m.safetensors"]
 
 
-def test_names_that_coincide_when_exported_are_refused(fastckpt: Fastckpt, tmp_path: Path, out: Path):
-    torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, tmp_path / "model.pt")
-    said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
+def test_names_that_coincide_when_exported_are_refused(fastckpt, model, out):
+    torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, model)
+    said = fastckpt("export", model, out / "m.safetensors")
     assert said.code == 2 and "a.b" in said.err and listed(out) == []
 
 
-def test_export_overwrites_no_file(fastckpt: Fastckpt, three: Path, out: Path):
+def test_export_overwrites_no_file(fastckpt, three, out, monkeypatch):
     (out / "state.pt").write_text("mine")
     said = fastckpt("export", three, out / "state.pt")
     assert said.code == 2 and "--force" in said.err and (out / "state.pt").read_text() == "mine"
     (out / "link.pt").symlink_to("nowhere")
     assert fastckpt("export", three, out / "link.pt").code == 2
+    said = fastckpt("export", three, out / "none/state.pt")
+    assert said.code == 2 and str(out / "none") in said.err
     assert fastckpt("export", three, out / "state.pt", "--force").code == 0
     assert torch.load(out / "state.pt", weights_only=True)["step"] == 30
-    assert listed(out) == ["link.pt", "state.pt"]
-
-
-def test_a_file_created_during_an_export_is_kept(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch):
     save = torch.save
 
     def save_slowly(*arguments: Any) -> None:
         save(*arguments)
-        (out / "state.pt").write_text("theirs")
+        (out / "new.pt").write_text("theirs")
 
     monkeypatch.setattr(torch, "save", save_slowly)
-    assert fastckpt("export", three, out / "state.pt").code == 2
-    assert listed(out) == ["state.pt"] and (out / "state.pt").read_text() == "theirs"
+    assert fastckpt("export", three, out / "new.pt").code == 2 and (out / "new.pt").read_text() == "theirs"
+    assert listed(out) == ["link.pt", "new.pt", "state.pt"]
 
 
 @pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
-def test_an_export_to_a_full_disk_leaves_no_file(fastckpt: Fastckpt, directory: Path, out: Path, name: str):
+def test_an_export_to_a_full_disk_leaves_no_file(fastckpt, directory, out, name):
     publish(directory, 1, state={"w": torch.zeros(100_000)})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -141,40 +138,27 @@ def test_an_export_to_a_full_disk_leaves_no_file(fastckpt: Fastckpt, directory: 
     assert said.code == 2 and str(out) in said.err and listed(out) == []
 
 
-def test_a_damaged_checkpoint_is_not_exported(fastckpt: Fastckpt, three: Path, out: Path):
+def test_a_damaged_checkpoint_is_not_exported(fastckpt, three, out):
     harm.flip(three / "checkpoint-20/model.pt")
     said = fastckpt("export", f"{three}@20", out / "state.pt")
     assert said.code == 2 and "xxh3-128" in said.err and listed(out) == []
 
 
-def test_export_into_a_missing_directory_names_it(fastckpt: Fastckpt, three: Path, out: Path):
-    said = fastckpt("export", three, out / "none/state.pt")
-    assert said.code == 2 and str(out / "none") in said.err
-
-
 def test_a_safetensors_file_has_the_bytes_that_its_library_writes_and_needs_no_library(
-    fastckpt: Fastckpt, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    fastckpt, model, out, monkeypatch
 ):
     types = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
     state = {str(dtype): torch.arange(7).to(dtype) for dtype in types}
     state |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(1.5), "large": torch.arange(5_000_000.0)}
-    torch.save(state, tmp_path / "model.pt")
+    torch.save(state, model)
     save_file(state, out / "theirs.safetensors", metadata={"format": "pt"})
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "safetensors", None)
-        assert fastckpt("export", tmp_path / "model.pt", out / "ours.safetensors").code == 0
+        assert fastckpt("export", model, out / "ours.safetensors").code == 0
     assert (out / "ours.safetensors").read_bytes() == (out / "theirs.safetensors").read_bytes()
 
 
-def test_a_type_of_elements_that_safetensors_lacks_is_refused_by_name(fastckpt: Fastckpt, tmp_path: Path, out: Path):
-    torch.save({"good": torch.ones(2), "wide": torch.ones(2, dtype=torch.complex128)}, tmp_path / "model.pt")
-    said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
-    assert said.code == 2 and "'wide'" in said.err and "--format torch" in said.err and listed(out) == []
-
-
-def test_export_reads_the_memory_of_a_running_job(
-    fastckpt: Fastckpt, directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_export_reads_the_memory_of_a_running_job(fastckpt, directory, out, monkeypatch):
     save = torch.save
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(1, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
@@ -185,19 +169,10 @@ def test_export_reads_the_memory_of_a_running_job(
             save(*arguments)
             monkeypatch.undo()
             for step in (2, 3, 4):
-                checkpointer.save_checkpoint(
-                    step, {"w": torch.full((10,), float(step))}, storage_type=StorageType.MEMORY
-                )
+                state = {"w": torch.full((10,), float(step))}
+                checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
 
         shm = os.environ["FASTCKPT_SHM_DIR"]
         monkeypatch.setattr(torch, "save", save_while_training)
         said = fastckpt("export", f"{directory}@1", out / "two.pt", env={"FASTCKPT_SHM_DIR": shm})
         assert said.code == 2 and "took its slot" in said.err and listed(out) == ["one.pt"]
-
-
-def test_ordered_and_nested_states_are_exported_in_order(fastckpt: Fastckpt, tmp_path: Path, out: Path):
-    state = collections.OrderedDict(layers=[{"w": torch.ones(2)}, {"w": torch.zeros(2)}], groups=[], note=None)
-    torch.save(state, tmp_path / "model.pt")
-    assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors").code == 0
-    assert sorted(load_file(out / "m.safetensors")) == ["layers.0.w", "layers.1.w"]
-    assert json.loads(metadata(out / "m.safetensors")["fastckpt.values"]) == {"groups": [], "note": None}

@@ -2,8 +2,6 @@
 
 import json
 import os
-import pty
-import select
 import socket
 import subprocess
 import sys
@@ -16,8 +14,8 @@ import torch
 
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt_run.cli import GROUPS, main, output
-from tests.cli import harm
-from tests.cli.conftest import Fastckpt, publish
+from tests.cli.conftest import publish
+from tests.cli.terminals import Terminal
 from tests.cli.test_docs import leave_log, page_of_a_job
 
 FASTCKPT = str(Path(sys.executable).with_name("fastckpt"))
@@ -106,30 +104,29 @@ OF_JOBS = ("chaos", "prove", "drain")
 """Commands that take a job: tests/e2e/chaos has them, and tests/nodes."""
 
 
-@pytest.mark.parametrize("command", [command for command in KEYS if command not in OF_JOBS])
-def test_json_documents_of_all_commands_have_the_documented_keys(
-    fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str
-):
+def test_json_documents_of_all_commands_have_the_documented_keys(fastckpt, three, tmp_path):
     more: dict[str, list[Any]] = {
-        "prune": ["--keep-last", 1],
-        "export": [tmp_path / "out.pt"],
-        "diff": [f"{three}@10"],
-        "check": ["--only=disk"],
+        "prune": [three, "--keep-last", 1],
+        "export": [three, tmp_path / "out.pt"],
+        "diff": [three, f"{three}@10"],
+        "check": [three, "--only=disk"],
+        "top": [tmp_path / "live"],
+        "explain": ["FC-030"],
+        "shm ls": [],
+        "shm clean": [],
     }
     with DdpCheckpointer(three) as checkpointer, page_of_a_job(tmp_path / "live"):
         checkpointer.save_checkpoint(40, {"w": torch.ones(1)}, storage_type=StorageType.MEMORY)
         leave_log(three)
-        where = tmp_path / "live" if command == "top" else three
-        arguments = [] if command.startswith("shm") else [where, *more.get(command, [])]
-        arguments = ["FC-030"] if command == "explain" else arguments
-        said = fastckpt(*command.split(), *arguments, "--json")
-    assert not said.err and said.out.endswith("}\n")
-    document = said.document
-    assert set(document) == set(KEYS[command])
-    for key, kind in KEYS[command].items():
-        _assert_is(document[key], kind)
-    for file in document["files"] if command == "show" else []:
-        assert all(set(entry) == ENTRY for entry in file["entries"])
+        for command in (each for each in KEYS if each not in OF_JOBS):
+            said = fastckpt(*command.split(), *more.get(command, [three]), "--json")
+            assert not said.err and said.out.endswith("}\n"), command
+            document = said.document
+            assert set(document) == set(KEYS[command]), command
+            for key, kind in KEYS[command].items():
+                _assert_is(document[key], kind)
+            for file in document["files"] if command == "show" else []:
+                assert all(set(entry) == ENTRY for entry in file["entries"])
 
 
 def _assert_is(value: Any, kind: Any) -> None:
@@ -150,49 +147,27 @@ def test_the_keys_of_every_command_are_frozen_in_this_file():
 @pytest.mark.parametrize(
     "command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"], ["report"], ["top"]]
 )
-def test_errors_go_to_stderr_with_code_2(fastckpt: Fastckpt, tmp_path: Path, command: list[str]):
+def test_errors_go_to_stderr_with_code_2(fastckpt, tmp_path, command):
     said = fastckpt(*command, tmp_path / "none", "--json")
     assert said.code == 2 and not said.out and said.err.startswith("fastckpt: error: ") and "none" in said.err
     assert fastckpt(*command, "--no-such-option").code == 2
 
 
-@pytest.mark.parametrize("command", [["ls"], ["prune", "--keep-last", "1", "--yes"]])
-def test_an_unset_variable_is_not_the_working_directory(fastckpt: Fastckpt, three: Path, monkeypatch, command):
+def test_an_unset_variable_is_not_the_working_directory_and_errors_of_the_system_are_told(fastckpt, three, monkeypatch):
     monkeypatch.chdir(three)
-    said = fastckpt(*command, "")
-    assert said.code == 2 and "no directory" in said.err
-    assert fastckpt(*command, ".").code == 0
+    for command in (["ls"], ["prune", "--keep-last", "1", "--yes"]):
+        said = fastckpt(*command, "")
+        assert said.code == 2 and "no directory" in said.err
+        assert fastckpt(*command, ".").code == 0
+    Path("file").touch()
+    said = fastckpt("ls", three, env={"FASTCKPT_SHM_DIR": str(three / "file")})
+    assert said.code == 2 and said.err.startswith("fastckpt: error: ") and str(three / "file") in said.err
 
 
-def test_errors_of_the_system_end_with_code_2(fastckpt: Fastckpt, three: Path, tmp_path: Path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FASTCKPT_SHM_DIR", str(tmp_path / "file"))
-    said = fastckpt("ls", three)
-    assert said.code == 2 and said.err.startswith("fastckpt: error: ") and str(tmp_path / "file") in said.err
-
-
-def test_exit_codes_are_in_the_help(fastckpt: Fastckpt):
-    said = fastckpt("--help")
-    assert said.code == 0
-    for text in (
-        "Exit code",
-        "DIR@STEP",
-        "ls",
-        "show",
-        "which",
-        "verify",
-        "diff",
-        "export",
-        "prune",
-        "shm",
-        "report",
-        "plan",
-    ):
-        assert text in said.out
-
-
-def test_the_help_lists_each_command_once_with_one_line_in_a_terminal_of_80_columns(fastckpt: Fastckpt):
-    lines = fastckpt("--help", terminal_width=80).out.splitlines()
+def test_the_help_lists_each_command_once_with_one_line_in_a_terminal_of_80_columns(fastckpt):
+    said = fastckpt("--help", terminal_width=80)
+    assert said.code == 0 and "Exit code" in said.out and "DIR@STEP" in said.out
+    lines = said.out.splitlines()
     listed = lines[lines.index("Checkpoints:") :]
     rows = [line.split(maxsplit=1) for line in listed if line.startswith("  ")]
     assert sorted(name for name, _ in rows) == sorted(main.commands)
@@ -200,30 +175,24 @@ def test_the_help_lists_each_command_once_with_one_line_in_a_terminal_of_80_colu
     assert len([line for line in listed if line and not line.startswith(" ")]) == len(GROUPS)
 
 
-def test_the_installed_command_starts_quickly(three: Path):
-    """Neither torch nor what tables need is imported for JSON; and no command imports torch before it needs it."""
+def test_commands_start_without_torch_and_those_with_json_without_tables(three):
     program = (
         "import sys; from fastckpt_run.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print([m for m in ('torch', 'rich', 'fsspec', 'numpy') if m in sys.modules], file=sys.stderr)"
+        "for command in sys.argv[1:]:\n"
+        "    try: main(command.split('|'))\n"
+        "    except SystemExit: pass\n"
+        "    print([m for m in ('torch', 'rich', 'fsspec', 'numpy') if m in sys.modules], file=sys.stderr)"
     )
     leave_log(three)
-    for arguments, imported in (
-        (["ls", "--json"], []),
-        (["ls"], ["rich"]),
-        (["show"], ["rich"]),
-        (["verify"], ["rich"]),
-        (["report", "--json"], []),
-        (["plan", "--json"], []),
-        (["explain", "--json"], []),
-    ):
-        place = ["FC-030"] if arguments[0] == "explain" else [str(three)]
-        command = [sys.executable, "-c", program, arguments[0], *place, *arguments[1:]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert done.stderr.strip() == str(imported)
+    commands = [f"{name}|{three}|--json" for name in ("ls", "report", "plan")]
+    commands += ["explain|FC-030|--json", *(f"{name}|{three}" for name in ("ls", "show", "verify"))]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *commands], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr.splitlines() == ["[]"] * 4 + ["['rich']"] * 3
 
 
-def test_piped_output_has_whole_lines_without_colour(tmp_path: Path):
+def test_piped_output_of_the_installed_command_has_whole_lines_without_colour(tmp_path):
     directory = tmp_path / ("long-" * 45) / "run"
     directory.parent.mkdir()
     publish(directory, 7)
@@ -236,33 +205,14 @@ def test_piped_output_has_whole_lines_without_colour(tmp_path: Path):
     assert not any(line != line.rstrip() for line in lines)
 
 
-def on_terminal(*arguments: str, **environment: str) -> str:
-    """What a person sees in a terminal of 60 columns."""
-    parent, child = pty.openpty()
-    os.set_blocking(parent, False)
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "60", **environment}
-    with subprocess.Popen([FASTCKPT, *arguments], stdout=child, stderr=child, env=env) as process:
-        os.close(child)
-        shown = b""
-        while select.select([parent], [], [], 60)[0]:
-            try:
-                shown += os.read(parent, 65536)
-            except OSError:
-                break
-        assert process.wait(60) == 0
-    os.close(parent)
-    return shown.decode()
+def test_a_terminal_gets_colour_unless_it_is_disabled(three):
+    shown = Terminal(["ls", three], columns=60).finish()
+    assert shown.code == 0 and "\x1b[" in shown.raw
+    assert "checkpoint-30" in "".join(shown.raw.split())  # folded, not cut
+    assert "\x1b[3" not in Terminal(["ls", three], columns=60, NO_COLOR="1").finish().raw
 
 
-def test_a_terminal_gets_colour_unless_it_is_disabled(three: Path):
-    shown = on_terminal("ls", str(three))
-    assert "\x1b[" in shown
-    path = "".join(shown.split())
-    assert "checkpoint-30" in path  # folded, not cut
-    assert "\x1b[3" not in on_terminal("ls", str(three), NO_COLOR="1")
-
-
-def test_control_characters_in_names_reach_no_terminal(fastckpt: Fastckpt, tmp_path: Path):
+def test_control_characters_in_names_reach_no_terminal(fastckpt, tmp_path):
     name = "\x1b]0;owned\x07\x1b[2J[bold]w[/bold]\udc80"
     torch.save({name: torch.ones(1), "text": "\x1b[31mred"}, tmp_path / "model.pt")
     said = fastckpt("show", tmp_path / "model.pt")
@@ -272,15 +222,17 @@ def test_control_characters_in_names_reach_no_terminal(fastckpt: Fastckpt, tmp_p
     assert entries[1]["name"] == name
 
 
-STRANGERS = {
-    "another protocol": b"SSH-2.0-x\r\n",
-    "no job": b"HTTP/1.0 200 OK\r\n\r\n" + b'{"job": {}}',
-    "very deep": b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("answer", [*STRANGERS.values(), b'HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n{"job":'])
-def test_top_says_what_is_wrong_with_a_server_that_is_no_page(fastckpt: Fastckpt, answer: bytes):
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"SSH-2.0-x\r\n", "is not the live page of a job"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b'{"job": {}}', "is not the live page of a job"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000, "is not the live page of a job"),
+        (b'HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n{"job":', "does not answer"),
+    ],
+    ids=["another protocol", "no job", "very deep", "torn"],
+)
+def test_top_says_what_is_wrong_with_a_server_that_is_no_page(fastckpt, answer, why):
     def serve(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection:
@@ -292,32 +244,23 @@ def test_top_says_what_is_wrong_with_a_server_that_is_no_page(fastckpt: Fastckpt
         server.start()
         said = fastckpt("top", f"http://127.0.0.1:{listening.getsockname()[1]}")
         server.join(60)
-    is_torn = answer not in STRANGERS.values()
-    assert said.code == 2 and ("does not answer" if is_torn else "is not the live page of a job") in said.err
+    assert said.code == 2 and why in said.err
 
 
-def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt: Fastckpt, tmp_path: Path):
+def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    for where in (url, f"{url}/#token="):
-        said = fastckpt("drain", "node1", where)
-        assert said.code == 2 and f"no token for {url}: give the link that the launcher has logged" in said.err
-    for arguments in ([f"{url}/#token=x"], [url, "--token", "x"], [f"{url}/#token=x", "--undo"]):
+    for arguments, why in (
+        ([url], f"no token for {url}: give the link that the launcher has logged"),
+        ([f"{url}/#token="], f"no token for {url}"),
+        ([f"{url}/#token=x", "--undo"], f"{url} does not answer"),
+        ([url, "--token", "x"], f"{url} does not answer"),
+        ([tmp_path, "--token", "x"], f"{tmp_path} has no event log"),
+    ):
         said = fastckpt("drain", "node1", *arguments)
-        assert said.code == 2 and f"{url} does not answer" in said.err
-    said = fastckpt("drain", "node1", tmp_path, "--token", "x")
-    assert said.code == 2 and f"{tmp_path} has no event log" in said.err
+        assert said.code == 2 and why in said.err
 
 
-def test_a_bad_newest_checkpoint_is_a_finding_with_output(fastckpt: Fastckpt, three: Path):
-    harm.flip(three / "checkpoint-30/model.pt")
-    said = fastckpt("verify", three, "--json")
-    assert said.code == 1 and said.document["bad"] == 1 and not said.err
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "?"), (0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (10 * 86400, "10 d")],
-)
-def test_ages_are_printed_in_fitting_units(seconds: float | None, text: str):
-    assert output.age(seconds) == text
+def test_ages_are_printed_in_fitting_units():
+    ages = {None: "?", 0.2: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 10 * 86400: "10 d"}
+    assert {seconds: output.age(seconds) for seconds in ages} == ages

@@ -15,13 +15,13 @@ RECORDED = Path(__file__).with_name("recorded_status.json")
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def url(tmp_path) -> Iterator[str]:
     """The page of a job whose state was recorded."""
     with page_of_a_job(tmp_path / "live") as url:
         yield url
 
 
-def test_a_terminal_of_80_columns_has_each_worker_in_one_line_and_colour(url: str):
+def test_a_terminal_of_80_columns_has_each_worker_in_one_line_and_colour(url):
     shown = Terminal(["top", url, "--once"], columns=80).finish()
     lines = shown.screen
     assert shown.code == 0 and max(map(len, lines)) <= 80
@@ -34,13 +34,13 @@ def test_a_terminal_of_80_columns_has_each_worker_in_one_line_and_colour(url: st
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_terminal_without_colour_gets_none(url: str, environment: dict[str, str]):
+def test_a_terminal_without_colour_gets_none(url, environment):
     shown = Terminal(["top", url, "--once"], columns=80, **environment).finish()
     assert "rank 1 is slow: data, costs 197%" in shown.screen
     assert not re.search(r"\x1b\[[\d;]*3\dm", shown.raw)
 
 
-def test_a_pipe_gets_no_colour_and_all_columns(url: str):
+def test_a_pipe_gets_no_colour_and_all_columns(url):
     shown = Terminal(["top", url], columns=80, piped=True).finish()
     assert "\x1b" not in shown.out and "PROCESS" in shown.out and "takes steps, slow: data, costs 197%" in shown.out
 

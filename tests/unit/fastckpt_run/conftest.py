@@ -1,4 +1,4 @@
-"""What each test of the launcher's parts leaves behind."""
+"""Remains of each test of the launcher's parts."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,6 @@
-"""How a script's checkpoint directory is set, by its source: found, or refused with the reason."""
+"""The setting of a script's checkpoint directory, by its source: found, or refused with the reason."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ def setting(source: str) -> DirectorySetting:
 
 
 @pytest.mark.parametrize("source", FOUND)
-def test_an_argument_that_reaches_the_checkpointer_is_found(source: str):
+def test_an_argument_that_reaches_the_checkpointer_is_found(source):
     found = setting(FOUND[source] + source)
     assert found == DirectorySetting(argument="--out-dir") and str(found) == "the argument --out-dir"
 
@@ -33,7 +32,7 @@ def test_an_argument_that_reaches_the_checkpointer_is_found(source: str):
 @pytest.mark.parametrize(
     "source", ["os.environ['RUN']", "os.environ.get('RUN', 'x')", "os.getenv('RUN')", "Path(getenv('RUN')) / 'a'"]
 )
-def test_a_variable_that_reaches_the_checkpointer_is_found(source: str):
+def test_a_variable_that_reaches_the_checkpointer_is_found(source):
     found = setting(f"where = {source}\nDdpCheckpointer(where)")
     assert found == DirectorySetting(variable="RUN") and found.environment(DIRECTORY) == {"RUN": DIRECTORY}
     assert found.arguments(["--a"], DIRECTORY) == ["--a"] and DirectorySetting("--x").environment(DIRECTORY) == {}
@@ -54,7 +53,7 @@ def test_a_positional_argument_is_found_by_its_place():
         ("print(1)", "makes no checkpointer of fastckpt"),
     ],
 )
-def test_a_directory_that_cannot_be_set_is_refused_with_what_to_do(source: str, why: str):
+def test_a_directory_that_cannot_be_set_is_refused_with_what_to_do(source, why):
     with pytest.raises(ConfigError, match=why) as error:
         setting(source)
     assert "--dir-argument --out, or --dir-variable NAME" in str(error.value)
@@ -77,10 +76,10 @@ def test_a_script_without_source_is_refused():
         ("2", ["data"], ["data", DIRECTORY]),
     ],
 )
-def test_the_directory_replaces_what_the_arguments_say_of_it(argument: str, given: list[str], made: list[str]):
+def test_the_directory_replaces_what_the_arguments_say_of_it(argument, given, made):
     assert DirectorySetting(argument).arguments(given, DIRECTORY) == made
 
 
-def test_a_positional_argument_behind_ones_that_are_missing_is_refused(tmp_path: Path):
+def test_a_positional_argument_behind_ones_that_are_missing_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the script's directory is argument 3, and it was given 1"):
         DirectorySetting("3").arguments(["data"], str(tmp_path))

@@ -9,7 +9,7 @@ from fastckpt_run.events.event_lines import EventLines
 
 
 @given(st.integers(0, 40), st.integers(-3, 45), st.one_of(st.none(), st.integers(-3, 45)))
-def test_they_are_read_as_a_list_of_them(count: int, first: int, end: int | None):
+def test_they_are_read_as_a_list_of_them(count, first, end):
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(event_lines, "PACKED", 4)
         lines, known = EventLines(), [f'{{"event": {number}}}\n'.encode() for number in range(count)]

@@ -54,7 +54,7 @@ def stores(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_all_agents_get_one_list_in_at_most_four_messages_each(count: int):
+def test_all_agents_get_one_list_in_at_most_four_messages_each(count):
     counted = [Counted(store) for store in stores(count)]
     results = meet(counted, [member(number) for number in range(count)])
     assert results == [results[0]] * count
@@ -70,18 +70,19 @@ def test_the_first_agent_draws_one_secret_for_all():
     assert drawn_secret(opened[0], 0) == drawn[0]
 
 
-def test_agents_of_unlike_versions_refuse_each_other_by_name():
-    results = meet(stores(2), [member(0), replace(member(1), version="0.0.1")])
-    assert all(isinstance(each, str) and "host-1 has 0.0.1" in each for each in results)
+@pytest.mark.parametrize(
+    ("unlike", "why"),
+    [
+        ({"version": "0.0.1"}, "host-1 has 0.0.1"),
+        ({"replicas": "xor:4"}, "--fast-replicas is 0 on host-0 and xor:4 on host-1: give all nodes the same"),
+    ],
+)
+def test_agents_of_unlike_versions_or_copies_refuse_each_other_by_name(unlike, why):
+    results = meet(stores(2), [member(0), replace(member(1), **unlike)])
+    assert all(isinstance(each, str) and why in each for each in results)
 
 
-def test_agents_that_would_make_unlike_copies_refuse_each_other_by_name():
-    results = meet(stores(2), [member(0), replace(member(1), replicas="xor:4")])
-    text = "--fast-replicas is 0 on host-0 and xor:4 on host-1: give all nodes the same"
-    assert results == [text, text]
-
-
-def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path, monkeypatch):
     (tmp_path / "rack").write_text("rack7\n")
     monkeypatch.setenv("RACK", " rack8 ")  # as another host may have it without spaces
     given = ["", "rack6", f"file:{tmp_path}/rack", "env:RACK"]
@@ -91,25 +92,20 @@ def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path: Path,
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("file:/nowhere/rack", "/nowhere/rack cannot be read: No such file or directory"),
-        ("file:/dev/null", "/dev/null is empty"),
-        ("env:NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE is not set or empty"),
-        (" ", "it is empty"),
+        ("file:/nowhere/rack", "; /nowhere/rack cannot be read: No such file or directory"),
+        ("file:/dev/null", "; /dev/null is empty"),
+        ("env:NO_SUCH_VARIABLE", "; NO_SUCH_VARIABLE is not set or empty"),
+        (" ", "; it is empty"),
+        *((f"file:{name}", "") for name in ("/dev/zero", "a\0b", "pipe", "long", "lines", "binary")),
     ],
 )
-def test_a_failure_domain_that_is_not_there_is_refused(given: str, why: str):
-    with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}; {why}")):
-        Settings(domain=given).failure_domain()
-
-
-@pytest.mark.parametrize("kind", ["pipe", "endless", "long", "lines", "binary", "nul"])
-def test_a_failure_domain_that_is_no_name_is_refused_and_not_waited_for(tmp_path: Path, kind: str):
-    given = {"endless": "file:/dev/zero", "nul": "file:a\0b"}.get(kind, f"file:{tmp_path}/{kind}")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "long").write_text("r" * (10 << 20))
-    (tmp_path / "lines").write_text("rack7\nrack8\n")
-    (tmp_path / "binary").write_bytes(b"rack\xff")
-    with pytest.raises(ConfigError, match="domain is"):
+def test_a_failure_domain_that_is_no_name_is_refused_and_not_waited_for(tmp_path, monkeypatch, given, why):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    Path("long").write_text("r" * (10 << 20))
+    Path("lines").write_text("rack7\nrack8\n")
+    Path("binary").write_bytes(b"rack\xff")
+    with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}{why}")):
         Settings(domain=given).failure_domain()
 
 
@@ -125,10 +121,6 @@ def test_a_list_of_an_earlier_round_is_not_taken_for_this_one():
     assert all([each.id for each in found] == ["agent-0", "agent-2"] for found in results)
 
 
-def test_an_agent_alone_needs_no_store():
-    assert exchange(None, 0, 1, member(5)) == [replace(member(5), slot=0)]  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("given", "slots"),
     [
@@ -140,12 +132,13 @@ def test_an_agent_alone_needs_no_store():
         ([("a", 5), ("a", -1), ("a", -1)], [5, 0, 1]),
     ],
 )
-def test_agents_that_share_memory_have_slots_of_their_own(given: list[tuple[str, int]], slots: list[int]):
+def test_agents_that_share_memory_have_slots_of_their_own(given, slots):
     members = [member(number, memory, slot) for number, (memory, slot) in enumerate(given)]
     assert [each.slot for each in with_slots(members)] == slots
 
 
-def test_a_host_is_reached_by_the_interface_that_leads_to_the_first():
+def test_a_host_is_reached_by_the_interface_that_leads_to_the_first_and_an_agent_alone_needs_no_store():
     assert host_for("first", 0, None) == "first"
     assert host_for("first", 1, "10.0.0.7") == "10.0.0.7"
     assert host_for("127.0.0.1", 1, None) == "127.0.0.1"
+    assert exchange(None, 0, 1, member(5)) == [replace(member(5), slot=0)]

@@ -24,7 +24,7 @@ RESTARTS = 100
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[int], None]]:
+def agent(monkeypatch, caplog) -> Iterator[Callable[[int], None]]:
     """A function that restarts the workers once, as far as the agent's records of a job go."""
     monkeypatch.setattr(metrics, "_listeners", [])
     monkeypatch.setattr(goodput_meter, "KEPT", 10)
@@ -33,7 +33,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     saver = Saver(Settings())
     saver.start()
     recorder, job = EventRecorder(saver, keep=False), JobMetrics(saver, lambda: {0: 0})
-    spec = WorkerSpec("worker", 1, entrypoint="true", rdzv_handler=None, max_restarts=10**6)  # type: ignore[arg-type]
+    spec = WorkerSpec("worker", 1, entrypoint="true", rdzv_handler=None, max_restarts=10**6)
     notice = RestartNotice(spec.max_restarts)
     restarts = Restarts(Settings(), spec, saver.telemetry, lambda pid: "", ())
     for listener in (recorder._record, job.observe, notice.observe):
@@ -59,7 +59,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     saver.close()
 
 
-def test_restarts_leave_nothing_behind_in_the_records_of_the_agent(agent: Callable[[int], None]):
+def test_restarts_leave_nothing_behind_in_the_records_of_the_agent(agent):
     counts = []
     for number in range(2 * RESTARTS):
         if number % RESTARTS == 0:

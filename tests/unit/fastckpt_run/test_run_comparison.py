@@ -58,43 +58,43 @@ def compared(folder: Path, *starts: list[dict[str, Any]], plain: list[dict[str, 
     return compare_runs(a, history(folder, "killed", *starts), (folder, folder), str(folder))
 
 
-def test_steps_that_are_taken_again_alike_are_equal(tmp_path: Path):
+def test_steps_that_are_taken_again_alike_are_equal(tmp_path):
     found = compared(tmp_path, lines(1, 3), loaded(2) + lines(3, 5), loaded(4) + lines(5, 6))
     assert found.equal and (found.values, found.repeats, found.differing) == (6, 2, 0)
 
 
-def test_the_last_execution_of_a_step_counts_and_an_earlier_one_must_equal_it(tmp_path: Path):
+def test_the_last_execution_of_a_step_counts_and_an_earlier_one_must_equal_it(tmp_path):
     found = compared(tmp_path, lines(1, 4, at_4=9.0), loaded(2) + lines(3, 6))
     assert found.value is not None and found.value.repeated and found.value.of == (4, 0, "loss")
     assert (found.value.a, found.value.b, found.differing) == (9.0, 5.0, 1)
 
 
-def test_the_first_difference_is_that_of_the_first_step_with_the_process_that_took_it(tmp_path: Path):
+def test_the_first_difference_is_that_of_the_first_step_with_the_process_that_took_it(tmp_path):
     found = compared(tmp_path, lines(1, 3), loaded(2) + lines(3, 6, at_5=0.5, at_6=0.25))
     assert found.value is not None and (found.value.of.step, found.value.a, found.value.b) == (5, 6.0, 0.5)
     assert found.value.start is not None and found.value.start.loaded == 2 and found.differing == 2
 
 
-def test_a_step_that_was_saved_and_not_logged_is_no_difference_if_it_was_resumed(tmp_path: Path):
+def test_a_step_that_was_saved_and_not_logged_is_no_difference_if_it_was_resumed(tmp_path):
     cut = [line for line in lines(1, 4) if line != lines(4, 4)[0]]
     assert compared(tmp_path, cut, loaded(4) + lines(5, 6)).equal
 
 
 @pytest.mark.parametrize("missing", [3, 6])
-def test_a_step_that_one_run_alone_has_logged_is_a_difference(tmp_path: Path, missing: int):
+def test_a_step_that_one_run_alone_has_logged_is_a_difference(tmp_path, missing):
     found = compared(tmp_path, [line for line in lines(1, 6) if line["step"] != missing])
     assert found.value is not None and (found.value.of.step, found.value.b) == (missing, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0])
-def test_values_are_compared_as_they_are(tmp_path: Path, value: float):
+def test_values_are_compared_as_they_are(tmp_path, value):
     (tmp_path / "same").mkdir()
     assert compared(tmp_path / "same", lines(1, 6, at_3=value), plain=lines(1, 6, at_3=value)).equal
     found = compared(tmp_path, lines(1, 6, at_3=value), plain=lines(1, 6, at_3=0.0))
     assert found.value is not None and found.value.of.step == 3
 
 
-def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path: Path):
+def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path):
     a = history(tmp_path, "plain", lines(1, 6))
     for name, starts, own in (
         ("early", [lines(1, 3, at_2=0.5), loaded(2) + lines(3, 6)], True),
@@ -114,9 +114,7 @@ def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path: Path):
         (loaded(2) + lines(1, 6), IGNORED, "loaded step 2 and went on at step 1"),
     ],
 )
-def test_a_start_that_does_not_go_on_is_named(
-    tmp_path: Path, second: list[dict[str, Any]], cause: str | None, why: str
-):
+def test_a_start_that_does_not_go_on_is_named(tmp_path, second, cause, why):
     found = not_resumed(history(tmp_path, "killed", lines(1, 3), second))
     assert (found.name if found else "") == cause and (found is None or why in found.text)
 
@@ -136,9 +134,7 @@ def steps(first: int, last: int, **by: int) -> list[dict[str, Any]]:
     [(3, 3, POSITION), (3, 4, OPTIMIZER), (4, 4, OPTIMIZER), (3, 99, POSITION)],
     ids=["what went in", "the update", "a later step", "unknown"],
 )
-def test_a_value_that_was_logged_after_the_update_tells_the_update_from_what_went_in(
-    tmp_path: Path, norm: int, loss: int, cause: str
-):
+def test_a_value_that_was_logged_after_the_update_tells_the_update_from_what_went_in(tmp_path, norm, loss, cause):
     a, b = history(tmp_path, "plain", steps(1, 6)), loaded(2) + steps(3, 6, norm=norm, loss=loss)
     killed = history(tmp_path, "killed", steps(1, 2), b)
     found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
@@ -146,7 +142,7 @@ def test_a_value_that_was_logged_after_the_update_tells_the_update_from_what_wen
     assert causes[0] == cause and {OPTIMIZER, POSITION, HASH, FILE} <= {*causes}
 
 
-def test_an_average_that_is_not_saved_is_named_where_checkpoints_after_the_resume_are_the_same(tmp_path: Path):
+def test_an_average_that_is_not_saved_is_named_where_checkpoints_after_the_resume_are_the_same(tmp_path):
     a = history(tmp_path, "plain", lines(1, 6))
     killed = history(tmp_path, "killed", lines(1, 2), loaded(2) + lines(3, 6, loss=2.0))
     found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
@@ -168,7 +164,7 @@ def test_an_average_that_is_not_saved_is_named_where_checkpoints_after_the_resum
         ("ok = x in {'a', 'b'}\nopen('log', 'a').write('x')", GENERATOR, "checkpointers save"),
     ],
 )
-def test_causes_by_which_any_two_runs_differ_are_named_by_the_source(source: str, cause: str, words: str):
+def test_causes_by_which_any_two_runs_differ_are_named_by_the_source(source, cause, words):
     first, second, *others = causes_of_variation("why", ast.parse(source))
     assert (first.name, second.name) == (BACKGROUND, cause) and words in second.text
     assert {HASH, FILE, GENERATOR} <= {second.name, *(each.name for each in others)}

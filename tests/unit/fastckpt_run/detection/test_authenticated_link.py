@@ -12,9 +12,7 @@ from fastckpt_run.detection.authenticated_link import AuthenticatedLink, Purpose
 PURPOSE = Purpose("watch", "a", "b")
 
 
-def test_a_reset_connection_is_an_error_for_its_caller_and_none_that_asyncio_logs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reset_connection_is_an_error_for_its_caller_and_none_that_asyncio_logs(monkeypatch):
     # The future with the error may be collected before its protocol: here it always is one that nobody has looked at.
     monkeypatch.delattr(asyncio.StreamReaderProtocol, "__del__")
     logged = []

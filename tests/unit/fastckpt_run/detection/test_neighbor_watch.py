@@ -122,7 +122,7 @@ def begin(members: Sequence[Member]) -> None:
     until(lambda: all(len(each._links) == 2 * min(3, len(members) - 1) for each in members))
 
 
-def test_a_killed_member_and_a_frozen_one_are_reported_to_all_with_the_cause(processes: list[RemoteMember]) -> None:
+def test_a_killed_member_and_a_frozen_one_are_reported_to_all_with_the_cause(processes):
     killed, frozen, *rest = processes
     killed.kill(signal.SIGKILL)
     until(lambda: all(each.lost for each in (frozen, *rest)))
@@ -134,16 +134,7 @@ def test_a_killed_member_and_a_frozen_one_are_reported_to_all_with_the_cause(pro
         assert State.GONE in why and State.STARVED in why_second
 
 
-def test_a_member_that_leaves_is_not_lost(members: Callable[[int], list[Member]]) -> None:
-    first, second, third = members(3)
-    begin([first, second, third])
-    second.stop()
-    until(lambda: "node 1" in first._gone and "node 1" in third._gone)
-    time.sleep(0.7)
-    assert first.lost == third.lost == []
-
-
-def test_a_member_that_answers_a_new_connection_is_not_lost(members: Callable[[int], list[Member]]) -> None:
+def test_a_member_that_answers_a_new_connection_or_leaves_is_not_lost(members):
     """All its connections are closed, again and again."""
     several = members(3)
     begin(several)
@@ -154,9 +145,13 @@ def test_a_member_that_answers_a_new_connection_is_not_lost(members: Callable[[i
         until(lambda: all(len(each._links) == 4 for each in several))
     time.sleep(0.7)
     assert [each.lost for each in several] == [[], [], []]
+    victim.stop()
+    until(lambda: all("node 1" in each._gone for each in (several[0], several[2])))
+    time.sleep(0.7)
+    assert several[0].lost == several[2].lost == []
 
 
-def test_a_member_that_did_not_run_blames_nobody(processes: list[RemoteMember]) -> None:
+def test_a_member_that_did_not_run_blames_nobody(processes):
     """For a second, which others bear, and again."""
     for _ in range(2):
         processes[0].kill(signal.SIGSTOP)
@@ -183,7 +178,7 @@ def hosts_without_an_answer(count: int) -> Iterator[list[str]]:
         yield addresses
 
 
-def test_a_member_that_reaches_no_neighbour_takes_itself_for_isolated(members: Callable[[int], list[Member]]) -> None:
+def test_a_member_that_reaches_no_neighbour_takes_itself_for_isolated(members):
     (one,) = members(1)
     with hosts_without_an_answer(4) as addresses:
         others = [(f"node {number}", address) for number, address in enumerate(addresses, start=1)]
@@ -195,7 +190,7 @@ def test_a_member_that_reaches_no_neighbour_takes_itself_for_isolated(members: C
     assert reason == ISOLATED and {*lost} <= {name for name, _ in others} and len(lost) > 2
 
 
-def test_one_host_of_several_without_an_answer_is_lost(members: Callable[[int], list[Member]]) -> None:
+def test_one_host_of_several_without_an_answer_is_lost(members):
     several = members(4)
     with hosts_without_an_answer(1) as (address,):
         for each in several:
@@ -207,16 +202,14 @@ def test_one_host_of_several_without_an_answer_is_lost(members: Callable[[int], 
         assert lost == ["node 4"] and State.UNREACHABLE in reason
 
 
-def test_a_host_that_was_never_reached_is_not_taken_for_lost(
-    members: Callable[[int], list[Member]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_that_was_never_reached_is_not_taken_for_lost(members, caplog):
     """A firewall may be between them, which the workers' connections pass."""
     one, other = members(2)
     with hosts_without_an_answer(1) as (address,):
         for each in (one, other):
             each.watch([(one._own, one.address), (other._own, other.address), ("node 2", address)])
         until(lambda: caplog.text.count("it cannot be watched") >= 2)
-        time.sleep(3.0)
+        time.sleep(1.5)
     assert one.lost == other.lost == []
 
 
@@ -252,9 +245,7 @@ class Relay:
             each.close()
 
 
-def test_two_members_between_which_packets_are_lost_are_apart_until_they_are_not(
-    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_members_between_which_packets_are_lost_are_apart_until_they_are_not(members, monkeypatch):
     """Large ones alone: both answer all probes, of each other, too."""
     monkeypatch.setattr(apart_members, "LASTS", 2.0)
     one, two, three = members(3)
@@ -274,9 +265,7 @@ def test_two_members_between_which_packets_are_lost_are_apart_until_they_are_not
     assert two.lost == three.lost == []
 
 
-def test_a_member_that_was_never_reached_and_answers_another_one_is_apart(
-    members: Callable[[int], list[Member]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_member_that_was_never_reached_and_answers_another_one_is_apart(members, monkeypatch, caplog):
     monkeypatch.setattr(apart_members, "LASTS", 1.0)
     one, two, three = members(3)
     ring = [(each._own, each.address) for each in (one, two, three)]
@@ -289,25 +278,24 @@ def test_a_member_that_was_never_reached_and_answers_another_one_is_apart(
     assert two.lost == three.lost == []
 
 
-def test_of_sixty_four_members_each_sends_six_messages_a_second(members: Callable[[int], list[Member]]) -> None:
-    several = members(64)
+def test_of_many_members_each_sends_six_messages_a_second_and_a_loss_is_reported_once_to_each(members):
+    several = members(32)
     begin(several)
     before, start = [each.sent for each in several], time.monotonic()
-    time.sleep(2.0)
+    time.sleep(2 * BEAT)
     seconds = time.monotonic() - start
     sent = [each.sent - count for each, count in zip(several, before, strict=True)]
     assert max(sent) <= 3 * (seconds / BEAT + 1)
     assert sum(sent) > 0
-
-
-def test_a_loss_among_sixty_four_members_is_reported_once_to_each(members: Callable[[int], list[Member]]) -> None:
-    several = members(64)
-    begin(several)
-    before = sum(each.sent for each in several)
     several[0]._loop.call_soon_threadsafe(several[0]._report, "node 9", "a test says so")
     until(lambda: all(each.lost for each in several))
     assert all(each.lost == [(["node 9"], "a test says so")] for each in several)
-    assert sum(each.sent for each in several) - before < 64 * (6 + 6 * 3)
+    beats = 3 * (time.monotonic() - start) / BEAT
+    assert sum(each.sent for each in several) - sum(before) < 32 * (6 + beats + 6 * 3)
+
+
+CUT = 20
+"""Bytes of a greeting that is cut off."""
 
 
 class Stranger:
@@ -326,6 +314,11 @@ class Stranger:
         self.file.write(data)
         self.file.flush()
 
+    def read_all(self) -> None:
+        with suppress(ConnectionResetError):
+            while self.receive() is not None:
+                pass
+
     def close(self) -> None:
         with suppress(OSError):
             self.file.close()
@@ -338,49 +331,40 @@ def hello(nonce: str, theirs: str, key: bytes = SECRET, receiver: str = "node 0"
     return json.dumps(said | {"mac": signature(key, "initiator", *parts)}).encode() + b"\n"
 
 
-def test_strangers_are_refused_and_logged_once(
-    members: Callable[[int], list[Member]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_strangers_are_refused_and_logged_once(members, caplog):
     """With another secret, an earlier greeting, one for another member, cut off, too long, or not JSON."""
     one, other = members(2)
     begin([one, other])
-    earlier = b""
-    for number in range(8):
+    with closing(Stranger(one.address)) as stranger:
+        nonce = stranger.receive()["nonce"]
+        earlier = hello("00", nonce)
+        stranger.send(earlier)
+        answer = signature(SECRET, "responder", "00", nonce, WATCH, "node 1", "node 0")
+        assert stranger.receive()["mac"] == answer
+        forged = {"number": 0, "body": json.dumps({"kind": "lost", "member": "node 1"}), "mac": "00"}
+        stranger.send(json.dumps(forged).encode() + b"\n")
+        stranger.read_all()
+    for greeting in (
+        lambda nonce: hello("00", nonce, key=b"another"),
+        lambda nonce: earlier,
+        lambda nonce: hello("00", nonce, receiver="node 1"),
+        lambda nonce: hello("00", nonce)[:CUT],
+        lambda nonce: b"x" * 4 * LONGEST,
+        lambda nonce: b'{"nonce": "\\ud800", "kind": "\\ud800", "from": "", "to": "", "mac": "\\ud800"}\n',
+        lambda nonce: b"[" * 4000 + b"\n",
+    ):
         with closing(Stranger(one.address)) as stranger:
-            nonce = stranger.receive()["nonce"]
-            match number:
-                case 0:
-                    earlier = hello("00", nonce)
-                    stranger.send(earlier)
-                    assert stranger.receive()["mac"] == signature(
-                        SECRET, "responder", "00", nonce, WATCH, "node 1", "node 0"
-                    )
-                    forged = {"number": 0, "body": json.dumps({"kind": "lost", "member": "node 1"}), "mac": "00"}
-                    stranger.send(json.dumps(forged).encode() + b"\n")
-                case 1:
-                    stranger.send(hello("00", nonce, key=b"another"))
-                case 2:
-                    stranger.send(earlier)
-                case 3:
-                    stranger.send(hello("00", nonce, receiver="node 1"))
-                case 4:
-                    stranger.send(hello("00", nonce)[:20])
-                    stranger.socket.shutdown(socket.SHUT_WR)
-                case 5:
-                    stranger.send(b"x" * 4 * LONGEST)
-                case 6:
-                    stranger.send(b'{"nonce": "\\ud800", "kind": "\\ud800", "from": "", "to": "", "mac": "\\ud800"}\n')
-                case 7:
-                    stranger.send(b"[" * 4000 + b"\n")
-            with suppress(ConnectionResetError):
-                while stranger.receive() is not None:
-                    pass
+            said = greeting(stranger.receive()["nonce"])
+            stranger.send(said)
+            if len(said) == CUT:
+                stranger.socket.shutdown(socket.SHUT_WR)
+            stranger.read_all()
     until(lambda: len(one._links) == 2)
     assert one.lost == other.lost == []
     assert len([each for each in caplog.messages if "refused a message from 127.0.0.1" in each]) == 1
 
 
-def test_a_message_that_is_sent_again_is_refused(members: Callable[[int], list[Member]]) -> None:
+def test_a_message_that_is_sent_again_is_refused(members):
     one, other = members(2)
     begin([one, other])
 
@@ -389,7 +373,7 @@ def test_a_message_that_is_sent_again_is_refused(members: Callable[[int], list[M
         link = await AuthenticatedLink.initiate(reader, writer, SECRET, Purpose(WATCH, "node 1", "node 0"))
         sent: list[bytes] = []
         write = writer.write
-        writer.write = lambda data: (sent.append(bytes(data)), write(data))[1]  # type: ignore[method-assign, func-returns-value, assignment]
+        writer.write = lambda data: (sent.append(bytes(data)), write(data))[1]
         await link.send({"kind": "beat"})
         write(sent[0])
         with pytest.raises(OSError):
@@ -400,7 +384,7 @@ def test_a_message_that_is_sent_again_is_refused(members: Callable[[int], list[M
     asyncio.run(asyncio.wait_for(twice(), DEADLINE))
 
 
-def test_connections_that_prove_nothing_do_not_keep_members_out(members: Callable[[int], list[Member]]) -> None:
+def test_connections_that_prove_nothing_do_not_keep_members_out(members):
     one, other = members(2)
     strangers = [Stranger(one.address) for _ in range(2 * reception.MOST_STRANGERS)]
     try:
@@ -413,10 +397,10 @@ def test_connections_that_prove_nothing_do_not_keep_members_out(members: Callabl
     assert one.lost == other.lost == []
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.9, float("inf"), float("nan")])
-def test_a_node_timeout_that_holds_no_heartbeats_is_refused(seconds: float) -> None:
-    with pytest.raises(ConfigError, match="node_timeout"):
-        Settings(node_timeout=seconds)
+def test_a_node_timeout_that_holds_no_heartbeats_is_refused():
+    for seconds in (0.0, 0.9, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="node_timeout"):
+            Settings(node_timeout=seconds)
 
 
 def _busy(until_set: Any) -> None:
@@ -425,7 +409,7 @@ def _busy(until_set: Any) -> None:
 
 
 @pytest.mark.campaign
-def test_no_member_is_lost_while_all_cores_and_the_interpreter_are_busy(processes: list[RemoteMember]) -> None:
+def test_no_member_is_lost_while_all_cores_and_the_interpreter_are_busy(processes):
     """Ten minutes of two busy processes a core beside the members, and of a busy thread in a process with two more."""
     ended = _FORK.Event()
     hogs = [_FORK.Process(target=_busy, args=(ended,)) for _ in range(2 * (os.cpu_count() or 1))]

@@ -23,7 +23,7 @@ def tmpfs(tmp_path):
 
 
 def run(check, **request):
-    """As the commands do: the answer of a child, where an OSError becomes a result."""
+    """Answer of a child, as the commands get it, where an OSError becomes a result."""
     with CheckProcess(60.0) as process:
         return process.run({"check": check, "name": check, **request})
 
@@ -46,19 +46,15 @@ def test_places_that_are_well_pass_and_nothing_is_left(tmp_path, tmpfs):
     assert [*there.iterdir()] == [*tmpfs.iterdir()] == []
 
 
-def test_a_full_place_has_a_problem_and_a_small_one_has_none(tmpfs):
+def test_a_full_or_read_only_place_has_a_problem_and_a_small_one_has_none(tmpfs):
     ballast = leave(tmpfs, 2 * MIB)
     assert disk(tmpfs).verdict is Verdict.OK
     ballast.unlink()
     leave(tmpfs, 0)
-    for result in (disk(tmpfs), shm(tmpfs)):
-        assert result.verdict is Verdict.PROBLEM and "No space left on device" in result.message
-
-
-def test_a_read_only_place_has_a_problem(tmpfs):
-    subprocess.run(["mount", "-o", "remount,ro", tmpfs], check=True)
-    for result in (disk(tmpfs), shm(tmpfs)):
-        assert result.verdict is Verdict.PROBLEM and "Read-only file system" in result.message
+    for trouble in ("No space left on device", "Read-only file system"):
+        for result in (disk(tmpfs), shm(tmpfs)):
+            assert result.verdict is Verdict.PROBLEM and trouble in result.message
+        subprocess.run(["mount", "-o", "remount,ro", tmpfs], check=True)
 
 
 def test_a_place_that_is_missing_or_no_directory_or_no_tmpfs_has_a_problem(tmp_path):
@@ -96,9 +92,8 @@ def test_a_frozen_disk_has_a_problem_after_the_deadline_and_the_next_check_goes_
     try:
         subprocess.run(["fsfreeze", "-f", device.path], check=True)
         with CheckProcess(2.0) as process:
-            frozen = process.run(
-                {"check": "disk", "name": "disk", "directory": str(device.path), "size": MIB, "seconds": 1}
-            )
+            order = {"check": "disk", "name": "disk", "directory": str(device.path), "size": MIB, "seconds": 1}
+            frozen = process.run(order)
             stuck = frozen.message.endswith("not even SIGKILL ends it")
             after = process.run({"check": "memory", "name": "memory", "size": MIB, "seconds": 0.0})
         assert frozen.verdict is Verdict.PROBLEM and frozen.message.startswith("not done after 2 s: it hangs")

@@ -38,9 +38,8 @@ def test_a_product_is_exact_in_each_type_whatever_the_order_of_its_terms(dtype):
     assert largest <= (2**24 if dtype == torch.float32 else 2**8)
 
 
-@pytest.mark.parametrize("size", [256, 1024])
-def test_a_row_has_no_more_terms_than_are_exact_in_sixteen_bits(size):
-    left, right = factors(size, torch.bfloat16)
+def test_a_row_has_no_more_terms_than_are_exact_in_sixteen_bits():
+    left, right = factors(1024, torch.bfloat16)
     assert (left != 0).sum(1).max() <= 256
     assert left.abs().max() <= 1 and right.abs().max() <= 1
 

@@ -19,17 +19,8 @@ MB = 1_000_000
 FILES = [SavedFile("model.pt", 100 * MB, Role.NODE), *(SavedFile(f"rank_{i}.pt", MB, Role.RANK, i) for i in range(6))]
 SIZES = CheckpointSizes(CheckpointFiles("run", {}), FILES, 6, None)
 LOGS = MeasuredCosts(
-    step=0.5,
-    steps=100,
-    snapshot=0.02,
-    saves=20,
-    persists=((106 * MB, 0.4),),
-    restart=2.0,
-    restarts=3,
-    start=9.0,
-    failures=3,
-    observed=3600.0,
-    decided=None,
+    **{"step": 0.5, "steps": 100, "snapshot": 0.02, "saves": 20, "persists": ((106 * MB, 0.4),), "decided": None},
+    **{"restart": 2.0, "restarts": 3, "start": 9.0, "failures": 3, "observed": 3600.0},
 )
 PROFILE = SavedProfile(Profile(0.4, 0.01, 0.3, slowdown=0.04, copy_slowdown=0.005), Intervals(4, 12), 0.035)
 SEEN = Observed(free=1 << 40, total=1 << 40)
@@ -75,16 +66,11 @@ def test_logs_count_before_the_profile_and_options_before_both():
     assert by_options.persist.value == pytest.approx(1.0) and by_options.mtbf.value == 100
 
 
-def test_few_saves_in_logs_are_no_measurement():
-    few = replace(LOGS, saves=2)
-    found = estimate(SIZES, replace(SEEN, costs=few, nodes=1), PlanOptions())
+def test_few_saves_in_logs_are_no_measurement_and_a_persist_is_scaled_by_the_bytes_of_a_node():
+    found = estimate(SIZES, replace(SEEN, costs=replace(LOGS, saves=2), nodes=1), PlanOptions())
     assert found.step.value is None and found.snapshot.source == "give --snapshot-seconds"
     assert found.restart.value == 2.0
-
-
-def test_a_persist_is_scaled_by_the_bytes_of_a_node():
-    seen = replace(SEEN, costs=LOGS, nodes=1)
-    halves = estimate(SIZES, seen, PlanOptions(nodes=2, ranks_per_node=3))
+    halves = estimate(SIZES, replace(SEEN, costs=LOGS, nodes=1), PlanOptions(nodes=2, ranks_per_node=3))
     assert halves.persist.value == pytest.approx(0.4 * 103 / 106)
 
 

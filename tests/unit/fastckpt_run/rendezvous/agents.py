@@ -1,11 +1,13 @@
 """Agents of a rendezvous as threads of one process, over real stores."""
 
+import gc
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
@@ -100,6 +102,7 @@ class Agents:
         for handler in reversed(self.handlers):
             handler.leave()
         self.handlers.clear()
+        gc.collect()  # what errors have kept, such as the stores that they came through
 
 
 def meet(handlers: list[FastckptRendezvousHandler]) -> list[RendezvousInfo]:
@@ -114,7 +117,7 @@ def ranks(handlers: list[FastckptRendezvousHandler]) -> list[int]:
 
 
 def kill(handler: FastckptRendezvousHandler) -> None:
-    """As if its process had been killed: no farewell, no sign of life, and its store is gone."""
+    """End an agent as if its process had been killed: no farewell, no sign of life, and its store is gone."""
     handler._alive.stop()
     records = handler._alive.pause()
     handler._alive.give_up()
@@ -123,11 +126,35 @@ def kill(handler: FastckptRendezvousHandler) -> None:
     handler._master = handler._endpoints.server = None
 
 
+def ended(nodes: list[FastckptRendezvousHandler]) -> None:
+    """Wait until all of these know that their round is over."""
+    until(lambda: all(node.num_nodes_waiting() for node in nodes), "the round ends")
+
+
+def join(newcomer: FastckptRendezvousHandler, members: list[FastckptRendezvousHandler]) -> None:
+    """Have a node come to a round that goes on, and all meet in the next one."""
+    joined = in_thread(newcomer.next_rendezvous)
+    ended(members)
+    meet(members)
+    joined.result(PATIENCE)
+
+
 @contextmanager
-def agents(*arguments: int, **options: float) -> Iterator[Agents]:
+def agents(*arguments: int, **options: Any) -> Iterator[Agents]:
     """Agents, which are ended at the end."""
-    made = Agents(*arguments, **options)  # type: ignore[arg-type]
+    made = Agents(*arguments, **options)
     try:
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def met(
+    count: int, fewest: int = 1, most: int = 0, **options: Any
+) -> Iterator[tuple[Agents, list[FastckptRendezvousHandler]]]:
+    """A job whose nodes have had a first round."""
+    with agents(fewest, most or count, **options) as job:
+        nodes = job.several(count)
+        meet(nodes)
+        yield job, nodes

@@ -48,9 +48,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("known", "own", "announced"), TABLE)
-def test_the_own_address_is_numeric_where_the_name_leads_others_here(
-    monkeypatch: pytest.MonkeyPatch, known: Sequence[str], own: Sequence[str], announced: str
-) -> None:
+def test_the_own_address_is_numeric_where_the_name_leads_others_here(monkeypatch, known, own, announced):
     def getaddrinfo(host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
         found = {"node0": ("10.0.0.7",), "node1": known}[host]
         if not found:

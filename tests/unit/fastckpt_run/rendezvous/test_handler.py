@@ -2,12 +2,12 @@
 
 import base64
 import logging
+import multiprocessing
+import os
 import pickle
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,17 +26,33 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from fastckpt_run.rendezvous import first_node, handler, meeting
+from fastckpt_run.rendezvous import first_node, handler, meeting, store_connection
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.membership import Master, Round
-from fastckpt_run.rendezvous.store_connection import StoreLost, threads_end
+from fastckpt_run.rendezvous.round_waits import RoundEnded
+from fastckpt_run.rendezvous.store_connection import StoreConnection, StoreLost, threads_end
 from tests.support.ports import free_port
-from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, in_thread, kill, meet, ranks, until
+from tests.unit.fastckpt_run.rendezvous.agents import (
+    PATIENCE,
+    agents,
+    ended,
+    in_thread,
+    join,
+    kill,
+    meet,
+    met,
+    ranks,
+    until,
+)
 
 
-@pytest.mark.parametrize("count", [1, 4, 16, pytest.param(64, marks=pytest.mark.campaign)])
-def test_a_round_takes_at_most_twenty_messages_a_node(count: int) -> None:
+def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHandler]:
+    return sorted(nodes, key=lambda node: node.round.ranks[node.id])
+
+
+@pytest.mark.parametrize("count", [1, 8, pytest.param(64, marks=pytest.mark.campaign)])
+def test_a_round_takes_at_most_twenty_messages_a_node(count):
     with agents(count, count, interval=60.0, silence=180.0) as job:
         nodes = job.several(count)
         for _ in ("first", "later"):
@@ -46,13 +62,11 @@ def test_a_round_takes_at_most_twenty_messages_a_node(count: int) -> None:
             assert sum(job.calls.values()) <= 20 * count + looks, job.calls
             assert sorted(info.rank for info in infos) == list(range(count))
             assert {info.world_size for info in infos} == {count}
-            assert len({info.bootstrap_store_info.master_port for info in infos}) == 1  # type: ignore[union-attr]
+            assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
 
 
-def test_signs_of_life_of_many_nodes_are_read_in_two_messages_also_the_first_time() -> None:
-    with agents(8, 8, interval=60.0, silence=180.0) as job:
-        nodes = job.several(8)
-        meet(nodes)
+def test_signs_of_life_of_many_nodes_are_read_in_two_messages_also_the_first_time():
+    with met(8, 8, interval=60.0, silence=180.0) as (job, nodes):
         records = nodes[0]._records
         assert records is not None
         unread, ids = records.at(records.connection), {node.id for node in nodes}
@@ -62,7 +76,7 @@ def test_signs_of_life_of_many_nodes_are_read_in_two_messages_also_the_first_tim
             assert sum(job.calls.values()) <= 2, job.calls
 
 
-def test_each_round_has_an_empty_store_which_all_its_nodes_share() -> None:
+def test_each_round_has_an_empty_store_which_all_its_nodes_share():
     with agents(2, 2) as job:
         nodes, ports = job.several(2), set()
         for _ in range(3):
@@ -70,79 +84,59 @@ def test_each_round_has_an_empty_store_which_all_its_nodes_share() -> None:
             assert not one.store.check(["key"])
             one.store.set("key", b"value")
             assert two.store.get("key") == b"value"
-            ports.add(one.bootstrap_store_info.master_port)  # type: ignore[union-attr]
+            ports.add(one.bootstrap_store_info.master_port)
         assert len(ports) == 3
 
 
-def test_a_node_that_starts_over_ends_the_round_for_all_and_all_keep_their_ranks() -> None:
-    with agents(3, 3) as job:
-        nodes = job.several(3)
-        meet(nodes)
+def test_a_node_that_starts_over_ends_the_round_for_all_and_all_keep_their_ranks():
+    with met(3, 3) as (_, nodes):
         before = ranks(nodes)
         first = in_thread(nodes[1].next_rendezvous)
-        until(lambda: nodes[0].num_nodes_waiting() and nodes[2].num_nodes_waiting(), "the others see it")
+        ended([nodes[0], nodes[2]])
         rest = [in_thread(nodes[number].next_rendezvous) for number in (2, 0)]
         assert [each.result(PATIENCE) for each in (first, *rest)]
         assert ranks(nodes) == before
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0, 0]
 
 
-def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_until_another_one_comes() -> None:
-    with agents(1, 3, silence=1.0) as job:
-        nodes = job.several(3)
-        meet(nodes)
-        by_rank = sorted(nodes, key=lambda node: node.round.ranks[node.id])
-        lost = next(node for node in by_rank[:2] if node is not nodes[0])  # nodes[0] holds the store
-        others = [node for node in by_rank if node is not lost]
+def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_until_another_one_comes():
+    with met(3, silence=1.0) as (job, nodes):
+        lost = next(node for node in by_rank(nodes)[:2] if node is not nodes[0])  # nodes[0] holds the store
+        others = [node for node in by_rank(nodes) if node is not lost]
         hole = lost.round.ranks[lost.id]
         kill(lost)
-        until(lambda: all(node.num_nodes_waiting() for node in others), "both see that it is gone")
+        ended(others)
         meet(others)
         assert others[-1].round.ranks[others[-1].id] == hole
         assert sorted(ranks(others)) == [0, 1]
-        before = ranks(others)
-        newcomer = job.new()
-        joined = in_thread(newcomer.next_rendezvous)
-        until(lambda: all(node.num_nodes_waiting() for node in others), "the members see the newcomer")
-        meet(others)
-        joined.result(PATIENCE)
+        before, newcomer = ranks(others), job.new()
+        join(newcomer, others)
         assert ranks(others) == before and ranks([newcomer]) == [2]
 
 
-def test_a_node_that_was_reported_lost_is_not_waited_for() -> None:
-    with agents(2, 3, silence=600.0) as job:
-        nodes = job.several(3)
-        meet(nodes)
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "while the others meet"])
+def test_a_node_that_was_reported_lost_is_not_waited_for(meanwhile):
+    with met(3, 2, silence=600.0) as (_, nodes):
         kill(nodes[2])
-        nodes[0].lost([nodes[2].id, "a stranger", nodes[0].id])
-        until(nodes[1].num_nodes_waiting, "all others see it")
-        meet(nodes[:2])
-        assert sorted(ranks(nodes[:2])) == [0, 1]
-
-
-def test_a_node_that_is_reported_lost_while_the_others_meet_is_not_waited_for_either() -> None:
-    with agents(2, 3, silence=600.0) as job:
-        nodes = job.several(3)
-        meet(nodes)
-        kill(nodes[2])
-        futures = [in_thread(node.next_rendezvous) for node in nodes[:2]]
-        time.sleep(0.3)
+        futures = [in_thread(node.next_rendezvous) for node in nodes[: 2 * meanwhile]]
+        time.sleep(0.3 * meanwhile)
         assert not any(future.done() for future in futures)
-        nodes[1].lost([nodes[2].id])
-        assert all(future.result(PATIENCE) for future in futures)
+        nodes[0].lost([nodes[2].id, "a stranger", nodes[0].id])
+        if not meanwhile:
+            ended(nodes[:2])
+            meet(nodes[:2])
+        assert all(future.result(PATIENCE) for future in futures) and sorted(ranks(nodes[:2])) == [0, 1]
 
 
-def test_a_node_that_leaves_is_not_waited_for() -> None:
-    with agents(1, 2, silence=600.0) as job:
-        nodes = job.several(2)
-        meet(nodes)
+def test_a_node_that_leaves_in_good_order_is_not_waited_for_and_has_not_failed():
+    with met(2, silence=600.0, spares=1, exclude_after=1) as (_, nodes):
         nodes[1].leave()
-        until(nodes[0].num_nodes_waiting, "the other one sees it")
+        ended(nodes[:1])
         meet(nodes[:1])
-        assert ranks(nodes[:1]) == [0]
+        assert ranks(nodes[:1]) == [0] and nodes[0].round.faults == {}
 
 
-def test_a_newcomer_ends_a_running_round_only_when_it_is_ready() -> None:
+def test_a_newcomer_ends_a_running_round_only_when_it_is_ready():
     with agents(1, 3) as job:
         nodes = job.several(2)
         ready = threading.Event()
@@ -164,35 +158,31 @@ def test_a_newcomer_ends_a_running_round_only_when_it_is_ready() -> None:
         time.sleep(3 * job.timing.interval)
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
         ready.set()
-        until(lambda: all(node.num_nodes_waiting() for node in nodes), "the end of the round")
+        ended(nodes)
         meet(nodes)
         joined.result(PATIENCE)
         assert ranks([*nodes, newcomer]) == [*kept, 2]
 
 
-def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free() -> None:
-    with agents(2, 2, silence=600.0, join=2.0) as job:
-        nodes = job.several(2)
-        meet(nodes)
+def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free():
+    with met(2, 2, silence=600.0, join=1.0) as (job, nodes):
         spare = job.new()
         joined = in_thread(spare.next_rendezvous)
         meet(nodes)  # a restart of the others while it waits: they come first
         assert not joined.done()
-        time.sleep(2.5)
+        time.sleep(1.3)
         assert not joined.done(), "it waits for longer than others would for enough nodes"
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
         left = nodes[1].round.ranks[nodes[1].id]
         nodes[1].leave()
-        until(nodes[0].num_nodes_waiting, "the member sees that one has left")
+        ended(nodes[:1])
         meet(nodes[:1])
         joined.result(PATIENCE)
         assert ranks([spare]) == [left]
 
 
-def test_a_spare_that_decides_does_so_as_soon_as_all_have_come() -> None:
-    with agents(2, 2, interval=2 * PATIENCE, silence=600.0, spares=1) as job:  # which nobody may wait for
-        nodes = job.several(2)
-        meet(nodes)
+def test_a_spare_that_decides_does_so_as_soon_as_all_have_come():
+    with met(2, 2, interval=2 * PATIENCE, silence=600.0, spares=1) as (job, nodes):  # which nobody may wait for
         spare = job.new()
         waits = in_thread(spare.next_rendezvous)
         records = spare._records
@@ -204,14 +194,12 @@ def test_a_spare_that_decides_does_so_as_soon_as_all_have_come() -> None:
         assert spare.round.ranks.keys() == {nodes[0].id, spare.id}
 
 
-def test_a_node_that_failed_twice_alone_gives_its_place_to_a_spare_and_has_it_back_when_that_is_gone() -> None:
-    with agents(2, 2, silence=600.0, spares=1, exclude_after=2) as job:
-        nodes = job.several(2)
-        meet(nodes)
+def test_a_node_that_failed_twice_alone_gives_its_place_to_a_spare_and_has_it_back_when_that_is_gone():
+    with met(2, 2, silence=600.0, spares=1, exclude_after=2) as (job, nodes):
         spare = job.new()
         joined = in_thread(spare.next_rendezvous)
         until(lambda: job.calls["add"] >= 5, "it waits")
-        good, bad = sorted(nodes, key=lambda node: node.round.ranks[node.id])
+        good, bad = by_rank(nodes)
         bad._me = bad._me._replace(host="bad")  # all are on one host
         bad.fault = "signal 9"
         meet([good, bad])
@@ -223,13 +211,13 @@ def test_a_node_that_failed_twice_alone_gives_its_place_to_a_spare_and_has_it_ba
         assert ranks([good, spare]) == [0, 1] and not waits.done()
         assert good.round.faults == {"bad": ("signal 9", "signal 6")}
         spare.leave()
-        until(good.num_nodes_waiting, "the member sees that one has left")
+        ended([good])
         meet([good])
         waits.result(PATIENCE)
         assert ranks([good, bad]) == [0, 1]
 
 
-def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused() -> None:
+def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused():
     with agents(1, 1) as job:
         nodes = job.several(3)
         meet(nodes[:1])
@@ -246,10 +234,8 @@ def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused() -
             nodes[0].next_rendezvous()
 
 
-def test_nodes_learn_from_the_first_one_that_ends_the_job_why_it_did_also_when_its_store_has_gone() -> None:
-    with agents(3, 3) as job:
-        nodes = job.several(3)
-        meet(nodes)
+def test_nodes_learn_from_the_first_one_that_ends_the_job_why_it_did_also_when_its_store_has_gone():
+    with met(3, 3) as (_, nodes):
         holder, follower, other = sorted(nodes, key=lambda node: node._endpoints.server is None)
         holder.why_ended, follower.why_ended = lambda: "rank 0 died: exit code 3", lambda: "rank 1 died: exit code 1"
         holder.set_closed()
@@ -261,7 +247,7 @@ def test_nodes_learn_from_the_first_one_that_ends_the_job_why_it_did_also_when_i
                 node.next_rendezvous()
 
 
-def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
+def test_the_next_node_decides_when_the_first_one_dies_before_it_has():
     with agents(2, 2, silence=1.0) as job:
         nodes = job.several(3)
         first = nodes[1]
@@ -274,33 +260,27 @@ def test_the_next_node_decides_when_the_first_one_dies_before_it_has() -> None:
 
 
 @pytest.fixture
-def unreached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unreached(monkeypatch) -> Iterator[None]:
     """Nodes give up early what they do not reach."""
     monkeypatch.setattr(first_node, "_UNREACHED", 0.5)
     monkeypatch.setattr(first_node, "_REACH", 1.5)
     for module in (first_node, handler):
-        monkeypatch.setattr(module, "WAIT", timedelta(seconds=5))
+        monkeypatch.setattr(module, "WAIT", timedelta(seconds=3))
     monkeypatch.setattr(handler, "given_up", threading.Event())
     yield
     assert threads_end(PATIENCE)
 
 
 def announces_elsewhere(first: FastckptRendezvousHandler, port: int) -> Callable[[Round, Master], None]:
-    """How the first node of a round announces its store at a port where another one, or nobody, listens."""
+    """Announcement of the store of a round's first node at a port where another one, or nobody, listens."""
     records = first._records
     assert records is not None
     announce = records.announce
     return lambda round, master: announce(round, replace(master, port=port))
 
 
-def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHandler]:
-    return sorted(nodes, key=lambda node: node.round.ranks[node.id])
-
-
 @pytest.mark.usefixtures("unreached")
-def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on(monkeypatch):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # whoever holds it would stay
     with agents(1, 2, endpoint=f"127.0.0.1:{store.port}") as job:
         nodes = [job.new(host=False) for _ in range(2)]
@@ -320,30 +300,24 @@ def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on
 
 @pytest.mark.usefixtures("unreached")
 @pytest.mark.parametrize(("fewest", "count"), [(2, 2), (1, 3)], ids=["needed", "not alone"])
-def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_one(
-    monkeypatch: pytest.MonkeyPatch, fewest: int, count: int
-) -> None:
-    with agents(fewest, count) as job:
-        nodes = job.several(count)
-        meet(nodes)
+def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_one(monkeypatch, fewest, count):
+    with met(count, fewest) as (_, nodes):
         first, *others = by_rank(nodes)
         port = free_port()
         with monkeypatch.context() as patched:
             patched.setattr(first._records, "announce", announces_elsewhere(first, port))
             begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
             begun[0].result(PATIENCE)
-            time.sleep(3.0)  # twice as long as one that is dispensable waits
+            time.sleep(2.5)  # longer than one that is dispensable waits
             assert not any(each.done() for each in begun[1:])
             late = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-            assert {each.result(PATIENCE).world_size for each in begun[1:]} == {count}  # type: ignore[attr-defined]
+            assert {each.result(PATIENCE).world_size for each in begun[1:]} == {count}
         del late
 
 
 @pytest.mark.usefixtures("unreached")
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_takes_the_rank(
-    monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.campaign), 3])
+def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_takes_the_rank(monkeypatch, count):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     endpoint = f"127.0.0.1:{store.port}"
     with agents(count, count, endpoint=endpoint, spares=2, exclude_after=2, silence=600.0) as job:
@@ -355,11 +329,11 @@ def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_t
         for number, (name, spare) in enumerate({"bad": bad, "good": good}.items()):
             spare._me = spare._me._replace(host=name)
             begun.append(in_thread(spare.next_rendezvous))
-            until(lambda number=number: others[0]._records.slots(lost.round) > number, "it waits")  # type: ignore
+            until(lambda number=number: others[0]._records.slots(lost.round) > number, "it waits")
         monkeypatch.setattr(bad._records, "announce", announces_elsewhere(bad, free_port()))
         kill(lost)
         others[0].lost([lost.id])
-        until(lambda: all(node.num_nodes_waiting() for node in others), "the others see it")
+        ended(others)
         members = [in_thread(node.next_rendezvous) for node in others]
         begun[0].result(PATIENCE)
         until(bad.num_nodes_waiting, "the round has ended for it")
@@ -373,9 +347,7 @@ def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_t
 
 
 @pytest.mark.usefixtures("unreached")
-def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(monkeypatch):
     """Also where something accepts in its place, and never answers."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with agents(1, 3, endpoint=f"127.0.0.1:{store.port}") as job, socket.create_server(("127.0.0.1", 0)) as mute:
@@ -393,10 +365,10 @@ def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(
         monkeypatch.setattr(first._records, "announce", announce_and_die)
         begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
         found = [each.result(PATIENCE) for each in begun[1:]]
-        assert [info.world_size for info in found] == [2, 2]  # type: ignore[attr-defined]
+        assert [info.world_size for info in found] == [2, 2]
 
 
-def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over() -> None:
+def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over():
     with agents(2, 2) as job:
         nodes = job.several(2)
         records = nodes[0]._alive.store
@@ -406,16 +378,16 @@ def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over() -> Non
         assert sorted(ranks(nodes)) == [0, 1]
 
 
-def test_a_first_round_goes_by_address_and_waits_for_the_last_call() -> None:
-    with agents(1, 3, last_call=1.5) as job:
+def test_a_first_round_goes_by_address_and_waits_for_the_last_call():
+    with agents(1, 3, last_call=0.8) as job:
         nodes = [job.new(address="127.0.0.2"), job.new(address="127.0.0.1")]
         begin = time.monotonic()
         meet(nodes)
-        assert time.monotonic() - begin >= 1.5
+        assert time.monotonic() - begin >= 0.8
         assert ranks(nodes) == [1, 0]
 
 
-def test_too_few_nodes_end_with_a_timeout(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_nodes_end_with_a_timeout(monkeypatch, caplog):
     monkeypatch.setattr(meeting, "FIRST_REPORT", 0.1)
     with agents(2, 2, join=0.5) as job:
         with pytest.raises(RendezvousTimeoutError, match=rf"1 of 2 nodes came to {job.endpoint} in 0\.5 s"):
@@ -423,7 +395,7 @@ def test_too_few_nodes_end_with_a_timeout(monkeypatch: pytest.MonkeyPatch, caplo
         assert f"1 of 2 nodes have come to {job.endpoint}; waiting" in caplog.text
 
 
-def test_jobs_share_a_store_without_meeting() -> None:
+def test_jobs_share_a_store_without_meeting():
     with agents(1, 1) as job:
         one, other = job.new(job="one"), job.new(job="other")
         meet([one, other])
@@ -433,39 +405,32 @@ def test_jobs_share_a_store_without_meeting() -> None:
         meet([other])
 
 
-def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_back_to_it() -> None:
-    with agents(1, 3, silence=1.0, endpoint=f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as job:
-        nodes = job.several(3)
-        meet(nodes)
-        kept = ranks(nodes[1:])
-        round = nodes[1].round.number
+def two_places() -> str:
+    return f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+
+
+def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_back_to_it():
+    with met(3, silence=1.0, endpoint=two_places()) as (job, nodes):
+        kept, round = ranks(nodes[1:]), nodes[1].round.number
         kill(nodes[0])
-        until(lambda: all(node.num_nodes_waiting() for node in nodes[1:]), "the store has gone with a member")
+        ended(nodes[1:])
         meet(nodes[1:])
         assert nodes[1].round.number == round + 1
-        assert [now for now, before in zip(ranks(nodes[1:]), kept, strict=True) if before < 2] == [
-            before for before in kept if before < 2
-        ]
+        assert all(now == before for now, before in zip(ranks(nodes[1:]), kept, strict=True) if before < 2)
         back = job.new()
-        joined = in_thread(back.next_rendezvous)
-        until(lambda: all(node.num_nodes_waiting() for node in nodes[1:]), "it has joined the living store")
-        meet(nodes[1:])
-        joined.result(PATIENCE)
-        assert back.round == nodes[1].round
-        assert back._endpoints.server is None
+        join(back, nodes[1:])
+        assert back.round == nodes[1].round and back._endpoints.server is None
 
 
-def test_a_spare_that_has_waited_longer_than_nodes_may_for_each_other_takes_over_from_the_holder_of_the_store() -> None:
-    endpoint = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-    with agents(2, 2, silence=1.0, join=5.0, endpoint=endpoint, spares=1) as job:
-        nodes = job.several(2)
-        meet(nodes)
+def test_a_spare_that_has_waited_longer_than_nodes_may_for_each_other_takes_over_from_the_holder_of_the_store():
+    options = {"silence": 1.0, "join": 2.0, "endpoint": two_places(), "spares": 1}
+    with met(2, 2, **options) as (job, nodes):
         spare = job.new()
         joined = in_thread(spare.next_rendezvous)
-        time.sleep(7.0)
+        time.sleep(3.0)
         assert not joined.done()
         kill(nodes[0])
-        until(nodes[1].num_nodes_waiting, "the store has gone with a member")
+        ended(nodes[1:])
         meet(nodes[1:])
         joined.result(PATIENCE)
         assert sorted(ranks([nodes[1], spare])) == [0, 1]
@@ -480,11 +445,10 @@ def end(member: FastckptRendezvousHandler, *waiting: "Future[object]") -> None:
             future.result(PATIENCE)
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank(rounds: int) -> None:
+@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.campaign), 3])
+def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank(rounds):
     """They would begin the job once more else, from the last durable save or from none."""
-    endpoint = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-    with agents(2, 2, silence=1.0, last_call=15.0, endpoint=endpoint, spares=2) as job:
+    with agents(2, 2, silence=1.0, last_call=15.0, endpoint=two_places(), spares=2) as job:
         nodes = job.several(2)
         for _ in range(rounds):
             meet(nodes)
@@ -493,8 +457,8 @@ def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keep
         time.sleep(1.0)
         kept = ranks(nodes[1:])
         kill(nodes[0])
-        until(nodes[1].num_nodes_waiting, "the store has gone with a member")
-        time.sleep(4.0)
+        ended(nodes[1:])
+        time.sleep(2.5)
         assert not any(future.done() for future in joined)
         nodes[1].lost([nodes[0].id])
         meet(nodes[1:])
@@ -504,11 +468,11 @@ def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keep
         until(lambda: threads_end(0.1), "calls of the dead store have ended")
 
 
-def test_a_node_that_waits_holds_no_member_for_gone_whose_rounds_it_did_not_see() -> None:
+def test_a_node_that_waits_holds_no_member_for_gone_whose_rounds_it_did_not_see():
     with agents(2, 2, silence=600.0, spares=1, exclude_after=2) as job:
         nodes = job.several(3)
         meet(nodes[:2])
-        good, bad = sorted(nodes[:2], key=lambda node: node.round.ranks[node.id])
+        good, bad = by_rank(nodes[:2])
         for node, host in zip((good, bad, nodes[2]), ("good", "bad", "spare"), strict=True):
             node._me = node._me._replace(host=host)
         joined = in_thread(nodes[2].next_rendezvous)
@@ -532,16 +496,6 @@ def test_a_node_that_waits_holds_no_member_for_gone_whose_rounds_it_did_not_see(
         end(good, waits)
 
 
-def test_a_node_that_leaves_in_good_order_has_not_failed() -> None:
-    with agents(1, 2, spares=1, exclude_after=1) as job:
-        nodes = job.several(2)
-        meet(nodes)
-        nodes[1].leave()
-        until(nodes[0].num_nodes_waiting, "the member sees that one has left")
-        meet(nodes[:1])
-        assert nodes[0].round.faults == {}
-
-
 def is_in(node: FastckptRendezvousHandler, name: str) -> bool:
     with suppress(StoreLost):
         records = node._alive.store
@@ -549,7 +503,7 @@ def is_in(node: FastckptRendezvousHandler, name: str) -> bool:
     return False
 
 
-def test_members_train_on_when_a_store_is_lost_that_none_of_them_held() -> None:
+def test_members_train_on_when_a_store_is_lost_that_none_of_them_held():
     with agents(1, 2, silence=600.0, last_call=0.2) as job:
         nobody = job.new(job="another")
         nodes = [job.new(), job.new()]
@@ -557,7 +511,7 @@ def test_members_train_on_when_a_store_is_lost_that_none_of_them_held() -> None:
         name = nodes[0].round.name
         kill(nobody)
         for node in nodes:  # each finds or makes a store again, in the background
-            until(lambda node=node: is_in(node, name), "it has a store again, with the round in it")  # type: ignore[misc]
+            until(lambda node=node: is_in(node, name), "it has a store again, with the round in it")
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
         before = ranks(nodes)
         meet(nodes)
@@ -565,19 +519,29 @@ def test_members_train_on_when_a_store_is_lost_that_none_of_them_held() -> None:
 
 
 @pytest.fixture
-def store_process() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def store_process() -> Iterator[tuple[multiprocessing.Process, str]]:
     """A process with a store, and where that is."""
-    endpoint = f"127.0.0.1:{(port := free_port())}"
-    code = f"from torch.distributed import TCPStore; store = TCPStore('127.0.0.1', {port}, is_master=True, "
-    code += "wait_for_workers=False); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process, endpoint
-        process.kill()
+    port, context = free_port(), multiprocessing.get_context("fork")
+    ready, over = context.Event(), context.Event()
+
+    def hold() -> None:
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        ready.set()
+        over.wait()
+        del store
+
+    process = context.Process(target=hold)
+    process.start()
+    assert ready.wait(PATIENCE)
+    yield process, f"127.0.0.1:{port}"
+    process.kill()
+    process.join()
+    process.close()
 
 
-def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(store_process) -> None:  # type: ignore[no-untyped-def]
+def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(store_process, monkeypatch):
+    monkeypatch.setattr(store_connection, "SILENCE", 2.0)
+    monkeypatch.setitem(StoreConnection._call.__kwdefaults__, "timeout", 2.0)
     process, endpoint = store_process
     with agents(2, 2, silence=600.0, endpoint=endpoint) as job:
         nodes = [job.new(host=False) for _ in range(2)]
@@ -585,16 +549,16 @@ def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(st
         nodes[0].isolated([nodes[1].id])
         time.sleep(0.5)
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0], "the store is there, and tells who is"
-        process.send_signal(signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
         until(lambda: nodes[0].num_nodes_waiting() == 1, "the store has been silent for long")
         until(lambda: nodes[1]._alive.store is None, "the other node has found that, too")
         assert nodes[1].num_nodes_waiting() == 0, "it trains on"
         nodes[1].isolated([nodes[0].id])
         assert nodes[1].num_nodes_waiting() == 1
-        process.send_signal(signal.SIGCONT)
+        os.kill(process.pid, signal.SIGCONT)
 
 
-def test_no_store_at_all_is_an_error_that_names_the_endpoints() -> None:
+def test_no_store_at_all_is_an_error_that_names_the_endpoints():
     with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=rf"{job.endpoint} after 0\.3 s, "):
         job.new(host=False)
     unknown = pytest.raises(RendezvousConnectionError, match=r"\(no\.such\.invalid: no such name on this host\)")
@@ -602,13 +566,13 @@ def test_no_store_at_all_is_an_error_that_names_the_endpoints() -> None:
         job.new(host=False)
 
 
-@pytest.mark.parametrize("text", ["a:1,,b:1", "a:1,", ",a:1"])
-def test_a_list_with_an_empty_endpoint_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="has an empty one"):
-        Endpoints(text, is_here=lambda _: False)
+def test_a_list_with_an_empty_endpoint_is_refused():
+    for text in ("a:1,,b:1", "a:1,"):
+        with pytest.raises(ValueError, match="has an empty one"):
+            Endpoints(text, is_here=lambda _: False)
 
 
-def test_agents_of_one_secret_meet_and_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_agents_of_one_secret_meet_and_others_do_not(caplog):
     with agents(2, 2, join=1.0) as job:
         nodes = [job.new(secret=b"0123456789abcdef") for _ in range(2)]
         meet(nodes)
@@ -630,9 +594,7 @@ class Exploit:
         return Path.touch, (self._mark,)
 
 
-def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(tmp_path, caplog):
     mark = tmp_path / "mark"
     pickled = pickle.dumps(Exploit(mark))
     caplog.set_level(logging.WARNING)
@@ -658,3 +620,31 @@ def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(
     assert "in the store of the rendezvous was refused: its version is" in caplog.text
     pickle.loads(pickled)
     assert mark.exists(), "the exploit works where something unpickles it"
+
+
+def test_the_end_of_the_agent_that_holds_the_store_prints_no_stack(capfd):
+    """No call of a store is left behind, for which torch would print one when the store ends."""
+    for _ in range(6):  # without care about half of the threads that listen would wait for another ring of the bell
+        with met(1):
+            pass
+    assert "frame #" not in capfd.readouterr().err
+
+
+def test_a_wait_for_an_agent_that_dies_ends_with_the_round_and_one_for_what_is_there_does_not():
+    with met(2, 2) as (_, nodes):
+        infos = meet(nodes)
+        first, last = sorted(range(2), key=lambda each: ranks(nodes)[each])
+        infos[last].store.set("written", b"1")
+        kill(nodes[last])
+        with pytest.raises(RoundEnded):
+            infos[first].store.get("never written")
+        assert nodes[first].ends_soon(0.0)
+        assert infos[first].store.multi_get(["written"]) == [b"1"]
+
+
+def test_a_wait_in_a_round_that_goes_on_ends_at_its_timeout():
+    with met(1) as (_, nodes):
+        (info,) = meet(nodes)
+        with pytest.raises(RuntimeError, match="wait timeout"):
+            info.store.wait(["never written"], timedelta(milliseconds=50))
+        assert not nodes[0].ends_soon(0.0)

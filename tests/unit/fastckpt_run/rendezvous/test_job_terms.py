@@ -12,11 +12,7 @@ JOB = JobTerms("0.5.0", "2.13.0", "1", "2:3", "train.py")
 @pytest.mark.parametrize(
     ("other", "waits", "text"),
     [
-        (
-            {"version": "0.4.9"},
-            False,
-            "this node runs fastckpt 0.4.9, and the nodes of the job 0.5.0: install fastckpt",
-        ),
+        ({"version": "0.4.9"}, False, "fastckpt 0.4.9, and the nodes of the job 0.5.0: install fastckpt"),
         ({"version": "0.5.0rc1"}, False, "this node runs fastckpt 0.5.0rc1"),
         ({"version": "0.10.0"}, True, "fastckpt 0.10.0, and the nodes of the job 0.5.0: it waits until none of these"),
         ({"version": "a fork"}, True, "this node runs fastckpt a fork"),
@@ -29,25 +25,23 @@ JOB = JobTerms("0.5.0", "2.13.0", "1", "2:3", "train.py")
         ({"script": "other.py"}, False, "the script is other.py on this node, and train.py on the nodes of the job"),
     ],
 )
-def test_a_node_that_differs_does_not_fit_and_one_with_a_newer_version_waits(
-    other: dict[str, str], waits: bool, text: str
-) -> None:
+def test_a_node_that_differs_does_not_fit_and_one_with_a_newer_version_waits(other, waits, text):
     found = misfit(replace(JOB, **other), JOB)
     assert found is not None and found.waits == waits and text in found.text
     assert ("FC-034" if {"version", "torch"} & other.keys() else "FC-050") in found.text
 
 
-def test_what_is_alike_or_not_known_fits() -> None:
+def test_what_is_alike_or_not_known_fits():
     assert misfit(JOB, JOB) is misfit(JOB, UNKNOWN) is misfit(UNKNOWN, JOB) is None
     assert misfit(JOB, replace(UNKNOWN, torch=JOB.torch)) is None
 
 
-def test_what_some_nodes_have_unlike_is_no_term_of_theirs() -> None:
+def test_what_some_nodes_have_unlike_is_no_term_of_theirs():
     assert common([JOB]) == common([JOB, JOB]) == JOB
     assert common([JOB, replace(JOB, torch="2.14.1"), JOB]) == replace(JOB, torch="")
     assert common([JOB, UNKNOWN]) == common([]) == UNKNOWN
 
 
-def test_terms_can_be_written_and_read() -> None:
+def test_terms_can_be_written_and_read():
     for terms in (JOB, UNKNOWN, JobTerms(script="x")):
         assert JobTerms.from_record(terms.to_record()) == terms

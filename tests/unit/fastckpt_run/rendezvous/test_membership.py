@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-def test_survivors_keep_their_ranks_and_all_ranks_are_given_once_in_all_cases() -> None:
+def test_survivors_keep_their_ranks_and_all_ranks_are_given_once_in_all_cases():
     for size, survivors, newcomers, most in CASES:
         last = Round(1, "r", tuple(node(f"old{rank}", f"h{rank}") for rank in range(size)))
         new = [node(f"new{number}", f"n{number}") for number in range(newcomers)]
@@ -56,67 +56,52 @@ def test_survivors_keep_their_ranks_and_all_ranks_are_given_once_in_all_cases() 
             assert len({each.id for each in survivors} & set(ids)) == min(most, len(survivors))
 
 
-def test_without_a_newcomer_the_highest_rank_fills_the_hole() -> None:
-    last = Round(1, "r", tuple(node(f"n{rank}") for rank in range(4)))
-    found = assign_ranks(last, [node("n0"), node("n2"), node("n3")], 4)
-    assert [each.id for each in found] == ["n0", "n3", "n2"]
+def some(text: str) -> list[Node]:
+    """Nodes by their ids, hosts and addresses."""
+    return [node(*one.split(":")) for one in text.split()]
 
 
-def test_a_newcomer_takes_the_hole() -> None:
-    last = Round(1, "r", tuple(node(f"n{rank}") for rank in range(4)))
-    found = assign_ranks(last, [node("a", "first"), node("n0"), node("n2"), node("n3")], 4)
-    assert [each.id for each in found] == ["n0", "a", "n2", "n3"]
-
-
-def test_a_host_that_comes_back_with_another_address_takes_the_rank_that_it_had() -> None:
-    last = Round(1, "r", tuple(node(f"n{rank}", f"h{rank}", f"10.0.0.{rank}") for rank in range(3)))
-    back = node("x", "h2", "10.0.0.9")
-    found = assign_ranks(last, [node("y", "h4"), back, node("n0", "h0", "10.0.0.0")], 3)
-    assert [each.id for each in found] == ["n0", "y", "x"]
-    # Of hosts of one name the one that has the address goes first.
-    same = Round(1, "r", tuple(node(f"n{rank}", "h", f"10.0.0.{rank}") for rank in range(2)))
-    found = assign_ranks(same, [node("x", "h", "10.0.0.9"), node("y", "h", "10.0.0.0")], 2)
-    assert [each.id for each in found] == ["y", "x"]
-
-
-def test_agents_that_start_again_take_the_ranks_that_their_hosts_had() -> None:
-    last = Round(1, "r", tuple(node(f"n{rank}", f"h{3 - rank}") for rank in range(3)))
-    found = assign_ranks(last, [node("x", "h1"), node("y", "h3"), node("n1", "h2")], 3)
-    assert [each.id for each in found] == ["y", "n1", "x"]
-
-
-def test_an_agent_of_a_host_that_had_a_rank_comes_before_other_newcomers() -> None:
-    last = Round(1, "r", (node("n0", "h0"), node("n1", "h1")))
-    found = assign_ranks(last, [node("a", "other"), node("n0", "h0"), node("b", "h1")], 2)
-    assert [each.id for each in found] == ["n0", "b"]
-
-
-def test_a_first_round_goes_by_host_and_address_whoever_came_first() -> None:
-    nodes = [node("z", "a", "1"), node("y", "a", "2"), node("x", "b", "0")]
-    for present in permutations(nodes):
-        assert assign_ranks(BEFORE_THE_FIRST, list(present), 3) == tuple(nodes)
+@pytest.mark.parametrize(
+    ("last", "present", "expected"),
+    [
+        ("n0 n1 n2 n3", "n0 n2 n3", "n0 n3 n2"),  # the highest rank fills the hole
+        ("n0 n1 n2 n3", "a:first n0 n2 n3", "n0 a n2 n3"),  # a newcomer does
+        # a host that comes back with another address; of hosts of one name the one that has the address goes first
+        ("n0:h0:0 n1:h1:1 n2:h2:2", "y:h4 x:h2:9 n0:h0:0", "n0 y x"),
+        ("n0:h:0 n1:h:1", "x:h:9 y:h:0", "y x"),
+        ("n0:h3 n1:h2 n2:h1", "x:h1 y:h3 n1:h2", "y n1 x"),  # agents that start again
+        ("n0:h0 n1:h1", "a:other n0:h0 b:h1", "n0 b"),  # before other newcomers
+    ],
+)
+def test_ranks_go_to_the_nodes_and_hosts_that_had_them(last, present, expected):
+    found = assign_ranks(Round(1, "r", tuple(some(last))), some(present), len(last.split()))
+    assert [each.id for each in found] == expected.split()
 
 
 def of_rack(host: str, rack: str) -> Node:
     return Node(f"id of {host}", host, "a", {}, domain=rack)
 
 
-def test_a_first_round_goes_by_domain_before_hosts() -> None:
-    nodes = [of_rack("z", "r1"), of_rack("b", "r2"), of_rack("y", "r2"), of_rack("a", "r3")]
-    for present in permutations(nodes):
-        assert assign_ranks(BEFORE_THE_FIRST, list(present), 4) == tuple(nodes)
+def test_a_first_round_goes_by_domain_then_host_and_address_whoever_came_first():
+    hosts = [node("z", "a", "1"), node("y", "a", "2"), node("x", "b", "0")]
+    racks = [of_rack("z", "r1"), of_rack("b", "r2"), of_rack("y", "r2"), of_rack("a", "r3")]
+    for nodes in (hosts, racks):
+        for present in permutations(nodes):
+            assert assign_ranks(BEFORE_THE_FIRST, list(present), 4) == tuple(nodes)
 
 
-def test_a_newcomer_of_the_domain_that_lost_a_host_comes_before_others_and_takes_its_rank() -> None:
+def test_a_newcomer_of_the_domain_that_lost_a_host_comes_before_others_and_takes_its_rank():
     nodes = [of_rack("a", "r1"), of_rack("b", "r1"), of_rack("c", "r2"), of_rack("d", "r2")]
     last = Round(1, "r", tuple(nodes))
     far, near, same = of_rack("e", "r1"), of_rack("f", "r2"), Node("new", "c", "a", {}, domain="r9")
     stay = [nodes[0], nodes[1], nodes[3]]
-    assert [each.host for each in assign_ranks(last, [far, *stay, near], 4)] == ["a", "b", "f", "d"]
-    assert [each.host for each in assign_ranks(last, [far, near, *stay, same], 4)] == ["a", "b", "c", "d"]
-    assert [each.host for each in assign_ranks(last, [far, *stay], 4)] == ["a", "b", "e", "d"]
-    two = assign_ranks(last, [nodes[1], nodes[3], near, far], 4)
-    assert [each.host for each in two] == ["e", "b", "f", "d"]
+    for present, hosts in (
+        ([far, *stay, near], "abfd"),
+        ([far, near, *stay, same], "abcd"),
+        ([far, *stay], "abed"),
+        ([nodes[1], nodes[3], near, far], "ebfd"),
+    ):
+        assert "".join(each.host for each in assign_ranks(last, present, 4)) == hosts
 
 
 @pytest.mark.parametrize(
@@ -135,13 +120,13 @@ def test_a_newcomer_of_the_domain_that_lost_a_host_comes_before_others_and_takes
         ("ab", "xy", "ab", 30.0, True),
     ],
 )
-def test_a_round_is_complete(last: str, present: str, gone: str, since: float, complete: bool) -> None:
+def test_a_round_is_complete(last, present, gone, since, complete):
     round = Round(len(last), "r", tuple(map(node, last)))
     limits = NodeLimits(2, 3, 30.0)
     assert is_complete(round, list(map(node, present)), frozenset(gone), limits, since) == complete
 
 
-def test_a_round_can_be_written_and_read() -> None:
+def test_a_round_can_be_written_and_read():
     node = Node("i", "h", "a", {"pid": 1}, "signal 9", is_checked=True, terms=JobTerms("0.6.0"))
     faults = {"h": ("signal 9", "lost in round 2")}
     round = Round(
@@ -150,17 +135,13 @@ def test_a_round_can_be_written_and_read() -> None:
     assert Round.from_record(json.loads(json.dumps(round.to_record()))) == round
 
 
-def test_records_of_earlier_versions_have_no_faults() -> None:
+def test_records_of_earlier_versions_have_no_faults_and_terms_that_are_none_are_not_known():
     record = {"id": "i", "host": "h", "address": "a", "process": {}}
-    found = Round.from_record({"number": 1, "name": "r", "nodes": [record], "is_closed": False})
-    assert found == Round(1, "r", (Node("i", "h", "a", {}),))
-
-
-def test_terms_that_are_none_are_not_known_and_refuse_no_record() -> None:
-    record = Round(1, "r", (node("n"),)).to_record()
+    earlier = {"number": 1, "name": "r", "nodes": [record], "is_closed": False}
+    assert Round.from_record(earlier) == Round(1, "r", (Node("i", "h", "a", {}),))
     for terms in (None, 3, [], "x", {"version": 6}, {"unheard of": "x"}):
-        damaged = record | {"terms": terms, "nodes": [record["nodes"][0] | {"terms": terms}]}
-        assert Round.from_record(damaged) == Round(1, "r", (node("n"),))
+        damaged = earlier | {"terms": terms, "nodes": [record | {"terms": terms}]}
+        assert Round.from_record(damaged) == Round.from_record(earlier)
 
 
 def fits(id: str, version: str) -> Node:
@@ -176,12 +157,12 @@ def fits(id: str, version: str) -> Node:
         ("x2 a2", "a"),  # a member is one
     ],
 )
-def test_where_a_member_is_left_others_have_to_fit_the_terms_of_its_round(present: str, expected: str) -> None:
+def test_where_a_member_is_left_others_have_to_fit_the_terms_of_its_round(present, expected):
     last = Round(1, "r", (node("a"), node("b")), terms=JobTerms("1", replicas="1"))
     assert [each.id for each in fitting(last, [fits(*text) for text in present.split()])] == expected.split()
 
 
-def test_terms_of_a_round_are_what_its_nodes_have_in_common_and_had_in_the_rounds_before() -> None:
+def test_terms_of_a_round_are_what_its_nodes_have_in_common_and_had_in_the_rounds_before():
     first = terms_of(BEFORE_THE_FIRST, [fits("a", "1"), fits("b", "2")])
     assert first == JobTerms(replicas="1")
     last = Round(1, "r", (node("a"), node("b")), terms=first)
@@ -193,7 +174,7 @@ def test_terms_of_a_round_are_what_its_nodes_have_in_common_and_had_in_the_round
     "damage",
     [{"nodes": 3}, {"nodes": [{"id": 1}]}, {"number": "x"}, {"name": None}, {"faults": {"h": 3}}, {"drained": 3}],
 )
-def test_a_record_that_describes_no_round_is_refused(damage: dict[str, object]) -> None:
+def test_a_record_that_describes_no_round_is_refused(damage):
     with pytest.raises(ValueError, match="it describes no"):
         Round.from_record(Round(1, "r", (node("n"),)).to_record() | damage)
 
@@ -202,13 +183,13 @@ SPARES = NodeLimits(2, 3, spares=1, exclude_after=2)
 LAST = Round(5, "r", tuple(node(f"n{rank}", f"h{rank}") for rank in range(3)), faults={"h1": ("signal 9",)})
 
 
-def test_faults_are_those_of_nodes_that_came_and_of_nodes_that_are_gone() -> None:
+def test_faults_are_those_of_nodes_that_came_and_of_nodes_that_are_gone():
     came = [node("n0", "h0"), node("n1", "h1")._replace(fault="signal 9"), node("new", "h3")._replace(fault="ignored")]
     found = collect_faults(LAST, came, {"n1", "n2", "of an earlier round"})
     assert found == {"h1": ("signal 9", "signal 9"), "h2": ("lost in round 5",)}
 
 
-def test_a_fresh_agent_that_has_passed_the_node_check_clears_its_host() -> None:
+def test_a_fresh_agent_that_has_passed_the_node_check_clears_its_host():
     fresh = node("new", "h1")._replace(is_checked=True)
     assert collect_faults(LAST, [fresh], ()) == {}
     assert collect_faults(LAST, [fresh._replace(is_checked=False)], ()) == LAST.faults
@@ -216,23 +197,19 @@ def test_a_fresh_agent_that_has_passed_the_node_check_clears_its_host() -> None:
     assert collect_faults(LAST, [member], ()) == LAST.faults, "one that was in the round was not checked since"
 
 
-def test_a_suspected_host_is_left_out_only_while_another_waits() -> None:
+def test_a_suspected_host_is_left_out_only_while_another_waits():
     faults = {"h1": ("a", "b")}
     three, spare = [*LAST.nodes], node("new", "h3")
     assert leave_out(LAST, three, faults, SPARES) == ([three[0], three[2], three[1]], [])
     chosen, left = leave_out(LAST, [*three, spare], faults, SPARES)
     assert ({each.id for each in chosen}, left) == ({"n0", "n2", "new"}, [three[1]])
     assert [each.id for each in assign_ranks(LAST, chosen, 3)] == ["n0", "new", "n2"]
-
-
-def test_of_two_suspected_hosts_the_member_is_needed_before_the_one_that_waits() -> None:
-    faults = {"h1": ("a", "b"), "h3": ("c", "d")}
-    waits = node("old", "h3")
-    chosen, left = leave_out(LAST, [waits, *LAST.nodes], faults, SPARES)
+    waits = node("old", "h3")  # suspected, too: the member is needed before it
+    chosen, left = leave_out(LAST, [waits, *three], faults | {"h3": ("c", "d")}, SPARES)
     assert ({each.id for each in chosen}, left) == ({"n0", "n1", "n2"}, [waits])
 
 
-def test_without_spares_no_host_is_left_out() -> None:
+def test_without_spares_no_host_is_left_out():
     present = [*LAST.nodes, node("new", "h3")]
     for limits in (NodeLimits(2, 3, exclude_after=2), NodeLimits(2, 3, spares=1)):
         assert leave_out(LAST, present, {"h1": ("a", "b")}, limits) == (present, [])

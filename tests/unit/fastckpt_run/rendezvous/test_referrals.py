@@ -2,31 +2,32 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 import pytest
 
+from fastckpt._core.memory.processes import Process
 from fastckpt_run.rendezvous import handler as handler_module
 from fastckpt_run.rendezvous import referrals
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.round_store import RoundStore
 from tests.support.ports import free_port
-from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, Agents, agents, in_thread, meet, until
+from tests.unit.fastckpt_run.rendezvous.agents import Agents, agents, join, meet, ranks, until
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 STALE = "127.0.0.3"
-"""Where names lead that are out of date."""
+"""Address to which names lead that are out of date."""
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch) -> None:
     monkeypatch.setattr(referrals, "LOOK", 0.2)
     monkeypatch.setattr(handler_module, "_LOOK_ELSEWHERE", 0.2)
 
 
 @pytest.fixture
-def seldom(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def seldom(often, monkeypatch) -> None:
     """Looks are those of the test alone."""
     monkeypatch.setattr(referrals, "LOOK", 600.0)
 
@@ -43,7 +44,7 @@ class TwoStores:
         if not sees_other:
             places[1 - number] = STALE, free_port()  # a store listens at all addresses
         self._job.endpoint = ",".join(f"{name}:{port}" for name, port in places)
-        return self._job.new(here=HOSTS[number], **kind)  # type: ignore[arg-type]
+        return self._job.new(here=HOSTS[number], **kind)
 
     def place(self, number: int) -> tuple[str, int]:
         return HOSTS[number], self._ports[number]
@@ -59,26 +60,22 @@ def records(node: FastckptRendezvousHandler) -> RoundStore:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_newcomer_whose_names_are_stale_joins_the_running_job(caplog: pytest.LogCaptureFixture, first: int) -> None:
+def test_a_newcomer_whose_names_are_stale_joins_the_running_job(caplog, first):
     with agents(2, 3) as job:
         hosts = TwoStores(job)
         nodes = [hosts.on(first), hosts.on(first)]
         meet(nodes)
         newcomer = hosts.on(1 - first, sees_other=False)
         assert newcomer._endpoints.server is not None
-        joining = in_thread(newcomer.next_rendezvous)
-        until(nodes[0].num_nodes_waiting, "the job sees that it has come")
-        infos = [*meet(nodes), joining.result(PATIENCE)]
-        assert {info.world_size for info in infos} == {3}  # type: ignore[attr-defined]
+        join(newcomer, nodes)
         assert newcomer._endpoints.server is None
         # Later rounds find it where it is now.
-        meet([*nodes, newcomer])
-        assert len(newcomer.round.nodes) == 3
+        assert {info.world_size for info in meet([*nodes, newcomer])} == {3}
     said = [line for line in caplog.messages if "reaches nobody of its job by" in line]
     assert len(said) == 1 and f"by {STALE}: the others meet on host {nodes[0]._me.host}, at 127.0.0.1:" in said[0]
 
 
-def test_nodes_of_a_first_round_meet_where_the_first_of_the_list_is_though_the_other_one_does_not_reach_it() -> None:
+def test_nodes_of_a_first_round_meet_where_the_first_of_the_list_is_though_the_other_one_does_not_reach_it():
     with agents(2, 2) as job:
         hosts = TwoStores(job)
         nodes = [hosts.on(0), hosts.on(1, sees_other=False)]
@@ -87,7 +84,7 @@ def test_nodes_of_a_first_round_meet_where_the_first_of_the_list_is_though_the_o
 
 
 @pytest.mark.usefixtures("seldom")
-def test_only_the_store_with_fewer_rounds_is_referred_and_of_two_alike_the_later_one() -> None:
+def test_only_the_store_with_fewer_rounds_is_referred_and_of_two_alike_the_later_one():
     with agents(1, 1) as job:
         hosts = TwoStores(job)
         nodes = [hosts.on(0, sees_other=False), hosts.on(1, sees_other=False)]
@@ -119,9 +116,7 @@ def test_only_the_store_with_fewer_rounds_is_referred_and_of_two_alike_the_later
      ("job", (None, SECRET), False), ("job", (SECRET, SECRET), True)],
     ids=["job", "secret", "no secret there", "no secret here", "closed"],
 )  # fmt: skip
-def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_has_ended(
-    job_name: str, secrets: tuple[bytes | None, bytes | None], is_closed: bool
-) -> None:
+def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_has_ended(job_name, secrets, is_closed):
     with agents(1, 1) as job:
         hosts = TwoStores(job)
         other = hosts.on(1, sees_other=False, job=job_name, secret=secrets[1])
@@ -137,9 +132,7 @@ def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_ha
 
 
 @pytest.mark.usefixtures("seldom")
-def test_a_referral_to_a_store_that_is_gone_is_no_harm_and_the_next_one_counts(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_referral_to_a_store_that_is_gone_is_no_harm_and_the_next_one_counts(caplog):
     with agents(1, 2) as job:
         hosts = TwoStores(job)
         node = hosts.on(1, sees_other=False)
@@ -159,29 +152,46 @@ def _unsigned(records: RoundStore) -> None:
     records.connection.set(records._key("referral"), b'1 0 {"host":"h","address":"127.0.0.1","port":1}')
 
 
-STRANGE = [
-    _unsigned,
-    partial(RoundStore.refer, to={"host": "h", "address": "name.of.a.host", "port": 1}),
-    partial(RoundStore.refer, to={"host": "h", "address": "127.0.0.1", "port": 0}),
-    partial(RoundStore.refer, to={"host": "h", "address": "127.0.0.1", "port": "1"}),
-    partial(RoundStore.refer, to={}),
-]
+def _to(**place: object) -> Callable[[RoundStore], None]:
+    return lambda records: records.refer({"host": "h", "address": "127.0.0.1", "port": 1, **place})
 
 
 @pytest.mark.usefixtures("seldom")
-@pytest.mark.parametrize("leave", STRANGE)
-def test_a_referral_without_signature_or_sense_is_passed_over(leave: Callable[[RoundStore], None]) -> None:
+def test_a_referral_without_signature_or_sense_is_passed_over():
     with agents(1, 1) as job:
         node = TwoStores(job).on(1, sees_other=False)
-        leave(records(node))
-        node._next_look = 0.0
-        node._give_way()
-        assert node._endpoints.server is not None and node._endpoints._referred is None
+        for leave in (_unsigned, _to(address="name.of.a.host"), _to(port=0), _to(port="1"), _to(address=None)):
+            leave(records(node))
+            node._next_look = 0.0
+            node._give_way()
+            assert node._endpoints.server is not None and node._endpoints._referred is None
 
 
-def test_with_one_endpoint_nobody_looks(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_one_endpoint_nobody_looks(caplog):
     caplog.set_level(logging.DEBUG)
     with agents(1, 1) as job:
         node = job.new()
         meet([node])
         assert not node._referrals._thread.is_alive()
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one(parts):
+    """Before it looks, or when it has found it."""
+    own, others = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    sought = replace(Process.current(), pid=1)
+    with agents(1, 2) as job:
+        job.endpoint = f"{own},{others}"
+        node = job.new()
+        assert node._endpoints.server is not None and len(meet([node])) == 1
+        meet([node])  # it has had more rounds than the others, which count for nothing
+        assert not node.reach(sought, parts=parts), "nobody is there"
+        assert (node._endpoints.server is None) == parts
+        job.endpoint = others
+        other = job.new()
+        other._me = other._me._replace(process=sought.to_record())
+        meet([other])
+        until(lambda: node.reach(sought, parts=parts), "it reaches the agent")
+        assert node._endpoints.server is None
+        join(node, [other])
+        assert ranks([other, node]) == [0, 1]

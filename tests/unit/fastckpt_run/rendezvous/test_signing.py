@@ -1,8 +1,5 @@
 """Signatures of records, and the secret that makes them."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from fastckpt._core.config import Settings
@@ -12,10 +9,6 @@ from fastckpt_run.rendezvous.signing import MOST_BYTES, Refused, Signer, secret_
 SECRET = b"0123456789abcdef"
 SIGNER = Signer(SECRET)
 GOOD = SIGNER.seal("here", {"n": 1})
-
-
-def test_a_record_comes_back_from_the_place_for_which_it_was_made() -> None:
-    assert SIGNER.open("here", GOOD) == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -33,19 +26,19 @@ def test_a_record_comes_back_from_the_place_for_which_it_was_made() -> None:
         ("here", GOOD + b" " * MOST_BYTES, "bytes, more than"),
     ],
 )
-def test_a_record_that_is_not_of_the_job_is_refused_with_the_reason(key: str, record: bytes, why: str) -> None:
+def test_a_record_that_is_not_of_the_job_is_refused_with_the_reason(key, record, why):
     with pytest.raises(Refused, match=why):
         SIGNER.open(key, record)
 
 
-def test_an_authentic_record_that_is_no_object_is_refused() -> None:
-    sealed = SIGNER.seal("here", [1])  # type: ignore[arg-type]
+def test_a_record_comes_back_from_the_place_for_which_it_was_made_if_it_is_an_object():
+    assert SIGNER.open("here", GOOD) == {"n": 1}
+    sealed = SIGNER.seal("here", [1])
     with pytest.raises(Refused, match="no JSON object"):
         SIGNER.open("here", sealed)
-    assert json.loads(sealed.split(b" ", 2)[2]) == [1]
 
 
-def test_a_secret_is_read_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+def test_a_secret_is_read_from_a_file_that_only_its_owner_reads(tmp_path):
     file = tmp_path / "secret"
     file.write_bytes(SECRET + b"\n")
     file.chmod(0o600)
@@ -56,7 +49,7 @@ def test_a_secret_is_read_from_a_file_that_only_its_owner_reads(tmp_path: Path) 
     assert SECRET.decode() not in str(refused.value)
 
 
-def test_a_short_secret_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
+def test_a_short_secret_and_one_that_is_not_there_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be read from .*: No such file"):
         secret_of(Settings(secret_file=str(tmp_path / "none")))
     (tmp_path / "short").write_text("abc\n")
@@ -65,7 +58,7 @@ def test_a_short_secret_and_one_that_is_not_there_are_refused(tmp_path: Path) ->
         secret_of(Settings(secret_file=str(tmp_path / "short")))
 
 
-def test_a_secret_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_read_from_the_environment(monkeypatch):
     monkeypatch.delenv("FASTCKPT_SECRET", raising=False)
     assert secret_of(Settings()) is None
     monkeypatch.setenv("FASTCKPT_SECRET", SECRET.decode())

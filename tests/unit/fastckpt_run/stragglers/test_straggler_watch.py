@@ -15,7 +15,7 @@ from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ProtocolError
 from fastckpt_run.stragglers.straggler_judge import StragglerJudge
-from fastckpt_run.stragglers.straggler_watch import SUBJECT, StragglerWatch
+from fastckpt_run.stragglers.straggler_watch import StragglerWatch
 from fastckpt_run.watch.node_channel import NodeChannel
 from fastckpt_run.watch.watcher import WatchedWorkers
 
@@ -57,7 +57,7 @@ class Node:
         self.number, self.world = number, world
         self.peer = Peer(f"agent-{number}", "", f"127.0.0.1:{self.saver.serve_peers()}")
         self.workers = WatchedWorkers(0, {}, {}, 0)
-        self.watch = StragglerWatch(Blocks(self.blocks, 2), self.channel, lambda: self.workers)  # type: ignore[arg-type]
+        self.watch = StragglerWatch(Blocks(self.blocks, 2), self.channel, lambda: self.workers)
 
     def start(self, directory: str = "a") -> None:
         """Start workers, and let them make checkpointers."""
@@ -81,7 +81,7 @@ def meet(nodes: list[Node], secret: bytes = b"s" * 64) -> None:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+def nodes(tmp_path) -> Iterator[list[Node]]:
     with contextlib.ExitStack() as stack:
         nodes = [Node(number, tmp_path, stack, 4) for number in range(2)]
         meet(nodes)
@@ -118,10 +118,7 @@ def test_a_slow_rank_of_another_node_is_named_by_the_first_one_and_so_is_its_end
     assert verdicts(events) == [(3, True, "backward")]
     assert nodes[0].watch.slow[3].cost == pytest.approx(30 / 170, rel=0.01)
     assert nodes[0].watch.times.keys() == {0, 1, 2, 3} and not nodes[1].watch.times
-    assert (
-        "rank 3, backward: the job is 18% slower (90.0 ms of each step are its own, of the others 60.0 ms)"
-        in caplog.text
-    )
+    assert "rank 3, backward: the job is 18% slower (90.0 ms of each step are its own" in caplog.text
     for node in nodes:
         node.train(range(12, 18))
     look(nodes)
@@ -190,7 +187,7 @@ def test_a_lost_node_ends_verdicts_and_nothing_else(nodes, events):
 
 
 @pytest.mark.parametrize("directory", ["a", "b"])
-def test_of_several_checkpoint_directories_the_one_with_windows_counts(nodes, directory: str):
+def test_of_several_checkpoint_directories_the_one_with_windows_counts(nodes, directory):
     for node in nodes:
         node.start(directory)
         for line in node.lines["b" if directory == "a" else "a"]:
@@ -234,44 +231,34 @@ def judge() -> StragglerJudge:
     return judge
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"since": 1, "host": "a"},
-        {"since": "x", "host": "a", "ranks": {}},
-        {"since": 1, "host": "a", "ranks": []},
-        {"since": 1, "host": "a", "ranks": {"x": []}},
-        {"since": 1, "host": "a", "ranks": {"0": [[1, 2, 3]]}},
-        {"since": 1, "host": "a", "ranks": {"0": [[0, 1, 1, 1, 1, 1, 1]]}},
-        {"since": 1, "host": "a", "ranks": {"0": [[1, -1, 1, 1, 1, 1, 1]]}},
-        {"since": 1, "host": "a", "ranks": {"0": [[1, 1, 1, 1, 1, 1, 1, 1]]}},
-        {"since": 1, "host": "a", "ranks": {"0": 5}},
-        {"since": 1, "host": "a", "ranks": {"0": [None]}},
-    ],
-    ids=repr,
-)
-def test_a_message_that_is_no_windows_is_refused(judge: StragglerJudge, body: dict[str, Any]):
-    with pytest.raises(ProtocolError, match="the windows of steps cannot be read"):
-        judge.receive(1, body)
+STRANGE_RANKS = [[], {"x": []}, {"0": 5}, {"0": [None]}, {"0": [[1, 2, 3]]}]
+STRANGE_ROWS = [[0, 1, 1, 1, 1, 1, 1], [1, -1, 1, 1, 1, 1, 1], [1] * 8]
+
+
+def test_a_message_that_is_no_windows_is_refused(judge):
+    bodies = [{}, {"since": 1, "host": "a"}, {"since": "x", "host": "a", "ranks": {}}]
+    for ranks in (*STRANGE_RANKS, *({"0": [one]} for one in STRANGE_ROWS)):
+        bodies.append({"since": 1, "host": "a", "ranks": ranks})
+    for body in bodies:
+        with pytest.raises(ProtocolError, match="the windows of steps cannot be read"):
+            judge.receive(1, body)
     send(judge, 0, {"0": [row(2)], "1": [row(2)]})
     assert judge.times.keys() == {0, 1}
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_windows_count_in_the_order_of_their_numbers_however_late_a_node_is(judge: StragglerJudge, events, late: int):
+def test_windows_count_in_the_order_of_their_numbers_however_late_a_node_is(judge, events, late):
     rows = {rank: [row(number, SLOW if rank else CALM) for number in range(2, 8)] for rank in range(2)}
     send(judge, 1 - late, {str(1 - late): rows[1 - late]})
-    for one in [*reversed(rows[late][1:]), rows[late][0]]:
+    for one in reversed(rows[late]):
         send(judge, late, {str(late): [one]})
     assert len(judge.times) == 2
-    assert judge.slow.keys() <= {1}
-    send(judge, late, {str(late): rows[late]})
-    send(judge, late, {str(late): rows[late]})
-    assert len(verdicts(events)) <= 1, "twice is once"
+    for _ in range(2):
+        send(judge, late, {str(late): rows[late]})
+    assert judge.slow.keys() <= {1} and len(verdicts(events)) <= 1, "twice is once"
 
 
-def test_windows_that_a_rank_lacks_are_passed_over(judge: StragglerJudge, events):
+def test_windows_that_a_rank_lacks_are_passed_over(judge, events):
     for number in range(2, 14):
         send(judge, 0, {"0": [row(number)]})
         if number % 3:
@@ -279,11 +266,7 @@ def test_windows_that_a_rank_lacks_are_passed_over(judge: StragglerJudge, events
     assert verdicts(events) == [(1, True, "backward")]
 
 
-def test_memory_of_windows_is_bounded_when_a_rank_sends_none(judge: StragglerJudge):
+def test_memory_of_windows_is_bounded_when_a_rank_sends_none(judge):
     for number in range(2, 1000):
         send(judge, 0, {"0": [row(number)], "7": [row(number)]})
     assert len(judge._open) == 2 * PLACES
-
-
-def test_a_subject_is_answered(nodes):
-    nodes[1].channel.ask(0, SUBJECT, {"since": 1, "host": "a", "ranks": {}}, 5.0)

@@ -32,18 +32,20 @@ def get(server, path, data=None):
         return answer.read(), answer.headers
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("9400", ("127.0.0.1", 9400)), ("0.0.0.0:1", ("0.0.0.0", 1)), ("[::1]:0", ("::1", 0)), ("a.b:80", ("a.b", 80))],
-)
-def test_an_address_is_a_port_or_a_host_and_a_port(text, address):
-    assert parse_address(text) == address
+def test_an_address_is_a_port_or_a_host_and_a_port():
+    for text, address in {"9400": ("127.0.0.1", 9400), "[::1]:0": ("::1", 0), "a.b:80": ("a.b", 80)}.items():
+        assert parse_address(text) == address
+    for text in ("", "x", "65536", "-1", ":80", "host:", "host:x", "1.5", "٣"):
+        with pytest.raises(ConfigError, match=r"metrics_port is .*; give PORT or HOST:PORT"):
+            parse_address(text)
 
 
-@pytest.mark.parametrize("text", ["", "x", "65536", "-1", ":80", "host:", "host:x", "1.5", "٣"])
-def test_an_address_that_is_none_is_refused_with_the_remedy(text):
-    with pytest.raises(ConfigError, match=r"metrics_port is .*; give PORT or HOST:PORT"):
-        parse_address(text)
+@contextmanager
+def refused(status):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        yield error
+    error.value.close()
+    assert error.value.code == status
 
 
 def test_a_page_gets_query_and_body_and_answers(server):
@@ -54,21 +56,14 @@ def test_a_page_gets_query_and_body_and_answers(server):
 
 def test_pages_that_do_not_exist_and_bodies_that_are_too_large_are_refused(server):
     for path, data, status in (("/", None, 404), ("/echo", b"x" * (http_server.LARGEST_BODY + 1), 413)):
-        with pytest.raises(urllib.error.HTTPError) as error:
+        with refused(status):
             get(server, path, data)
-        error.value.close()
-        assert error.value.code == status
 
 
 def test_another_method_is_told_which_one_there_is_and_a_head_has_no_body(server):
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with refused(405) as error:
         get(server, "/fail", b"posted")
-    with refused.value as error:
-        assert (error.code, error.headers["Allow"], error.read()) == (
-            405,
-            "GET",
-            b"POST has no meaning here; use GET\n",
-        )
+    assert error.value.headers["Allow"] == "GET"
     request = urllib.request.Request(server.url + "/echo?say=abc", method="HEAD")
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert (answer.read(), answer.headers["Content-Length"]) == (b"", "3")
@@ -76,10 +71,8 @@ def test_another_method_is_told_which_one_there_is_and_a_head_has_no_body(server
 
 def test_a_page_that_fails_is_logged_once_and_the_others_are_served(server, caplog):
     for _ in range(2):
-        with pytest.raises(urllib.error.HTTPError) as error:
+        with refused(500):
             get(server, "/fail")
-        error.value.close()
-        assert error.value.code == 500
     assert caplog.text.count("ValueError: a fault of a page") == 1
     assert get(server, "/echo?say=1")[0] == b"1"
 
@@ -101,30 +94,22 @@ def test_threads_that_cannot_be_started_keep_nobody_out_once_they_can(server, mo
     assert get(server, "/echo?say=1")[0] == b"1"
 
 
-def test_an_address_that_makes_no_sense_is_refused(server):
-    with socket.create_connection((server.host, server.port), timeout=10) as connection:
-        connection.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
-        assert b" 400 " in connection.recv(64)
-
-
-@pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "-1", "x"])
-def test_a_length_that_is_none_is_refused(server, length):
-    with socket.create_connection((server.host, server.port), timeout=10) as connection:
-        connection.sendall(f"GET /echo HTTP/1.0\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
-        assert b" 413 " in connection.recv(64)
-
-
-def connected(server: HttpServer, count: int, *, sends: bytes = b"") -> list[socket.socket]:
-    connections = [socket.create_connection((server.host, server.port), timeout=10) for _ in range(count)]
-    for connection in connections:
-        connection.sendall(sends)
-    return connections
+def test_a_request_that_makes_no_sense_is_refused(server):
+    requests = {b"GET http://[ HTTP/1.0\r\n\r\n": b" 400 "}
+    for length in ("\u00b2", "9" * 5000, "-1", "x"):
+        requests[f"GET /echo HTTP/1.0\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")] = b" 413 "
+    for request, status in requests.items():
+        with socket.create_connection((server.host, server.port), timeout=10) as connection:
+            connection.sendall(request)
+            assert status in connection.recv(64)
 
 
 @contextmanager
 def slow_readers(server: HttpServer, count: int = http_server.AT_ONCE, *, sends: bytes = b""):
-    connections = connected(server, count, sends=sends)
+    connections = [socket.create_connection((server.host, server.port), timeout=10) for _ in range(count)]
     try:
+        for connection in connections:
+            connection.sendall(sends)
         yield connections
     finally:
         for connection in connections:

@@ -17,7 +17,7 @@ RUN = "/run"
 
 
 class Counted:
-    """What a saver would report."""
+    """Reports of a saver."""
 
     def __init__(self, **stats: Any) -> None:
         self.stats = [SaverStats(RUN, **stats)]
@@ -68,7 +68,39 @@ class Watched:
         return {tier: found[key] for tier, key in keys.items() if key in found}
 
 
-def test_what_a_loss_costs_counts_from_the_newest_checkpoint_in_each_tier():
+@pytest.mark.parametrize(
+    ("stats", "loaded", "step", "newest", "unsaved"),
+    [
+        pytest.param({}, None, 12, {}, {"memory": 12, "storage": 12}, id="no checkpoint"),
+        pytest.param(
+            {"durable": SaveId(1, 30)}, (30, "storage"), 33, {"storage": 30}, {"memory": 3, "storage": 3},
+            id="memory that is older than storage costs no more",
+        ),
+        pytest.param(
+            {"durable": SaveId(1, 20)}, (35, "memory"), 36, {"memory": 35, "storage": 20},
+            {"memory": 1, "storage": 16}, id="memory that a launch adopted counts until its first save",
+        ),
+        pytest.param(
+            {"saved": SaveId(1, 50), "durable": SaveId(1, 40)}, (40, "storage"), 45, {"memory": 40, "storage": 40},
+            {"memory": 5, "storage": 5}, id="step 50 was in memory and bad: the job went on from 40",
+        ),
+        pytest.param(
+            {"saved": SaveId(2, 44), "durable": SaveId(1, 40)}, (40, "storage"), 45, {"memory": 44, "storage": 40},
+            {"memory": 1, "storage": 5}, id="and has saved since",
+        ),
+    ],
+)  # fmt: skip
+def test_a_loss_costs_the_steps_since_the_newest_checkpoint_that_counts(stats, loaded, step, newest, unsaved):
+    job, place = Watched(Counted(**stats)), {"directory": RUN, "local_rank": 0, "seconds": 0.1}
+    if loaded is None:
+        job.happens("started_fresh", **place)
+    else:
+        job.happens("resumed", **place, history=1, step=loaded[0], tier=loaded[1])
+    job.at(step, loaded=loaded[0] if loaded else -1)
+    assert (job.tiers("newest_step"), job.tiers("unsaved_steps")) == (newest, unsaved)
+
+
+def test_a_loss_costs_more_in_each_tier_that_is_farther_away():
     remote = Copies("s3://bucket", newest=SaveId(1, 10))
     job = Watched(Counted(saved=SaveId(1, 35), durable=SaveId(1, 20), since=time.monotonic(), remote=remote))
     job.happens("started_fresh", directory=RUN, local_rank=0, seconds=0.1)
@@ -76,38 +108,6 @@ def test_what_a_loss_costs_counts_from_the_newest_checkpoint_in_each_tier():
     assert job.tiers("newest_step") == {"memory": 35, "storage": 20, "remote": 10}
     assert job.tiers("unsaved_steps") == {"memory": 2, "storage": 17, "remote": 27}
     assert job.found()["durable_age_seconds"] >= 0 and job.found()["step"] == 37
-
-
-def test_without_any_checkpoint_all_steps_would_be_lost():
-    job = Watched(Counted())
-    job.happens("started_fresh", directory=RUN, local_rank=0, seconds=0.1)
-    job.at(12)
-    assert job.tiers("newest_step") == {} and job.tiers("unsaved_steps") == {"memory": 12, "storage": 12}
-
-
-def test_memory_that_is_older_than_storage_costs_no_more_than_storage():
-    job = Watched(Counted(durable=SaveId(1, 30)))
-    job.happens("resumed", directory=RUN, local_rank=0, history=1, step=30, tier="storage", seconds=0.1)
-    job.at(33, loaded=30)
-    assert job.tiers("newest_step") == {"storage": 30}
-    assert job.tiers("unsaved_steps") == {"memory": 3, "storage": 3}
-
-
-def test_memory_that_a_launch_adopted_counts_until_its_first_save():
-    job = Watched(Counted(durable=SaveId(1, 20)))
-    job.happens("resumed", directory=RUN, local_rank=0, history=1, step=35, tier="memory", seconds=0.1)
-    job.at(36, loaded=35)
-    assert job.tiers("newest_step") == {"memory": 35, "storage": 20}
-
-
-def test_checkpoints_of_a_line_that_was_given_up_do_not_count():
-    """Step 50 of history 1 was in memory and bad: the job went on from 40, and has saved nothing since."""
-    job = Watched(Counted(saved=SaveId(1, 50), durable=SaveId(1, 40)))
-    job.happens("resumed", directory=RUN, local_rank=0, history=1, step=40, tier="storage", seconds=0.1)
-    job.at(45, loaded=40)
-    assert job.tiers("newest_step") == {"memory": 40, "storage": 40}
-    job.saver.stats[0].saved = SaveId(2, 44)
-    assert job.tiers("unsaved_steps") == {"memory": 1, "storage": 5}
 
 
 def test_a_node_after_the_first_gives_values_of_its_own_alone():
@@ -157,17 +157,12 @@ def test_a_worker_that_has_deregistered_is_not_silent():
     assert 'rank_silent_seconds{rank="4"}' not in job.found() and job.found()['rank_step{rank="4"}'] == 12
 
 
-def test_a_counter_that_is_estimated_anew_never_falls():
+def test_a_counter_never_falls_and_events_that_change_nothing_are_not_kept():
     job = Watched(Counted()).metrics
     assert [job._never_less("steps", value) for value in (5, 3, 7)] == [5, 5, 7]
     assert job._never_less("lost", 1, "stall") == 1 and job._never_less("lost", 0, "useful") == 0
-
-
-@pytest.mark.parametrize("event", ["saved", "persisted", "metrics"])
-def test_events_that_change_nothing_are_not_kept(event: str):
-    job = Watched(Counted()).metrics
     job.collect()
-    for _ in range(100):
+    for event in 100 * ["saved", "persisted", "metrics"]:
         job.observe(metrics.stamp(event))
     assert not job._events
 

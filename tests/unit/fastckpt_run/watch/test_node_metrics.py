@@ -3,9 +3,6 @@
 import os
 import sys
 import threading
-from pathlib import Path
-
-import pytest
 
 from fastckpt_run.watch.gpu_metrics import GpuMetrics
 from fastckpt_run.watch.metric_values import MetricValues
@@ -16,6 +13,12 @@ Key = tuple[str, tuple[str, ...]]
 
 def by_key(values: MetricValues) -> dict[Key, float]:
     return {(metric.name.removeprefix("fastckpt_"), labels): value for metric, labels, value in values}
+
+
+def some_values() -> MetricValues:
+    found = MetricValues()
+    found.add("arena_bytes", 1)
+    return found
 
 
 def test_a_host_has_processors_memory_network_and_an_agent():
@@ -32,7 +35,7 @@ def test_a_host_has_processors_memory_network_and_an_agent():
         assert all(found[key] >= first[key] for key in found if key[0] == name)
 
 
-def test_file_systems_have_the_arenas_bytes_and_the_space_of_each_directory(tmp_path: Path):
+def test_file_systems_have_the_arenas_bytes_and_the_space_of_each_directory(tmp_path):
     arena = tmp_path / "arena"
     (arena / "slot").mkdir(parents=True)
     (arena / "slot" / "image").write_bytes(bytes(1 << 20))
@@ -47,17 +50,15 @@ def test_file_systems_have_the_arenas_bytes_and_the_space_of_each_directory(tmp_
     assert found["node_headroom_bytes", ()] >= 0
 
 
-def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish(tmp_path: Path):
-    """As a file system that does not answer: a FIFO whose other end nobody opens."""
+def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish(tmp_path):
+    """A file system that does not answer is like a FIFO whose other end nobody opens."""
     fifo, looks = tmp_path / "fifo", threading.Semaphore(0)
     os.mkfifo(fifo)
 
     def look() -> MetricValues:
         if not looks.acquire(blocking=False):
             fifo.read_bytes()
-        found = MetricValues()
-        found.add("arena_bytes", 1)
-        return found
+        return some_values()
 
     looks.release()
     probe = Probe("test-probe", look, interval=0.05)
@@ -82,14 +83,12 @@ def test_a_probe_that_fails_tries_again():
     def look() -> MetricValues:
         if (error := results.pop(0) if results else None) is not None:
             raise error
-        found = MetricValues()
-        found.add("arena_bytes", 1)
-        return found
+        return some_values()
 
     probe = Probe("test-probe", look, interval=0.01)
     probe.begin()
     for _ in range(3000):
-        if results == []:
+        if by_key(probe.newest()):
             break
         threading.Event().wait(0.01)
     probe.close()
@@ -97,7 +96,7 @@ def test_a_probe_that_fails_tries_again():
     assert results == [] and not probe._thread.is_alive()
 
 
-def test_gpus_have_values_if_there_are_some_and_none_without_a_driver():
+def test_gpus_have_values_if_there_are_some_and_a_reason_if_not(monkeypatch):
     gpus = GpuMetrics()
     found = by_key(gpus.collect())
     if gpus.why_none:
@@ -105,9 +104,6 @@ def test_gpus_have_values_if_there_are_some_and_none_without_a_driver():
     else:
         assert all(name.startswith("gpu_") for name, _ in found)
         assert ("gpu_memory_bytes", ("0", "used")) in found
-
-
-def test_without_the_package_there_are_no_gpus_and_a_reason(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed: an import fails
     gpus = GpuMetrics()
     assert by_key(gpus.collect()) == {} and "pip install 'nvidia-ml-py>=12.535'" in gpus.why_none

@@ -31,32 +31,31 @@ def test_a_restarted_worker_adds_to_what_its_predecessor_did():
     assert counted({"/a": before}, {"/a": before}, {"/a": after}) == (4 + 6 + 2 + 1, pytest.approx(0.013))
 
 
-def test_a_worker_that_was_restarted_between_two_looks_is_counted_from_its_begin():
-    assert counted({"/a": [worker(5)]}, {"/a": [worker(9, generation=1)]})[0] == 4 + 8
+def looks(*pairs):
+    """Looks at one worker in two directories."""
+    return [{name: [each] for name, each in zip("ab", pair, strict=False)} for pair in pairs]
 
 
-def test_a_worker_that_has_not_reported_yet_and_one_that_left_add_nothing():
-    left = worker(5, pid=0)
-    assert counted({"/a": [Telemetry()]}, {"/a": [worker(5)]}, {"/a": [left]}, {"/a": [left]})[0] == 4
-
-
-def test_steps_that_two_checkpointers_of_a_worker_see_are_counted_once():
-    looks = [{"/a": [worker(n)], "/b": [worker(n)]} for n in (2, 5, 9)]
-    assert counted(*looks)[0] == 8
-
-
-def test_a_checkpointer_that_is_left_open_goes_on_where_another_was_closed():
-    both, closed = {"/a": [worker(5)], "/b": [worker(4)]}, {"/a": [worker(6, pid=0)], "/b": [worker(5)]}
-    later = {"/a": [worker(6, pid=0)], "/b": [worker(9)]}
-    assert counted(both, closed, later)[0] == 5 + 4
-
-
-def test_a_restarted_worker_with_another_directory_is_counted_there():
-    """What its predecessor reported stays in the block of the first."""
-    old = worker(5)
-    looks = [{"/a": [old]}, {"/a": [old], "/b": [worker(3, generation=1)]}]
-    looks.append({"/a": [old], "/b": [worker(6, generation=1)]})
-    assert counted(*looks)[0] == 4 + 5
+@pytest.mark.parametrize(
+    ("seen", "count"),
+    [
+        pytest.param(looks([worker(5)], [worker(9, generation=1)]), 4 + 8, id="restarted between two looks"),
+        pytest.param(looks([Telemetry()], [worker(5)], *[[worker(5, pid=0)]] * 2), 4, id="not reported yet, and left"),
+        pytest.param(looks(*([worker(n)] * 2 for n in (2, 5, 9))), 8, id="two checkpointers that see the same steps"),
+        pytest.param(
+            looks([worker(5), worker(4)], [worker(6, pid=0), worker(5)], [worker(6, pid=0), worker(9)]),
+            5 + 4,
+            id="one checkpointer is left open where another was closed",
+        ),
+        pytest.param(
+            looks([worker(5)], *([worker(5), worker(n, generation=1)] for n in (3, 6))),
+            4 + 5,
+            id="a restarted worker with another directory",
+        ),
+    ],
+)
+def test_each_step_of_a_worker_is_counted_once(seen, count):
+    assert counted(*seen)[0] == count
 
 
 def test_parts_are_means_of_the_last_steps_and_stay_when_there_are_none():

@@ -45,13 +45,13 @@ def until(condition) -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch) -> None:
     monkeypatch.setattr(tensorboard_runs, "PAUSE", 0.05)
     monkeypatch.setattr(tensorboard_runs, "CLOSING", DEADLINE)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(path)]
@@ -62,7 +62,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_each_start_of_workers_has_a_run_of_its_own(tmp_path: Path):
+def test_each_start_of_workers_has_a_run_of_its_own(tmp_path):
     runs = TensorBoardRuns(str(tmp_path / "runs"))
     runs.begin()
     for step, restarts in ((10, 0), (20, 0), (15, 1)):
@@ -82,7 +82,7 @@ def test_each_start_of_workers_has_a_run_of_its_own(tmp_path: Path):
     assert (last.num, last.sum, last.bucket_limit[:2], last.bucket) == (40, 40, [0.5, 1.0], [20, 0, 20])
 
 
-def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(disk: Path, caplog, capfd):
+def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(disk, caplog, capfd):
     runs = TensorBoardRuns(str(disk / "runs"))
     runs.begin()
     runs.put(10, 0, values(10), now=True)
@@ -110,7 +110,7 @@ def _runs_when(disk: Path, condition) -> list[Path]:
     return [*(disk / "runs").glob("*/start0")]
 
 
-def test_a_directory_that_is_read_only_keeps_nobody(disk: Path, caplog):
+def test_a_directory_that_is_read_only_keeps_nobody(disk, caplog):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     runs = TensorBoardRuns(str(disk / "runs"))
     runs.begin()
@@ -120,7 +120,7 @@ def test_a_directory_that_is_read_only_keeps_nobody(disk: Path, caplog):
     assert not runs._thread.is_alive()
 
 
-def test_a_disk_that_hangs_keeps_nobody_and_only_the_newest_points_wait(tmp_path: Path, monkeypatch):
+def test_a_disk_that_hangs_keeps_nobody_and_only_the_newest_points_wait(tmp_path, monkeypatch):
     hangs, begun = threading.Event(), threading.Event()
 
     def hang(folder: Path) -> None:
@@ -143,13 +143,8 @@ def test_a_disk_that_hangs_keeps_nobody_and_only_the_newest_points_wait(tmp_path
     assert not runs._thread.is_alive()
 
 
-def test_without_the_package_the_launch_fails_at_once_and_names_it(tmp_path: Path):
-    code = (
-        "import sys; sys.modules['tensorboard'] = None\n"
-        "from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns\n"
-        "TensorBoardRuns(sys.argv[1]).begin()"
-    )
-    done = subprocess.run([sys.executable, "-c", code, "runs"], capture_output=True, text=True, check=False)
-    assert done.returncode and ConfigError.__name__ in done.stderr
-    assert "tensorboard is 'runs', but the package tensorboard is not installed" in done.stderr
-    assert "pip install 'tensorboard>=2.16' (--fast-tensorboard, FASTCKPT_TENSORBOARD)" in done.stderr
+def test_without_the_package_the_launch_fails_at_once_and_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    remedy = r"pip install 'tensorboard>=2\.16' \(--fast-tensorboard, FASTCKPT_TENSORBOARD\)"
+    with pytest.raises(ConfigError, match=f"tensorboard is 'runs', but the package tensorboard is not .*{remedy}"):
+        TensorBoardRuns("runs").begin()

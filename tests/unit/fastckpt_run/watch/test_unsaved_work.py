@@ -10,7 +10,7 @@ from fastckpt_run.watch.unsaved_work import Unsaved, reached, unsaved_work
 HERE = "/checkpoints"
 STARTED, NOW = 100.0, 200.0
 OLD = SaveId(1, 40)
-"""Of an earlier launch."""
+"""Save of an earlier launch."""
 
 
 def at(step, history=2):
@@ -31,98 +31,74 @@ def costs(stats, *ranks, since=STARTED):
     return found.worker, found.node, found.storage
 
 
-NOTHING = Unsaved(None, 0, 0.0)
+def work(save, steps, seconds, **more):
+    return Unsaved(save, steps, seconds, **more)
 
 
-@pytest.mark.parametrize(
-    ("known", "ranks", "worker", "node"),
-    [
-        pytest.param(stats(loaded_at=0.0), [], NOTHING, NOTHING, id="no worker has come"),
-        pytest.param(stats(loaded_at=0.0), [rank(0)], NOTHING, NOTHING, id="workers that have not loaded yet"),
-        pytest.param(
-            stats(), [rank(7)], Unsaved(None, 7, 90.0), Unsaved(None, 7, 90.0), id="a fresh start without a save"
-        ),
-        pytest.param(
-            stats(loaded_at=0.0),
-            [rank(7)],
-            Unsaved(None, 7, 100.0),
-            Unsaved(None, 7, 100.0),
-            id="a script that never loads",
-        ),
-        pytest.param(
-            stats(memory=at(20), durable=at(10), begun={at(10): 150.0, at(20): 180.0}),
-            [rank(25, 20, 20), rank(24, 20, 20)],
-            Unsaved(at(20), 5, 20.0),
-            Unsaved(at(10), 15, 50.0),
-            id="a newer save in memory than on storage: the furthest rank counts",
-        ),
-        pytest.param(
-            stats(memory=at(20), durable=at(20), begun={at(20): 180.0}),
-            [rank(35, 30, 30)],
-            Unsaved(at(20), 15, 20.0),
-            Unsaved(at(20), 15, 20.0),
-            id="the save of step 30 was skipped",
-        ),
-        pytest.param(
-            stats(memory=at(20), begun={at(10): 150.0, at(20): 199.0}),
-            [rank(20, 10, 10)],
-            Unsaved(at(20), 0, 1.0),
-            Unsaved(None, 20, 90.0),
-            id="a save that is whole, and that its worker has not named yet",
-        ),
-        pytest.param(
-            stats(memory=at(2), durable=at(1), begun={at(1): 120.0, at(2): 160.0}),
-            [rank(250, 200, 2)],
-            Unsaved(at(2), 50, 40.0),
-            Unsaved(at(1), 150, 80.0),
-            id="saves that are named by epochs of 100 steps",
-        ),
-        pytest.param(
-            stats(loaded=OLD, durable=OLD),
-            [rank(3, 0, 40, 40)],
-            Unsaved(OLD, 3, 90.0),
-            Unsaved(OLD, 3, 90.0),
-            id="resumed from storage",
-        ),
-        pytest.param(
-            stats(loaded=at(50, 1), memory=at(50, 1), durable=OLD),
-            [rank(3, 0, 50, 50)],
-            Unsaved(at(50, 1), 3, 90.0),
-            Unsaved(OLD, 13, 90.0, at_least=True),
-            id="resumed from memory of an earlier launch: that launch's steps count, its time is not known",
-        ),
-        pytest.param(
-            stats(loaded=at(50), memory=at(50), durable=at(30), begun={at(30): 60.0, at(50): 80.0}),
-            [rank(3, 0, 50, 50)],
-            Unsaved(at(50), 3, 90.0),
-            Unsaved(at(30), 23, 110.0),
-            id="resumed from memory after a restart: the time before it counts",
-        ),
-        pytest.param(
-            stats(loaded=OLD, durable=SaveId(1, 60)),
-            [rank(3, 0, 40, 40)],
-            Unsaved(SaveId(1, 60), 3, 90.0),
-            Unsaved(SaveId(1, 60), 3, 90.0),
-            id="resumed from an older one than there is",
-        ),
-        pytest.param(
-            stats(memory=at(20), durable=at(20), begun={at(20): 90.0}, loaded_at=60.0),
-            [rank(25, 20, 20, beat=95.0)],
-            Unsaved(at(20), 0, 0.0),
-            Unsaved(at(20), 0, 0.0),
-            id="workers that died, whose successors have reported nothing yet",
-        ),
-        pytest.param(
-            stats(durable=at(30), begun={at(30): 150.0}),
-            [rank(35, 30, 30)],
-            Unsaved(at(30), 5, 50.0),
-            Unsaved(at(30), 5, 50.0),
-            id="memory was lost, and storage has what it held",
-        ),
-    ],
-)
-def test_a_loss_costs_what_no_tier_has(known, ranks, worker, node):
-    assert costs(known, *ranks) == (worker, node, None)
+BEGUN = {at(10): 150.0, at(20): 180.0}
+CASES = {
+    "no worker has come": (stats(loaded_at=0.0), [], work(None, 0, 0.0)),
+    "workers that have not loaded yet": (stats(loaded_at=0.0), [rank(0)], work(None, 0, 0.0)),
+    "a fresh start without a save": (stats(), [rank(7)], work(None, 7, 90.0)),
+    "a script that never loads": (stats(loaded_at=0.0), [rank(7)], work(None, 7, 100.0)),
+    "a newer save in memory than on storage: the furthest rank counts": (
+        stats(memory=at(20), durable=at(10), begun=BEGUN),
+        [rank(25, 20, 20), rank(24, 20, 20)],
+        work(at(20), 5, 20.0),
+        work(at(10), 15, 50.0),
+    ),
+    "the save of step 30 was skipped": (
+        stats(memory=at(20), durable=at(20), begun=BEGUN),
+        [rank(35, 30, 30)],
+        work(at(20), 15, 20.0),
+    ),
+    "a save that is whole, and that its worker has not named yet": (
+        stats(memory=at(20), begun={at(10): 150.0, at(20): 199.0}),
+        [rank(20, 10, 10)],
+        work(at(20), 0, 1.0),
+        work(None, 20, 90.0),
+    ),
+    "saves that are named by epochs of 100 steps": (
+        stats(memory=at(2), durable=at(1), begun={at(1): 120.0, at(2): 160.0}),
+        [rank(250, 200, 2)],
+        work(at(2), 50, 40.0),
+        work(at(1), 150, 80.0),
+    ),
+    "resumed from storage": (stats(loaded=OLD, durable=OLD), [rank(3, 0, 40, 40)], work(OLD, 3, 90.0)),
+    "resumed from memory of an earlier launch: that launch's steps count, its time is not known": (
+        stats(loaded=at(50, 1), memory=at(50, 1), durable=OLD),
+        [rank(3, 0, 50, 50)],
+        work(at(50, 1), 3, 90.0),
+        work(OLD, 13, 90.0, at_least=True),
+    ),
+    "resumed from memory after a restart: the time before it counts": (
+        stats(loaded=at(50), memory=at(50), durable=at(30), begun={at(30): 60.0, at(50): 80.0}),
+        [rank(3, 0, 50, 50)],
+        work(at(50), 3, 90.0),
+        work(at(30), 23, 110.0),
+    ),
+    "resumed from an older one than there is": (
+        stats(loaded=OLD, durable=SaveId(1, 60)),
+        [rank(3, 0, 40, 40)],
+        work(SaveId(1, 60), 3, 90.0),
+    ),
+    "workers that died, whose successors have reported nothing yet": (
+        stats(memory=at(20), durable=at(20), begun={at(20): 90.0}, loaded_at=60.0),
+        [rank(25, 20, 20, beat=95.0)],
+        work(at(20), 0, 0.0),
+    ),
+    "memory was lost, and storage has what it held": (
+        stats(durable=at(30), begun={at(30): 150.0}),
+        [rank(35, 30, 30)],
+        work(at(30), 5, 50.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_costs_what_no_tier_has(case):
+    known, ranks, worker, *node = CASES[case]
+    assert costs(known, *ranks) == (worker, node[0] if node else worker, None)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +106,9 @@ def test_a_loss_costs_what_no_tier_has(known, ranks, worker, node):
     [(None, Unsaved(None, 25, 90.0)), (at(10), Unsaved(at(10), 15, 50.0)), (at(20), Unsaved(at(20), 5, 20.0))],
 )
 def test_a_loss_of_the_directory_costs_what_the_remote_tier_lacks(remote, cost):
-    known = stats(memory=at(20), durable=at(20), begun={at(10): 150.0, at(20): 180.0}, remote=remote)
+    known = stats(memory=at(20), durable=at(20), begun=BEGUN, remote=remote)
     assert costs(known, rank(25, 20, 20))[2] == cost
-
-
-def test_a_loss_of_the_node_costs_less_where_the_remote_tier_is_ahead_of_a_directory_that_was_lost():
+    # Of the node: less where the remote tier is ahead of a directory that was lost.
     known = stats(durable=None, remote=at(10), begun={at(10): 150.0})
     assert costs(known, rank(12, 10, 10))[1] == Unsaved(at(10), 2, 50.0)
 
