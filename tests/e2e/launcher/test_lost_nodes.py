@@ -2,12 +2,11 @@
 
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.launcher.conftest import Jobs, until
+from tests.e2e.launcher.conftest import Jobs, Launch, until
 from tests.support.ports import free_port
 
 SECRET = "a secret of the job, for tests"
@@ -17,7 +16,7 @@ folder = pathlib.Path(os.environ["JOB_FOLDER"])
 name = "-".join(os.environ[each] for each in ("NODE", "WORLD_SIZE", "RANK"))
 (folder / f"up-{name}").touch()
 while not (folder / "go").exists():
-    time.sleep(0.02)
+    time.sleep(0.01)
 """
 
 
@@ -28,7 +27,7 @@ class Nodes:
         self._jobs, self._options = jobs, options
         (jobs.folder / "train.py").write_text(SCRIPT)
 
-    def start(self, node: int) -> "subprocess.Popen[str]":
+    def start(self, node: int) -> Launch:
         memory = self._jobs.folder / f"memory-{node}"
         memory.mkdir(mode=0o700, exist_ok=True)
         arguments = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-id=lost", *self._options, "train.py")
@@ -61,7 +60,7 @@ def test_a_node_that_is_killed_is_lost_and_comes_back_while_the_other_one_keeps_
     lost, other = (0, 1) if held else (1, 0)
     kept = nodes.ranks(2)[other]
     nodes.forget()
-    agents[lost].send_signal(signal.SIGKILL)
+    agents[lost].kill()
     agents[lost].wait()
     until(lambda: nodes.ranks(1) == {other: 0}, "the other one trains alone")
     nodes.forget()
@@ -70,8 +69,7 @@ def test_a_node_that_is_killed_is_lost_and_comes_back_while_the_other_one_keeps_
     assert nodes.ranks(2)[other] == 0, f"it has kept its rank, which was {kept} at first"
     (tmp_path / "go").touch()
     for agent in agents.values():
-        assert agent.wait(60) == 0
-        text = agent.stderr.read()
+        text = agent.ends()
         assert SECRET not in text
         assert "Traceback" not in text and "frame #" not in text
 
@@ -79,17 +77,12 @@ def test_a_node_that_is_killed_is_lost_and_comes_back_while_the_other_one_keeps_
 def test_an_agent_that_waits_for_others_says_what_they_need_and_ends_by_ctrl_c_without_a_traceback(jobs: Jobs) -> None:
     port = free_port()
     (jobs.folder / "train.py").write_text(SCRIPT)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # one that is ignored would be inherited
-    try:
-        agent = jobs.start("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py")
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    waits = agent.stderr.readline()
+    agent = jobs.start("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py")
+    waits = until(lambda: agent.stderr, "a line about the other node")
     assert waits.startswith(f"fastckpt-run: 1 of 2 nodes have come to 127.0.0.1:{port}; waiting for the others")
     assert "They need the same --nnodes, --rdzv-id, --rdzv-endpoint and secret (FC-036, " in waits
     agent.send_signal(signal.SIGINT)
-    assert agent.wait(60) == 1
-    assert agent.stderr.read() == "fastckpt-run: stopped by SIGINT\n"
+    assert agent.ends(1) == f"{waits}fastckpt-run: stopped by SIGINT\n"
 
 
 def listens(port: int) -> bool:
@@ -106,4 +99,5 @@ def test_torchs_own_rendezvous_can_be_had_by_another_name(jobs: Jobs, tmp_path: 
     agents = [nodes.start(node) for node in range(2)]
     until(lambda: len(nodes.ranks(2)) == 2, "both train")
     (tmp_path / "go").touch()
-    assert [agent.wait(60) for agent in agents] == [0, 0]
+    for agent in agents:
+        agent.ends()
