@@ -139,7 +139,7 @@ def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quick_launchers(request: pytest.FixtureRequest) -> None:
     """Launchers are forked, but for those whose calls are noted: what is traced cannot be forked."""
     if "TEST_CALLS" not in os.environ:

@@ -52,7 +52,6 @@ def test_workers_get_the_environment_of_the_agent_and_the_settings(here: Path, m
     assert (environment["FASTCKPT_SLOTS"], environment["FASTCKPT_FILL_THREADS"]) == ("2", "3")
 
 
-@pytest.mark.usefixtures("started")
 def test_master_address_and_port_of_options_reach_workers(here: Path) -> None:
     port = str(free_port())
     run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
@@ -108,13 +107,11 @@ def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str,
     assert ranks(here) == {0, 1, 2}
 
 
-@pytest.mark.usefixtures("started")
 def test_an_elastic_range_of_nodes_starts_with_the_minimum(here: Path) -> None:
     run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
     assert ranks(here) == {0, 1}
 
 
-@pytest.mark.usefixtures("started")
 def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     with patch("torch.distributed.elastic.events.record") as record, pytest.raises(ChildFailedError) as error:
         run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--max-restarts=0", TOUCH, "--fail"])

@@ -328,7 +328,7 @@ def test_a_process_that_is_not_scheduled_is_not_idle(monkeypatch: pytest.MonkeyP
             assert processes[-1].stdout is not None and processes[-1].stdout.readline()
         began = time.monotonic()
         watched = Activity([processes[0].pid], began)
-        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(30) if not time.sleep(0.1))
+        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(12) if not time.sleep(0.1))
     finally:
         for process in processes:
             process.kill()

@@ -92,12 +92,3 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def test_torchs_own_rendezvous_can_be_had_by_another_name(jobs: Jobs, tmp_path: Path) -> None:
-    nodes = Nodes(jobs, "--rdzv-backend=c10d-torch", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
-    agents = [nodes.start(node) for node in range(2)]
-    until(lambda: len(nodes.ranks(2)) == 2, "both train")
-    (tmp_path / "go").touch()
-    for agent in agents:
-        agent.ends()

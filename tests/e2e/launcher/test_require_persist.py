@@ -100,7 +100,7 @@ def test_the_final_report_of_a_good_job_has_its_saves_and_what_a_resume_found(jo
     assert lines[0] == f"fastckpt-run: checkpoints in {jobs.folder}/checkpoints"
     assert lines[1].startswith("  persisted    2 checkpoints, 2.1 MB in ")
     assert lines[2] == "  durable      step 2 of history 1"
-    assert lines[3].endswith(" s, of which") and lines[4].startswith("  useful steps ") and "2 steps" in lines[4]
+    assert lines[3].endswith("s, of which") and lines[4].startswith("  useful steps ") and "2 steps" in lines[4]
     [event] = jobs.told("report")
     assert (event["persisted"], event["newest_durable"], event["not_durable"]) == (2, [1, 2], None)
     assert (event["persist_failures"], event["skipped"], event["bad"]) == (0, {}, [])
