@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 60.0
 OURS = "import sys; from fastckpt_run.main import main; main(sys.argv[1:])"
 TORCHRUN = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
+COMMAND = "from fastckpt_run.commands import launch; launch()"
+"""The command itself, which is executed, as it acts before torch is imported."""
 FORK = ("--run-path", "--start-method=fork")
 """Has workers forked from the agent, which need not import torch."""
 
@@ -101,8 +104,12 @@ class Jobs:
         out, err = (self._outputs / f"{name}-{len(self.started)}" for name in ("out", "err"))
         err.touch()
         command = [program("launch.py"), str(self.folder), str(err), variables["PYTHONPATH"], launcher, *arguments]
+        variables |= {"PYTHONPATH": PATH}
         with out.open("ab") as output:
-            process = launchers.start(command, variables | {"PYTHONPATH": PATH}, output.fileno())
+            if launcher == COMMAND:
+                process = subprocess.Popen([sys.executable, *command], env=variables, stdout=output)
+            else:
+                process = launchers.start(command, variables, output.fileno())
         self.started.append(Launch(process, out, err))
         return self.started[-1]
 

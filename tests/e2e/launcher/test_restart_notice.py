@@ -239,15 +239,16 @@ def test_the_restart_line_the_summary_and_the_report_count_steps_of_the_script(j
 
 
 @pytest.mark.parametrize(
-    ("preload", "logs"),
-    [("auto", ()), pytest.param("off", ("--redirects=2", "--tee=2"), marks=pytest.mark.campaign)],
-    ids=["forked", "executed"],
+    "path",
+    [
+        FORK,
+        pytest.param(("--fast-preload=auto",), marks=pytest.mark.campaign),
+        pytest.param(("--fast-no-preload", "--redirects=2", "--tee=2"), marks=pytest.mark.campaign),
+    ],
+    ids=["run-path", "fork", "exec"],
 )
-def test_a_lost_connection_waits_for_the_failure_that_it_follows_from(
-    jobs: Jobs, preload: str, logs: tuple[str, ...]
-) -> None:
-    script = program("leaves_group.py")
-    errors = jobs.run("--nproc-per-node=2", *logs, script, code=1, FASTCKPT_PRELOAD=preload).stderr
+def test_a_lost_connection_waits_for_the_failure_that_it_follows_from(jobs: Jobs, path: tuple[str, ...]) -> None:
+    errors = jobs.run("--nproc-per-node=2", *path, program("leaves_group.py"), code=1).stderr
     line = next(line for line in errors.splitlines() if "rank 1 died" in line)
     assert "bad batch: shard 17 is corrupt" in line and "by peer" not in line and "rank 0 died" not in errors
 
