@@ -197,18 +197,6 @@ def test_a_worker_at_a_prompt_of_pdb_is_not_killed(node: Node):
         worker.stdout.close()
 
 
-@pytest.mark.parametrize("node", [0.8], indirect=True)
-def test_a_rank_that_waited_for_another_has_time_for_its_next_step(node: Node):
-    """Its silence is as long as the evaluation of the other, which it has waited for."""
-    node.train()
-    assert not node.hangs()
-    node.lines[0].enter("evaluation", 60 * 10**9)
-    assert not node.hangs_within(1.1)
-    node.lines[0].enter("")
-    assert not node.hangs()
-    assert node.hangs_within(60)
-
-
 @pytest.mark.parametrize("node", [0.1], indirect=True)
 def test_a_restarted_rank_that_had_closed_its_checkpointer_needs_none(node: Node):
     node.train()

@@ -295,37 +295,19 @@ def test_output_of_imported_modules_is_printed_by_each_worker(plain: Callable[..
 
 
 def test_installed_modules_are_preloaded_and_modules_of_the_script_are_not(tmp_path: Path, monkeypatch) -> None:
-    """Not its own: these may change from one restart to the next."""
+    """Its own may change from one restart to the next; workers keep the fastckpt of their agent, wherever that is."""
     monkeypatch.setenv("PYTHONPATH", LIGHT)
     monkeypatch.chdir(tmp_path)
-    write(
-        tmp_path,
-        train=f"import fastckpt_run, numpy, click, wrapt\nimport mine\n{SCRIPT}",
-        mine="print('mine')",
-        wrapt="",
-    )
+    imports = "import fastckpt._core.policy.retention, numpy, click, wrapt\nimport mine"
+    write(tmp_path, train=f"{imports}\n{SCRIPT}", mine="print('mine')", wrapt="")
     with template("train.py", "auto") as preloader:
         starter = Starter(tmp_path, preloader)
-        run = starter.start(preloader, ("train.py",), {})
-        assert run.wait() == (0, "mine\n", "")
+        assert starter.start(preloader, ("train.py",), {}).wait() == (0, "mine\n", "")
         write(tmp_path, train=SCRIPT)
         again = starter.start(preloader, ("train.py",), {})
     assert again.wait() == (0, "", "")
-    assert {"numpy", "click"} <= set(again.told())
+    assert {"numpy", "click", "fastckpt._core.policy.retention"} <= set(again.told())
     assert not {"mine", "wrapt"} & set(again.told())
-
-
-def test_what_a_script_takes_of_fastckpt_is_preloaded_wherever_that_is(tmp_path: Path, monkeypatch) -> None:
-    """Workers keep the fastckpt of their agent, which need not be installed among packages."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", LIGHT)
-    write(tmp_path, train="import fastckpt._core.policy.retention")
-    with template("train.py", "auto") as preloader:
-        preloader.wait()
-        write(tmp_path, train=SCRIPT)
-        run = Starter(tmp_path, preloader).start(preloader, ("train.py",), {})
-    assert run.wait() == (0, "", "")
-    assert "fastckpt._core.policy.retention" in run.told()
 
 
 @pytest.mark.parametrize(

@@ -211,17 +211,6 @@ def test_ten_kills_from_outside_count_as_one_failure(block: TelemetryBlock, capl
     assert shown == [("15", ""), *(("", str(number)) for number in range(16, 21))]
 
 
-def test_progress_between_kills_begins_the_count_again(block: TelemetryBlock) -> None:
-    node = Node(block, max_stalls=1)
-    for step in range(1, 12):
-        node.run(resumed=step, steps=1)
-        for _ in range(9):
-            assert node.fail(code=-9) == 0
-            node.run(resumed=step)
-        node.run(resumed=step, steps=2)
-        assert node.fail(code=-9) == 0
-
-
 def test_a_kill_for_want_of_memory_is_a_failure_of_the_script(
     block: TelemetryBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
