@@ -116,7 +116,7 @@ def test_an_impossible_file_mode_is_refused_with_the_limit(mode: str) -> None:
     ("argv", "code", "message"),
     [
         (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl; names are given in full: --fast-slots"),
-        (["--fast-bogus", "t.py"], 2, "no such option: --fast-bogus; --fast-"),
+        (["--fast-bogus", "t.py"], 2, "no such option: --fast-bogus; names are given in full: --fast-shm-dir"),
         (["--fast-slots", "many", "t.py"], 2, "--fast-slots is 'many'"),
         (["--fast-flush=1", "t.py"], 2, "--fast-flush"),
         (["--fast-summary=long", "t.py"], 2, "summary is 'long'; give short or full (--fast-summary"),

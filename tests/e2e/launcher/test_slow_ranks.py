@@ -9,10 +9,10 @@ from tests.e2e.launcher.conftest import FORK, OURS, Jobs, program
 from tests.support.json_lines import whole_lines
 
 PARTS = ("data", "forward", "backward", "rest")
-LOST = 0.03
+LOST = 0.05
 """Seconds that a slow rank loses in each step, which without that takes some milliseconds."""
-BRIEF = f"from fastckpt._core.policy import stragglers; stragglers.Stragglers.__init__.__defaults__ = (20, 0.5); {OURS}"
-"""A launcher for which windows last half a second at least, not 1.5 s."""
+BRIEF = f"from fastckpt._core.policy import stragglers; stragglers.Stragglers.__init__.__defaults__ = (20, 0.8); {OURS}"
+"""A launcher for which windows last 0.8 s at least, not 1.5 s."""
 
 
 def run(jobs: Jobs, plan: list[list[Any]], *more: str, ranks: int = 2, **environment: str) -> list[dict[str, Any]]:
