@@ -241,11 +241,10 @@ def test_the_restart_line_the_summary_and_the_report_count_steps_of_the_script(j
 @pytest.mark.parametrize(
     "path",
     [
-        FORK,
-        pytest.param(("--fast-preload=auto",), marks=pytest.mark.campaign),
+        ("--fast-preload=auto",),
         pytest.param(("--fast-no-preload", "--redirects=2", "--tee=2"), marks=pytest.mark.campaign),
     ],
-    ids=["run-path", "fork", "exec"],
+    ids=["fork", "exec"],
 )
 def test_a_lost_connection_waits_for_the_failure_that_it_follows_from(jobs: Jobs, path: tuple[str, ...]) -> None:
     errors = jobs.run("--nproc-per-node=2", *path, program("leaves_group.py"), code=1).stderr
