@@ -35,6 +35,10 @@ class ContainerJob(Job):
         self.process = container.process
         return container
 
+    def held(self) -> list[str]:
+        """What the memory of the pod has in it."""
+        return self.pod.run("ls", "-A", str(self.pod.shm)).split()
+
     def tiers(self) -> list[tuple[int, str]]:
         """Step and tier of each resume of rank 0."""
         return self.resumes()[1:]

@@ -17,6 +17,7 @@ from tests.faults.jobs import HERE, Job, assert_as_if_nothing_had_happened
 
 ROOT = Path(__file__).parents[2]
 NEVER = ("--disk", "1000")
+pytestmark = pytest.mark.campaign
 
 
 def occupy_numbers(job: ContainerJob) -> None:
@@ -54,14 +55,9 @@ def test_a_job_survives_its_containers_one_killed_amid_a_save_one_amid_a_persist
     assert job.wait() == 0, job.text()
     assert job.tiers() == [(16, "memory"), (22, "memory")]
     assert_as_if_nothing_had_happened(job, reference)
-    assert "killed processes" not in job.text() and not _held(job)
+    assert "killed processes" not in job.text() and not job.held()
 
 
-def _held(job: ContainerJob) -> list[str]:
-    return job.pod.run("ls", "-A", str(job.pod.shm)).split()
-
-
-@pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(5))
 def test_a_job_survives_containers_that_are_killed_at_random_instants(
     job: ContainerJob, uninterrupted, seed: int
@@ -77,14 +73,13 @@ def test_a_job_survives_containers_that_are_killed_at_random_instants(
     job.begin("--steps", "400")
     assert job.wait() == 0, job.text()
     assert_as_if_nothing_had_happened(job, reference)
-    assert "has not renewed its record" not in job.text() and not _held(job)
+    assert "has not renewed its record" not in job.text() and not job.held()
     print(f"seed {seed}: {job.tiers()}")
 
 
 IN_A_CONTAINER = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 
-@pytest.mark.campaign
 def test_two_pods_run_the_command_of_the_manifest_and_one_whose_container_is_killed_comes_back_with_its_memory(
     tmp_path: Path, new_cluster, uninterrupted
 ) -> None:
@@ -113,16 +108,6 @@ def test_two_pods_run_the_command_of_the_manifest_and_one_whose_container_is_kil
     assert [each.wait(120) for each in processes] == [0, 0], job.text()
     assert job.resumes()[1:] == [(20, "memory")] == job.resumes(1)[1:]
     assert_as_if_nothing_had_happened(job, reference)
-
-
-def test_sigterm_to_a_container_ends_it_flushed(job: ContainerJob) -> None:
-    # A shell executes its last command, so that fastckpt-run is the first process.
-    shell = ("sh", "-c", 'cd / && exec "$0" "$@"', *python("-m", "fastckpt_run"))
-    container = job.begin("--stop-at", "8", *NEVER, launcher=shell)
-    job.wait_for_all(8)
-    container.signal(signal.SIGTERM)
-    assert container.wait() == 1, job.text()
-    assert job.stored() == [8] and "stopped by SIGTERM" in job.text() and not _held(job)
 
 
 def run_orphans(job: ContainerJob, *launcher: str) -> Container:

@@ -12,6 +12,7 @@ from tests.containers.containers import TEMPORARY, python
 from tests.faults.faults import hang, to_text
 from tests.faults.jobs import assert_as_if_nothing_had_happened
 
+pytestmark = pytest.mark.campaign
 USER = 1000
 POWERLESS = (
     *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),

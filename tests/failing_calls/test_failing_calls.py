@@ -18,30 +18,17 @@ TELLING = [
     # Memory that cannot be had, or not be written to: the save is skipped, with the reason.
     ("save", "ENOSPC at fallocate by agent in memory", "slot-"),
     ("persist", "ENOSPC at write by rank 1 in memory", ".done-1"),
-    ("save", "ENOMEM at mmap by rank 0 in memory", "model.pt"),
-    ("save", "EMFILE at open by rank 1 in memory", "rank_1.pt"),
     # A record that could not be read is not a record that is not there.
     ("persist", "EMFILE at open by agent in memory", "slot-1/.done-1"),
-    ("persist", "EIO at read 2 by agent in memory", ".done-1"),
-    ("flush", "EMFILE at open by agent in memory", ".begin"),
     ("resume from memory", "EMFILE at open by rank 1 in memory", ".done-0"),
-    ("adoption", "EMFILE at open by rank 1 in memory", ".done-1"),
     ("adoption", "EIO at read 3 by agent in memory", "owner"),
     # Storage that refuses once: it is tried again.
-    ("persist", "ENOSPC at write by agent in storage", "model.pt"),
     ("persist", "short at write by agent in storage", "model.pt"),
-    ("persist", "EIO at fsync by agent in storage", "rank_1.pt"),
-    ("persist", "ESTALE at rename by agent in storage", "tmp-"),
     ("retention", "EIO at unlink by agent in storage", "model.pt"),
     ("flush", "ENOMEM at mmap by agent in memory", "model.pt"),
     # No answer says nothing of a checkpoint; damage does.
-    ("resume from storage", "EMFILE at open by rank 0 in storage", "checkpoint-2/model.pt"),
     ("resume from storage", "ESTALE at read 3 by rank 1 in storage", "checkpoint-2/rank_1.pt"),
-    ("resume from storage", "ENOMEM at mmap by rank 0 in storage", "checkpoint-2/model.pt"),
     ("resume from storage", "EIO at read by rank 1 in storage", "checkpoint-2/model.pt"),
-    ("resume from storage", "ESTALE at read by rank 0 in storage", "checkpoint-2/manifest.json"),
-    ("resume from memory", "ENOMEM at mmap by rank 1 in memory", "rank_1.pt"),
-    ("resume from memory", "short at write by rank 0 in memory", ".tmpwriter"),
     # Memory of another node.
     ("copy to a peer", "ENOSPC at write by agent 1 in memory", "kept"),
     ("resume from a peer", "EMFILE at open by agent in memory", "rank_1.pt"),

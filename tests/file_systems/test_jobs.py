@@ -14,6 +14,8 @@ from tests.file_systems.mounts import FILE_SYSTEMS, REFUSED, mounted, own_fuse, 
 from tests.file_systems.table import record
 from tests.support.live_folders import remove_live
 
+pytestmark = pytest.mark.campaign
+
 
 def restarts(job: Job) -> int:
     return len(job.resumes(0))
@@ -65,7 +67,6 @@ def test_a_job_goes_on_while_its_file_system_fails_stops_and_dies(
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
 def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_storage(
@@ -99,7 +100,6 @@ def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_st
     record(name, **{"kills in a publication": kills, "jobs killed": len(resumes)})
 
 
-@pytest.mark.campaign
 @pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
 def test_operations_of_each_file_system_are_recorded(name: str, mounting: ExitStack, tmp_path: Path) -> None:
     path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path

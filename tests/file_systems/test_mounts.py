@@ -41,7 +41,18 @@ def fuse(mounting: ExitStack, tmp_path: Path) -> Mounted:
     return mounted(mounting, tmp_path, own_fuse)
 
 
-@pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
+QUICK = ("tmpfs", "FUSE without flock")
+"""File systems that are tried in each run; the others are campaigns."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.campaign)
+        for name in FILE_SYSTEMS
+        if name not in REFUSED
+    ],
+)
 def test_a_publication_killed_anywhere_leaves_the_old_or_the_new(
     name: str, mounting: ExitStack, tmp_path: Path
 ) -> None:
@@ -108,8 +119,8 @@ def test_errors_of_each_request_fail_a_persist_and_leave_older_checkpoints_whole
     publish(directory, SAVE)
     new = PublishRequest(NEXT, images(tmp_path / "images", NEXT), details={"omp_num_threads": 1})
     for request, error in [
-        ("FSYNC", "EIO"), ("FSYNC", "EDQUOT"), ("FLUSH", "ENOSPC"), ("FLUSH", "EIO"), ("WRITE", "ENOSPC"),
-        ("CREATE", "EROFS"), ("MKDIR", "ESTALE"), ("RENAME2", "EIO"), ("FSYNCDIR", "EIO"), ("OPEN", "EIO"),
+        ("FSYNC", "EDQUOT"), ("FLUSH", "ENOSPC"), ("WRITE", "ENOSPC"), ("CREATE", "EROFS"), ("MKDIR", "ESTALE"),
+        ("RENAME2", "EIO"), ("FSYNCDIR", "EIO"), ("OPEN", "EIO"),
     ]:  # fmt: skip
         fuse.order(f'{{"fail": {{"{request}": "{error}", "{request.removesuffix("2")}": "{error}"}}}}')
         with pytest.raises(PersistError, match=os.strerror(getattr(errno, error))):
@@ -136,15 +147,15 @@ def test_a_server_that_is_away_damages_nothing(fuse: Mounted) -> None:
     directory = CheckpointDirectory(fuse.path / "dir")
     publish(directory, SAVE)
     [stored] = directory.checkpoints()
-    for request in ("OPEN", "GETATTR", "LOOKUP", "READ"):
-        for error in ("ENOTCONN", "ETIMEDOUT", "EHOSTDOWN"):
-            fuse.order(f'{{"fail": {{"{request}": "{error}"}}}}')
-            with pytest.raises(PersistError):
-                directory.verify(stored)
-            with pytest.raises(PersistError):
-                CheckpointDirectory(fuse.path / "dir").scan()
-            fuse.order()
-            assert [found.id for found in directory.scan().whole] == [SAVE]
+    errors = {"OPEN": "ENOTCONN", "GETATTR": "ETIMEDOUT", "LOOKUP": "EHOSTDOWN", "READ": "ENOTCONN"}
+    for request, error in errors.items():
+        fuse.order(f'{{"fail": {{"{request}": "{error}"}}}}')
+        with pytest.raises(PersistError):
+            directory.verify(stored)
+        with pytest.raises(PersistError):
+            CheckpointDirectory(fuse.path / "dir").scan()
+        fuse.order()
+        assert [found.id for found in directory.scan().whole] == [SAVE]
     assert directory.scan().damaged == directory.scan().quarantined == []
     fuse.server.kill()
     fuse.server.wait()

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> An
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"{what} did not come in {seconds} s"
-        time.sleep(0.05)
+        time.sleep(0.01)
     return found
 
 
@@ -50,6 +51,21 @@ def begun(job: ChaosJob) -> list[LocalAgent]:
 
 def chaos(fastckpt: Fastckpt, job: ChaosJob, *options: object) -> Said:
     return fastckpt("chaos", job.directory, "--every=0.3s", "--limit=100s", *options)
+
+
+@contextmanager
+def stopped_after(condition: Callable[[], Any], number: int) -> Iterator[None]:
+    """This process is signalled half a second after a condition has come true."""
+
+    def stop() -> None:
+        until(condition, "what the signal follows")
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    yield
+    thread.join()
 
 
 def test_a_job_comes_back_from_each_kill_and_all_of_it_is_told(fastckpt: Fastckpt, job: ChaosJob):
@@ -115,16 +131,8 @@ def test_ctrl_c_ends_with_the_summary_also_without_an_event_log(
     monkeypatch.setenv("FASTCKPT_EVENT_LOG", "0")
     job.start(ranks=1)
     [agent] = begun(job)
-    stop = threading.Thread(
-        target=lambda: (
-            until(lambda: agents(job)[0].telemetry()[0].generation, "a restart"),
-            time.sleep(0.5),
-            os.kill(os.getpid(), signal.SIGINT),
-        )
-    )
-    stop.start()
-    said = fastckpt("chaos", job.directory, "--kill=rank", "--every=2s", "--json")
-    stop.join()
+    with stopped_after(lambda: agents(job)[0].telemetry()[0].generation, signal.SIGINT):
+        said = fastckpt("chaos", job.directory, "--kill=rank", "--every=2s", "--json")
     assert said.code == 0 and said.document["ended"] == "stopped by Ctrl-C"
     first = said.document["kills"][0]
     assert first["came_back"] and first["resumed"]["step"] >= first["held"]["step"]
@@ -135,16 +143,8 @@ def test_ctrl_c_ends_with_the_summary_also_without_an_event_log(
 def test_a_kill_after_which_chaos_itself_is_ended_is_told_as_not_waited_for(fastckpt: Fastckpt, job: ChaosJob):
     job.start(ranks=1)
     begun(job)
-    stop = threading.Thread(
-        target=lambda: (
-            until(lambda: not agents(job), "the end of the agent"),
-            time.sleep(0.5),
-            os.kill(os.getpid(), signal.SIGTERM),
-        )
-    )
-    stop.start()
-    said = chaos(fastckpt, job, "--kill=node")
-    stop.join()
+    with stopped_after(lambda: not agents(job), signal.SIGTERM):
+        said = chaos(fastckpt, job, "--kill=node")
     assert said.code == 128 + signal.SIGTERM
     assert "not waited for" in said.out and "NOT BACK" not in said.out
     assert fastckpt("shm", "clean", "--force", "--yes").code == 0
@@ -166,21 +166,19 @@ def leave_begin(directory: Path, **fields: Any) -> None:
     (directory / FOLDER / f"000001-host-{event['pid']}.jsonl").write_bytes(metrics.to_line(event))
 
 
-def test_a_directory_without_a_job_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+def test_jobs_that_are_not_ones_own_to_kill_are_refused_with_the_reason(fastckpt: Fastckpt, tmp_path: Path):
+    """None is there; one runs on another host; one was killed; one has no agent."""
     assert "no job of this user runs on" in refusal(fastckpt, tmp_path)
     assert "is no directory" in refusal(fastckpt, tmp_path / "none")
-
-
-def test_a_job_of_another_host_is_refused_with_its_name(fastckpt: Fastckpt, tmp_path: Path):
-    leave_begin(tmp_path, host="gpu17")
-    assert f"the job with {tmp_path} runs on gpu17: run this there" in refusal(fastckpt, tmp_path)
-
-
-def test_a_job_that_was_killed_is_refused(fastckpt: Fastckpt, tmp_path: Path):
+    elsewhere, killed, alone = (tmp_path / name for name in ("elsewhere", "killed", "alone"))
+    leave_begin(elsewhere, host="gpu17")
+    assert f"the job with {elsewhere} runs on gpu17: run this there" in refusal(fastckpt, elsewhere)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    leave_begin(tmp_path, pid=gone.pid)
-    assert f"the last one (process {gone.pid}) was killed" in refusal(fastckpt, tmp_path)
+    leave_begin(killed, pid=gone.pid)
+    assert f"the last one (process {gone.pid}) was killed" in refusal(fastckpt, killed)
+    with DdpCheckpointer(alone):
+        assert f"process {os.getpid()} keeps its memory itself" in refusal(fastckpt, alone)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes root, to have a process of another user")
@@ -194,11 +192,6 @@ def test_a_job_of_another_user_is_refused_with_the_name(fastckpt: Fastckpt, tmp_
     finally:
         stranger.kill()
         stranger.wait()
-
-
-def test_a_process_without_an_agent_is_refused(fastckpt: Fastckpt, tmp_path: Path):
-    with DdpCheckpointer(tmp_path):
-        assert f"process {os.getpid()} keeps its memory itself" in refusal(fastckpt, tmp_path)
 
 
 OWNER = """
@@ -235,17 +228,12 @@ def test_a_directory_with_two_jobs_is_refused(fastckpt: Fastckpt, tmp_path: Path
 
 
 def test_a_signal_hits_no_process_that_has_the_number_of_another():
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        known = Process.of(child.pid)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        known, own = Process.of(child.pid), Process.current()
         former = Process(known.pid, known.ticks - 1, known.boot, known.namespace)
         elsewhere = Process(known.pid, known.ticks, known.boot, known.namespace + 1)
-        own = Process.current()
         assert signal_together([former, elsewhere, own], signal.SIGKILL) == [] and child.poll() is None
         assert signal_together([former, known], signal.SIGTERM) == [known] and child.wait() == -signal.SIGTERM
-    finally:
-        child.kill()
-        child.wait()
 
 
 @pytest.mark.parametrize(

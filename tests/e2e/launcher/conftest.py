@@ -8,28 +8,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import PATH
+from tests.support import launchers
+from tests.support.json_lines import whole_lines
+
 PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 60.0
-
-OURS = (sys.executable, "-m", "fastckpt_run")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+OURS = "import sys; from fastckpt_run.main import main; main(sys.argv[1:])"
+TORCHRUN = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
+COMMAND = "from fastckpt_run.commands import launch; launch()"
+"""The command itself, which is executed, as it acts before torch is imported."""
+FORK = ("--run-path", "--start-method=fork")
+"""Has workers forked from the agent, which need not import torch."""
 
 
 def program(name: str) -> str:
     return str(PROGRAMS / name)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until ``condition`` holds; the deadline is generous, for noisy machines."""
+LIGHT = f"{program('frail')}:{PATH}"
+"""A PYTHONPATH with which templates do not import torch."""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until a condition holds, and return what it is then; the deadline is generous, for noisy machines."""
     end = time.monotonic() + DEADLINE
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s"
-        time.sleep(0.02)
+        time.sleep(0.01)
+    return found
 
 
 def alive(pid: int) -> bool:
@@ -45,31 +58,83 @@ def pids_in(folder: Path) -> set[int]:
     return {int(path.suffix[1:]) for path in folder.glob("pid.*")}
 
 
+class Launch:
+    """A launcher that runs, or has; what it prints is in two files."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", out: Path, err: Path) -> None:
+        self.process, self._out, self._err = process, out, err
+        self.pid, self.wait, self.poll = process.pid, process.wait, process.poll
+        self.kill, self.terminate, self.send_signal = process.kill, process.terminate, process.send_signal
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.stdout, self.stderr
+
+    def ends(self, code: int = 0) -> str:
+        """Wait for its end, which is to be with this exit code; what it wrote on stderr."""
+        assert self.wait(120) == code, self.stdout + self.stderr
+        return self.stderr
+
+
 class Jobs:
-    """Starts launchers as a user would, in a session of their own, below a temporary directory."""
+    """Starts launchers as a user would, in a folder; each is a fork with a session of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "JOB_FOLDER": str(folder)}
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Launch] = []
+        self._outputs = folder.with_name(f"{folder.name}-launches")
+        self._outputs.mkdir()
 
-    def start(self, *arguments: str, launcher: Iterable[str] = OURS, **environment: str) -> subprocess.Popen[str]:
-        job = subprocess.Popen(
-            [*launcher, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environment | environment,
-            cwd=self.folder,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(job)
+    def start(self, *arguments: str, launcher: str = OURS, **environment: str) -> Launch:
+        """Start a launcher, which is the code of a program."""
+        variables = self.environment | environment
+        out, err = (self._outputs / f"{name}-{len(self.started)}" for name in ("out", "err"))
+        err.touch()
+        command = [program("launch.py"), str(self.folder), str(err), variables["PYTHONPATH"], launcher, *arguments]
+        variables |= {"PYTHONPATH": PATH}
+        with out.open("ab") as output:
+            if launcher == COMMAND:
+                process = subprocess.Popen([sys.executable, *command], env=variables, stdout=output)
+            else:
+                process = launchers.start(command, variables, output.fileno())
+        self.started.append(Launch(process, out, err))
+        return self.started[-1]
+
+    def run(self, *arguments: str, code: int = 0, **options: str) -> Launch:
+        """Start a launcher, and wait until it has ended with an exit code."""
+        job = self.start(*arguments, **options)
+        job.ends(code)
         return job
 
-    def run(self, *arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
-        job = self.start(*arguments, **options)
-        out, err = job.communicate(timeout=180)
-        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+    def launch(self, *arguments: str, code: int = 0, **options: str) -> Launch:
+        """Run a launcher that tells its events in the file ``events``."""
+        return self.run(f"--fast-events={self.folder / 'events'}", *arguments, code=code, **options)
+
+    def told(self, *names: str) -> list[dict[str, Any]]:
+        """The events of these names, of those that were told so far."""
+        return [event for event in whole_lines(self.folder / "events") if event["event"] in names]
+
+    def end(self) -> None:
+        """Clean up after a test that failed."""
+        for pid in filter(alive, pids_in(self.folder)):
+            os.kill(pid, signal.SIGKILL)
+        for job in self.started:
+            if job.poll() is None:
+                job.kill()
+            job.wait()
 
 
 @pytest.fixture(params=["executed", "forked"])
@@ -77,22 +142,22 @@ def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Both ways to start workers; the template of these forks does not import torch, which takes its time."""
     if request.param == "forked":
         monkeypatch.setenv("FASTCKPT_PRELOAD", "math")
-        monkeypatch.setenv("PYTHONPATH", program("frail"))
+        monkeypatch.setenv("PYTHONPATH", LIGHT)
     return request.param
 
 
+@pytest.fixture(scope="session")
+def quick_launchers(request: pytest.FixtureRequest) -> None:
+    """Launchers are forked, but for those whose calls are noted: what is traced cannot be forked."""
+    if "TEST_CALLS" not in os.environ:
+        request.getfixturevalue("forked_launchers")
+
+
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
+def jobs(tmp_path: Path, quick_launchers: None) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)
     yield jobs
-    for pid in filter(alive, pids_in(tmp_path)):
-        os.kill(pid, signal.SIGKILL)  # only if a test has failed
-    for job in jobs.started:
-        if job.poll() is None:
-            job.kill()
-        job.wait()
-        for stream in (job.stdout, job.stderr):
-            stream.close()
+    jobs.end()
 
 
 @pytest.fixture

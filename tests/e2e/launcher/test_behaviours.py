@@ -15,7 +15,7 @@ from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import determine_local_world_size
 
 from fastckpt_run.main import run
-from tests.e2e.launcher.conftest import Jobs, program
+from tests.e2e.launcher.conftest import FORK, Jobs, program
 from tests.support.ports import free_port
 
 TOUCH, SHELL = program("touch.py"), program("touch.sh")
@@ -52,7 +52,6 @@ def test_workers_get_the_environment_of_the_agent_and_the_settings(here: Path, m
     assert (environment["FASTCKPT_SLOTS"], environment["FASTCKPT_FILL_THREADS"]) == ("2", "3")
 
 
-@pytest.mark.usefixtures("started")
 def test_master_address_and_port_of_options_reach_workers(here: Path) -> None:
     port = str(free_port())
     run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
@@ -65,12 +64,6 @@ def test_a_shell_script_runs_with_one_worker_by_default(here: Path) -> None:
     with pytest.raises(ValueError, match="--no-python"):
         run(["--no-python", "--module", SHELL])
     run(["--no-python", SHELL])
-    assert ranks(here) == {0}
-
-
-@pytest.mark.parametrize("options", [[], ["-u"]])
-def test_this_python_runs_as_a_command_with_no_python(here: Path, options: list[str]) -> None:
-    run(["--no-python", sys.executable, *options, TOUCH])
     assert ranks(here) == {0}
 
 
@@ -92,26 +85,16 @@ def test_options_may_be_given_by_environment_variables(here: Path, monkeypatch: 
     assert ranks(here) == {0, 1, 2, 3}
 
 
-def test_nproc_per_node_accepts_a_number(here: Path) -> None:
-    run(["--nproc-per-node=3", "--no-python", SHELL])
-    assert ranks(here) == {0, 1, 2}
-
-
 def test_nproc_auto_without_an_accelerator_is_the_number_of_cpus(here: Path) -> None:
     with patch("torch.accelerator.is_available", return_value=False):
         run(["--nproc-per-node=auto", "--no-python", SHELL])
         assert len(ranks(here)) == determine_local_world_size("auto") >= 1
 
 
-def test_an_unknown_nproc_per_node_is_refused(here: Path) -> None:
-    with pytest.raises(ValueError, match="Unsupported nproc_per_node value: several"):
-        run(["--nproc-per-node=several", "--no-python", SHELL])
-
-
-@pytest.mark.parametrize("kind", ["cuda", "xpu"])
-@pytest.mark.parametrize("asked", ["auto", "named"])
-def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str, asked: str) -> None:
-    name = {"cuda": "gpu", "xpu": "xpu"}[kind]
+@pytest.mark.parametrize(
+    ("kind", "name", "asked"), [("cuda", "gpu", "auto"), ("cuda", "gpu", "gpu"), ("xpu", "xpu", "xpu")]
+)
+def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str, name: str, asked: str) -> None:
     with (
         patch(f"torch.{kind}.is_available", return_value=True),
         patch(f"torch.{kind}.device_count", return_value=3),
@@ -120,17 +103,15 @@ def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str,
         patch("torch.accelerator.current_accelerator", return_value=MagicMock(type=name)),
         patch("torch.distributed.launcher.api.get_default_numa_options", return_value=None),
     ):
-        run([f"--nproc-per-node={'auto' if asked == 'auto' else name}", "--no-python", SHELL])
+        run([f"--nproc-per-node={asked}", "--no-python", SHELL])
     assert ranks(here) == {0, 1, 2}
 
 
-@pytest.mark.usefixtures("started")
 def test_an_elastic_range_of_nodes_starts_with_the_minimum(here: Path) -> None:
     run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
     assert ranks(here) == {0, 1}
 
 
-@pytest.mark.usefixtures("started")
 def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     with patch("torch.distributed.elastic.events.record") as record, pytest.raises(ChildFailedError) as error:
         run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--max-restarts=0", TOUCH, "--fail"])
@@ -159,8 +140,7 @@ def test_a_standalone_job_runs(here: Path) -> None:
 
 
 def test_run_path_runs_a_script_with_its_arguments(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
-    assert job.returncode == 0, job.stderr
+    jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
     assert ranks(tmp_path) == {0, 1}
     assert told(tmp_path)["arguments"] == ["x"]
 
@@ -169,13 +149,8 @@ def test_several_agents_form_one_job(here: Path, jobs: Jobs) -> None:
     argv = ["--nnodes=2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH]
     other = jobs.start(*argv)
     run(argv)
-    assert other.wait(60) == 0
+    other.ends()
     assert ranks(here) == {0, 1, 2, 3}
-
-
-def test_an_invalid_range_of_nnodes_is_refused(here: Path) -> None:
-    with pytest.raises(RuntimeError, match="1:2:3"):
-        run(["--nnodes=1:2:3", TOUCH])
 
 
 def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
@@ -197,11 +172,20 @@ def test_patched_names_of_torch_are_restored_after_a_run(here: Path) -> None:
     assert launcher_api.LocalElasticAgent is before
 
 
+LAUNCHED = """
+import sys
+from torch import distributed
+with open(sys.argv[1], "w") as file:
+    file.write(str(distributed.is_torchelastic_launched()))
+"""
+
+
 def test_torch_reports_that_a_worker_was_launched_by_torchelastic(jobs: Jobs, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    assert jobs.run("--run-path", "--start-method=fork", program("launched.py"), str(told)).returncode == 0
+    (tmp_path / "launched.py").write_text(LAUNCHED)
+    jobs.run(*FORK, "launched.py", str(told))
     assert told.read_text() == "True"
-    subprocess.run([sys.executable, program("launched.py"), told], check=True)
+    subprocess.run([sys.executable, tmp_path / "launched.py", told], check=True)
     assert told.read_text() == "False"
 
 
@@ -224,9 +208,8 @@ def test_unknown_logs_specs_are_refused(here: Path) -> None:
 @pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])
 def test_each_init_method_finds_the_other_workers(jobs: Jobs, method: str) -> None:
     port = free_port()
-    static = ["--run-path", "--start-method=fork", "--master-addr=localhost", f"--master-port={port}"]
-    job = jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
-    assert job.returncode == 0, job.stderr
+    static = (*FORK, "--master-addr=localhost", f"--master-port={port}")
+    jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
 
 
 @pytest.mark.usefixtures("started")

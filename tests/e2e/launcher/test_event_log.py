@@ -46,19 +46,12 @@ def test_events_from_before_and_after_the_log_opens_are_written_in_order(directo
     log = EventLog(directory, [line(0), line(1)])
     for number in range(2, 500):
         log.append(line(number))
+        if number == 5:  # it is there at once, for whoever kills the agent then
+            until(lambda: [s for p in directory.glob(f"{FOLDER}/*") for s in steps(p)][-1:] == [5], "the line")
     assert log.close(30)
     [path] = find(str(directory))
     assert steps(path) == list(range(500))
     assert [stat.S_IMODE(found.stat().st_mode) for found in (path, path.parent)] == [0o666 & ~UMASK, 0o777 & ~UMASK]
-
-
-def test_an_event_is_in_the_log_at_once(directory: Path) -> None:
-    """Whoever kills the agent has what it told a moment before."""
-    log = EventLog(directory, [])
-    for number in range(3):
-        log.append(line(number))
-        until(lambda number=number: number in [s for p in directory.glob(f"{FOLDER}/*") for s in steps(p)], "the line")
-    assert log.close(30)
 
 
 def test_each_launch_has_a_log_and_the_oldest_logs_are_deleted(
@@ -192,7 +185,6 @@ def test_lines_of_the_event_log_are_whole_after_short_writes(directory: Path, mo
     [
         (["--no-python", "/opt/train", "--token", "secret"], "train"),
         (["--no-python", "/usr/bin/python3", "/data/train.py", "secret"], "train.py"),
-        (["/data/train.py", "secret"], "train.py"),
         (["-m", "pkg.train", "secret"], "pkg.train"),
         (["--run-path", "/data/train.py", "secret"], "train.py"),
     ],

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,18 +21,18 @@ from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
 from fastckpt_run.hangs.step_times import StepTimes, Waits
 
-TIMEOUT = 0.5
-LONGER = 0.2
+TIMEOUT = 0.4
+LONGER = 0.15
 """How much longer than its limit a test waits to see that nothing happens."""
 
 
 class Node:
     """Two processes that do nothing, whose lines the test writes, and the watch over them."""
 
-    def __init__(self, arena: Path, setting: str) -> None:
+    def __init__(self, arena: Path, setting: str | float) -> None:
         self.block = TelemetryBlock(telemetry_name(arena), 2)
         self.other = TelemetryBlock(telemetry_name(arena.with_name("other")), 2)
-        self.watch = HangWatch(setting, self.read)
+        self.watch = HangWatch(str(setting), self.read)
         self.workers = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
         self.lines = [self.block.line(rank) for rank in range(2)]
         self.start()
@@ -59,7 +58,7 @@ class Node:
             meanwhile()
             if self.hangs():
                 return True
-            time.sleep(0.02)
+            time.sleep(0.01)
         return False
 
     def end(self) -> None:
@@ -73,13 +72,15 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    node = Node(tmp_path / "arena", getattr(request, "param", str(TIMEOUT)))
+    node = Node(tmp_path / "arena", getattr(request, "param", TIMEOUT))
     yield node
     node.end()
 
 
-def test_a_silent_rank_is_killed_and_the_others_are_not(node: Node):
+def test_a_silent_rank_is_killed_and_others_that_keep_stepping_are_not(node: Node):
     node.train()
+    for _ in range(99):
+        node.lines[1].step()  # the one that hangs has done more steps
     assert not node.hangs()
     os.kill(node.workers[1].pid, signal.SIGSTOP)
     assert node.hangs_within(60, meanwhile=node.lines[0].step)
@@ -88,42 +89,36 @@ def test_a_silent_rank_is_killed_and_the_others_are_not(node: Node):
     assert node.watch.killed == {node.workers[1].pid}
 
 
-def test_ranks_that_keep_stepping_do_not_hide_a_silent_one(node: Node):
-    node.train()
-    for _ in range(99):
-        node.lines[1].step()  # the one that hangs has done more steps
-    stop = threading.Event()
-
-    def step() -> None:
-        while not stop.wait(0.01):
-            node.lines[0].step()
-
-    thread = threading.Thread(target=step)
-    thread.start()
-    try:
-        assert node.hangs_within(60)
-    finally:
-        stop.set()
-        thread.join()
-    assert node.watch.killed == {node.workers[1].pid}
-
-
-def test_a_rank_without_a_checkpointer_is_not_watched(node: Node):
-    assert not node.hangs_within(TIMEOUT + LONGER)
-
-
-@pytest.mark.parametrize("node", ["off"], indirect=True)
-def test_the_hang_watch_set_to_off_kills_nobody(node: Node):
-    node.train()
-    assert not node.hangs_within(TIMEOUT + LONGER)
-    assert node.watch.interval == float("inf")
-
-
-def test_a_rank_that_has_deregistered_or_exited_does_not_count_as_hung(node: Node):
+def trained_and_left(node: Node) -> None:
     node.train()
     node.lines[1].leave()
     node.workers[0].kill()
     node.workers[0].wait()
+
+
+def trained_in_a_child_that_has_ended(node: Node) -> None:
+    node.train()
+    training = subprocess.Popen(["sleep", "600"])
+    node.lines[0].begin(0, training.pid, 0)
+    node.lines[0].step()
+    node.lines[1].leave()
+    training.kill()
+    training.wait()
+
+
+@pytest.mark.parametrize(
+    ("node", "setup"),
+    [
+        (TIMEOUT, lambda node: None),  # without a checkpointer
+        ("off", Node.train),
+        (TIMEOUT, trained_and_left),
+        (TIMEOUT, trained_in_a_child_that_has_ended),
+    ],
+    indirect=["node"],
+    ids=["no checkpointer", "off", "left", "child"],
+)
+def test_a_rank_that_is_not_watched_any_more_does_not_count_as_hung(node: Node, setup: Callable[[Node], None]):
+    setup(node)
     assert not node.hangs_within(TIMEOUT + LONGER)
 
 
@@ -202,19 +197,7 @@ def test_a_worker_at_a_prompt_of_pdb_is_not_killed(node: Node):
         worker.stdout.close()
 
 
-@pytest.mark.parametrize("node", ["1.5"], indirect=True)
-def test_a_rank_that_waited_for_another_has_time_for_its_next_step(node: Node):
-    """Its silence is as long as the evaluation of the other, which it has waited for."""
-    node.train()
-    assert not node.hangs()
-    node.lines[0].enter("evaluation", 60 * 10**9)
-    assert not node.hangs_within(2.0)
-    node.lines[0].enter("")
-    assert not node.hangs()
-    assert node.hangs_within(60)
-
-
-@pytest.mark.parametrize("node", ["0.1"], indirect=True)
+@pytest.mark.parametrize("node", [0.1], indirect=True)
 def test_a_restarted_rank_that_had_closed_its_checkpointer_needs_none(node: Node):
     node.train()
     assert not node.hangs()
@@ -225,17 +208,6 @@ def test_a_restarted_rank_that_had_closed_its_checkpointer_needs_none(node: Node
     assert not node.hangs_within(1.0 + LONGER)
     node.train()
     assert node.hangs_within(60)
-
-
-def test_a_script_continues_after_the_child_that_trained_has_ended(node: Node):
-    node.train()
-    training = subprocess.Popen(["sleep", "600"])
-    node.lines[0].begin(0, training.pid, 0)
-    node.lines[0].step()
-    node.lines[1].leave()
-    training.kill()
-    training.wait()
-    assert not node.hangs_within(TIMEOUT + LONGER)
 
 
 def test_time_in_phases_is_no_step_time_and_start_times_are_remembered():
@@ -344,7 +316,7 @@ def test_a_process_that_is_not_scheduled_is_not_idle(monkeypatch: pytest.MonkeyP
             assert processes[-1].stdout is not None and processes[-1].stdout.readline()
         began = time.monotonic()
         watched = Activity([processes[0].pid], began)
-        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(30) if not time.sleep(0.1))
+        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(12) if not time.sleep(0.1))
     finally:
         for process in processes:
             process.kill()

@@ -1,14 +1,12 @@
 """--fast-node-check: a node with a problem does not join; one that breaks leaves after its failure, others go on."""
 
-import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastckpt_run.main import main
-from tests.e2e.launcher.conftest import Jobs, until
+from tests.e2e.launcher.conftest import Jobs, Launch, until
+from tests.support.json_lines import whole_lines
 from tests.support.ports import free_port
 
 SCRIPT = """
@@ -22,11 +20,6 @@ while not (folder / "go").exists():
         shutil.rmtree(os.environ["TMPDIR"])
         raise SystemExit(3)
 """
-
-
-def checks(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for line in lines if (event := json.loads(line))["event"] == "node_check"]
 
 
 def test_a_node_with_a_problem_does_not_join_and_its_code_is_76(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +37,7 @@ def test_a_node_that_breaks_leaves_after_its_failure_and_the_other_goes_on(jobs:
     (tmp_path / "train.py").write_text(SCRIPT)
     endpoint = f"127.0.0.1:{free_port()}"
 
-    def start(node: int) -> "subprocess.Popen[str]":
+    def start(node: int) -> Launch:
         own = tmp_path / f"tmp-{node}"
         own.mkdir()
         place = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=check"]
@@ -55,15 +48,13 @@ def test_a_node_that_breaks_leaves_after_its_failure_and_the_other_goes_on(jobs:
     agents = [start(node) for node in (0, 1)]
     until(lambda: len([*tmp_path.glob("up-*-2-*")]) == 2, "both train")
     (tmp_path / "break").touch()
-    assert agents[1].wait(120) == 76, agents[1].stderr.read()
+    said = agents[1].ends(76)
     until(lambda: any(tmp_path.glob("up-0-1-*")), "the first node trains alone")
     (tmp_path / "go").touch()
-    assert agents[0].wait(120) == 0, agents[0].stderr.read()
-    said = agents[1].stderr.read()
+    agents[0].ends()
     assert "failed the node check, and takes no part in the job: problem: disk " in said and "No such file" in said
-    found = {
-        node: [(each["occasion"], each["verdict"]) for each in checks(tmp_path / f"events-{node}")] for node in (0, 1)
-    }
-    assert found[1] == [("start", "ok"), ("round", found[1][1][1]), ("failure", "problem")]
-    assert [occasion for occasion, _ in found[0]] == ["start", "round"]
-    assert [each["bad"] for each in checks(tmp_path / "events-0")] == [[], []]
+    events = [whole_lines(tmp_path / f"events-{node}") for node in (0, 1)]
+    good, bad = ([event for event in each if event["event"] == "node_check"] for each in events)
+    assert [each["occasion"] for each in bad] == ["start", "round", "failure"]
+    assert [bad[0]["verdict"], bad[2]["verdict"]] == ["ok", "problem"]
+    assert [(each["occasion"], each["bad"]) for each in good] == [("start", []), ("round", [])]

@@ -34,55 +34,12 @@ def settings(*argv: str) -> Settings:
 
 
 def test_each_setting_has_an_option() -> None:
-    assert list(LauncherParser().ours) == [
-        "--fast-shm-dir",
-        "--fast-memory",
-        "--fast-no-memory",
-        "--fast-slots",
-        "--fast-flush",
-        "--fast-no-flush",
-        "--fast-require-persist",
-        "--fast-no-require-persist",
-        "--fast-flush-timeout",
-        "--fast-persist-mbps",
-        "--fast-file-mode",
-        "--fast-fill-threads",
-        "--fast-check-overlap",
-        "--fast-no-check-overlap",
-        "--fast-max-stalls",
-        "--fast-restart-budget",
-        "--fast-stop-grace",
-        "--fast-take-over",
-        "--fast-no-take-over",
-        "--fast-exclusive",
-        "--fast-no-exclusive",
-        "--fast-preload",
-        "--fast-hang-timeout",
-        "--fast-allow-lost-rank-state",
-        "--fast-no-allow-lost-rank-state",
-        "--fast-node-timeout",
-        "--fast-event-log",
-        "--fast-no-event-log",
-        "--fast-events",
-        "--fast-secret-file",
-        "--fast-metrics-port",
-        "--fast-tensorboard",
-        "--fast-slow-ranks",
-        "--fast-no-slow-ranks",
-        "--fast-node-check",
-        "--fast-no-node-check",
-        "--fast-spares",
-        "--fast-exclude-after",
-        "--fast-replicas",
-        "--fast-replica-mbps",
-        "--fast-replica-medium",
-        "--fast-domain",
-        "--fast-summary",
-        "--fast-exit-codes",
-        "--fast-no-exit-codes",
-        "--fast-no-preload",
-        "--fast-dry-run",
-    ]
+    expected = {"--fast-no-preload", "--fast-dry-run"}
+    for field in fields(Settings):
+        name = field.name.replace("_", "-")
+        expected |= {f"--fast-{name}", *([f"--fast-no-{name}"] if isinstance(field.default, bool) else [])}
+    assert set(LauncherParser().ours) == expected and len(expected) > 40
+    assert {name for group in GROUPS.values() for name in group} == {field.name for field in fields(Settings)}
 
 
 def test_an_option_goes_before_its_variable_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,24 +93,6 @@ def test_our_options_are_not_taken_for_values_of_torchrun_options(argv: list[str
         parse(argv)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--fast-sl", "2"], "no such option: --fast-sl; names are given in full: --fast-slots"),
-        (["--fast-sl=2"], "no such option: --fast-sl;"),
-        (["--fast-bogus"], "no such option: --fast-bogus;.*--fast-shm-dir"),
-        (["--fast"], "no such option: --fast;.*--fast-shm-dir"),
-        (["--fast-slots", "many"], "--fast-slots is 'many'"),
-        (["--fast-slots", "--standalone"], "argument --fast-slots: expected one argument"),
-        (["--fast-flush=1"], "--fast-flush"),
-    ],
-)
-def test_unknown_options_are_named(argv: list[str], message: str) -> None:
-    with pytest.raises(click.UsageError) as error:
-        settings(*argv)
-    assert re.search(message, error.value.format_message())
-
-
 def test_no_preload_is_a_flag_and_the_last_one_counts() -> None:
     assert settings("--fast-preload", "numpy,math").preload == "numpy,math"
     assert settings("--fast-preload=numpy", "--fast-no-preload").preload == "off"
@@ -167,28 +106,24 @@ def test_a_file_mode_is_read_as_octal(mode: str, monkeypatch: pytest.MonkeyPatch
     assert settings().mode == 0o640 and settings("--fast-file-mode=").mode is None
 
 
-@pytest.mark.parametrize(
-    "mode", ["0", "7", "0400", "0777", "0750", "0060", "00640", "1640", "4640", "u=rw", "-1", "416"]
-)
+@pytest.mark.parametrize("mode", ["0", "0400", "0777", "0060", "00640", "4640", "u=rw", "-1"])
 def test_an_impossible_file_mode_is_refused_with_the_limit(mode: str) -> None:
     with pytest.raises(ConfigError, match=f"file_mode is '{mode}'; give an octal mode from 0600 to 0666 .* as 0640"):
         settings(f"--fast-file-mode={mode}")
 
 
-def test_an_impossible_value_is_refused_with_the_limit() -> None:
-    with pytest.raises(ConfigError, match="slots is 7; an arena has 2 or 3"):
-        settings("--fast-slots=7")
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl"),
+        (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl; names are given in full: --fast-slots"),
+        (["--fast-bogus", "t.py"], 2, "no such option: --fast-bogus; names are given in full: --fast-shm-dir"),
+        (["--fast-slots", "many", "t.py"], 2, "--fast-slots is 'many'"),
+        (["--fast-flush=1", "t.py"], 2, "--fast-flush"),
+        (["--fast-summary=long", "t.py"], 2, "summary is 'long'; give short or full (--fast-summary"),
         (["--fast-slots"], 2, "argument --fast-slots: expected one argument"),
         (["--fast-slots=7", "t.py"], 2, "slots is 7"),
         (["--fast-max-stalls=-1", "t.py"], 2, "max_stalls is -1; give a number of failures, or 0 for no limit"),
         (["--fast-spares=-1", "t.py"], 2, "spares is -1; give a number of hosts, or 0 for none"),
-        (["--fast-exclude-after=-1", "t.py"], 2, "exclude_after is -1; give a number of failures, or 0 for no limit"),
         (["--fast-replicas=3", TOUCH], 2, "replicas is '3'; give 0, 1 or 2 copies, xor:3 to xor:16"),
         (["--fast-replicas=xor:2", TOUCH], 2, "replicas is 'xor:2'; give 0, 1 or 2 copies, xor:3 to xor:16"),
         (["--fast-replica-mbps=-1", TOUCH], 2, "replica_mbps is -1.0; give 1 MB per second or more, or 0"),
@@ -197,7 +132,6 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
             2,
             "replica_medium is 'disk'; give memory, or disk:DIR with the absolute",
         ),
-        (["--fast-replica-medium=disk:nvme", TOUCH], 2, "replica_medium is 'disk:nvme'; give memory, or disk:DIR"),
         (["--fast-replica-medium=tape:/x", TOUCH], 2, "replica_medium is 'tape:/x'; give memory, or disk:DIR"),
         (["--fast-replica-medium=disk:/nowhere", TOUCH], 2, "no copies can be kept in /nowhere: No such file or direc"),
         (["--fast-spares=1", "--nnodes=2", TOUCH], 2, "spares is 1 (--fast-spares), and --rdzv-backend is static"),
@@ -209,7 +143,6 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--max-restarts=x", "t.py"], 2, "invalid int value: 'x'"),
         (["--nproc-per-node=several", "t.py"], 1, "Unsupported nproc_per_node value: several"),
         (["--nproc-per-node=0", TOUCH], 1, "--nproc-per-node is 0; give 1 or more workers, auto, cpu or gpu"),
-        (["--nproc-per-node=-1", TOUCH], 1, "--nproc-per-node is -1; give 1 or more"),
         (["--monitor-interval=0", TOUCH], 1, "--monitor-interval is 0; give seconds above 0"),
         (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
         (["--no-python", "-m", "t.py"], 1, "Don't use both"),
@@ -218,7 +151,6 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--fast-secret-file=/none/such", TOUCH], 2, "the secret cannot be read from /none/such: No such file"),
         (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
         (["missing.py"], 1, "no such script: missing.py"),
-        (["--no-python", "./missing"], 1, "no such script: ./missing"),
         (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
     ],
 )
@@ -244,14 +176,11 @@ def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch
 def test_help_shows_each_option_of_ours_in_a_line_and_how_to_see_those_of_torchrun(capfd) -> None:
     main(["--help"])
     text = capfd.readouterr().out
-    lines = text.splitlines()
-    ours = [line for line in lines if line.startswith("  --fast-") or (line.endswith(":") and line[0].isupper())]
-    assert 24 <= len(ours) <= 45 and max(map(len, lines)) <= 80
+    assert max(map(len, text.splitlines())) <= 80
     for field in fields(Settings):
         name = field.name.replace("_", "-")
         option = rf"--fast-\[no-\]{name}" if isinstance(field.default, bool) else rf"--fast-{name} [A-Z/]+"
         assert re.search(rf"^  {option} +[A-Z].*[a-z]{{3}}", text, re.MULTILINE), name
-    assert {name for group in GROUPS.values() for name in group} == {field.name for field in fields(Settings)}
     assert "--fast-dry-run" in text and "torchrun --help" in text and "PET_" in text
     assert "Slots for checkpoints, 2 or 3 [3]" in text
 
@@ -280,10 +209,10 @@ def test_options_behind_the_script_are_refused_if_they_are_ours_and_reported_if_
     assert "--max-restarts comes after train.py, which gets it" in caplog.text
 
 
-@pytest.mark.parametrize("word", ["run", "launch"])
-def test_the_command_of_the_tools_names_the_launcher(word: str) -> None:
-    with pytest.raises(click.UsageError, match=r"the launcher is fastckpt-run: fastckpt-run x.py"):
-        inspect_checkpoints([word, "x.py"], standalone_mode=False)
+def test_the_command_of_the_tools_names_the_launcher() -> None:
+    for word in ("run", "launch"):
+        with pytest.raises(click.UsageError, match=r"the launcher is fastckpt-run: fastckpt-run x.py"):
+            inspect_checkpoints([word, "x.py"], standalone_mode=False)
 
 
 def test_a_hangup_that_is_ignored_at_the_start_stays_ignored() -> None:

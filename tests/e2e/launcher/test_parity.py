@@ -14,40 +14,31 @@ from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError
 from fastckpt_run.options import parse
 
-CASES_PER_SEED = 40
+CASES_PER_SEED = 60
 
-VALUES = {
-    "--nnodes": ["1", "1:4", "2"],
-    "--nproc-per-node": ["2", "auto", "gpu"],
-    "--rdzv-backend": ["c10d", "static"],
-    "--rdzv-endpoint": ["localhost:29400", ":0", ""],
-    "--rdzv-id": ["7", "job name", "--fast-slots"],
-    "--rdzv-conf": ["timeout=5,join_timeout=3", "a=b"],
-    "--max-restarts": ["3", "-1", "x", "1.5"],
-    "--monitor-interval": ["0.5", ".1", "-2"],
-    "--start-method": ["spawn", "fork", "thread"],
-    "--event-log-handler": ["null", "console"],
-    "--role": ["trainer", "-", "-x"],
-    "--log-dir": ["/tmp/logs", "a b", "-1", "--fast-x", "-5.5"],
-    "--redirects": ["3", "0:1,1:2"],
-    "--tee": ["3", "1:3"],
-    "--local-ranks-filter": ["0,1"],
-    "--duplicate-stdout-filters": ["apple,orange", "a,,b"],
-    "--duplicate-stderr-filters": ["error"],
-    "--node-rank": ["0", "1"],
-    "--master-addr": ["127.0.0.1", "[0:0:0:0:0:0:0:1]"],
-    "--master-port": ["29500", "port"],
-    "--local-addr": ["localhost"],
-    "--logs-specs": ["default"],
-    "--numa-binding": ["node", "nowhere"],
-    "--signals-to-handle": ["SIGTERM,SIGUSR1"],
-    "--shutdown-timeout": ["30", "soon"],
+ACTIONS = {action.dest: action for action in get_args_parser()._actions if action.option_strings}
+FLAGS = {
+    dest: next(f for f in action.option_strings if f[:2] == "--" and "_" not in f) for dest, action in ACTIONS.items()
 }
-KNOWN = {flag for action in get_args_parser()._actions for flag in action.option_strings if "_" not in flag}
-LATER = {"--log-line-prefix-template": ["[${role_name}]", "${rank}: "], "--print-completion": ["bash", "fish"]}
-"""Of torch 2.14 and later."""
-VALUES |= {flag: values for flag, values in LATER.items() if flag in KNOWN}
-SWITCHES = ["--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank", "-m"]
+WORTHS = [
+    "2",
+    "auto",
+    "1:4",
+    "",
+    "a b",
+    "timeout=5,a=b",
+    "0:1,1:2",
+    "-1",
+    "-",
+    "-x",
+    "1.5",
+    "-5.5",
+    "--fast-slots",
+    "x",
+]
+"""Values of options, some of them wrong for some of these."""
+VALUES = {FLAGS[dest]: [*(action.choices or ()), *WORTHS] for dest, action in ACTIONS.items() if action.nargs != 0}
+SWITCHES = ["-m", *(FLAGS[dest] for dest, action in ACTIONS.items() if action.nargs == 0 and dest != "help")]
 SHORT = ["-r3", "-r=1", "-t3", "-mr3", "-mt=1", "-mm", "-mx", "-r-1"]
 SHORT_PAIRS = [["-r", "3"], ["-t", "0:1"], ["-mr", "3"], ["-mmt", "2"]]
 ODD = ["--bogus", "--bogus=1", "-q", "--n", "--no", "--nnodes-", "--st", "--fas", "-h", "--help", "--nproc"]
@@ -59,18 +50,10 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-shm-dir", "/mnt/a b"], {"shm_dir": "/mnt/a b"}),
     (["--fast-shm-dir=-"], {"shm_dir": "-"}),
     (["--fast-no-flush"], {"flush": False}),
-    (["--fast-no-memory"], {"memory": False}),
     (["--fast-flush"], {"flush": True}),
     (["--fast-flush-timeout", "1.5"], {"flush_timeout": 1.5}),
-    (["--fast-persist-mbps", "250"], {"persist_mbps": 250.0}),
     (["--fast-file-mode", "0640"], {"file_mode": "0640"}),
-    (["--fast-fill-threads=4"], {"fill_threads": 4}),
-    (["--fast-max-stalls", "0"], {"max_stalls": 0}),
-    (["--fast-spares", "1"], {"spares": 1}),
     (["--fast-replicas=2", "--fast-replica-mbps", "500"], {"replicas": "2", "replica_mbps": 500.0}),
-    (["--fast-replica-medium", "disk:/nvme"], {"replica_medium": "disk:/nvme"}),
-    (["--fast-domain", "env:RACK"], {"domain": "env:RACK"}),
-    (["--fast-restart-budget=2/h"], {"restart_budget": "2/h"}),
     (["--fast-preload", "numpy"], {"preload": "numpy"}),
     (["--fast-no-preload"], {"preload": "off"}),
     (["--fast-events", "train.py"], {"events": "train.py"}),
@@ -168,7 +151,7 @@ def own_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTCKPT_PRELOAD", raising=False)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_generated_command_lines_are_parsed_as_torchrun_does(
     seed: int, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -189,22 +172,17 @@ def test_generated_command_lines_are_parsed_as_torchrun_does(
     assert accepted > CASES_PER_SEED / 5
 
 
-def test_the_generator_covers_every_flag_of_torchrun() -> None:
-    generated = set(VALUES) | set(SWITCHES) | set(ODD) | {s[:2] for s in SHORT}
-    assert generated >= KNOWN
-
-
 ALPHABET = [*SWITCHES, *SHORT, *ODD, *VALUES, "--", "x", "3", "--fast-slots", "--fast-slots=2", "--fast-flush", "a b"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_arguments_in_any_order_without_our_options_are_parsed_as_torchrun_does(
     seed: int, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """Not even command lines: where ours has nothing to say it changes nothing."""
     rng = random.Random(seed)
     alphabet = [a for a in ALPHABET if not a.startswith("--fast-")] + list(string.ascii_letters[:3])
-    for _ in range(60):
+    for _ in range(100):
         argv = [rng.choice(alphabet) for _ in range(rng.randint(0, 7))]
         assert ours(argv, []) == theirs(argv), argv
     capsys.readouterr()

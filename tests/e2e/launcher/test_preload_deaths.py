@@ -1,10 +1,8 @@
 """Deaths and hangs of templates: the job continues, and no started work is left behind."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +14,9 @@ from fastckpt._core.memory.processes import stat_of
 from fastckpt_run.preload import template_process
 from fastckpt_run.preload.orphans import Child, reap, subreaper
 from fastckpt_run.preload.preloader import ForkedWorker
-from tests.e2e.launcher.conftest import Jobs, pids_in, program, until
+from tests.e2e.launcher.conftest import LIGHT, Jobs, pids_in, program, until
 from tests.e2e.launcher.preloading import Run, Starter, template
 
-FRAIL = str(Path(program("frail")))
 MOMENTS = ["import", "request", "forked", "middle", "middle forked", "child", "by child", "stop"]
 
 
@@ -45,7 +42,7 @@ def before() -> set[Born]:
 
 @pytest.fixture
 def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
-    monkeypatch.setenv("PYTHONPATH", FRAIL)
+    monkeypatch.setenv("PYTHONPATH", LIGHT)
     monkeypatch.setenv("FRAIL_FILE", str(tmp_path / "struck"))
     script = tmp_path / "script.py"
     script.write_text("import os\nprint(os.getpid(), os.getppid())\n")
@@ -76,7 +73,7 @@ def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
 ) -> None:
     """The worker is executed then, the next ones are forked from a new template; no child is left over."""
     monkeypatch.setenv("FRAIL", moment)
-    monkeypatch.setattr(template_process, "_ANSWER", 2.0)
+    monkeypatch.setattr(template_process, "_ANSWER", 1.0)
     starter: Starter = request.getfixturevalue("starter")
     first, second = start(starter), start(starter)
     assert (tmp_path / "struck").exists()
@@ -123,31 +120,22 @@ def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[Born]) 
     reap([worker.pid])
 
 
-def told(path: Path, name: str) -> list[dict[str, object]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for event in map(json.loads, lines) if event["event"] == name]
-
-
 def test_a_job_whose_templates_are_killed_continues_and_forks_again(jobs: Jobs, tmp_path: Path) -> None:
     """One before it is ready, one while workers run; the restart after that has forks again."""
-    log = tmp_path / "events"
-    options = ["--nproc-per-node=2", "--max-restarts=1", "--fast-preload=math", f"--fast-events={log}"]
-    job = jobs.start(*options, program("family.py"), PYTHONPATH=FRAIL)
-    until(lambda: templates(job.pid) or job.poll() is not None, "the first template")
-    (first,) = templates(job.pid)
+    options = ("--nproc-per-node=2", "--max-restarts=1", "--fast-preload=math", f"--fast-events={tmp_path / 'events'}")
+    job = jobs.start(*options, program("family.py"), "deaf", "deaf", PYTHONPATH=LIGHT)
+    (first,) = until(lambda: templates(job.pid), "the first template")
     first.kill()
-    until(lambda: len(list(tmp_path.glob("ready.*"))) == 2 or job.poll() is not None, "executed workers")
-    until(lambda: told(log, "preload_ready"), "the second template")
+    until(lambda: len([*tmp_path.glob("ready.*")]) == 2, "executed workers")
+    until(lambda: jobs.told("preload_ready"), "the second template")
     (second,) = templates(job.pid)
     second.kill()
-    until(lambda: len(told(log, "preload_ready")) == 2, "the third template")
+    until(lambda: len(jobs.told("preload_ready")) == 2, "the third template")
     os.kill(int((tmp_path / "ready.1").read_text()), signal.SIGKILL)
-    _, errors = job.communicate(timeout=120)
-    assert job.returncode == 0, errors
-    assert len(told(log, "preload_fallback")) == 2
+    job.ends()
+    assert len(jobs.told("preload_fallback")) == 2
     assert [(tmp_path / f"survivors.{rank}").read_text() for rank in (0, 1)] == ["", ""]
-    mark = os.environ["TEST_MARK"]
-    until(lambda: not left_of(mark), "the end of all that the agent had started")
+    wait_all_ended()
 
 
 @pytest.mark.parametrize("moment", ["request", "middle forked"])
@@ -167,18 +155,16 @@ socket.send_fds = strike
 from fastckpt_run.main import main
 main(sys.argv[1:])
 """
-    environment = {"PYTHONPATH": FRAIL, "FRAIL": moment, "FRAIL_FILE": str(tmp_path / "struck")}
-    job = jobs.start("--fast-preload=math", str(script), launcher=[sys.executable, "-c", driver], **environment)
-    job.communicate(timeout=120)
-    assert job.returncode == -signal.SIGKILL
-    mark = os.environ["TEST_MARK"]
-    until(lambda: not left_of(mark), "the end of all that the agent had started")
+    environment = {"PYTHONPATH": LIGHT, "FRAIL": moment, "FRAIL_FILE": str(tmp_path / "struck")}
+    jobs.run("--fast-preload=math", str(script), launcher=driver, code=-signal.SIGKILL, **environment)
+    wait_all_ended()
     assert not pids_in(tmp_path), "the script ran"
 
 
-def left_of(mark: str) -> list[int]:
-    """Other processes that were started in a test, whatever their numbers."""
-    return [p.pid for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)]
+def wait_all_ended() -> None:
+    """Wait for the end of all that an agent had started, whatever their numbers."""
+    mark = os.environ["TEST_MARK"]
+    until(lambda: not [p for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)], "the end of all")
 
 
 def marked(process: psutil.Process, mark: str) -> bool:

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from fastckpt_run.preload.preloader import ForkedWorker
-from tests.e2e.launcher.conftest import OURS, Jobs, program
+from tests.conftest import PATH
+from tests.e2e.launcher.conftest import LIGHT, program
 from tests.e2e.launcher.preloading import Run, Starter, template
 
 PROBE = program("probe.py")
 
 
-@pytest.fixture
-def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
+@pytest.fixture(params=[LIGHT])
+def starter(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", request.param)
     with template(PROBE) as preloader:
         yield Starter(tmp_path, preloader)
 
@@ -56,6 +58,7 @@ def test_a_forked_worker_sees_the_interpreter_state_of_a_fresh_process(starter: 
     assert_alike(starter.both(PROBE, "--lr", "1", "", "a b", "é", PROBE_METHODS="spawn fork forkserver"))
 
 
+@pytest.mark.parametrize("starter", [PATH], indirect=True)
 def test_a_forked_worker_sees_torch_as_a_fresh_process_does(starter: Starter) -> None:
     """And what is random differs between all of them, as it does between fresh processes."""
     environment = {"PROBE_TORCH": "1"}
@@ -88,12 +91,19 @@ def test_a_forked_worker_sees_paths_and_specs_of_each_kind_of_script(starter: St
     (links / "relative.py").symlink_to("../train.py")
     with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
         archive.write(PROBE, "__main__.py")
-    named = ["train.py", "./train.py", "links/../train.py", "links/link.py", "links/relative.py", str(folder), "folder"]
-    commands = [[name, "x"] for name in (*named, "./folder", "train.zip")]
+    named = [
+        "./train.py",
+        "links/../train.py",
+        "links/link.py",
+        "links/relative.py",
+        str(folder),
+        "folder",
+        "train.zip",
+    ]
+    commands = [[name, "x"] for name in named]
     commands += [["-m", "package.train", "-m"], ["-m", "package"], ["-m", "train"]]
     pairs = [starter.both(*command) for command in commands]
-    pairs.append(starter.both("train.py", PROBE_METHODS="spawn forkserver"))
-    pairs.append(starter.both("-m", "package.train", PROBE_METHODS="spawn forkserver"))
+    pairs += [starter.both(*command, PROBE_METHODS="spawn forkserver") for command in (["train.py"], commands[-3])]
     for pair in pairs:
         assert_alike(pair)
 
@@ -136,25 +146,21 @@ sys.last = Last()  # goes when hardly anything else is left
 """
 
 
-def test_descriptors_that_a_forked_script_keeps_open_are_not_closed(tmp_path: Path) -> None:
+def test_descriptors_that_a_forked_script_keeps_open_are_not_closed(tmp_path: Path, monkeypatch) -> None:
     """Nothing of the template's closes a descriptor whose number has become the script's."""
+    monkeypatch.setenv("PYTHONPATH", program("frail"))  # without what lets processes of tests end sooner
     script = tmp_path / "holder.py"
     script.write_text(HOLDER)
-    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node=1"]
-    command += ["--log-dir", str(tmp_path / "logs"), str(script)]
-    environment = os.environ | {
-        "FASTCKPT_PRELOAD": "math",
-        "PYTHONPATH": "",
-    }  # which lets processes of tests end sooner
-    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert "500 of 500" in job.stdout
+    with template(str(script)) as preloader:
+        run = Starter(tmp_path, preloader).start(preloader, (str(script),), {})
+    assert run.wait() == (0, "500 of 500", "")
 
 
 def test_a_forked_worker_without_the_scripts_folder_in_its_path_sees_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    monkeypatch.setenv("PYTHONPATH", LIGHT)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     shutil.copy(PROBE, tmp_path / "folder" / "__main__.py")
@@ -174,7 +180,7 @@ def launched(folder: Path, option: str) -> dict[str, Any]:
     folder.mkdir()
     terminal, side = os.openpty()
     job = subprocess.Popen(
-        [*OURS, option, PROBE],
+        [sys.executable, "-m", "fastckpt_run", option, PROBE],
         stdin=subprocess.PIPE,
         stdout=side,
         stderr=subprocess.DEVNULL,
@@ -195,7 +201,7 @@ def launched(folder: Path, option: str) -> dict[str, Any]:
 def test_a_forked_worker_sees_stdin_terminal_and_handlers_of_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    monkeypatch.setenv("PYTHONPATH", LIGHT)
     executed, forked = (launched(tmp_path / name, f"--fast-preload={name}") for name in ("off", "math"))
     assert not list(differences(executed, forked))
     assert forked["stdin"] == "é\nof two lines"
@@ -204,12 +210,9 @@ def test_a_forked_worker_sees_stdin_terminal_and_handlers_of_the_launcher(
 
 
 @pytest.mark.parametrize("option", ["off", "math"])
-def test_a_worker_starts_where_a_variable_has_no_name(
-    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
+def test_a_worker_starts_where_a_variable_has_no_name(tmp_path: Path, option: str) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os; print(sorted(os.environ)[0] == '', os.environ['PATH'])")
-    environment = {"PYTHONPATH": program("frail"), "PATH": "/bin:/usr/bin"}
-    ended = jobs.run(f"--fast-preload={option}", str(script), launcher=("/usr/bin/env", "=x", *OURS), **environment)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "True /bin:/usr/bin\n"
+    environment = os.environ | {"PYTHONPATH": LIGHT, "PATH": "/bin:/usr/bin", "TMPDIR": str(tmp_path)}
+    command = ["/usr/bin/env", "=x", sys.executable, "-m", "fastckpt_run", f"--fast-preload={option}", str(script)]
+    assert subprocess.check_output(command, env=environment, text=True) == "True /bin:/usr/bin\n"

@@ -1,17 +1,10 @@
 """A rendezvous without torch's detours."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).parent / "programs" / "rendezvous.py"
+from tests.e2e.launcher.conftest import Jobs, program
 
 
-def test_rendezvous_rounds_complete_at_the_first_attempt():
+def test_rendezvous_rounds_complete_at_the_first_attempt(jobs: Jobs) -> None:
     """In a process of its own: nothing else ends the sockets of torch's stores."""
-    environment = os.environ | {"PYTHONPATH": f"{PROGRAM.parents[4]}:{os.environ['PYTHONPATH']}"}
-    done = subprocess.run(
-        [sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == "as it should be\n", done.stderr
+    assert jobs.run(launcher=Path(program("rendezvous.py")).read_text()).stdout == "as it should be\n"

@@ -1,22 +1,30 @@
 """Waits that are sound, of all kinds: none is taken for a hang that must be ended. A second stands for a minute."""
 
+import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
-from tests.e2e.launcher.conftest import Jobs, program
+from tests.e2e.launcher.conftest import OURS, Jobs, program
 from tests.e2e.launcher.programs.sound_waits import WAITS
 from tests.support.json_lines import whole_lines
 
 SECONDS = 6.0
+SCALED = f"""
+from fastckpt._core.policy import hangs
+from fastckpt_run.hangs import process_activity
+hangs.IDLE = 1.0
+hangs.FEW = 0  # each wait is reported, though the one before was as long
+process_activity._WINDOW = 0.2
+{OURS}
+"""
+"""A launcher with a second for the minute after which silence is reported."""
 BUSY = {
     "program_that_computes",
     "output_that_nobody_reads",
     "computing_in_python",
     "computing_in_c_with_the_gil",
-    "computing_in_torch",
     "evaluation_that_nobody_marked",
 }
 """Where something moves, or nobody reads: whether these are reported depends on the moment."""
@@ -26,22 +34,22 @@ BUSY = {
 @pytest.mark.parametrize("backend", ["gloo", "spins"])
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_no_sound_wait_is_killed_and_those_that_are_idle_are_reported(jobs: Jobs, way: str, backend: str) -> None:
-    launcher = (sys.executable, program("scaled_launch.py"))
     options = ("--standalone", "--nproc-per-node=2", "--max-restarts=3", f"--fast-events={jobs.folder / 'events'}")
+    command = [sys.executable, "-c", SCALED, *options, program("sound_waits.py")]
     waits = {"WAIT_WAY": way, "WAIT_BACKEND": backend, "WAIT_SECONDS": str(SECONDS)}
-    job = jobs.start(*options, program("sound_waits.py"), launcher=launcher, **waits)
-    assert job.stderr is not None and job.stdout is not None
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(job.stderr))
-    reader.start()
+    # Its output is a pipe that nobody reads until it is said that it is full.
+    said = (jobs.folder / "said").open("w+")
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=said, env=jobs.environment | waits, cwd=jobs.folder, text=True
+    )
+    errors = jobs.folder / "said"
     end = time.monotonic() + 600
-    while not any("nobody reads its output" in line for line in said):  # until then there is room in the pipe, or none
-        assert job.poll() is None and time.monotonic() < end, "".join(said)[-3000:]
+    while "nobody reads its output" not in errors.read_text():
+        assert job.poll() is None and time.monotonic() < end, errors.read_text()[-3000:]
         time.sleep(0.1)
-    out = job.stdout.read()
-    reader.join()
-    err = "".join(said)
-    assert job.wait(60) == 0, err[-3000:]
+    out, _ = job.communicate(timeout=600)
+    said.close()
+    assert job.returncode == 0, errors.read_text()[-3000:]
     waited = [line.split()[1:] for line in out.splitlines() if line.startswith("waited ")]
     assert [name for name, *_ in waited] == [wait.__name__ for wait in WAITS], "each once: nothing was repeated"
     lines = whole_lines(jobs.folder / "events")

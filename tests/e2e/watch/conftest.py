@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import launchers
+from tests.support.ports import free_port
 
 PROGRAM = Path(__file__).parent / "train.py"
 DEADLINE = 120.0
@@ -70,13 +71,7 @@ def until(condition: Callable[[], object], what: str, text: Callable[[], str]) -
     end = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s:\n{text()}"
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        time.sleep(0.01)
 
 
 def scrape_at_once(port: int, readers: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""End as the first argument says; rank 1, if there is one, waits to be stopped, and cleans up if asked to."""
+"""End as the first argument says; rank 1, if there is one, waits to be stopped."""
 
 import os
 import signal
@@ -10,33 +10,23 @@ how, folder, rank = sys.argv[1], Path(os.environ["JOB_FOLDER"]), os.environ["RAN
 (folder / f"pid.{os.getpid()}").touch()
 
 
-def clean_up(number: int, frame: object) -> None:
-    time.sleep(0.3)
-    (folder / f"cleaned.{rank}").touch()
-    sys.exit(0)
-
-
 def fail() -> None:
     raise ValueError("MARK")
 
 
 def main() -> None:
-    if how == "wait":
-        signal.signal(signal.SIGTERM, clean_up)
-        (folder / f"ready.{rank}").touch()
-        time.sleep(600)
-    if rank == "1" and how != "well":
+    if how == "well":
+        return
+    if rank == "1":
         (folder / "ready.1").touch()
         time.sleep(600)
-    if os.environ["WORLD_SIZE"] == "2" and how != "well":
-        while not (folder / "ready.1").exists():
-            time.sleep(0.02)
+    while os.environ["WORLD_SIZE"] == "2" and not (folder / "ready.1").exists():
+        time.sleep(0.01)
     if how == "raise":
         fail()
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "three":
-        sys.exit(3)
+    sys.exit(3)
 
 
 if "recorded" in sys.argv and rank == "0":

@@ -5,8 +5,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
-import warnings
 
 how = sys.argv[1]
 atexit.register(print, "atexit")
@@ -49,20 +47,12 @@ match how:
         raise KeyboardInterrupt
     case "sigint":
         os.kill(os.getpid(), signal.SIGINT)
-    case "sigterm":
-        os.kill(os.getpid(), signal.SIGTERM)
-    case "none":
-        sys.exit()
     case "number":
         sys.exit(3)
-    case "large":
-        sys.exit(300)
     case "text":
         sys.exit("text")
     case "object":
         sys.exit(Loud())
-    case "exit":
-        raise SystemExit(5)
     case "hook":
         sys.excepthook = hook
         fail(0)
@@ -87,10 +77,6 @@ match how:
         os._exit(7)
     case "closed":
         sys.stdout.close()
-    case "warn":
-        warnings.warn("careful", stacklevel=1)
-    case "stack":
-        traceback.print_stack()
     case "fork":
         if os.fork() == 0:
             fail()

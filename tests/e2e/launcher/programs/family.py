@@ -1,6 +1,6 @@
-"""A worker with a stubborn child, and if told so a DataLoader's; waits, deaf to SIGTERM, to be killed.
+"""Workers that wait to be ended: arguments say of which kind each rank is. A restarted one looks for survivors.
 
-After a restart it looks for survivors of the attempt before, and ends.
+``deaf`` ignores SIGTERM and has a stubborn child, ``loader`` a DataLoader's besides; ``tidy`` and ``stopped`` clean up.
 """
 
 import os
@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-folder = Path(os.environ["JOB_FOLDER"])
+folder, rank = Path(os.environ["JOB_FOLDER"]), os.environ["RANK"]
+kind = sys.argv[1 + int(rank)]
 
 
 def here(pid: int) -> None:
@@ -23,25 +24,34 @@ def alive(pid: int) -> bool:
         return False
 
 
+def clean_up(number: int, frame: object) -> None:
+    time.sleep(0.3)
+    (folder / f"cleaned.{rank}").touch()
+    sys.exit(0)
+
+
 if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
     survivors = [pid.suffix[1:] for pid in folder.glob("pid.*") if alive(int(pid.suffix[1:]))]
-    (folder / f"survivors.{os.environ['RANK']}").write_text(" ".join(survivors))
+    (folder / f"survivors.{rank}").write_text(" ".join(survivors))
     sys.exit()
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if kind in ("deaf", "loader") else clean_up)
 here(os.getpid())
-if child := os.fork():
-    here(child)
-else:
-    time.sleep(600)
-if "loader" in sys.argv:
+if kind in ("deaf", "loader"):
+    if child := os.fork():
+        here(child)
+    else:
+        time.sleep(600)
+if kind == "loader":
     from torch.utils.data import DataLoader
 
     batches = iter(
         DataLoader(range(8), num_workers=1, worker_init_fn=lambda _: here(os.getpid()), multiprocessing_context="fork")
     )
     next(batches)
-draft = folder / f"draft.{os.environ['RANK']}"
+draft = folder / f"draft.{rank}"
 draft.write_text(str(os.getpid()))
-draft.rename(folder / f"ready.{os.environ['RANK']}")  # who sees the name finds the number
+draft.rename(folder / f"ready.{rank}")  # who sees the name finds the number
+if kind == "stopped":
+    os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(600)

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -47,24 +48,9 @@ def children() -> dict[str, object]:
 
 
 def status() -> dict[str, str]:
-    kept = (
-        "SigP",
-        "SigB",
-        "SigI",
-        "SigC",
-        "Shd",
-        "Cap",
-        "NoNewPrivs",
-        "Seccomp",
-        "Cpus_allowed",
-        "Umask",
-        "Groups",
-        "Uid",
-        "Gid",
-        "Name",
-    )
+    kept = re.compile("Sig[PBIC]|Shd|Cap|NoNewPrivs|Seccomp|Cpus_allowed|Umask|Groups|[UG]id|Name")
     lines = (line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: value.strip() for name, value in lines if name.startswith(kept)}
+    return {name: value.strip() for name, value in lines if kept.match(name)}
 
 
 def streams() -> dict[str, object]:

@@ -8,10 +8,8 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import queue
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -66,12 +64,6 @@ def sleep():
     time.sleep(seconds)
 
 
-def file_that_appears():
-    later((folder / "there").touch)
-    while not (folder / "there").exists():
-        time.sleep(0.1)
-
-
 def lock_of_another_process():
     code = f"import fcntl, time; f = open('lock', 'w'); fcntl.flock(f, 2); print(flush=True); time.sleep({seconds})"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -80,14 +72,6 @@ def lock_of_another_process():
         fcntl.flock(file, fcntl.LOCK_EX)
     holder.wait()
     holder.stdout.close()
-
-
-def socket_without_data():
-    here, there = socket.socketpair()
-    later(there.send, b"x")
-    here.recv(1)
-    here.close()
-    there.close()
 
 
 def http_server_that_is_slow():
@@ -106,26 +90,8 @@ def program_that_computes():
     subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
 
 
-def queue_of_a_thread():
-    items = queue.Queue()
-    later(items.put, 1)
-    items.get()
-
-
-def event_of_a_thread():
-    event = threading.Event()
-    later(event.set)
-    event.wait()
-
-
 def loader_worker():
     assert list(DataLoader(Slow(), num_workers=1, multiprocessing_context="spawn"))
-
-
-def named_pipe():
-    os.mkfifo(folder / "pipe")
-    later((folder / "pipe").write_text, "x")
-    assert (folder / "pipe").read_text() == "x"
 
 
 def poll_of_a_descriptor():
@@ -164,11 +130,6 @@ def computing_in_c_with_the_gil():
         hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**6)
 
 
-def computing_in_torch():
-    for _ in until_passed():
-        torch.ones(300, 300) @ torch.ones(300, 300)
-
-
 def key_of_a_store():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     later(dist.TCPStore("127.0.0.1", store.port).set, "key", "x")
@@ -191,23 +152,17 @@ def evaluation_that_nobody_marked():
 
 WAITS = [
     sleep,
-    file_that_appears,
     lock_of_another_process,
-    socket_without_data,
     http_server_that_is_slow,
     program_that_sleeps,
     program_that_computes,
-    queue_of_a_thread,
-    event_of_a_thread,
     loader_worker,
-    named_pipe,
     poll_of_a_descriptor,
     event_loop,
     alarm,
     output_that_nobody_reads,
     computing_in_python,
     computing_in_c_with_the_gil,
-    computing_in_torch,
     key_of_a_store,
     being_stopped_and_continued,
     evaluation_that_nobody_marked,
