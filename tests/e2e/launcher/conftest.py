@@ -146,15 +146,8 @@ def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-@pytest.fixture(scope="session")
-def quick_launchers(request: pytest.FixtureRequest) -> None:
-    """Launchers are forked, but for those whose calls are noted: what is traced cannot be forked."""
-    if "TEST_CALLS" not in os.environ:
-        request.getfixturevalue("forked_launchers")
-
-
 @pytest.fixture
-def jobs(tmp_path: Path, quick_launchers: None) -> Iterator[Jobs]:
+def jobs(tmp_path: Path, forked_launchers: None) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)
     yield jobs
     jobs.end()

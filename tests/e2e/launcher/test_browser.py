@@ -58,7 +58,7 @@ def contrasts(page: chromium.Browser) -> list[str]:
 
 
 def test_the_page_follows_a_job_that_fails_resumes_and_is_stopped_and_asks_its_agent_alone(
-    tmp_path: Path, quick_launchers: None
+    tmp_path: Path, forked_launchers: None
 ) -> None:
     shots = Path(os.environ.get("SCREENSHOTS", tmp_path))
     agent = WatchedAgent(tmp_path, "a", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
@@ -130,7 +130,7 @@ def _follow(page: chromium.Browser, agent: WatchedAgent, folder: Path, shots: Pa
     pictures(page, shots, "ended")
 
 
-def test_the_page_can_be_read_without_scripts(tmp_path: Path, quick_launchers: None) -> None:
+def test_the_page_can_be_read_without_scripts(tmp_path: Path, forked_launchers: None) -> None:
     agent = WatchedAgent(tmp_path, "a", "--standalone", "--nproc-per-node=2")
     try:
         agent.until_status(trains, "the job trains")

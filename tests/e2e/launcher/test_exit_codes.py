@@ -115,7 +115,7 @@ class SavingJobs(Jobs):
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, quick_launchers: None) -> Iterator[SavingJobs]:
+def jobs(tmp_path: Path, forked_launchers: None) -> Iterator[SavingJobs]:
     jobs = SavingJobs(tmp_path)
     yield jobs
     jobs.end()

@@ -9,7 +9,7 @@ SCRIPT = program("lonely.py")
 
 def test_only_the_traceback_of_the_rank_that_fails_is_shown(jobs: Jobs, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    job = jobs.run("--nproc-per-node=3", f"--log-dir={logs}", SCRIPT, "fails")
+    job = jobs.run("--nproc-per-node=3", f"--log-dir={logs}", SCRIPT, "fails", code=1)
     assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
     assert 'raise ValueError("MARK")' in job.stderr and "closing signal" not in job.stderr
     assert "failed (exitcode: 1) local_rank: 1" in next(logs.glob("*/launcher.log")).read_text()
@@ -19,7 +19,7 @@ def test_only_the_traceback_of_the_rank_that_fails_is_shown(jobs: Jobs, tmp_path
 
 
 def test_a_connection_that_is_lost_without_another_cause_is_shown_once(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.run("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", SCRIPT, "loses")
+    job = jobs.run("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", SCRIPT, "loses", code=1)
     assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
     assert 'raise RuntimeError("MARK: Connection closed by peer")' in job.stderr
     assert "its traceback is in" in job.stderr.partition("Root Cause")[2]
@@ -27,6 +27,6 @@ def test_a_connection_that_is_lost_without_another_cause_is_shown_once(jobs: Job
 
 def test_a_redirected_traceback_stays_where_stderr_is(jobs: Jobs, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    jobs.run("--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", SCRIPT, "loses")
+    jobs.run("--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", SCRIPT, "loses", code=1)
     assert "MARK: Connection closed" in next(logs.glob("*/attempt_0/0/stderr.log")).read_text()
     assert not [*logs.glob("*/*/*/traceback.log")]

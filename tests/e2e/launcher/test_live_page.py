@@ -12,7 +12,7 @@ from tests.support.ports import free_port
 
 
 def test_the_page_shows_a_job_of_two_nodes_that_fails_and_resumes_and_its_actions_flush_and_stop_it(
-    tmp_path: Path, quick_launchers: None
+    tmp_path: Path, forked_launchers: None
 ) -> None:
     """One job for all of it: what it costs is its start."""
     meeting = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=live")
