@@ -1,6 +1,6 @@
 """Steps whose metrics one rank alone gives, in a job with a sharded model."""
 
-from tests.e2e.launcher.conftest import Jobs, jobs, forked_launchers  # noqa: F401 (fixtures)
+from tests.e2e.launcher.conftest import Jobs, forked_launchers, jobs  # noqa: F401 (fixtures)
 
 SCRIPT = """
 import os, torch
