@@ -1,6 +1,5 @@
 """`prepare`: predicts the images of the first save and maps them before it."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,17 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
+from tests.e2e.ddp import conftest
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "AdamW": torch.optim.AdamW,
     "Adam, fused": lambda p: torch.optim.Adam(p, fused=True),
     "Adam, amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    conftest.until(condition, "the mapping of all images")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
