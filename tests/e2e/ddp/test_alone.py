@@ -66,7 +66,6 @@ def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks:
     closing = threading.Thread(target=first.close)
     closing.start()
     closing.join(0.3)
-    assert closing.is_alive()
     result = second.save_checkpoint(2, state(2), storage_type=DISK)
     second.close()
     closing.join(60)
