@@ -23,10 +23,10 @@ OF_TWO_RANKS = [
     ("equal names", ALL, "pipeline stages"),
     ("plain stages", SHARDED, RESUMED),
     ("one stage", SHARDED, "give stage= on all ranks, or on none"),
-    ("a bad stage", SHARDED, "a number, or a word"),
-    ("loaded without", SHARDED, "has the stages 0, last, and this job no stages"),
-    ("loaded as others", SHARDED, "has the stages 0, last, and this job the stages 0, 1"),
-    ("loaded with", SHARDED, "has no stages, and this job the stages 0"),
+    ("a bad stage", ["in_three_lines"], "a number, or a word"),
+    ("loaded without", ["in_three_lines"], "has the stages 0, last, and this job no stages"),
+    ("loaded as others", ["in_three_lines"], "has the stages 0, last, and this job the stages 0, 1"),
+    ("loaded with", ["in_three_lines"], "has no stages, and this job the stages 0"),
     ("plain, own names", SHARDED, "pipeline stages"),
 ]
 OF_TWO_GROUPS = [
@@ -35,9 +35,9 @@ OF_TWO_GROUPS = [
     ("hybrid", ALL, RESUMED),
     ("flat", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
     ("no shards", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
-    ("stages, own names", SHARDED, RESUMED),
+    ("stages, own names", ["in_three_lines"], RESUMED),
     ("flat", SHARDED, "use_orig_params=True, or use fully_shard"),
-    ("flat stages", SHARDED, "use_orig_params=True, or use fully_shard"),
+    ("flat stages", ["in_three_lines"], "use_orig_params=True, or use fully_shard"),
 ]
 
 
