@@ -119,17 +119,19 @@ class TestBuiltInStrategies:
 
     def test_a_line_of_training_continues_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
         """Old and best, then restarts of which nothing became durable, then better: the old one is not another's."""
-        strategy = KeepBestStrategy(1, "loss", str(directory))
+        strategy = KeepBestStrategy(1, "accuracy", str(directory), mode="max")
         (one,) = ranks.start(deletion_strategy=strategy)
-        save(one, 1, loss=[1.0])
+        save(one, 1, accuracy=[0.9])
         for step in (2, 3):
             one.load_checkpoint()
             one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
         one.load_checkpoint()
-        save(one, 4, loss=[9.0])
+        save(one, 4, accuracy=[0.5])
         becomes(directory, 1, 4)
-        save(one, 5, loss=[0.5])
-        becomes(directory, 5)
+        save(one, 5)
+        becomes(directory, 1, 5)
+        save(one, 6, accuracy=[1.0])
+        becomes(directory, 6)
 
     def test_a_load_from_another_directory_continues_no_line_of_training(
         self, ranks: Ranks, directory: Path, tmp_path: Path
