@@ -12,7 +12,6 @@ from torch import nn
 
 from fastckpt import Checkpointer
 from fastckpt._core.client.collective import SingleRank
-from fastckpt._core.policy.frequency import profiling, provisional_intervals
 from fastckpt._core.policy.frequency.failures import mean_time_between
 from fastckpt._core.policy.frequency.profile_cache import ProfileKey
 from fastckpt._core.schedule.failure_history import FailureHistory
@@ -54,28 +53,6 @@ def test_step_numbers_continue_through_epochs(directory: Path):
         with pytest.raises(TypeError):
             checkpointer.step(10.0)
     assert on_storage(directory)[-1] == 9
-
-
-def test_long_iterations_are_profiled_for_a_limited_time(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(profiling, "PATIENCE", 0.0)
-    training = Training(directory)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        training.until_known(0)
-        assert profiling.EARLY <= checkpointer._frequency.schedule.progress.iterations < profiling.MOST, (
-            "6, and 3 snapshots"
-        )
-
-
-def test_steps_of_seconds_are_all_saved(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whatever their saves cost."""
-    monkeypatch.setattr(provisional_intervals, "MEMORY", 1e-9)
-    monkeypatch.setattr(provisional_intervals, "COST", 1e9)
-    training = Training(directory)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        assert training.steps(1, 12) == [True] * 12
-    assert on_storage(directory)[-1] == 12
 
 
 def put_a_file_in_place_of(directory: Path) -> None:

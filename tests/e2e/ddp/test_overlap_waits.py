@@ -16,7 +16,7 @@ from fastckpt._core.saver import server
 from fastckpt._core.snapshot import overlap
 from fastckpt.ddp import StorageType
 from tests.e2e.ddp import overlapping
-from tests.e2e.ddp.conftest import Ranks, run_script, state
+from tests.e2e.ddp.conftest import Ranks, run_script
 from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, newest, proven
 from tests.e2e.ddp.overlapping import held as held
 from tests.support.live_folders import remove_live
@@ -222,14 +222,6 @@ class TestTrouble:
         del held.on["overlap.copy"]
         assert training.save(1, storage_type=DISK).reason == ""
         assert training.one.wait_latest_checkpoint(60) == 1
-
-    def test_overlapped_saves_of_a_state_that_shrinks_and_grows_hold_their_steps(self, training: Training):
-        for step, size in enumerate([10, 300_000, 10, 400_000], 2):
-            more = training.state() | state(step, size)
-            wanted = reference(more)
-            assert training.one.save_checkpoint(step, more, storage_type=MEMORY).pending
-            training.step()
-            assert_same(in_memory(training.one), (step, wanted))
 
 
 AT_EXIT = """

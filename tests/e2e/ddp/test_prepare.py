@@ -82,13 +82,3 @@ def test_the_first_save_without_prepare_takes_pages_that_were_made_during_the_fi
         taken = {path.parent: path.stat().st_ino for path in arena.glob("slot-*/model.pt")}
         assert taken == {slot: status.st_ino for slot, status in begun.items()}
         assert torch.equal(checkpointer.load_checkpoint()["model"]["weight"], model.weight)
-
-
-def test_a_wrong_prediction_of_prepare_costs_time_only(tmp_path: Path) -> None:
-    with DdpCheckpointer(tmp_path) as checkpointer:
-        checkpointer.prepare({"w": torch.ones(10)})
-        for step in range(4):
-            assert checkpointer.save_checkpoint(
-                step, {"w": torch.full((500_000,), float(step)), "more": [1, 2]}, storage_type=StorageType.MEMORY
-            )
-        assert checkpointer.load_checkpoint()["w"][-1] == 3
