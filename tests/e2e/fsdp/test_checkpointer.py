@@ -222,6 +222,15 @@ def test_values_that_grow_get_increasing_room(checkpointer: Made):
     assert loaded == {"losses": [0.5] * (20 * checkpointer.loaded_step)} and checkpointer.loaded_step == 99
 
 
+def test_values_that_compare_equal_but_differ_are_saved_as_they_are(checkpointer: Made):
+    values: list[Any] = [0.0, -0.0, 0, False, 1, True, 1.0, float("nan")]
+    for step, value in enumerate(values):
+        assert checkpointer.save_checkpoint(step, {"v": value, "t": (value, [value])}, storage_type=StorageType.MEMORY)
+        loaded: dict[str, Any] = {"v": None, "t": None}
+        dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
+        assert repr(loaded) == repr({"v": value, "t": (value, [value])})
+
+
 def test_a_value_that_cannot_be_saved_is_named_in_the_error(checkpointer: Made):
     with pytest.raises(Exception) as error:
         checkpointer.save_checkpoint(1, {"deep": {"f": lambda: 0}}, storage_type=StorageType.MEMORY)
