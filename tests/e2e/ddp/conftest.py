@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ import pytest
 import torch
 
 from fastckpt._core.config import AGENT_VARIABLE, Settings
+from fastckpt._core.memory import slots
 from fastckpt._core.saver.server import Saver
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import DdpCheckpointer
-from fastckpt.errors import FastckptError
+from fastckpt.errors import FastckptError, NoLoadableCheckpoint
 from tests.faults.conftest import new_job  # noqa: F401 (a fixture)
+from tests.support import launchers
 from tests.unit._core.memory.conftest import small_disk, small_tmpfs  # noqa: F401 (fixtures)
 
 
@@ -105,6 +109,27 @@ class Ranks:
     def load(self, resume_path: Any = "") -> list[dict[str, Any]]:
         return self.together(lambda member, _: member.load_checkpoint(resume_path))
 
+    def resume(self, resume_path: Any = "") -> list[tuple[int, str]]:
+        """Step and tier of each rank."""
+        loaded = [found["step"] for found in self.load(resume_path)]
+        assert [member.loaded_step for member in self.members] == loaded
+        return [(member.loaded_step, member.loaded_from) for member in self.members]
+
+    def refusals(self, kind: type[Exception] = NoLoadableCheckpoint, resume_path: Any = "") -> list[str]:
+        """What each rank is told that cannot load."""
+
+        def refused(member: DdpCheckpointer, rank: int) -> str:
+            with pytest.raises(kind) as info:
+                member.load_checkpoint(resume_path)
+            return str(info.value)
+
+        return self.together(refused)
+
+    def slot_of(self, step: int, rank: int = 0) -> Path:
+        """Where the node of a rank has a step in memory."""
+        found = self.members[rank]._writer.link.arena.glob("slot-*")
+        return next(slot for slot in found if (save := slots.read(slot).committed) and save.step == step)
+
     def workers_die(self) -> None:
         """As far as the saver can tell: they hang up, and the agent says that they are reaped."""
         for member in self.members:
@@ -141,6 +166,28 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> p
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
     caplog.set_level(logging.INFO, "fastckpt")
     return caplog
+
+
+def on_storage(directory: Path) -> list[int]:
+    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+
+
+def flip(path: Path, offset: int | None = None) -> None:
+    """Damage one byte; the size stays."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if offset is None else offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def run_script(text: str, folder: Path, *arguments: str, expected: int = 0, **variables: str) -> str:
+    """Run a program in a process of its own, which is a fork if there are ``forked_launchers``; what it writes."""
+    (program := folder / "program.py").write_text(text)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    with (folder / "output").open("wb") as output:
+        code = launchers.start([str(program), *arguments], environment, output.fileno()).wait(120)
+    said = (folder / "output").read_text()
+    assert code == expected, said
+    return said
 
 
 def state(value: float, size: int = 1000) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """Training whose saves overlap with it: each copy is held until something waits for it, as if it were slow."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from fastckpt._core import metrics
 from fastckpt._core.memory import slots
-from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt._core.snapshot import mutation_check
+from fastckpt.ddp import DdpCheckpointer, SaveResult, StorageType
+from tests.e2e.ddp.conftest import Ranks
 from tests.unit._core.format.baking import assert_same, reference
 
 DEADLINE = 60.0
@@ -64,6 +67,39 @@ def net(width: int = 6) -> torch.nn.Sequential:
 
 def batch() -> torch.Tensor:
     return torch.randn(8, 4)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    monkeypatch.setattr(mutation_check, "WORTH", 1)
+    with Held() as held:
+        yield held
+
+
+class Training:
+    """A model, and a checkpointer of the first of these ranks, whose saves overlap with the optimizer's steps."""
+
+    def __init__(
+        self, ranks: Ranks, make: Any = torch.optim.AdamW, model: Any = None, *, world: int = 1, overlaps: bool = True
+    ) -> None:
+        self.model = net() if model is None else model
+        self.optimizer = make(self.model.parameters())
+        self.one = ranks.start(world, overlap=self.optimizer if overlaps else None)[0]
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def learn(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(batch()).square().sum().backward()
+        self.optimizer.step()
+
+    def save(self, step: int, *args: Any, storage_type: StorageType = StorageType.MEMORY, **options: Any) -> SaveResult:
+        return self.one.save_checkpoint(step, self.state(), *args, storage_type=storage_type, **options)
+
+    def proven(self) -> "Training":
+        proven(self.one, self.optimizer, self.state)
+        return self
 
 
 def proven(one: DdpCheckpointer, optimizer: torch.optim.Optimizer, state: Callable[[], Any]) -> None:

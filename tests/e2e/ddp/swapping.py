@@ -18,37 +18,12 @@ def averages(model: nn.Module) -> list[torch.Tensor]:
 
 def diffusers(model: nn.Module) -> Iterator[None]:
     """EMAModel's store, copy_to and restore."""
-    shadow, parameters = averages(model), list(model.parameters())
-    stored = [each.detach().cpu().clone() for each in parameters]
-    for average, each in zip(shadow, parameters, strict=True):
+    stored = [each.detach().cpu().clone() for each in model.parameters()]
+    for average, each in zip(averages(model), model.parameters(), strict=True):
         each.data.copy_(average.to(each.device).data)
     yield
-    for kept, each in zip(stored, parameters, strict=True):
+    for kept, each in zip(stored, model.parameters(), strict=True):
         each.data.copy_(kept.data)
-
-
-def diffusers_foreach(model: nn.Module) -> Iterator[None]:
-    shadow, parameters = averages(model), list(model.parameters())
-    stored = [each.detach().cpu().clone() for each in parameters]
-    torch._foreach_copy_([each.data for each in parameters], shadow)
-    yield
-    torch._foreach_copy_([each.data for each in parameters], stored)
-
-
-def torchcontrib(model: nn.Module) -> Iterator[None]:
-    """SWA's swap_swa_sgd, called twice."""
-    buffers = averages(model)
-
-    def swap() -> None:
-        for each, buffer in zip(model.parameters(), buffers, strict=True):
-            kept = torch.empty_like(each.data)
-            kept.copy_(each.data)
-            each.data.copy_(buffer)
-            buffer.copy_(kept)
-
-    swap()
-    yield
-    swap()
 
 
 def lightning(model: nn.Module) -> Iterator[None]:
@@ -64,27 +39,8 @@ def lightning(model: nn.Module) -> Iterator[None]:
     callback._swap_models(model)  # type: ignore[arg-type]
 
 
-def numpy(model: nn.Module) -> Iterator[None]:
-    stored = [each.detach().clone() for each in model.parameters()]
-    for each in model.parameters():
-        each.detach().numpy().fill(0.25)
-    yield
-    for each, kept in zip(model.parameters(), stored, strict=True):
-        each.detach().numpy()[...] = kept.numpy()
-
-
-UNCOUNTED: dict[str, Way] = {
-    "diffusers": diffusers,
-    "diffusers, foreach": diffusers_foreach,
-    "torchcontrib": torchcontrib,
-    "lightning": lightning,
-    "numpy": numpy,
-}
-"""Torch counts none of their writes."""
-
-
-def loaded(model: nn.Module) -> Iterator[None]:
-    """torch's AveragedModel, by state dicts."""
+def state_dicts(model: nn.Module) -> Iterator[None]:
+    """torch's AveragedModel, by state dicts: torch counts these writes, and none of those above."""
     average, kept = AveragedModel(model), {name: each.clone() for name, each in model.state_dict().items()}
     for each in average.parameters():
         each.data.fill_(0.25)
@@ -93,25 +49,7 @@ def loaded(model: nn.Module) -> Iterator[None]:
     model.load_state_dict(kept)
 
 
-def without_gradients(model: nn.Module) -> Iterator[None]:
-    kept = [each.detach().clone() for each in model.parameters()]
-    with torch.no_grad():
-        for each in model.parameters():
-            each.fill_(0.25)
-    yield
-    with torch.no_grad():
-        for each, old in zip(model.parameters(), kept, strict=True):
-            each.copy_(old)
-
-
-COUNTED: dict[str, Way] = {"state dicts": loaded, "no_grad": without_gradients}
-
-
-def timm(model: nn.Module) -> Iterator[None]:
-    """ModelEmaV3: the averages are a model of their own, which is evaluated."""
-    average = AveragedModel(model).module
-    torch._foreach_lerp_([each.data for each in average.parameters()], [e.data for e in model.parameters()], weight=0.1)
-    yield
+SWAPS: list[Way] = [diffusers, lightning, state_dicts]
 
 
 def functional(model: nn.Module) -> Iterator[None]:
@@ -129,12 +67,5 @@ def pointers(model: nn.Module) -> Iterator[None]:
         each.data = old
 
 
-def vectors(model: nn.Module) -> Iterator[None]:
-    kept = nn.utils.parameters_to_vector(model.parameters()).detach()
-    nn.utils.vector_to_parameters(torch.full_like(kept, 0.25), model.parameters())
-    yield
-    nn.utils.vector_to_parameters(kept, model.parameters())
-
-
-HARMLESS: dict[str, Way] = {"timm": timm, "functional_call": functional, ".data =": pointers, "vectors": vectors}
+HARMLESS: list[Way] = [functional, pointers]
 """They write to no memory that is copied."""

@@ -1,65 +1,58 @@
 """Without a launcher of ours the first local rank has the saver."""
 
 import os
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.in_process_saver import stop_own_saver
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from tests.e2e.ddp.conftest import Ranks, state
+from fastckpt.errors import AgentLost
+from tests.e2e.ddp.conftest import Ranks, on_storage, run_script, state
 
-ROOT = Path(__file__).parents[3]
-
-
-def on_storage(directory: Path) -> list[int]:
-    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 def no_arena() -> bool:
     return not any(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir())
 
 
-def test_a_script_without_a_launcher_saves_loads_and_warns_once(directory: Path, said):
+def test_a_script_without_a_launcher_warns_once_and_close_waits_for_the_last_flush(directory: Path, said):
     with DdpCheckpointer(directory) as one, DdpCheckpointer(directory.with_name("other")) as other:
-        assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and other.save_checkpoint(
-            5, state(5), storage_type=StorageType.MEMORY
-        )
+        assert one.save_checkpoint(1, state(1), storage_type=DISK)
+        assert other.save_checkpoint(5, state(5), storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "memory"
+        one.save_checkpoint(2, state(2), storage_type=MEMORY)
     assert said.text.count("not started by fastckpt-run") == 1
-
-
-def test_close_without_a_launcher_waits_for_the_last_flush(directory: Path):
-    with DdpCheckpointer(directory) as one:
-        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
-        one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
-    assert on_storage(directory)[-1] == 2
-    assert no_arena()
+    assert on_storage(directory)[-1] == 2 and no_arena()
     with DdpCheckpointer(directory) as one:
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "storage"
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise RuntimeError('wrong')"])
-def test_a_script_without_a_launcher_that_does_not_close_flushes_at_its_end(directory: Path, end: str):
-    program = f"""
-import torch
+UNCLOSED = """
+import multiprocessing, sys, torch
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt._core.saver import server as saver
 saver.WRITERS_TIMEOUT = 600
-checkpointer = DdpCheckpointer({str(directory)!r})
-checkpointer.save_checkpoint(1, {{"weights": torch.ones(10)}})
-{end}
+checkpointer = DdpCheckpointer(sys.argv[1])
+checkpointer.save_checkpoint(1, {"weights": torch.ones(10)})
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",))
+child.start()
+child.join(60)
+assert child.exitcode == 0
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == {"": 0, "raise SystemExit(3)": 3}.get(end, 1), done.stderr
-    assert on_storage(directory) == [1], done.stderr
-    assert no_arena(), done.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise RuntimeError('wrong')", 1)])
+def test_a_script_without_a_launcher_that_does_not_close_flushes_at_its_end(
+    tmp_path: Path, forked_launchers: None, end: str, code: int
+):
+    """Also one whose forked children have ended before."""
+    directory = tmp_path / "checkpoints"
+    said = run_script(UNCLOSED + end, tmp_path, str(directory), expected=code)
+    assert on_storage(directory) == [1] and no_arena(), said
 
 
 def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks: Ranks, directory: Path, monkeypatch):
@@ -68,17 +61,30 @@ def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks:
     monkeypatch.setenv("MASTER_PORT", "1")
     first, second = ranks.start_workers(2)
     for member in (first, second):
-        assert member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-    assert first.save_checkpoint(2, state(2), storage_type=StorageType.DISK)
+        assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
+    assert first.save_checkpoint(2, state(2), storage_type=DISK)
     closing = threading.Thread(target=first.close)
     closing.start()
-    time.sleep(0.3)
-    result = second.save_checkpoint(2, state(2), storage_type=StorageType.DISK)
+    closing.join(0.3)
+    result = second.save_checkpoint(2, state(2), storage_type=DISK)
     second.close()
     closing.join(60)
     assert result.saved
     assert on_storage(directory)[-1] == 2
     assert torch.load(directory / "checkpoint-2" / "rank_1.pt", weights_only=True)
+
+
+def test_a_promotion_without_a_launcher_does_not_end_training(tmp_path: Path) -> None:
+    checkpointer = DdpCheckpointer(tmp_path)
+    assert checkpointer.save_checkpoint(1, state(1), storage_type=MEMORY)
+    checkpointer._writer.link._channel.close()
+    result = checkpointer.save_checkpoint(1, state(1), storage_type=DISK)
+    assert result.saved
+    assert "the process that keeps the checkpoints in memory" in result.trouble
+    with pytest.raises(AgentLost):
+        checkpointer.wait_latest_checkpoint(1)
+    checkpointer.close()
+    stop_own_saver()  # it did not hear of the end either
 
 
 CLOSES_DESCRIPTORS = """
@@ -112,13 +118,11 @@ assert os.wait()[1] == 0, "the fork has closed files of the script"
 
 @pytest.mark.parametrize("has_launcher", [True, False], ids=["a saver elsewhere", "a saver of its own"])
 def test_a_script_that_closes_all_descriptors_keeps_those_that_it_opens_then(
-    ranks: Ranks, directory: Path, tmp_path: Path, has_launcher: bool
+    ranks: Ranks, directory: Path, tmp_path: Path, forked_launchers: None, has_launcher: bool
 ):
     if has_launcher:
         ranks.start(0)
-    command = [sys.executable, "-c", CLOSES_DESCRIPTORS, str(directory), str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+    assert "Error" not in run_script(CLOSES_DESCRIPTORS, tmp_path, str(directory), str(tmp_path))
     assert {(tmp_path / str(number)).read_text() for number in range(8)} == {"own"}
     ranks.workers_die() if has_launcher else None
     ranks.start_workers() if has_launcher else ranks.start()  # what the script had saved is there

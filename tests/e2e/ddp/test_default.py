@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from fastckpt._core.saver.stats import SaverStats
-from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from tests.e2e.ddp.conftest import Ranks, state, until
+from tests.e2e.ddp.conftest import Ranks, on_storage, state, until
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 SIZE = 50_000
 """Bytes of a state: at `PACE` seconds per save 20 MB/s are saved, and storage takes a twentieth."""
 PACE, RATE = 0.0025, "1"
-LARGE = 10 * SIZE
-"""Of one that takes two seconds, in which several others are saved also on a busy machine."""
+LARGE = 3 * SIZE
+"""Of one that takes over half a second, in which several others are saved also on a busy machine."""
 
 
 @pytest.fixture
@@ -32,10 +31,6 @@ def tally(ranks: Ranks) -> SaverStats:
     return found
 
 
-def stored(directory: Path) -> list[int]:
-    return sorted(found.id.step for found in CheckpointDirectory(directory).checkpoints())
-
-
 def save_all(one: DdpCheckpointer, saves: int, **how: StorageType) -> int:
     """How many of these are skipped."""
     skipped = 0
@@ -46,27 +41,30 @@ def save_all(one: DdpCheckpointer, saves: int, **how: StorageType) -> int:
     return skipped
 
 
-MANY = pytest.mark.parametrize("saves", [150, pytest.param(1000, marks=pytest.mark.campaign)])
+MANY = pytest.mark.parametrize("saves", [100, pytest.param(1000, marks=pytest.mark.campaign)])
 
 
 @MANY
 def test_with_storage_at_a_twentieth_of_the_save_rate_memory_skips_none(slow, ranks, directory, saves):
     assert save_all(slow, saves) == 0
     assert slow.wait_latest_checkpoint(60) == saves
-    assert [loaded["step"] for loaded in ranks.load()] == [saves] and slow.loaded_from == "memory"
-    counts, steps = tally(ranks), stored(directory)
+    assert ranks.resume() == [(saves, "memory")]
+    counts, steps = tally(ranks), on_storage(directory)
     assert counts.persisted == len(steps) > saves / 50, "as one was durable, the next was persisted"
     assert counts.overtaken + counts.persisted == saves
     assert not (counts.asked or counts.skips or counts.lacking)
 
 
 @MANY
-def test_with_type_disk_every_accepted_save_becomes_durable_and_skips_are_counted(slow, ranks, directory, saves):
+def test_with_type_disk_every_accepted_save_becomes_durable_at_the_rate_that_was_set(slow, ranks, directory, saves):
+    """A limit can only be too slow on a busy machine, so a bound from below always holds."""
+    start = time.monotonic()
     skipped = save_all(slow, saves, storage_type=DISK)
     slow.wait_latest_checkpoint(60)
     counts = tally(ranks)
-    assert len(stored(directory)) == counts.persisted == saves - skipped < saves / 2
+    assert len(on_storage(directory)) == counts.persisted == saves - skipped < saves / 2
     assert counts.skips.total() == skipped and counts.overtaken == 0
+    assert time.monotonic() - start > (counts.persisted - 1) * SIZE / 1e6 - 0.1
 
 
 def test_the_newest_default_save_is_persisted_though_memory_saves_are_newer(slow, ranks, directory):
@@ -75,24 +73,22 @@ def test_the_newest_default_save_is_persisted_though_memory_saves_are_newer(slow
     for step in (3, 4, 5, 6):
         assert slow.save_checkpoint(step, state(step, LARGE), storage_type=MEMORY)
     assert slow.wait_latest_checkpoint(60) == 6
-    assert stored(directory) == [1, 6] and tally(ranks).overtaken == 1
+    assert on_storage(directory) == [1, 6] and tally(ranks).overtaken == 1
 
 
 @pytest.mark.parametrize("kind", ["disk", "path", "metrics"])
 def test_a_save_with_disk_path_or_metrics_becomes_durable_and_memory_saves_are_skipped(
     slow, ranks, directory, tmp_path, kind
 ):
-    path = str(tmp_path / "mine.pt") if kind == "path" else ""
-    for step in (1, 2):
-        slow.save_checkpoint(
-            step, state(step, LARGE), path if step == 2 else "", DISK if kind == "disk" else None,
-            metrics={"loss": 1.0} if kind == "metrics" else None,
-        )  # fmt: skip
+    mine = str(tmp_path / "mine.pt")
+    metrics = {"loss": 1.0} if kind == "metrics" else None
+    for step, path in ((1, ""), (2, mine if kind == "path" else "")):
+        slow.save_checkpoint(step, state(step, LARGE), path, DISK if kind == "disk" else None, metrics=metrics)
     skipped = [not slow.save_checkpoint(step, state(step, LARGE), storage_type=MEMORY) for step in (3, 4, 5)]
     assert sum(skipped) == tally(ranks).skips.total() > 0
     slow.wait_latest_checkpoint(60)
-    assert stored(directory) == [1, 2] and tally(ranks).overtaken == 0
-    assert kind != "path" or torch.load(path)["step"] == 2
+    assert on_storage(directory) == [1, 2] and tally(ranks).overtaken == 0
+    assert kind != "path" or torch.load(mine)["step"] == 2
 
 
 def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persisted(ranks: Ranks, directory: Path):
@@ -110,24 +106,18 @@ def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persiste
         assert one.save_checkpoint(step, state(step))
     private.unlink()
     away.rename(private)
-    until(lambda: stored(directory)[-1] == 19, "the newest is durable")
+    until(lambda: on_storage(directory)[-1] == 19, "the newest is durable")
     assert one.wait_latest_checkpoint(60) == 19 and not tally(ranks).asked
 
 
-def test_default_saves_pending_at_the_end_of_the_job_become_durable(slow, ranks, directory, monkeypatch):
-    for step in (1, 2, 3):
-        slow.save_checkpoint(step, state(step, SIZE))
-    ranks.end()
-    assert stored(directory) == [1, 3]
-
-
-def test_default_saves_pending_at_the_end_become_durable_without_a_flush(
-    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flush", ["1", "0"])
+def test_default_saves_pending_at_the_end_of_the_job_become_durable_without_a_flush_too(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch, flush: str
 ):
     monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", RATE)
-    monkeypatch.setenv("FASTCKPT_FLUSH", "0")
+    monkeypatch.setenv("FASTCKPT_FLUSH", flush)
     (one,) = ranks.start()
     for step in (1, 2, 3):
         one.save_checkpoint(step, state(step, SIZE))
     ranks.end()
-    assert stored(directory) == [1, 3]
+    assert on_storage(directory) == [1, 3]

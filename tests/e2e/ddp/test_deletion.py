@@ -21,7 +21,7 @@ from fastckpt.ddp import (
     StorageType,
 )
 from fastckpt.errors import ConfigError, NotLoadable, PersistError
-from tests.e2e.ddp.conftest import Ranks, state, until
+from tests.e2e.ddp.conftest import Ranks, on_storage, state, until
 
 
 def save(member: DdpCheckpointer, *steps: int, **measures: list[float]) -> None:
@@ -31,17 +31,10 @@ def save(member: DdpCheckpointer, *steps: int, **measures: list[float]) -> None:
         member.wait_latest_checkpoint(60)
 
 
-def on_storage(directory: Path) -> list[int]:
-    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
-
-
-def folders(directory: Path) -> set[str]:
-    return {path.name for path in directory.glob("checkpoint-*")}
-
-
-def becomes(directory: Path, *steps: int) -> None:
+def becomes(directory: Path, *names: int | str) -> None:
     """Deletion follows the persist, which is all that wait_latest_checkpoint waits for."""
-    until(lambda: folders(directory) == {f"checkpoint-{step}" for step in steps}, f"{steps} alone on storage")
+    wanted = {f"checkpoint-{name}" for name in names}
+    until(lambda: {path.name for path in directory.glob("checkpoint-*")} == wanted, f"{names} alone on storage")
 
 
 class Mine(CheckpointDeletionStrategy):
@@ -58,24 +51,6 @@ class Mine(CheckpointDeletionStrategy):
 
 
 class TestBuiltInStrategies:
-    def test_keep_latest_keeps_the_latest_checkpoints(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
-        save(one, 1, 2, 3, 4, 5)
-        becomes(directory, 4, 5)
-
-    def test_keep_step_interval_keeps_multiples_and_the_newest(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start(deletion_strategy=KeepStepIntervalStrategy(4, str(directory)))
-        save(one, 2, 4, 6, 8, 9, 10)
-        becomes(directory, 4, 8, 10)
-
-    def test_retention_after_a_restart_of_the_agent_counts_earlier_checkpoints(self, ranks: Ranks, directory: Path):
-        for steps in ((1, 2), (3, 4), (5,)):
-            (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
-            one.load_checkpoint()
-            save(one, *steps)
-            ranks.end()
-        assert on_storage(directory) == [4, 5]
-
     def test_retention_after_a_restart_of_the_agent_knows_times_and_metrics(
         self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
     ):
@@ -95,25 +70,7 @@ class TestBuiltInStrategies:
             ranks.end()
         assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
 
-    def test_keep_best_keeps_the_best_and_the_newest(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start(deletion_strategy=KeepBestStrategy(1, "accuracy", str(directory), mode="max"))
-        save(one, 1, 2, 3, accuracy=[0.5, 0.7, 0.6])
-        becomes(directory, 2, 3)
-        save(one, 4)
-        becomes(directory, 2, 4)
-        save(one, 5, accuracy=[0.8])
-        becomes(directory, 5)
-
-    def test_keep_every_minutes_goes_by_the_clock(self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
-        now = [0.0]
-        monkeypatch.setattr(time, "time", lambda: now[0])
-        (one,) = ranks.start(deletion_strategy=KeepTimeIntervalStrategy(60, str(directory)))
-        for step in range(1, 9):
-            now[0] += 25 * 60
-            save(one, step)
-        becomes(directory, 1, 3, 5, 8)
-
-    def test_a_union_of_strategies_refuses_other_objects(self, directory: Path):
+    def test_a_union_of_strategies_refuses_other_objects_and_counts_below_one(self, directory: Path):
         mine, two = Mine(directory), KeepLatestStepStrategy(2, str(directory))
         with pytest.raises(ConfigError, match="Mine cannot be part of a KeepAnyStrategy"):
             KeepAnyStrategy(two, mine)
@@ -121,15 +78,23 @@ class TestBuiltInStrategies:
             KeepAnyStrategy(two, KeepLatestStepStrategy(2, str(directory / "other")))
         with pytest.raises(ConfigError, match="at least one"):
             KeepAnyStrategy()
+        for count in (0, 1.5):
+            with pytest.raises(ConfigError, match="whole number, 1 or more"):
+                KeepLatestStepStrategy(count, str(directory))  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="whole number, 1 or more"):
+                KeepStepIntervalStrategy(count, str(directory))  # type: ignore[arg-type]
 
-    def test_retention_deletes_an_older_history_first(self, ranks: Ranks, directory: Path):
+    def test_retention_deletes_an_older_history_first_and_nothing_of_other_tools(self, ranks: Ranks, directory: Path):
+        (directory / "checkpoint-1").mkdir(parents=True)
+        (directory / "checkpoint-1" / "precious").touch()
+        (directory / "checkpoint-notes").mkdir()
         (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
         save(one, 10, 20)
         one.load_checkpoint(directory / "checkpoint-10")
         save(one, 11)
-        becomes(directory, 11, 20)
+        becomes(directory, 1, 11, 20, "notes")
         save(one, 12)
-        becomes(directory, 11, 12)
+        becomes(directory, 1, 11, 12, "notes")
 
     def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(
         self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
@@ -154,17 +119,19 @@ class TestBuiltInStrategies:
 
     def test_a_line_of_training_continues_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
         """Old and best, then restarts of which nothing became durable, then better: the old one is not another's."""
-        strategy = KeepBestStrategy(1, "loss", str(directory))
+        strategy = KeepBestStrategy(1, "accuracy", str(directory), mode="max")
         (one,) = ranks.start(deletion_strategy=strategy)
-        save(one, 1, loss=[1.0])
+        save(one, 1, accuracy=[0.9])
         for step in (2, 3):
             one.load_checkpoint()
             one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
         one.load_checkpoint()
-        save(one, 4, loss=[9.0])
+        save(one, 4, accuracy=[0.5])
         becomes(directory, 1, 4)
-        save(one, 5, loss=[0.5])
-        becomes(directory, 5)
+        save(one, 5)
+        becomes(directory, 1, 5)
+        save(one, 6, accuracy=[1.0])
+        becomes(directory, 6)
 
     def test_a_load_from_another_directory_continues_no_line_of_training(
         self, ranks: Ranks, directory: Path, tmp_path: Path
@@ -182,26 +149,12 @@ class TestBuiltInStrategies:
         save(one, 2, 3)
         becomes(directory, 3, 7)
 
-    def test_retention_leaves_directories_of_other_tools(self, ranks: Ranks, directory: Path):
-        (directory / "checkpoint-1").mkdir(parents=True)
-        (directory / "checkpoint-1" / "precious").touch()
-        (directory / "checkpoint-notes").mkdir()
-        (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(1, str(directory)))
-        save(one, 2, 3)
-        becomes_with_others = {"checkpoint-1", "checkpoint-notes", "checkpoint-3"}
-        until(lambda: folders(directory) == becomes_with_others, "only ours are deleted")
-
-    @pytest.mark.parametrize("count", [0, -1, 1.5])
-    def test_a_strategy_that_keeps_no_checkpoint_is_refused(self, directory: Path, count: Any):
-        with pytest.raises(ConfigError, match="whole number, 1 or more"):
-            KeepLatestStepStrategy(count, str(directory))
-        with pytest.raises(ConfigError, match="whole number, 1 or more"):
-            KeepStepIntervalStrategy(count, str(directory))
-
 
 class TestUserStrategies:
     def test_a_user_strategy_runs_in_the_first_rank_once_per_checkpoint(self, ranks: Ranks, directory: Path):
         strategies = [Mine(directory), Mine(directory)]
+        for strategy in strategies:
+            strategy.policy = "mine alone"  # type: ignore[attr-defined]
         ranks.start(0)
         ranks.members = [ranks.join(rank, 2, deletion_strategy=strategies[rank]) for rank in (0, 1)]
         for step in (1, 2, 3, 4):
@@ -220,40 +173,6 @@ class TestUserStrategies:
         (one,) = ranks.start_workers(deletion_strategy=strategy)
         one.wait_latest_checkpoint(60)
         assert [step for step, _ in strategy.seen] == [7]
-
-    def test_the_delete_function_of_a_user_strategy_is_confined_to_the_directory(
-        self, ranks: Ranks, directory: Path, tmp_path: Path
-    ):
-        outside = tmp_path / "precious"
-        outside.mkdir()
-
-        refused: list[str] = []
-
-        class Greedy(Mine):
-            def clean_up(self, step: int, delete_func: Any) -> None:
-                (directory / "link").unlink(missing_ok=True)
-                (directory / "link").symlink_to(outside)
-                for path in (outside, directory, directory / "..", directory / "link", Path("/")):
-                    with pytest.raises(ConfigError):
-                        delete_func(str(path))
-                    refused.append(path.name)
-                delete_func(str(directory / "unknown"))
-
-        strategy = Greedy(directory)
-        (one,) = ranks.start(deletion_strategy=strategy)
-        save(one, 1, 2)
-        assert len(refused) == 10
-        assert outside.is_dir() and on_storage(directory) == [1, 2]
-
-    def test_a_user_strategy_deletes_by_names_of_flash_checkpoint(self, ranks: Ranks, directory: Path):
-        class ByStep(Mine):
-            def clean_up(self, step: int, delete_func: Any) -> None:
-                if step > 1:
-                    delete_func(str(directory / str(step - 1)))
-
-        (one,) = ranks.start(deletion_strategy=ByStep(directory))
-        save(one, 1, 2, 3)
-        assert on_storage(directory) == [3]
 
     def test_a_user_strategy_that_deletes_the_step_it_is_called_with_keeps_the_newest(
         self, ranks: Ranks, directory: Path
@@ -274,25 +193,26 @@ class TestUserStrategies:
         save(one, 5, 6, 7)
         assert on_storage(directory) == [3, 6, 7]
 
-    def test_a_user_strategy_may_have_attributes_of_any_name(self, ranks: Ranks, directory: Path):
-        strategy = Mine(directory)
-        strategy.policy = "mine alone"  # type: ignore[attr-defined]
-        (one,) = ranks.start(deletion_strategy=strategy)
-        save(one, 1)
-        assert [step for step, _ in strategy.seen] == [1]
+    def test_a_user_strategy_may_subclass_a_built_in_one_and_delete_within_the_directory_only(
+        self, ranks: Ranks, directory: Path, tmp_path: Path
+    ):
+        (outside := tmp_path / "precious").mkdir()
+        refused: list[str] = []
 
-    def test_a_user_strategy_may_subclass_a_built_in_one(self, ranks: Ranks, directory: Path):
-        seen: list[int] = []
-
-        class Refined(KeepLatestStepStrategy):
+        class Greedy(KeepLatestStepStrategy):
             def clean_up(self, step: int, delete_func: Any) -> None:
-                seen.append(step)
+                (directory / "link").unlink(missing_ok=True)
+                (directory / "link").symlink_to(outside)
+                for path in (outside, directory, directory / "..", directory / "link", Path("/")):
+                    with pytest.raises(ConfigError):
+                        delete_func(str(path))
+                    refused.append(path.name)
+                delete_func(str(directory / "unknown"))
 
-        strategy = Refined(1, str(directory))
-        (one,) = ranks.start(deletion_strategy=strategy)
+        (one,) = ranks.start(deletion_strategy=Greedy(1, str(directory)))
         save(one, 1, 2)
-        assert seen == [1, 2]
-        assert on_storage(directory) == [1, 2]
+        assert len(refused) == 10
+        assert outside.is_dir() and on_storage(directory) == [1, 2]
 
     def test_an_error_of_a_user_strategy_is_raised_by_a_complete_save(self, ranks: Ranks, directory: Path):
         class Faulty(Mine):
@@ -343,52 +263,32 @@ class TestMetrics:
         found = CheckpointDirectory(directory).checkpoints()
         return {stored.id.step: stored.manifest.details.get("metrics") for stored in found}
 
-    def test_metrics_of_a_save_are_in_the_manifest(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start()
-        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics={"loss": torch.tensor(1.5), "epoch": 3})
-        one.save_checkpoint(2, state(2), metrics={"loss": 1.25}, storage_type=StorageType.MEMORY)
-        ranks.end()
-        assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 1.25}}
-
-    def test_metrics_may_be_given_when_the_step_is_already_in_memory(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start()
-        one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-        assert one.save_checkpoint(1, state(9), storage_type=StorageType.DISK, metrics={"loss": 0.5})
-        ranks.end()
-        assert self.kept(directory) == {1: {"loss": 0.5}}
-        (stored,) = CheckpointDirectory(directory).checkpoints()
-        assert torch.load(stored.path / "model.pt")["step"] == 1
-
-    def test_metrics_in_the_manifest_are_those_of_the_first_rank(self, ranks: Ranks, directory: Path):
+    def test_metrics_of_the_first_rank_are_in_the_manifest(self, ranks: Ranks, directory: Path):
+        """Also if they are given once the step is in memory; those that are no finite numbers are left out."""
+        measured = {"loss": torch.tensor(1.5), "epoch": 3, "norm": -math.inf, "lr": math.nan}
         for rank, member in enumerate(ranks.start(2)):
-            member.save_checkpoint(1, state(1), metrics={"loss": float(rank)}, storage_type=StorageType.MEMORY)
+            member.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics=measured if rank == 0 else {})
+            member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
+        for rank, member in enumerate(ranks.members):
+            metrics = {"loss": 0.5 + rank}
+            assert member.save_checkpoint(2, state(9), storage_type=StorageType.DISK, metrics=metrics)
+            member.save_checkpoint(3, state(3), metrics={"loss": 1.25 + rank}, storage_type=StorageType.MEMORY)
         ranks.end()
-        assert self.kept(directory) == {1: {"loss": 0.0}}
+        assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 0.5}, 3: {"loss": 1.25}}
+        assert torch.load(directory / "checkpoint-2" / "model.pt")["step"] == 2
 
     @pytest.mark.parametrize(
-        ("value", "shown"),
+        ("name", "value", "shown"),
         [
-            *(("0.5", "'0.5'"), (None, "None"), ([1], "a list")),
-            *((torch.ones(2), "a Tensor"), (10**400, "1000")),
+            *(("loss", "0.5", "'loss' is '0.5'"), ("loss", None, "'loss' is None"), ("loss", [1], "'loss' is a list")),
+            *(("loss", torch.ones(2), "'loss' is a Tensor"), ("loss", 10**400, "'loss' is 1000"), (3, 0.5, "3 is")),
         ],
     )
     def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(
-        self, ranks: Ranks, directory: Path, value: Any, shown: str
+        self, ranks: Ranks, name: Any, value: Any, shown: str
     ):
         (one,) = ranks.start()
-        with pytest.raises(ConfigError, match=f"the metric 'loss' is {shown}"):
-            one.save_checkpoint(1, state(1), metrics={"loss": value}, storage_type=StorageType.MEMORY)
+        with pytest.raises(ConfigError, match=f"the metric {shown}"):
+            one.save_checkpoint(1, state(1), metrics={name: value}, storage_type=StorageType.MEMORY)
         assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         assert one.load_checkpoint()["step"] == 1
-
-    def test_metrics_that_are_nan_or_infinite_do_not_end_training(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start()
-        measured = {"loss": torch.tensor(math.nan), "norm": -math.inf, "lr": 0.5}
-        assert one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics=measured)
-        one.wait_latest_checkpoint()
-        assert self.kept(directory) == {1: {"lr": 0.5}}
-
-    def test_metrics_whose_names_are_no_strings_are_refused(self, ranks: Ranks):
-        (one,) = ranks.start()
-        with pytest.raises(ConfigError, match="the metric 3 is"):
-            one.save_checkpoint(1, state(1), metrics={3: 0.5}, storage_type=StorageType.MEMORY)  # type: ignore[dict-item]

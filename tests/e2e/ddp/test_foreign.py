@@ -22,25 +22,15 @@ def theirs(directory: Path) -> Path:
 
 def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(ranks: Ranks, theirs: Path):
     ranks.start(2)
-
-    def refused(member, rank):
-        with pytest.raises(NoLoadableCheckpoint, match="Flash Checkpoint") as caught:
-            member.load_checkpoint()
-        return str(caught.value)
-
-    one, other = ranks.together(refused)
-    assert one == other and f"resume_path='{theirs}/100/rank_0.pt'" in one
+    one, other = ranks.refusals()
+    assert one == other and "Flash Checkpoint" in one and f"resume_path='{theirs}/100/rank_0.pt'" in one
     loaded = ranks.load(theirs / "100/rank_0.pt")
     assert all(torch.equal(each["weights"], state(100)["weights"]) for each in loaded)
-
-
-def test_our_checkpoints_beside_a_foreign_one_are_loaded(ranks: Ranks, theirs: Path):
-    (one,) = ranks.start()
-    assert one.load_checkpoint(theirs / "100/rank_0.pt")["step"] == 100
-    one.save_checkpoint(101, state(101), storage_type=StorageType.DISK)
+    for member in ranks.members:
+        member.save_checkpoint(101, state(101), storage_type=StorageType.DISK)
     ranks.end()
-    (one,) = ranks.start()
-    assert one.load_checkpoint()["step"] == 101
+    ranks.start(2)
+    assert ranks.resume() == [(101, "storage")] * 2, "our own beside it is loaded"
 
 
 def test_the_loop_api_refuses_a_foreign_checkpoint(theirs: Path):

@@ -1,125 +1,142 @@
 """States that shared memory cannot hold: an error before anything is written, never a signal."""
 
+import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from fastckpt.ddp import StorageType
+from fastckpt import DdpCheckpointer
+from fastckpt._core.memory.presence import evict, signed
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.storage.local.identity import identity
+from fastckpt.ddp import SaveResult, StorageType
 from fastckpt.errors import ArenaTooSmall
 from tests.e2e.ddp.conftest import Ranks, state
+from tests.support.live_folders import remove_live
 
 MEBI = 1 << 18
 """Floats in a MiB."""
+Limited = Callable[[int], DdpCheckpointer]
 
 
-@pytest.fixture(autouse=True)
-def ends_before_the_tmpfs_goes(small_tmpfs, ranks: Ranks):
-    yield
+@pytest.fixture
+def limited(small_tmpfs: Callable[[int], Path], ranks: Ranks) -> Iterator[Limited]:
+    """A checkpointer whose memory has so many MiB."""
+
+    def start(size: int) -> DdpCheckpointer:
+        small_tmpfs(size)
+        return ranks.start()[0]
+
+    yield start
     ranks.end()
 
 
-def test_too_large_a_state_is_refused_at_the_first_save(small_tmpfs, ranks: Ranks):
-    shm = small_tmpfs(150)
-    (one,) = ranks.start()
-    for _ in range(2):
+def save(one: DdpCheckpointer, step: int, size: float) -> SaveResult:
+    """Save a state of so many MiB to memory."""
+    return one.save_checkpoint(step, state(step, int(size * MEBI)), storage_type=StorageType.MEMORY)
+
+
+def test_too_large_a_state_is_refused_at_the_first_save_and_by_prepare(limited: Limited):
+    one = limited(75)
+    for act in (lambda: save(one, 1, 50), lambda: save(one, 1, 50), lambda: one.prepare(state(1, 50 * MEBI))):
         with pytest.raises(ArenaTooSmall) as refused:
-            one.save_checkpoint(1, state(1, 100 * MEBI), storage_type=StorageType.MEMORY)
+            act()
+        shm = one._writer.link.arena.parent
         assert str(refused.value) == (
-            f"shared memory cannot hold 2 x 100.1 MiB, 200.1 MiB in all: {shm} has 142.5 MiB free of 150.0 MiB. "
-            "Enlarge it (docker: --shm-size=256m; Kubernetes: emptyDir: {medium: Memory, sizeLimit: 256Mi} "
+            f"shared memory cannot hold 2 x 50.1 MiB, 100.1 MiB in all: {shm} has 71.2 MiB free of 75.0 MiB. "
+            "Enlarge it (docker: --shm-size=128m; Kubernetes: emptyDir: {medium: Memory, sizeLimit: 128Mi} "
             f"mounted at {shm}), name another tmpfs with --fast-shm-dir, or keep checkpoints in files on a disk with "
             "--fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off). (FC-001, docs/errors.md#fc-001)"
         )
         assert refused.value.code == "FC-001"
-    assert one.save_checkpoint(2, state(2, 10 * MEBI), storage_type=StorageType.MEMORY)
+    one.prepare(state(1, 5 * MEBI))
+    assert save(one, 2, 5)
     assert one.load_checkpoint()["step"] == 2
 
 
-def test_prepare_refuses_a_state_that_is_too_large(small_tmpfs, ranks: Ranks):
-    small_tmpfs(150)
-    (one,) = ranks.start()
-    with pytest.raises(ArenaTooSmall, match=r"100\.1 MiB"):
-        one.prepare(state(1, 100 * MEBI))
-    one.prepare(state(1, 10 * MEBI))
-    assert one.save_checkpoint(1, state(1, 10 * MEBI), storage_type=StorageType.MEMORY)
-
-
-def test_memory_with_room_for_two_slots_has_two(small_tmpfs, ranks: Ranks, said):
-    small_tmpfs(280)
-    (one,) = ranks.start()
+def test_memory_with_room_for_two_slots_has_two(limited: Limited, said):
+    one = limited(70)
     for step in range(1, 6):
-        assert one.save_checkpoint(step, state(step, 100 * MEBI), storage_type=StorageType.MEMORY)
+        assert save(one, step, 25)
     assert len(list(one._writer.link.arena.glob("slot-*"))) == 2
     assert "two slots only" in said.text
-    assert float(one.load_checkpoint()["weights"].sum()) == 5 * 100 * MEBI
-    assert one.save_checkpoint(6, state(6, 100 * MEBI), storage_type=StorageType.DISK)
+    assert float(one.load_checkpoint()["weights"].sum()) == 5 * 25 * MEBI
+    assert one.save_checkpoint(6, state(6, 25 * MEBI), storage_type=StorageType.DISK)
     assert one.wait_latest_checkpoint(60) == 6
 
 
-def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(small_tmpfs, ranks: Ranks):
-    small_tmpfs(160)
-    (one,) = ranks.start()
+def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(limited: Limited):
+    one = limited(160)
     for step in (1, 2, 3, 4):
-        assert one.save_checkpoint(step, state(step, 20 * MEBI), storage_type=StorageType.MEMORY)
+        assert save(one, step, 20)
     for step in (5, 6):
-        result = one.save_checkpoint(step, state(step, 120 * MEBI), storage_type=StorageType.MEMORY)
+        result = save(one, step, 120)
         assert not result and "2 x 120.1 MiB" in result.reason and "--shm-size" in result.reason
     assert result.skipped == 2
     assert one.load_checkpoint()["step"] == 4
-    assert one.save_checkpoint(7, state(7, 20 * MEBI), storage_type=StorageType.MEMORY)
+    assert save(one, 7, 20)
     assert one.load_checkpoint()["step"] == 7
 
 
-def test_a_slot_that_grows_into_the_last_free_memory_is_saved(small_tmpfs, ranks: Ranks):
+@pytest.mark.parametrize(
+    ("room", "sizes"),
+    [
+        (135, (15, 25, 10, 30, 30, 30, 5, 33, 33, 33)),  # into the last free memory
+        (40, (4, 4, 4, 4, 14, 14, 14, 14)),  # from three slots to two
+        (40, (10.5,) * 4 + (11.4,) * 5),  # slightly, in scarce memory
+    ],
+)
+def test_a_state_that_grows_is_saved(limited: Limited, room: int, sizes: tuple[float, ...]):
     """Images that are replaced give their memory back, although writers have mapped them."""
-    small_tmpfs(270)
-    (one,) = ranks.start()
-    for step, size in enumerate((30, 50, 20, 60, 60, 60, 10, 66, 66, 66), 1):
-        assert one.save_checkpoint(step, state(step, size * MEBI), storage_type=StorageType.MEMORY), (step, size)
+    one = limited(room)
+    for step, size in enumerate(sizes, 1):
+        assert save(one, step, size), (step, size)
         assert float(one.load_checkpoint()["weights"][-1]) == step
 
 
-def test_the_shared_memory_that_docker_gives_by_default_holds_a_small_state(small_tmpfs, ranks: Ranks):
-    small_tmpfs(64)
-    (one,) = ranks.start()
-    assert one.save_checkpoint(1, {"weights": torch.zeros(MEBI)}, storage_type=StorageType.MEMORY)
-
-
-def test_a_third_slot_leaves_room_for_data_loaders_or_a_warning_says_so(small_tmpfs, ranks: Ranks, said):
+def test_a_third_slot_leaves_room_for_data_loaders_or_a_warning_says_so(limited: Limited, said):
     """A third slot of 16 MiB would fit into docker's 64; the workers of a loader would find no room then, and die."""
-    shm = small_tmpfs(64)
-    (one,) = ranks.start()
+    one = limited(64)
+    shm = one._writer.link.arena.parent
     for step in range(1, 6):
-        assert one.save_checkpoint(step, state(step, 15 * MEBI), storage_type=StorageType.MEMORY)
+        assert save(one, step, 15)
     assert shutil.disk_usage(shm).free > 32 << 20
     assert "two slots only" in said.text and "data loaders" not in said.text
     for step in range(6, 11):
-        assert one.save_checkpoint(step, state(step, 17 * MEBI), storage_type=StorageType.MEMORY)
+        assert save(one, step, 17)
     assert said.text.count(f"checkpoints take 34.1 MiB of 64.0 MiB in {shm}: data loaders with workers") == 1
     assert "fail. Enlarge it (docker: --shm-size=128m;" in said.text
     assert one.load_checkpoint()["step"] == 10
 
 
-def test_memory_taken_by_others_after_the_first_save_is_reported(small_tmpfs, ranks: Ranks, request):
-    shm = small_tmpfs(300)
-    (one,) = ranks.start()
-    assert one.save_checkpoint(1, state(1, 20 * MEBI), storage_type=StorageType.MEMORY)
-    other = Path(shm) / "owner-unknown"
+def test_memory_taken_by_others_after_the_first_save_is_reported(limited: Limited, request):
+    one = limited(100)
+    assert save(one, 1, 7)
+    other = one._writer.link.arena.parent / "owner-unknown"
     request.addfinalizer(lambda: other.unlink(missing_ok=True))
-    with other.open("wb") as file:
-        try:
-            while file.write(bytes(1 << 20)):
-                file.flush()
-        except OSError:
+    with other.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while file.write(bytes(1 << 20)):
             pass
-    results = [
-        one.save_checkpoint(step, state(step, size * MEBI), storage_type=StorageType.MEMORY)
-        for step, size in enumerate((20, 20, 20, 50), 2)
-    ]
+    results = [save(one, step, size) for step, size in enumerate((7, 7, 7, 17), 2)]
     told = [result.reason for result in results if not result.saved]
     assert all("No space left" in text or "MiB" in text for text in told) and told
     assert one.load_checkpoint()["step"] >= 1
     other.unlink()
-    assert one.save_checkpoint(7, state(7, 50 * MEBI), storage_type=StorageType.MEMORY)
+    assert save(one, 7, 17)
+
+
+def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path: Path) -> None:
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        for step in range(9):
+            assert save(checkpointer, step, 1)
+            if step == 3:
+                remove_live(checkpointer._writer.link.arena)
+        assert checkpointer.load_checkpoint()["weights"][-1] == 8
+        assert checkpointer.loaded_from == "memory"
+        arena = checkpointer._writer.link.arena
+        assert json.loads((arena / "owner").read_text())["directory"] == str(tmp_path)
+        assert (arena / "identity").read_text() == identity(tmp_path) != "", "a later launch can adopt it"
+        assert [process for _, process in signed(arena)] == [Process.current()]
+        assert not evict(arena, 0), "it knows of its writer"

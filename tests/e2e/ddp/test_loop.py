@@ -17,12 +17,18 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from fastckpt import Checkpointer
 from fastckpt._core import metrics
 from fastckpt._core.snapshot import mutation_check
-from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader
-from fastckpt.ddp import KeepBestStrategy, KeepLatestStepStrategy, KeepStepIntervalStrategy
+from fastckpt.ddp import (
+    DdpCheckpointer,
+    KeepBestStrategy,
+    KeepLatestStepStrategy,
+    KeepStepIntervalStrategy,
+    StorageType,
+)
 from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
+from tests.e2e.ddp.conftest import on_storage
 from tests.e2e.ddp.overlapping import Held
 
 
@@ -62,8 +68,9 @@ class Training:
         return [*states[0].values(), *(value for part in states[1].values() for value in part.values())]
 
 
-def on_storage(directory: Path) -> list[int]:
-    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+def saves(training: Training, steps: Any) -> list[int]:
+    """The steps that were saved."""
+    return [step for step in steps if training.steps(step, step) == [True]]
 
 
 def test_the_last_step_is_durable_even_if_its_background_copy_was_lost(
@@ -99,6 +106,16 @@ def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: P
         assert all(torch.equal(a, b) for a, b in zip(training.weights(), again.weights(), strict=True))
         assert again.scheduler.state_dict() == training.scheduler.state_dict()
         assert again.steps(10, 12) == [None, None, True]
+        again.steps(13, 14)
+        assert checkpointer.resume() == 12, "a second resume loads the newest, and counts from there"
+        assert again.steps(13, 15) == [None, None, True]
+    with pytest.raises(FastckptError, match=r"closed: nothing is saved or loaded after close\(\); make another"):
+        checkpointer.step(16)
+    with (
+        pytest.raises(FastckptError, match=r"call resume\(\)"),
+        Training(directory, deletion_strategy=KeepLatestStepStrategy(1, directory)).checkpointer as checkpointer,
+    ):
+        checkpointer.step(1)
 
 
 def test_a_resume_of_an_earlier_step_begins_a_history_that_later_resumes_go_on_from(directory: Path):
@@ -181,26 +198,6 @@ def test_an_interval_may_be_given_as_a_time(directory: Path):
         assert checkpointer._frequency.schedule.known.intervals.storage > 1000
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(40))
-
-
-def test_a_loop_over_data_without_a_length_saves_and_resumes(directory: Path):
-    loader = ResumableDataLoader(Stream(), batch_size=4)
-    training = Training(directory, data=loader, every=1)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        batches = iter(loader)
-        for step in (1, 2, 3):
-            assert next(batches).tolist() == list(range(4 * step - 4, 4 * step))
-            training.steps(step, step)
-    loader = ResumableDataLoader(Stream(), batch_size=4)
-    with Training(directory, data=loader, every="auto").checkpointer as checkpointer:
-        assert checkpointer.resume() == 3
-        assert next(iter(loader)).tolist() == [12, 13, 14, 15]
-
-
 def test_several_optimizers_and_other_objects_are_saved_and_resumed(directory: Path):
     other = nn.Linear(2, 2)
     lists = {"optimizer": [torch.optim.SGD(other.parameters(), 0.1)], "others": {"other": other}, "scheduler": ()}
@@ -214,6 +211,21 @@ def test_several_optimizers_and_other_objects_are_saved_and_resumed(directory: P
     for says, options in unlike.items():
         with Training(directory, **options).checkpointer as checkpointer, pytest.raises(ConfigError, match=says):
             checkpointer.resume()
+
+
+def test_objects_missing_in_a_checkpoint_are_reported(directory: Path, said: pytest.LogCaptureFixture):
+    first = Training(directory, every=1, others={"average": nn.Linear(1, 1)})
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 1)
+    with Training(directory, scheduler=()).checkpointer as checkpointer:
+        assert checkpointer.resume() == 1
+    assert "the checkpoint has average, scheduler, which no part takes" in said.text
+    with DdpCheckpointer(directory) as manual:
+        assert manual.load_checkpoint().keys() >= {"model", "optimizer", "scheduler", "average"}
+        manual.save_checkpoint(7, {"model": first.model.state_dict()}, storage_type=StorageType.DISK)
+    with Training(directory, optimizer=(), scheduler=()).checkpointer as checkpointer:
+        assert checkpointer.resume() == 7, "what was saved by hand"
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -247,6 +259,42 @@ def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(
     assert ("in the middle of accumulation, without the gradients" in said.text) is not gradients
 
 
+def test_after_an_error_in_the_loop_nothing_more_is_saved_and_all_is_closed(directory: Path):
+    for in_the_loop in (False, True):
+        others = {"other": nn.Linear(1, 1)}
+        training = Training(directory, every=10, others=others)
+        with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
+            checkpointer.resume()
+            training.steps(1, 3)
+            others["other"].register_state_dict_post_hook(lambda *_: 1 // 0)
+            if in_the_loop:
+                others["other"].state_dict()
+        assert on_storage(directory) == []
+    Training(directory).checkpointer.close()
+
+
+LINEAR = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "every is 0 steps"),
+        ({"every": "often"}, "give 'auto'"),
+        ({"overhead": 3.5}, "3.5%"),
+        ({"data": object()}, "no state_dict"),
+        ({"others": {"scaler": object()}}, "scaler is an object"),
+        ({"scheduler": [object()]}, "scheduler is an object"),
+        *(({"others": {name: LINEAR}}, f"others has '{name}'") for name in ("model", "data", "fastckpt")),
+        ({"evry": 3}, "no argument 'evry'; there are"),
+    ],
+)
+def test_invalid_arguments_of_the_loop_are_refused_at_once(directory: Path, options: dict[str, Any], says: str):
+    with pytest.raises(TypeError if "evry" in options else ConfigError, match=says):
+        Training(directory, **options)
+    assert not directory.exists()
+
+
 def test_gradients_of_other_ranks_are_dropped_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ):
@@ -271,52 +319,8 @@ def test_gradients_of_other_ranks_are_dropped_with_a_warning(
         gradients.load(saved | {"grads": {"other": torch.ones(2)}})
 
 
-def test_ranks_share_the_same_description_of_equal_data(directory: Path):
-    gradients = Gradients(nn.Linear(2, 2), (), None, saved=False)
-    said = [
-        TrainingState({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
-        for rank, batch, seed in ((0, 2, 0), (1, 2, 0), (1, 4, 0), (1, 2, 1))
-    ]
-    assert said[0] == said[1]
-    assert said[0] != said[2]
-    assert said[0] != said[3]
-    assert TrainingState({}, None, gradients).shared == {}
-
-
-def test_after_an_error_in_the_loop_nothing_more_is_saved(directory: Path):
-    training = Training(directory, every=10)
-    with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
-        checkpointer.resume()
-        training.steps(1, 3)
-        raise ZeroDivisionError
-    assert on_storage(directory) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"every": 0}, "every is 0 steps"),
-        ({"every": "often"}, "give 'auto'"),
-        ({"overhead": 3.5}, "3.5%"),
-        ({"data": object()}, "no state_dict"),
-        ({"others": {"scaler": object()}}, "scaler is an object"),
-        ({"scheduler": [object()]}, "scheduler is an object"),
-    ],
-)
-def test_invalid_arguments_of_the_loop_are_refused_at_once(directory: Path, options: dict[str, Any], says: str):
-    with pytest.raises(ConfigError, match=says):
-        Training(directory, **options)
-    assert not directory.exists()
-
-
-def test_step_before_resume_is_refused(directory: Path):
-    training = Training(directory, deletion_strategy=KeepLatestStepStrategy(1, directory))
-    with pytest.raises(FastckptError, match=r"call resume\(\)"), training.checkpointer as checkpointer:
-        checkpointer.step(1)
-
-
 def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: Path):
-    """The state of AdamW loads into SGD without a word: its learning rate and all."""
+    """The state of AdamW loads into SGD without a word: its learning rate and all. Nothing loads unless all fit."""
     first = Training(directory, every=1)
     with first.checkpointer as checkpointer:
         checkpointer.resume()
@@ -336,6 +340,10 @@ def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: 
     metrics.unlisten(listener)
     assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
     assert sgd.param_groups[0]["lr"] == 0.5
+    other = Training(directory, scheduler=[other.scheduler])
+    with other.checkpointer as checkpointer, pytest.raises(ConfigError, match="scheduler was saved as one"):
+        checkpointer.resume()
+    assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
     again = Training(directory)
     with again.checkpointer as checkpointer:
         assert checkpointer.resume() == 2
@@ -398,32 +406,43 @@ def test_a_checkpoint_that_names_no_optimizers_loads(directory: Path, monkeypatc
     assert all(torch.equal(a, b) for a, b in zip(first.weights(), again.weights(), strict=True))
 
 
-class Numbers(IterableDataset[int]):
+class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(40))
 
 
-SECOND = {
+LOADERS = {
     "indexed": lambda: ResumableDataLoader(range(40), 4, True, seed=3),
-    "sharded": lambda: ResumableDataLoader(Numbers(), 4, sharded=True),
-    "torchdata's": lambda: StatefulDataLoader(Numbers(), 4),
+    "without a length": lambda: ResumableDataLoader(Stream(), batch_size=4),
+    "sharded": lambda: ResumableDataLoader(Stream(), 4, sharded=True),
+    "torchdata's": lambda: StatefulDataLoader(Stream(), 4),
 }
 
 
-@pytest.mark.parametrize("kind", SECOND)
-def test_a_second_loader_resumes_at_its_own_position(tmp_path: Path, kind: str):
-    """Where each rank is in it may differ, as in the first."""
+@pytest.mark.parametrize(("kind", "is_second"), [*((kind, True) for kind in LOADERS), ("without a length", False)])
+def test_each_kind_of_loader_resumes_at_its_own_position(tmp_path: Path, kind: str, is_second: bool):
+    """Where each rank is in a second loader may differ, as in the first."""
 
-    def run(place: Path, last: int) -> list[list[int]]:
-        second = SECOND[kind]()
-        training = Training(place, every=1, others={"second": second})
-        used = []
+    def run(place: Path, last: int, every: Any = 1) -> list[list[int]]:
+        loader = LOADERS[kind]()
+        options = {"others": {"second": loader}} if is_second else {"data": loader}
+        training, used = Training(place, every=every, **options), list[list[int]]()
         with training.checkpointer as checkpointer:
-            step, batches = checkpointer.resume(), iter(second)
+            step, batches = checkpointer.resume(), iter(loader)
             while step < last:
                 used.append(next(batches).tolist())
                 step += 1
                 training.steps(step, step)
         return used
 
-    assert run(tmp_path / "parts", 3) + run(tmp_path / "parts", 7) == run(tmp_path / "whole", 7)
+    assert run(tmp_path / "parts", 3) + run(tmp_path / "parts", 7, "auto") == run(tmp_path / "whole", 7)
+
+
+def test_ranks_share_the_same_description_of_equal_data():
+    gradients = Gradients(nn.Linear(2, 2), (), None, saved=False)
+    said = [
+        TrainingState({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
+        for rank, batch, seed in ((0, 2, 0), (1, 2, 0), (1, 4, 0), (1, 2, 1))
+    ]
+    assert said[0] == said[1] and said[0] != said[2] and said[0] != said[3]
+    assert TrainingState({}, None, gradients).shared == {}

@@ -22,7 +22,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
-from tests.e2e.ddp.conftest import Ranks, Rounds, state, until
+from tests.e2e.ddp.conftest import Ranks, Rounds, flip, on_storage, state, until
 from tests.support.live_folders import remove_live
 from tests.unit._core.storage.checkpoints import publish
 
@@ -49,15 +49,13 @@ class Nodes(Ranks):
                 self._monkeypatch.setenv(name, str(value))
             self.members.append(DdpCheckpointer(self.directory, *strategy))
 
-    def save(self, step: int, *ranks: int, path: str = "") -> None:
+    def save(self, step: int, *ranks: int, path: str = "", kind: StorageType = DISK) -> None:
         for rank in ranks:
             own = {"position": 100 * step + rank}
-            assert self.members[rank].save_checkpoint(step, state(step), path, DISK, rank_state=own)
+            assert self.members[rank].save_checkpoint(step, state(step), path, kind, rank_state=own)
 
     def save_to_memory(self, step: int, *ranks: int) -> None:
-        for rank in ranks:
-            own = {"position": 100 * step + rank}
-            assert self.members[rank].save_checkpoint(step, state(step), rank_state=own, storage_type=MEMORY)
+        self.save(step, *ranks, kind=MEMORY)
 
     def restart(self) -> None:
         """The workers of both nodes die, as far as their savers can tell, and others come."""
@@ -68,16 +66,11 @@ class Nodes(Ranks):
             saver.breakpoint()
         self.start_workers_of_nodes()
 
-    def resume(self) -> list[tuple[int, str]]:
-        """Step and tier of each rank; that all have loaded one step, and each its own part."""
-        loaded = [found["step"] for found in self.load()]
-        assert positions(self) == [100 * step + rank for rank, step in enumerate(loaded)]
-        return [(step, member.loaded_from) for step, member in zip(loaded, self.members, strict=True)]
-
-    def slot(self, node: int, step: int) -> Path:
-        """Where a node has a step in memory."""
-        arena = self.members[node]._writer.link.arena
-        return next(s for s in arena.glob("slot-*") if (id := slots.read(s).committed) and id.step == step)
+    def resume(self, resume_path: Any = "") -> list[tuple[int, str]]:
+        """Step and tier of each rank, which has loaded its own part."""
+        found = super().resume(resume_path)
+        assert positions(self) == [100 * step + rank for rank, (step, _) in enumerate(found)]
+        return found
 
     def wait(self, *ranks: int) -> list[int | None]:
         return [self.members[rank].wait_latest_checkpoint(60) for rank in ranks]
@@ -97,18 +90,19 @@ class Nodes(Ranks):
 
 @pytest.fixture
 def nodes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3.0)
+    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 0.5)
     nodes = Nodes(directory, monkeypatch)
     nodes.start_nodes()
     yield nodes
     nodes.end()
     for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
-        assert not any(directory.glob("checkpoint-*")) or _is_ahead(directory)  # kept for what is not durable
+        assert not any(directory.glob("checkpoint-*")) or is_ahead(nodes)  # kept for what is not durable
         remove_live(arena)
 
 
-def _is_ahead(directory: Path) -> bool:
-    return any((directory / ".fastckpt").glob("parts-*"))
+def is_ahead(nodes: Nodes) -> bool:
+    """Whether one has written a part that makes no checkpoint yet."""
+    return any((nodes.directory / ".fastckpt").glob("parts-*"))
 
 
 def positions(nodes: Nodes) -> list[Any]:
@@ -120,25 +114,26 @@ def relaunch(nodes: Nodes) -> None:
     nodes.start_nodes()
 
 
-def test_each_rank_of_two_nodes_loads_its_own_state_from_storage(nodes: Nodes):
-    nodes.save(1, 0, 1)
-    assert nodes.wait(0, 1) == [1, 1]
-    for _ in range(2):
-        assert [loaded["step"] for loaded in nodes.load()] == [1, 1]
-        assert positions(nodes) == [100, 101]
-        assert {member.loaded_from for member in nodes.members} == {"storage"}
-        relaunch(nodes)
+def lose_memory(nodes: Nodes) -> None:
+    nodes.end()
+    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        remove_live(arena)
 
 
 def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes: Nodes):
-    nodes.save(1, 0, 1)
-    nodes.wait(0, 1)
+    for step in (1, 2):
+        nodes.save(step, 0, 1)
+        assert nodes.wait(0, 1) == [step, step]
     place = nodes.directory / "checkpoint-1"
     assert {path.name for path in place.iterdir()} == {"model.pt", "rank_0.pt", "rank_1.pt", "manifest.json"}
     assert torch.equal(torch.load(place / "model.pt", weights_only=True)["weights"], state(1)["weights"])
     own = [torch.load(place / f"rank_{rank}.pt", weights_only=True)["state"] for rank in range(2)]
     assert own == [{"position": 100}, {"position": 101}]
-    assert not _is_ahead(nodes.directory)
+    assert not is_ahead(nodes)
+    for _ in range(2):
+        assert nodes.resume() == [(2, "storage")] * 2
+        relaunch(nodes)
+    assert nodes.resume(place) == [(1, "storage")] * 2
 
 
 def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp_path: Path):
@@ -147,8 +142,7 @@ def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp
         nodes.save(step, 0, 1, path=str(path))
         assert nodes.wait(0, 1) == [step, step]
         assert torch.load(path, weights_only=True)["step"] == step
-    assert [loaded["step"] for loaded in nodes.load()] == [2, 2]
-    assert positions(nodes) == [200, 201]
+    assert nodes.resume() == [(2, "storage")] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -158,14 +152,7 @@ def test_a_step_that_one_of_two_nodes_has_persisted_does_not_count(nodes: Nodes,
     nodes.save_alone(2, rank)
     with pytest.raises(TimeoutError):
         nodes.members[rank].wait_latest_checkpoint(0.2)
-    assert [loaded["step"] for loaded in nodes.load()] == [1, 1]
-    assert positions(nodes) == [100, 101]
-
-
-def test_a_step_counts_once_both_nodes_have_persisted_it(nodes: Nodes):
-    nodes.save_alone(1, 0)
-    nodes.save(1, 1)
-    assert nodes.wait(0, 1) == [1, 1]
+    assert nodes.resume() == [(1, "storage")] * 2
 
 
 def test_a_slow_node_keeps_no_slot_of_the_other_node_occupied(nodes: Nodes):
@@ -175,21 +162,14 @@ def test_a_slow_node_keeps_no_slot_of_the_other_node_occupied(nodes: Nodes):
     assert not any(nodes.directory.glob("checkpoint-*"))
     nodes.save(8, 0, 1)
     assert nodes.wait(1, 0) == [8, 8]
-    assert not _is_ahead(nodes.directory)
+    assert not is_ahead(nodes)
 
 
 def test_a_slot_is_reused_while_the_other_node_still_persists(nodes: Nodes):
     nodes.save_alone(1, 1)
-    slots.begin(nodes.slot(1, 1), slots.SlotBegin(SaveId(1, 2), frozenset({0})))  # as before its images change
+    slots.begin(nodes.slot_of(1, 1), slots.SlotBegin(SaveId(1, 2), frozenset({0})))  # as before its images change
     nodes.save(1, 0)
     assert nodes.wait(0, 1) == [1, 1]
-
-
-def test_a_step_that_one_node_has_skipped_is_overtaken(nodes: Nodes):
-    nodes.save_alone(1, 0)
-    nodes.save(2, 0, 1)
-    assert nodes.wait(0, 1) == [2, 2]
-    assert CheckpointDirectory(nodes.directory).scan().gathered == []
 
 
 def test_a_node_that_waits_long_names_the_node_that_is_missing(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
@@ -211,32 +191,21 @@ def test_nodes_with_unlike_counts_of_resumes_write_the_same_history(nodes: Nodes
     nodes.load()
     nodes.save_alone(2, 0)
     relaunch(nodes)
-    assert [loaded["step"] for loaded in nodes.load()] == [1, 1]
+    assert [step for step, _ in nodes.resume()] == [1, 1]
     nodes.save(2, 0, 1)
     assert nodes.wait(0, 1) == [2, 2]
     relaunch(nodes)
-    assert [loaded["step"] for loaded in nodes.load()] == [2, 2]
-    assert positions(nodes) == [200, 201]
+    assert [step for step, _ in nodes.resume()] == [2, 2]
 
 
 def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes: Nodes):
     """Neither job has loaded anything, which would have given its saves a name of their own."""
     nodes.save_alone(1, 0)
-    nodes.end()
-    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
-        remove_live(arena)
+    lose_memory(nodes)
     nodes.start_nodes()
     nodes.save_alone(1, 1)
     assert not any(nodes.directory.glob("checkpoint-*"))
     assert len(CheckpointDirectory(nodes.directory).scan().gathered) == 2
-
-
-def test_a_resume_path_of_several_nodes_has_the_parts_of_all(nodes: Nodes):
-    for step in (1, 2):
-        nodes.save(step, 0, 1)
-        nodes.wait(0, 1)
-    assert [loaded["step"] for loaded in nodes.load(nodes.directory / "checkpoint-1")] == [1, 1]
-    assert positions(nodes) == [100, 101]
 
 
 def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
@@ -246,13 +215,7 @@ def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
         nodes.save(step, 0, 1)
         nodes.wait(0, 1)
     until(lambda: len([*nodes.directory.glob("checkpoint-*")]) == 1, "retention")
-    assert [stored.id.step for stored in CheckpointDirectory(nodes.directory).checkpoints()] == [3]
-
-
-def lose_memory(nodes: Nodes) -> None:
-    nodes.end()
-    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
-        remove_live(arena)
+    assert on_storage(nodes.directory) == [3]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -281,13 +244,13 @@ def test_parts_untouched_for_long_are_removed_and_reported(
     lose_memory(nodes)
     monkeypatch.setattr(part_files, "ABANDONED", -1.0)
     nodes.start_nodes()
-    assert nodes.load() == [{}, {}] and _is_ahead(nodes.directory)  # another job may be writing it
+    assert nodes.load() == [{}, {}] and is_ahead(nodes)  # another job may be writing it
     nodes.save(1, 0)  # opens a history; not yet whole, or it would make the parts useless, which is not reported
     text = "step 2 of history 1 was never whole, and is removed: it lacks the parts of 1 of 2 nodes: 0"
     until(lambda: text in said.text, "the sweep, once a history has been opened")
     nodes.save(1, 1)
     assert nodes.wait(0, 1) == [1, 1]
-    assert said.text.count(text) == 1 and not _is_ahead(nodes.directory)
+    assert said.text.count(text) == 1 and not is_ahead(nodes)
 
 
 def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
@@ -316,7 +279,7 @@ def test_without_locks_all_parts_are_published_at_load(
     nodes.start_nodes()
     assert nodes.resume() == [(1, "storage")] * 2
     assert "step 1 of history 1 was on storage in unpublished parts, all complete; it is published now" in said.text
-    assert not _is_ahead(nodes.directory)
+    assert not is_ahead(nodes)
 
 
 @pytest.fixture
@@ -326,16 +289,6 @@ def running(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     relaunch(nodes)
     assert nodes.load() == [{}, {}]
     return nodes
-
-
-def test_each_node_resumes_from_its_own_memory(running: Nodes):
-    for step in (1, 2):
-        running.save_to_memory(step, 0, 1)
-    running.restart()
-    assert running.resume() == [(2, "memory")] * 2
-    running.save_to_memory(3, 0, 1)
-    running.restart()
-    assert running.resume() == [(3, "memory")] * 2
 
 
 def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes: Nodes):
@@ -353,7 +306,7 @@ def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running: Nodes, no
     running.save_to_memory(2, node)
     running.restart()
     assert running.resume() == [(1, "memory")] * 2
-    assert {id.step for s in running.slot(node, 1).parent.glob("slot-*") if (id := slots.read(s).committed)} == {1}
+    assert {id.step for s in running.slot_of(1, node).parent.glob("slot-*") if (id := slots.read(s).committed)} == {1}
     running.save_to_memory(2, 0, 1)
     running.restart()
     assert running.resume() == [(2, "memory")] * 2
@@ -365,33 +318,36 @@ def test_the_newest_step_that_all_nodes_have_is_flushed(nodes: Nodes):
     nodes.save_to_memory(2, 1)
     nodes.restart()
     assert nodes.resume() == [(1, "memory")] * 2
-    storage = CheckpointDirectory(nodes.directory)
-    until(lambda: [stored.id.step for stored in storage.checkpoints()] == [1], "the flush of step 1")
+    until(lambda: on_storage(nodes.directory) == [1], "the flush of step 1")
     nodes.save(2, 0, 1)
     assert nodes.wait(0, 1) == [2, 2]
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
+def clear(path: Path) -> None:
+    slots.clear(path.parent)
 
 
-@pytest.mark.parametrize("is_durable", [False, True])
-@pytest.mark.parametrize("harm", [flip, Path.unlink])
+@pytest.mark.parametrize(
+    ("harm", "is_durable"), [(flip, True), (flip, False), (Path.unlink, False), (clear, True), (clear, False)]
+)
 def test_damaged_memory_of_one_node_is_replaced_from_storage_or_all_fall_back(
     running: Nodes, harm: Callable[[Path], None], is_durable: bool
 ):
     """Its rank finds the same on storage; else all go back."""
     running.save_to_memory(1, 0, 1)
-    running.save(2, 0, 1) if is_durable else running.save_to_memory(2, 0, 1)
+    running.save(2, 0, 1, kind=DISK if is_durable else MEMORY)
     running.wait(0, 1)
-    slot = running.slot(1, 2)
+    slot = running.slot_of(2, 1)
     slots.write_digests(slot, slots.read(slot).committed, {"model.pt": digest(slot / "model.pt")})
     running.restart()
     harm(slot / "model.pt")
-    expected = [(2, "memory"), (2, "storage")] if is_durable else [(1, "memory")] * 2
-    assert running.resume() == expected
+    assert running.resume() == ([(2, "memory"), (2, "storage")] if is_durable else [(1, "memory")] * 2)
+
+
+def set_attempt(nodes: Nodes, node: int, step: int, attempt: str) -> None:
+    slot = nodes.slot_of(step, node)
+    done = slots.read(slot).done[0]
+    slots.commit(slot, 0, replace(done, details=done.details | {"attempt": attempt}))
 
 
 def test_saves_of_one_step_by_unlike_attempts_are_not_joined(running: Nodes):
@@ -399,8 +355,7 @@ def test_saves_of_one_step_by_unlike_attempts_are_not_joined(running: Nodes):
     running.save(1, 0, 1)
     running.wait(0, 1)
     running.save_to_memory(2, 0, 1)
-    slot, done = running.slot(1, 2), slots.read(running.slot(1, 2)).done[0]
-    slots.commit(slot, 0, replace(done, details=done.details | {"attempt": "another"}))
+    set_attempt(running, 1, 2, "another")
     running.restart()
     assert running.resume() == [(1, "memory")] * 2
 
@@ -409,8 +364,7 @@ def test_parts_that_may_be_of_unlike_saves_are_no_fresh_start(running: Nodes):
     """As of nodes that had not loaded, or of a job of one node that was started again on two."""
     running.save_to_memory(1, 0, 1)
     for node in (0, 1):
-        slot, done = running.slot(node, 1), slots.read(running.slot(node, 1)).done[0]
-        slots.commit(slot, 0, replace(done, details=done.details | {"attempt": ""}))
+        set_attempt(running, node, 1, "")
     running.restart()
     with pytest.raises(NoLoadableCheckpoint, match="the other nodes may have another of this step"):
         running.load()
@@ -430,15 +384,4 @@ def test_a_step_that_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough
         link.release()
 
     running.together(join)
-    steps = [stored.id.step for stored in CheckpointDirectory(running.directory).checkpoints()]
-    assert steps == ([] if is_enough else [1])
-
-
-def test_a_job_whose_node_is_lost_with_its_memory_resumes_from_storage(running: Nodes):
-    running.save(1, 0, 1)
-    running.wait(0, 1)
-    running.save_to_memory(2, 0, 1)
-    running.restart()
-    for slot in running.members[1]._writer.link.arena.glob("slot-*"):
-        slots.clear(slot)
-    assert running.resume() == [(1, "memory"), (1, "storage")]
+    assert on_storage(running.directory) == ([] if is_enough else [1])

@@ -2,46 +2,51 @@
 
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.memory import slots
 from fastckpt._core.saver import server
-from fastckpt._core.snapshot import mutation_check, overlap
-from fastckpt.ddp import DdpCheckpointer, StorageType
-from tests.e2e.ddp.conftest import Ranks, state
-from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
+from fastckpt._core.snapshot import overlap
+from fastckpt.ddp import StorageType
+from tests.e2e.ddp import overlapping
+from tests.e2e.ddp.conftest import Ranks, run_script
+from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, newest, proven
+from tests.e2e.ddp.overlapping import held as held
 from tests.support.live_folders import remove_live
 from tests.unit._core.format.baking import assert_same, reference
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
+pytestmark = pytest.mark.usefixtures("held")
 
 
-class Training:
+class Training(overlapping.Training):
     """A checkpointer whose save of step 1 is pending; if training ``leaves_none`` of the cores, its copy waits."""
 
     def __init__(self, ranks: Ranks, world: int = 1, *, leaves_none: bool = False) -> None:
-        self.model = net()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.one = ranks.start(world, overlap=self.optimizer)[0]
+        super().__init__(ranks, partial(torch.optim.SGD, lr=0.1, momentum=0.9), world=world)
         for other in ranks.members[1:]:
             other.save_checkpoint(0, {}, storage_type=MEMORY)
         proven(self.one, self.optimizer, self.state)
         self.one._writer.overlap._cores.none = leaves_none
         self.wanted = reference(self.state())
-        assert self.one.save_checkpoint(1, self.state(), storage_type=DISK).pending
+        assert self.save(1, storage_type=DISK).pending
 
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def has_saved_step_1(self) -> None:
+        assert_same(in_memory(self.one), (1, self.wanted))
+
+    def write(self) -> None:
+        with torch.no_grad():
+            self.model[0].weight.zero_()
 
     def replace_images(self) -> None:
         """As if somebody had cleaned up, and the saver had created them again."""
@@ -49,51 +54,54 @@ class Training:
             image.rename(f"{image}.old")
             shutil.copy(f"{image}.old", image)
 
+    def replace_images_and_prefault(self) -> None:
+        self.replace_images()
+        self.one._writer._snapshots._prefault(("model.pt",))
+
     def remove_arena(self) -> None:
         remove_live(self.one._writer.link.arena)
 
 
-@pytest.fixture(autouse=True)
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    monkeypatch.setattr(mutation_check, "WORTH", 1)
-    with Held() as held:
-        yield held
-
-
-@pytest.fixture(params=[False, True], ids=["a core to spare", "all cores busy"])
-def training(ranks: Ranks, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Training:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlap, "PATIENCE", DEADLINE)
-    return Training(ranks, leaves_none=request.param)
 
 
-ACTS: dict[str, Callable[[DdpCheckpointer, dict[str, Any]], object]] = {
-    "a save": lambda one, state: one.save_checkpoint(2, state, storage_type=MEMORY),
-    "the same step": lambda one, state: one.save_checkpoint(1, state, storage_type=MEMORY),
-    "the same step to disk": lambda one, state: one.save_checkpoint(1, state, "mine.pt", DISK),
-    "metrics": lambda one, state: one.save_checkpoint(1, state, metrics={"loss": 1.0}, storage_type=MEMORY),
-    "a wait for storage": lambda one, _: one.wait_latest_checkpoint(60),
-    "a load": lambda one, _: one.load_checkpoint(),
-    "prepare": lambda one, state: one.prepare(state),
+@pytest.fixture
+def training(ranks: Ranks, patient: None) -> Training:
+    return Training(ranks)
+
+
+ACTS: dict[str, Callable[[Training], object]] = {
+    "a save": lambda training: training.save(2),
+    "the same step": lambda training: training.save(1),
+    "the same step to disk": lambda training: training.save(1, "mine.pt", storage_type=DISK),
+    "metrics": lambda training: training.save(1, metrics={"loss": 2.5}),
+    "a wait for storage": lambda training: training.one.wait_latest_checkpoint(60),
+    "a load": lambda training: training.one.load_checkpoint(),
+    "prepare": lambda training: training.one.prepare(training.state()),
 }
 
 
 class TestWaits:
-    @pytest.mark.parametrize("act", ACTS)
+    @pytest.mark.parametrize(("act", "leaves_none"), [*((act, False) for act in ACTS), ("a save", True)])
     def test_each_call_that_needs_the_save_waits_for_the_background_copy(
-        self, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+        self, ranks: Ranks, patient: None, tmp_path: Path, monkeypatch, act: str, leaves_none: bool
     ):
         monkeypatch.chdir(tmp_path)
+        training = Training(ranks, leaves_none=leaves_none)
         assert newest(training.one)[0] == 0
-        ACTS[act](training.one, training.state())
-        assert_same(in_memory(training.one), (1, training.wanted))
-        with torch.no_grad():
-            training.model[0].weight.zero_()
-        training.optimizer.step()
+        ACTS[act](training)
+        training.has_saved_step_1()
+        if act == "metrics":
+            assert slots.read(newest(training.one)[1]).details["metrics"] == {"loss": 2.5}
+        training.write()
+        training.step()
         assert training.one.wait_latest_checkpoint(60) == 1
         assert_same(torch.load(training.one._writer.directory + "/checkpoint-1/model.pt"), training.wanted)
 
     def test_a_copy_that_leaves_all_cores_to_training_begins_by_itself_in_the_end(
-        self, ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch
+        self, ranks: Ranks, held: Held, monkeypatch
     ):
         held.holds = False
         monkeypatch.setattr(overlap, "PATIENCE", 0.01)
@@ -102,52 +110,43 @@ class TestWaits:
         while training.one._writer.overlap.pending and time.monotonic() < end:
             time.sleep(0.01)
             time.sleep(0.01)  # another place in the program: the copy counts once training has moved on
-        assert_same(in_memory(training.one), (1, training.wanted))
+        training.has_saved_step_1()
         assert ("overlap.wait", 1) not in held.said
 
     def test_a_copy_that_leaves_all_cores_to_training_has_not_begun_before_training_waits(
-        self, ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch
+        self, ranks: Ranks, held: Held, patient: None
     ):
         held.holds = False
-        monkeypatch.setattr(overlap, "PATIENCE", DEADLINE)
         training = Training(ranks, leaves_none=True)
-        training.optimizer.step()
+        training.step()
         assert [phase for phase, step in held.said if step == 1][:2] == ["overlap.wait", "overlap.copy"]
-        assert_same(in_memory(training.one), (1, training.wanted))
+        training.has_saved_step_1()
+        before = list(held.said)
+        training.step()  # without a pending save it waits for nothing
+        assert held.said == before
 
-    def test_a_write_before_a_copy_that_leaves_all_cores_to_training_costs_that_save_alone(
-        self, training: Training, caplog: pytest.LogCaptureFixture
-    ):
-        with torch.no_grad():
-            training.model[0].weight.zero_()
-        training.optimizer.step()
+    @pytest.mark.parametrize("leaves_none", [False, True])
+    def test_a_write_before_the_copy_costs_that_save_alone(self, ranks: Ranks, patient: None, caplog, leaves_none):
+        training = Training(ranks, leaves_none=leaves_none)
+        training.write()
+        training.step()
         assert newest(training.one)[0] == 0
         assert "was written to between the save of step 1" in caplog.text
-        assert not training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).pending
-
-    def test_metrics_given_while_a_save_is_pending_are_kept(self, training: Training):
-        assert training.one.save_checkpoint(1, training.state(), metrics={"loss": 2.5}, storage_type=MEMORY)
-        assert slots.read(newest(training.one)[1]).details["metrics"] == {"loss": 2.5}
+        assert not training.save(2).pending
 
     def test_close_waits_for_the_background_copy(self, training: Training):
         slot = newest(training.one)[1].parent
         training.one.close()
         assert 1 in [found.step for each in slot.glob("slot-*") if (found := slots.read(each).committed)]
 
-    def test_an_optimizer_step_in_another_thread_waits_for_the_background_copy(self, training: Training):
-        other = threading.Thread(target=training.optimizer.step)
-        other.start()
-        other.join()
-        assert_same(in_memory(training.one), (1, training.wanted))
-
     def test_a_save_in_a_signal_handler_while_a_step_waits_succeeds(self, training: Training, held: Held):
         """It runs in the thread that waits, in the middle of the wait."""
         saved: list[Any] = []
         held.on["overlap.wait"] = lambda: saved or saved.append(None) or saved.append(training.one.prepare({}))
-        training.optimizer.step()
+        training.step()
         assert saved == [None, None]
-        assert_same(in_memory(training.one), (1, training.wanted))
-        assert training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).trouble == ""
+        training.has_saved_step_1()
+        assert training.save(2).trouble == ""
 
     def test_a_forked_child_does_not_wait_for_the_background_copy(self, training: Training):
         child = os.fork()
@@ -159,29 +158,26 @@ class TestWaits:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert newest(training.one)[0] == 0
-        training.optimizer.step()
-        assert_same(in_memory(training.one), (1, training.wanted))
-
-    def test_an_optimizer_step_without_a_pending_save_does_not_wait(self, training: Training, held: Held):
-        training.optimizer.step()
-        before = list(held.said)
-        training.optimizer.step()
-        assert held.said == before
+        training.step()
+        training.has_saved_step_1()
 
     def test_an_overlapped_save_counts_once_each_rank_has_its_part(self, ranks: Ranks):
         training = Training(ranks, 2)
         assert not ranks.members[1].save_checkpoint(1, {}, storage_type=DISK).pending
         assert newest(training.one)[0] == 0
-        training.optimizer.step()
+        training.step()
         assert newest(training.one)[0] == 1
 
     def test_the_wait_for_a_background_copy_is_reported_as_stall_and_phase(self, ranks: Ranks, held: Held):
         training = Training(ranks)
-        (read,) = [lambda: next(iter(ranks.saver.telemetry().values()))[0]]
         seen: list[str] = []
+
+        def read() -> Any:
+            return next(iter(ranks.saver.telemetry().values()))[0]
+
         held.on["overlap.compare"] = lambda: seen.append(read().phase)
         before = read().stalled
-        training.optimizer.step()
+        training.step()
         assert seen == ["overlap.wait"]
         assert read().stalled > before and read().phase == ""
 
@@ -189,99 +185,54 @@ class TestWaits:
 class TestTrouble:
     """None of it raises in training; the next save tells of it, and works."""
 
-    def test_an_arena_removed_during_the_background_copy_loses_only_the_save(
-        self, training: Training, held: Held, said: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("harm", "says"),
+        [
+            (Training.remove_arena, "step 1 of history 1 was not saved"),
+            (Training.replace_images, "was removed"),
+            (Training.replace_images_and_prefault, "was removed"),  # which unmaps no image that is being copied to
+        ],
+    )
+    def test_memory_removed_during_the_background_copy_loses_only_the_save(
+        self, training: Training, held: Held, said, harm: Callable[[Training], None], says: str
     ):
-        held.on["overlap.copy"] = training.remove_arena
-        training.optimizer.step()
+        held.on["overlap.copy"] = lambda: harm(training)
+        training.step()
         assert "step 1 was not saved" in said.text
         del held.on["overlap.copy"]
-        result = training.one.save_checkpoint(2, training.state(), storage_type=MEMORY)
-        assert result.saved and result.skipped == 1 and "step 1 of history 1 was not saved" in result.trouble
-        training.optimizer.step()
+        result = training.save(2)
+        assert result.saved and result.skipped == 1 and says in result.trouble
+        training.step()
         assert newest(training.one)[0] == 2
-        assert training.one.save_checkpoint(3, training.state(), storage_type=MEMORY).trouble == ""
-
-    def test_an_image_replaced_during_the_background_copy_loses_only_the_save(self, training: Training, held: Held):
-        held.on["overlap.copy"] = training.replace_images
-        training.optimizer.step()
-        assert newest(training.one)[0] == 0
-        del held.on["overlap.copy"]
-        assert "was removed" in training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).trouble
-        training.optimizer.step()
-        assert newest(training.one)[0] == 2
+        assert training.save(3).trouble == ""
 
     def test_a_launcher_lost_during_the_background_copy_does_not_end_training(
-        self, ranks: Ranks, training: Training, held: Held, monkeypatch: pytest.MonkeyPatch
+        self, ranks: Ranks, training: Training, held: Held, monkeypatch
     ):
         monkeypatch.setattr(server, "WRITERS_TIMEOUT", 0.1)
         held.on["overlap.copy"] = ranks.saver.close
-        training.optimizer.step()
-        result = training.one.save_checkpoint(2, training.state(), storage_type=MEMORY)
+        training.step()
+        result = training.save(2)
         assert not result.saved and "gone" in result.reason
-        training.optimizer.step()
+        training.step()
 
     def test_a_disk_save_of_a_step_whose_copy_was_lost_saves_it_again(self, training: Training, held: Held):
         held.on["overlap.copy"] = training.replace_images
-        training.optimizer.step()
+        training.step()
         del held.on["overlap.copy"]
-        assert training.one.save_checkpoint(1, training.state(), storage_type=DISK).reason == ""
+        assert training.save(1, storage_type=DISK).reason == ""
         assert training.one.wait_latest_checkpoint(60) == 1
 
-    def test_prefaulting_unmaps_no_image_in_use(self, training: Training, held: Held):
-        """The images were removed and created again while one is being copied to and found by the prefault thread."""
-        snapshots = training.one._writer._snapshots
 
-        def remap() -> None:
-            training.replace_images()
-            snapshots._prefault(("model.pt",))
-
-        held.on["overlap.copy"] = remap
-        training.optimizer.step()
-        assert newest(training.one)[0] == 0
-
-    def test_overlapped_saves_of_a_state_that_shrinks_and_grows_hold_their_steps(self, training: Training):
-        for step, size in enumerate([10, 300_000, 10, 400_000], 2):
-            more = training.state() | state(step, size)
-            wanted = reference(more)
-            assert training.one.save_checkpoint(step, more, storage_type=MEMORY).pending
-            training.optimizer.step()
-            assert_same(in_memory(training.one), (step, wanted))
-
-
-PROGRAM = """
-import sys, threading, torch
+AT_EXIT = """
+import atexit, sys, threading, torch
 from fastckpt import DdpCheckpointer, metrics
-from fastckpt._core.snapshot import mutation_check as still
-still.WORTH = 1
+from fastckpt._core.snapshot import mutation_check
+mutation_check.WORTH = 1
 waits = threading.Event()
 
 def see(phase, fields):
     waits.set() if phase == "overlap.wait" else phase == "overlap.copy" and waits.wait(60)
-
-metrics.observe(see)
-weight = torch.nn.Parameter(torch.ones(5))
-optimizer = torch.optim.SGD([weight], lr=1.0)
-checkpointer = DdpCheckpointer(sys.argv[1], overlap=optimizer)
-for step in range(3):
-    weight.grad = torch.ones(5)
-    optimizer.step()
-    result = checkpointer.save_checkpoint(step, {"w": weight})
-print(result.pending)
-"""
-
-
-def test_the_end_of_the_interpreter_waits_for_the_background_copy(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout == "True\n", done.stderr
-    assert torch.load(tmp_path / "checkpoint-2" / "model.pt")["w"].tolist() == [-2.0] * 5
-
-
-AT_EXIT = """
-import atexit, sys, torch
-from fastckpt import DdpCheckpointer
 
 weight = torch.nn.Parameter(torch.zeros(300_000))
 optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -296,23 +247,22 @@ def last():
     save(3)
     checkpointer.close()
 
-atexit.register(last)
+metrics.observe(see)
+if sys.argv[2] == "a save":
+    atexit.register(last)
 save(1)
 save(2)
 """
 
 
-def test_a_save_at_the_end_of_the_interpreter_is_copied_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("end", "pending"), [("a save", [False, True, False]), ("nothing", [False, True])])
+def test_the_end_of_the_interpreter_waits_for_the_background_copy(
+    tmp_path: Path, ranks: Ranks, forked_launchers: None, end: str, pending: list[bool]
 ) -> None:
-    """Threads that copy take no more work then."""
-    monkeypatch.setenv("FASTCKPT_FILL_THREADS", "2")
-    agent = server.Saver(Settings.from_environment())
-    agent.start()
-    monkeypatch.setenv(AGENT_VARIABLE, agent.address)
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
-    )
-    agent.close()
-    assert done.stdout.split() == ["False", "True", "False"], done.stderr
-    assert set(torch.load(tmp_path / "checkpoint-3" / "model.pt")["w"].tolist()) == {-3.0}
+    """A save that is made then is copied at once: threads that copy take no more work."""
+    ranks.start(0)
+    said = run_script(AT_EXIT, tmp_path, str(ranks.directory), end, FASTCKPT_FILL_THREADS="2")
+    ranks.end()
+    assert said.split() == [str(each) for each in pending]
+    last = len(pending)
+    assert set(torch.load(ranks.directory / f"checkpoint-{last}" / "model.pt")["w"].tolist()) == {-float(last)}

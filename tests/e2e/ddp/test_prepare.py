@@ -1,6 +1,5 @@
 """`prepare`: predicts the images of the first save and maps them before it."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,17 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
+from tests.e2e.ddp import conftest
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "AdamW": torch.optim.AdamW,
     "Adam, fused": lambda p: torch.optim.Adam(p, fused=True),
     "Adam, amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    conftest.until(condition, "the mapping of all images")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -87,13 +82,3 @@ def test_the_first_save_without_prepare_takes_pages_that_were_made_during_the_fi
         taken = {path.parent: path.stat().st_ino for path in arena.glob("slot-*/model.pt")}
         assert taken == {slot: status.st_ino for slot, status in begun.items()}
         assert torch.equal(checkpointer.load_checkpoint()["model"]["weight"], model.weight)
-
-
-def test_a_wrong_prediction_of_prepare_costs_time_only(tmp_path: Path) -> None:
-    with DdpCheckpointer(tmp_path) as checkpointer:
-        checkpointer.prepare({"w": torch.ones(10)})
-        for step in range(4):
-            assert checkpointer.save_checkpoint(
-                step, {"w": torch.full((500_000,), float(step)), "more": [1, 2]}, storage_type=StorageType.MEMORY
-            )
-        assert checkpointer.load_checkpoint()["w"][-1] == 3

@@ -12,86 +12,58 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt import Checkpointer, StorageType
-from fastckpt._core.snapshot import mutation_check, sampled_bytes
+from fastckpt import Checkpointer
+from fastckpt._core.snapshot import sampled_bytes
 from fastckpt._core.snapshot.sampled_bytes import SampledBytes, SampledDeviceBytes
 from fastckpt.errors import ConfigError, OverlapError
 from tests.e2e.ddp.conftest import Ranks
-from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
-from tests.e2e.ddp.swapping import COUNTED, HARMLESS, UNCOUNTED, diffusers
+from tests.e2e.ddp.overlapping import DEADLINE, Held, Training, in_memory, newest
+from tests.e2e.ddp.overlapping import held as held
+from tests.e2e.ddp.swapping import HARMLESS, SWAPS, Way, diffusers
 from tests.unit._core.format.baking import assert_same, reference
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    monkeypatch.setattr(mutation_check, "WORTH", 1)
-    with Held() as held:
-        held.holds = False
-        yield held
+def save_while(training: Training, held: Held, swap: Iterator[None], step: int = 1) -> Any:
+    """Save; all is copied while the weights are swapped. What torch.save would have written at the save."""
+    swapped, copied = threading.Event(), threading.Event()
+    held.holds = False
+    held.on = {"overlap.copy": lambda: swapped.wait(DEADLINE), "overlap.compare": copied.set}
+    wanted = reference(training.state())
+    assert training.save(step).pending
+    next(swap)
+    swapped.set()
+    assert copied.wait(DEADLINE)
+    assert next(swap, "over") == "over"
+    held.on = {}
+    return wanted
 
 
-class Training:
-    """A checkpointer whose saves overlap from now on."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.model = net()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-        self.one = ranks.start(overlap=self.optimizer)[0]
-
-    def proven(self) -> "Training":
-        proven(self.one, self.optimizer, self.state)
-        return self
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def save_while(self, held: Held, swap: Iterator[None], step: int = 1) -> Any:
-        """Save; all is copied while the weights are swapped. What torch.save would have written at the save."""
-        swapped, copied = threading.Event(), threading.Event()
-        held.on = {"overlap.copy": lambda: swapped.wait(DEADLINE), "overlap.compare": copied.set}
-        wanted = reference(self.state())
-        assert self.one.save_checkpoint(step, self.state(), storage_type=StorageType.MEMORY).pending
-        next(swap)
-        swapped.set()
-        assert copied.wait(DEADLINE)
-        assert next(swap, "over") == "over"
-        held.on = {}
-        return wanted
-
-
-@pytest.mark.parametrize("name", UNCOUNTED | COUNTED)
-def test_a_swap_that_is_undone_loses_the_save_and_ends_overlap(
-    ranks: Ranks, held: Held, said: pytest.LogCaptureFixture, name: str
-):
+@pytest.mark.parametrize("swap", SWAPS)
+def test_a_swap_that_is_undone_loses_the_save_and_ends_overlap(ranks: Ranks, held: Held, said, swap: Way):
     training = Training(ranks).proven()
-    training.save_while(held, (UNCOUNTED | COUNTED)[name](training.model))
+    save_while(training, held, swap(training.model))
     training.optimizer.step()
     assert newest(training.one)[0] == 0
-    warnings = [record.message for record in said.records if "overlap with" in record.message]
-    first = r"^state\['model'\]\['\d\.(weight|bias)'\] was written to"  # all were, and threads compare them
-    assert len(warnings) == 1 and re.search(first, warnings[0])
+    (warning,) = [record.message for record in said.records if "overlap with" in record.message]
+    assert re.search(r"^state\['model'\]\['\d\.(weight|bias)'\] was written to", warning)  # threads compare all
     wanted = reference(training.state())
-    result = training.one.save_checkpoint(2, training.state(), storage_type=StorageType.MEMORY)
+    result = training.save(2)
     assert (result.saved, result.pending, result.skipped) == (True, False, 1)
     assert "was written to while it was copied" in result.trouble
     assert_same(in_memory(training.one), (2, wanted))
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_writes_to_other_memory_during_the_copy_lose_no_save(
-    ranks: Ranks, held: Held, said: pytest.LogCaptureFixture, name: str
-):
+@pytest.mark.parametrize("swap", HARMLESS)
+def test_writes_to_other_memory_during_the_copy_lose_no_save(ranks: Ranks, held: Held, said, swap: Way):
     training = Training(ranks).proven()
     for step in (1, 2):
-        wanted = training.save_while(held, HARMLESS[name](training.model), step)
+        wanted = save_while(training, held, swap(training.model), step)
         training.optimizer.step()
         assert_same(in_memory(training.one), (step, wanted))
     assert "was written to" not in said.text
 
 
-def test_a_swap_of_a_single_value_is_detected_when_everything_is_digested(
-    ranks: Ranks, held: Held, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_swap_of_a_single_value_is_detected_when_everything_is_digested(ranks: Ranks, held: Held, monkeypatch):
     monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", "1")
     training = Training(ranks)
 
@@ -102,47 +74,36 @@ def test_a_swap_of_a_single_value_is_detected_when_everything_is_digested(
         yield
         flat[place] = before
 
-    for step in range(1, 9):
+    for step in range(1, 5):
         name, weight = random.choice(list(training.model.named_parameters()))
-        training.save_while(held, swap(weight, random.randrange(weight.numel())), step)
+        save_while(training, held, swap(weight, random.randrange(weight.numel())), step)
         with pytest.raises(OverlapError, match=f"'{name}'.* changed between the save of step {step}"):
             training.one.wait_latest_checkpoint()
     assert newest(training.one) is None
 
 
-class TestAtAnyTime:
-    """Swaps that begin and end wherever the copy is; benchmarks/swaps.py makes a thousand."""
-
-    def test_a_save_with_swaps_at_any_time_is_never_committed_torn(self, ranks: Ranks):
-        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
-        optimizer = torch.optim.AdamW(model.parameters())
-        one = ranks.start(overlap=optimizer)[0]
-
-        def state() -> dict[str, Any]:
-            return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-        proven(one, optimizer, state)
-        for step in range(1, 31):
-            one._writer.overlap.defer([optimizer])  # as if it had not been turned off
-            wanted = reference(state())
-            assert one.save_checkpoint(step, state(), storage_type=StorageType.MEMORY).pending
-            time.sleep(random.random() * 0.02)
-            for _ in diffusers(model):
-                pass
-            one._writer.overlap.wait()
-            found, got = in_memory(one)
-            if found == step:
-                assert_same(got, wanted)
+def test_a_save_with_swaps_at_any_time_is_never_committed_torn(ranks: Ranks):
+    """Swaps begin and end wherever the copy is; benchmarks/swaps.py makes a thousand."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+    training = Training(ranks, model=model).proven()
+    for step in range(1, 16):
+        training.one._writer.overlap.defer([training.optimizer])  # as if it had not been turned off
+        wanted = reference(training.state())
+        assert training.save(step).pending
+        time.sleep(random.random() * 0.02)
+        for _ in diffusers(model):
+            pass
+        training.one._writer.overlap.wait()
+        found, got = in_memory(training.one)
+        if found == step:
+            assert_same(got, wanted)
 
 
 def copies_of(*tensors: torch.Tensor) -> tuple[list[Any], list[torch.Tensor]]:
     """What is to be copied, and to where."""
     targets = [torch.empty(each.untyped_storage().nbytes(), dtype=torch.uint8) for each in tensors]
-    found = [
-        (target.data_ptr(), each.untyped_storage(), target.nbytes)
-        for each, target in zip(tensors, targets, strict=True)
-    ]
-    return found, targets
+    pairs = zip(tensors, targets, strict=True)
+    return [(target.data_ptr(), each.untyped_storage(), target.nbytes) for each, target in pairs], targets
 
 
 def copy(copies: list[Any], targets: list[torch.Tensor]) -> None:
@@ -151,18 +112,19 @@ def copy(copies: list[Any], targets: list[torch.Tensor]) -> None:
 
 
 class TestSamples:
-    @pytest.mark.parametrize("size", [1, 63, 64, 65, 1 << 20, (1 << 20) + 1, (3 << 20) + 100])
-    def test_each_mebibyte_of_a_tensor_has_one_sample_within_its_bounds(self, size: int):
-        tensor = torch.zeros(size, dtype=torch.uint8)
-        for _ in range(20):
+    @pytest.mark.parametrize("size", [1, 64, 65, 1000, 1 << 20, (3 << 20) + 100])
+    def test_each_mebibyte_of_a_tensor_has_one_sample_at_any_place_within_its_bounds(self, size: int):
+        """Drawing them neither changes the random numbers of training nor follows its seeds."""
+        tensor, drawn = torch.zeros(size, dtype=torch.uint8), set()
+        for _ in range(1000 if size == 1000 else 20):
+            random.seed(1)
+            before = random.getstate(), torch.get_rng_state()
             places = sampled_bytes._places(tensor.data_ptr(), size, [tensor])
+            drawn.add(places[0])
             assert [place >> 20 for place in places] == list(range(-(-size >> 20)))
             assert all(place % 64 == 0 and place < size for place in places)
-
-    def test_samples_reach_every_place_of_a_tensor_eventually(self):
-        tensor = torch.zeros(1000, dtype=torch.uint8)
-        drawn = {sampled_bytes._places(0, 1000, [tensor])[0] for _ in range(1000)}
-        assert drawn == set(range(0, 1000, 64))
+            assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+        assert size != 1000 or drawn == set(range(0, 1000, 64))
 
     @pytest.mark.parametrize(
         "part",
@@ -179,7 +141,7 @@ class TestSamples:
         flat = torch.zeros(1_000_000)
         tensor = part(flat)
         copies, targets = copies_of(flat)
-        for _ in range(20):
+        for _ in range(5):
             flat.zero_()
             taken = SampledBytes(copies, lambda _: [tensor, flat[:0]])
             copy(copies, targets)
@@ -188,98 +150,41 @@ class TestSamples:
             copy(copies, targets)
             assert taken.differing_source() is not None and taken.differing_copy() is not None
 
-    def test_a_swap_seen_around_the_copy_of_a_chunk_is_detected_after_its_undoing(self):
-        tensor = torch.zeros(3 << 20, dtype=torch.uint8)
-        copies, targets = copies_of(tensor)
-        start, mebibyte = tensor.data_ptr(), 1 << 20
-        taken = SampledBytes(copies, lambda _: [tensor])
-        tensor[mebibyte : 2 * mebibyte] = 1
-        taken.compare((targets[0].data_ptr(), start, mebibyte), False)
-        tensor.zero_()
-        assert taken.differing_source() is None
-        tensor[mebibyte : 2 * mebibyte] = 1
-        taken.compare((targets[0].data_ptr() + mebibyte, start + mebibyte, mebibyte), False)
-        tensor.zero_()
-        assert taken.differing_source() is not None
-
-    @pytest.mark.parametrize("written", [slice(0, 100), slice(-100, None), slice((1 << 20) + 5)])
-    def test_a_write_of_a_tensor_that_has_only_begun_or_nearly_ended_is_detected(self, written: slice):
-        """Slower than the copy, it is at none of the random places when each chunk is compared."""
-        tensor = torch.zeros(3 << 20, dtype=torch.uint8)
-        copies, targets = copies_of(tensor)
-        start, mebibyte = tensor.data_ptr(), 1 << 20
-        taken = SampledBytes(copies, lambda _: [tensor])
-        tensor[written] = 1
-        copy(copies, targets)
-        taken.compare((targets[0].data_ptr() + mebibyte, start + mebibyte, mebibyte), True)
-        tensor.zero_()
-        assert taken.differing_source() is not None
-
-    def test_a_write_that_begins_and_ends_during_the_copy_of_a_chunk_is_detected(self):
-        tensor = torch.zeros(3 << 20, dtype=torch.uint8)
-        copies, targets = copies_of(tensor)
-        copy(copies, targets)
-        taken = SampledBytes(copies, lambda _: [tensor])
-        piece = targets[0].data_ptr(), tensor.data_ptr(), tensor.nbytes
-        taken.compare(piece, True)
-        assert taken.differing_source() is None
-        targets[0][random.randrange(tensor.nbytes)] = 1
-        taken.compare(piece, False)
-        assert taken.differing_source() is None
-        taken.compare(piece, True)
-        assert taken.differing_source() is not None
-
-    @pytest.mark.parametrize("size", [1, 65, 4096, (5 << 20) + 64, (5 << 20) + 3])
+    @pytest.mark.parametrize("size", [1, 65, 4096, (5 << 20) + 3])
     def test_samples_of_a_device_take_few_operations(self, size: int):
         tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8), torch.arange(7)]
         copies, targets = copies_of(*tensors)
         by_storage = {each.untyped_storage().data_ptr(): [each] for each in tensors}
-        for _ in range(5):
+        for changed in targets:
             taken = SampledDeviceBytes(copies, lambda storage: by_storage[storage.data_ptr()])
             copy(copies, targets)
             ctypes.memmove(taken.piece.target, taken.piece.source.data_ptr(), taken.piece.source.nbytes)
             assert taken.differing_copy() is None
-            targets[0].add_(1)
-            assert taken.differing_copy() is not None
-            copy(copies, targets)
-            targets[1].add_(1)
+            changed.add_(1)
             assert taken.differing_copy() is not None
 
-    def test_sampling_neither_changes_the_random_numbers_of_training_nor_follows_its_seeds(self):
-        tensor = torch.zeros(1 << 20, dtype=torch.uint8)
-        places = []
-        for _ in range(4):
-            random.seed(1)
-            before = random.getstate(), torch.get_rng_state()
-            places.append(sampled_bytes._places(0, 1 << 20, [tensor])[0])
-            assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
-        assert len(set(places)) > 1
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_saves_of_the_loop_overlap_unless_its_option_is_false(tmp_path: Path, overlap: bool):
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters())
+    results: list[Any] = []
+    with Checkpointer(tmp_path, model=model, optimizer=optimizer, every=1, overlap=overlap) as checkpointer:
+        checkpointer.resume()
+        for step in range(1, 4):
+            model(torch.ones(2, 300)).sum().backward()
+            optimizer.step()
+            results.append(checkpointer.step(step))
+            for _ in () if overlap else diffusers(model):
+                pass
+    assert [(result.saved, result.pending) for result in results] == [(True, False), (True, overlap), (True, overlap)]
+    again = torch.nn.Linear(300, 300)
+    with Checkpointer(tmp_path, model=again, optimizer=torch.optim.AdamW(again.parameters())) as checkpointer:
+        assert checkpointer.resume() == 3
+    assert_same(again.state_dict(), model.state_dict())
 
 
-class TestOption:
-    """`overlap` of Checkpointer."""
-
-    @pytest.mark.parametrize("overlap", [True, False])
-    def test_saves_overlap_unless_overlap_is_false(self, tmp_path: Path, overlap: bool):
-        model = torch.nn.Linear(300, 300)
-        optimizer = torch.optim.AdamW(model.parameters())
-        results = []
-        with Checkpointer(tmp_path, model=model, optimizer=optimizer, every=1, overlap=overlap) as checkpointer:
-            checkpointer.resume()
-            for step in range(1, 4):
-                model(torch.ones(2, 300)).sum().backward()
-                optimizer.step()
-                results.append(checkpointer.step(step))
-                for _ in () if overlap else diffusers(model):
-                    pass
-        assert all(result is not None and result.saved for result in results)
-        assert [result.pending for result in results if result is not None] == [False, overlap, overlap]
-        again = torch.nn.Linear(300, 300)
-        with Checkpointer(tmp_path, model=again, optimizer=torch.optim.AdamW(again.parameters())) as checkpointer:
-            assert checkpointer.resume() == 3
-        assert_same(again.state_dict(), model.state_dict())
-
-    @pytest.mark.parametrize("given", [None, (), "no", torch.optim.SGD([torch.ones(1, requires_grad=True)])])
-    def test_a_value_of_the_overlap_option_that_is_no_bool_is_refused(self, tmp_path: Path, given: Any):
-        with pytest.raises(ConfigError, match=r"overlap is .+; give True or False"):
-            Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), overlap=given)
+@pytest.mark.parametrize("given", [None, "no", torch.optim.SGD([torch.ones(1, requires_grad=True)])])
+def test_a_value_of_the_overlap_option_that_is_no_bool_is_refused(tmp_path: Path, given: Any):
+    with pytest.raises(ConfigError, match=r"overlap is .+; give True or False"):
+        Checkpointer(tmp_path, model=torch.nn.Linear(1, 1), overlap=given)

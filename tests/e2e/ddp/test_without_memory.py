@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,13 @@ import torch
 from fastckpt._core.transfer.image import Image
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ArenaTooSmall, ConfigError, NoLoadableCheckpoint
-from tests.e2e.ddp.conftest import Ranks, state
+from tests.e2e.ddp.conftest import Ranks, run_script, state
 
 MEBI = 1 << 18
 """Floats in a MiB."""
+WITHOUT_MEMORY = {"FASTCKPT_MEMORY": "off", "FASTCKPT_SHM_DIR": "/dev/shm"}
 KILLED = """
-import os, signal, sys, torch
+import os, signal, sys
 from fastckpt.ddp import DdpCheckpointer, StorageType
 checkpointer = DdpCheckpointer(sys.argv[1])
 checkpointer.load_checkpoint()
@@ -31,16 +31,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTCKPT_MEMORY", "off")
-    monkeypatch.setenv("FASTCKPT_SHM_DIR", "/dev/shm")
-
-
-def killed(directory: Path, *arguments: str) -> None:
-    """A job without memory that saves step 7, and dies."""
-    variables = os.environ | {"FASTCKPT_MEMORY": "off", "FASTCKPT_SHM_DIR": "/dev/shm"}
-    command = [sys.executable, "-c", KILLED, str(directory), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=variables)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    for name, value in WITHOUT_MEMORY.items():
+        monkeypatch.setenv(name, value)
 
 
 def test_arenas_without_memory_are_in_the_temporary_directory(without_memory, ranks: Ranks):
@@ -58,13 +50,10 @@ def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(
     disk = small_disk(64)
     monkeypatch.setenv("TMPDIR", str(disk))
     (one,) = ranks.start()
-    with pytest.raises(
-        ArenaTooSmall, match=rf"^the disk cannot hold 2 x 40\.1 MiB, 80\.\d MiB in all: the disk under {disk}"
-    ):
+    says = rf"^the disk cannot hold 2 x 40\.1 MiB, 80\.\d MiB in all: the disk under {disk}.*--fast-shm-dir"
+    with pytest.raises(ArenaTooSmall, match=says):
         one.save_checkpoint(1, state(1, 40 * MEBI), storage_type=StorageType.MEMORY)
-    with pytest.raises(
-        ArenaTooSmall, match=r"Free some of it, or name a directory on a larger disk with --fast-shm-dir\. \(FC-001, "
-    ):
+    with pytest.raises(ArenaTooSmall, match=says):
         one.prepare(state(1, 40 * MEBI))
     for step in range(1, 6):  # and one that just fits never ends a process, as a mapping of a full disk would
         assert one.save_checkpoint(step, state(step, 20 * MEBI), storage_type=StorageType.MEMORY)
@@ -102,38 +91,24 @@ def test_images_on_a_disk_are_not_pinned_for_devices(tmp_path: Path, monkeypatch
     assert asked == [2, -1]
 
 
-def test_a_launch_with_memory_beside_newer_arenas_on_a_disk_is_no_fresh_start(
-    directory: Path, ranks: Ranks, monkeypatch
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_launch_with_memory_tells_of_newer_arenas_on_a_disk(
+    tmp_path: Path, ranks: Ranks, monkeypatch, said, forked_launchers: None, is_stored: bool
 ):
-    killed(directory)
+    """That is no fresh start. A launch without memory resumes them."""
+    arguments = (str(ranks.directory), *["stored"] * is_stored)
+    run_script(KILLED, tmp_path, *arguments, expected=-signal.SIGKILL, **WITHOUT_MEMORY)
     (one,) = ranks.start()
-    with pytest.raises(
-        NoLoadableCheckpoint, match=r"step 7 of history 1 in .* launch once with --fast-memory --fast-shm-dir /tmp/"
-    ):
-        one.load_checkpoint()
+    remedy = f"launch once with --fast-memory --fast-shm-dir {os.environ['TMPDIR']}"
+    if is_stored:
+        assert one.load_checkpoint()["step"] == 5
+        assert "step 7 of history 1 in" in said.text and f"{remedy} to resume it" in said.text
+    else:
+        with pytest.raises(NoLoadableCheckpoint, match=f"step 7 of history 1 in .* {remedy}"):
+            one.load_checkpoint()
     ranks.end()
-    monkeypatch.setenv("FASTCKPT_MEMORY", "off")
-    monkeypatch.setenv("FASTCKPT_SHM_DIR", "/dev/shm")
+    for name, value in WITHOUT_MEMORY.items():
+        monkeypatch.setenv(name, value)
     (one,) = ranks.start()
     assert one.load_checkpoint()["step"] == 7
     assert one.loaded_from == "memory"
-
-
-def test_a_launch_with_memory_reports_arenas_on_a_disk_that_it_does_not_resume(
-    directory: Path, ranks: Ranks, monkeypatch, said
-):
-    killed(directory, "stored")
-    (one,) = ranks.start()
-    assert one.load_checkpoint()["step"] == 5
-    assert (
-        "step 7 of history 1 in" in said.text
-        and f"launch once with --fast-memory --fast-shm-dir {os.environ['TMPDIR']} to resume it" in said.text
-    )
-    ranks.end()
-    subprocess.run(["fastckpt", "shm", "clean", "--yes", "--force"], check=True, capture_output=True, env=_clean())
-
-
-def _clean() -> dict[str, str]:
-    folder = str(Path(sys.executable).parent)
-    path = f"{folder}:{os.environ['PATH']}"
-    return os.environ | {"FASTCKPT_MEMORY": "off", "FASTCKPT_SHM_DIR": "/dev/shm", "PATH": path}

@@ -1,8 +1,11 @@
-"""Two ranks, each with a model on a device mesh of its own, ask to save them as one state."""
+"""Ranks with models on device meshes or in groups of their own ask to save them as one state.
+
+Of two ranks each is a stage. Four are two groups of two, each with a model under FSDP1 of its own.
+"""
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +14,35 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
 from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 
+warnings.filterwarnings("ignore")
+GROUPS: list[dist.ProcessGroup] = []
+"""Of four ranks: that of this rank first, then the one of its peers in the other groups."""
+
+
+def under_fsdp1(model: nn.Module, way: str) -> nn.Module:
+    """Sharded within its group, alone or as one of the replicas of one model."""
+    strategy = {"hybrid": ShardingStrategy.HYBRID_SHARD, "no shards": ShardingStrategy.NO_SHARD}.get(way)
+    group = tuple(GROUPS) if way == "hybrid" else GROUPS[0]
+    kept = {"device_id": torch.device("cpu"), "use_orig_params": way != "flat"}
+    return FullyShardedDataParallel(model, group, strategy or ShardingStrategy.FULL_SHARD, **kept)
+
 
 class Job:
     """Trains a step at a time; ``name`` is that of its layer."""
 
-    def __init__(self, name: str, seed: int, plain: bool) -> None:
+    def __init__(self, name: str, seed: int, way: str) -> None:
         torch.manual_seed(seed)
-        self.model = nn.Sequential()
+        self.model: nn.Module = nn.Sequential()
         self.model.add_module(name, nn.Linear(4, 4))
-        if not plain:
+        if GROUPS:
+            self.model = under_fsdp1(self.model, way)
+        elif way != "plain":
             fully_shard(self.model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("stages", "shards"))["shards"])
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
@@ -40,36 +57,56 @@ class Job:
 
 @dataclass
 class Case:
-    """What the two ranks have: names of layers, seeds, stages when it is saved and when it is loaded."""
+    """What the stages have: names of layers, seeds, numbers of stages when it is saved and when it is loaded."""
 
     names: tuple[str, str] = ("0", "0")
     seeds: tuple[int, int] = (0, 1)
     stages: tuple[Any, Any] = (None, None)
     loaded: tuple[Any, Any] | None = None
-    plain: bool = False
+    way: str = "shards"
 
     def job(self, rank: int, *, again: bool = False) -> Job:
-        return Job(self.names[rank], self.seeds[rank] + 10 * again, self.plain)
+        return Job(self.names[rank], self.seeds[rank] + 10 * again, self.way)
 
     def stage(self, rank: int, *, again: bool = False) -> Any:
         return (self.loaded or self.stages)[rank] if again else self.stages[rank]
 
 
 STAGED: dict[str, Any] = {"stages": (0, "last")}
-CASES = {
+OF_ALL = {
     "own names": Case(("0", "1")),
     "equal names": Case(),
     "replicas": Case(seeds=(5, 5)),
     "stages": Case(**STAGED),
-    "plain stages": Case(**STAGED, plain=True),
+}
+OF_TWO_RANKS = OF_ALL | {
+    "plain stages": Case(**STAGED, way="plain"),
     "one stage": Case(stages=(0, None)),
     "a bad stage": Case(stages=("a/b", "a/b")),
     "loaded without": Case(**STAGED, loaded=(None, None)),
     "loaded as others": Case(**STAGED, loaded=(0, 1)),
     "loaded with": Case(seeds=(5, 5), loaded=(0, 0)),
-    "plain, own names": Case(("0", "1"), plain=True),
-    "plain": Case(plain=True),
+    "plain, own names": Case(("0", "1"), way="plain"),
+    "plain": Case(way="plain"),
 }
+OF_TWO_GROUPS = OF_ALL | {
+    "flat": Case(way="flat"),
+    "no shards": Case(way="no shards"),
+    "hybrid": Case(seeds=(5, 5), way="hybrid"),
+    "stages, own names": Case(("0", "1"), **STAGED),
+    "flat stages": Case(**STAGED, way="flat"),
+}
+
+
+AS_IN_THREE_LINES = (
+    "a bad stage",
+    "loaded without",
+    "loaded as others",
+    "loaded with",
+    "stages, own names",
+    "flat stages",
+)
+"""Cases in which a checkpointer that is called by hand does what it does in a loop."""
 
 
 def in_three_lines(folder: Path, case: Case, rank: int) -> str:
@@ -111,25 +148,30 @@ def in_full(folder: Path, case: Case, rank: int) -> str:
         return f"resumed {checkpointer.loaded_step}, equal: {again.weights() == job.weights()}"
 
 
-def attempt_all(attempts: Iterable[tuple[Callable[..., str], str, Any, int]]) -> None:
-    """Write what became of each (way, name of the case, the case, number of the stage) to ``said.<rank>``."""
+def main() -> None:
+    """Write what became of each way with each case to ``said.<rank>``."""
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for several in ([(0, 1), (2, 3)], [(0, 2), (1, 3)]) if world == 4 else ():
+        made = [dist.new_group(list(ranks)) for ranks in several]
+        GROUPS.append(next(group for group, ranks in zip(made, several, strict=True) if rank in ranks))
     said: dict[str, str] = {}
-    for way, name, case, stage in attempts:
-        try:
-            said[f"{way.__name__}, {name}"] = way(Path(sys.argv[1]) / f"{way.__name__}-{name}", case, stage)
-        except ConfigError as error:
-            said[f"{way.__name__}, {name}"] = str(error)
-        dist.barrier()
-    (Path(sys.argv[1]) / f"said.{dist.get_rank()}").write_text(json.dumps(said))
+    for way in (in_three_lines, by_hand, in_full):
+        for name, case in (OF_TWO_GROUPS if GROUPS else OF_TWO_RANKS).items():
+            if way is in_full and (case.stages[0] is not None or case.loaded or case.way == "plain"):
+                continue
+            if way is by_hand and name in AS_IN_THREE_LINES:
+                continue
+            try:
+                said[f"{way.__name__}, {name}"] = way(
+                    Path(sys.argv[1]) / f"{way.__name__}-{name}", case, rank * 2 // world
+                )
+            except ConfigError as error:
+                said[f"{way.__name__}, {name}"] = str(error)
+            dist.barrier()
+    (Path(sys.argv[1]) / f"said.{rank}").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def main() -> None:
-    dist.init_process_group("gloo")
-    cases = list(CASES.items())
-    ways = ((in_three_lines, cases), (by_hand, cases), (in_full, cases[:3]))
-    attempt_all((way, *each, dist.get_rank()) for way, some in ways for each in some)
 
 
 if __name__ == "__main__":

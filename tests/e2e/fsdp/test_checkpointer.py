@@ -143,19 +143,6 @@ def test_a_load_without_checkpoints_is_no_error_and_a_bad_one_is(tmp_path: Path)
         checkpointer.load_checkpoint(training.model, training.optimizer)
 
 
-def test_a_damaged_rank_state_is_a_bad_checkpoint(tmp_path: Path):
-    training, states = Training(), []
-    with FsdpShardCheckpointer(tmp_path) as checkpointer:
-        for step in (1, 2):
-            save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
-            states.append(training.state)
-    own = tmp_path / "checkpoint-2" / "rank_0.pt"
-    own.write_bytes(own.read_bytes()[::-1])
-    with FsdpShardCheckpointer(tmp_path) as checkpointer:
-        checkpointer.load_checkpoint(training.model, training.optimizer)
-        assert checkpointer.loaded_step == 1 and same(training.state, states[0])
-
-
 def spoil_archives(file: Path) -> None:
     """Have the archive of each tensor name a method of compression that nobody knows."""
     data = bytearray(file.read_bytes())
@@ -189,24 +176,15 @@ def test_a_damaged_shard_that_no_digest_tells_of_is_passed_over_for_the_step_bef
     assert (tmp_path / "run" / "checkpoint-2").exists(), "nothing shows that its bytes are not those that were saved"
 
 
-def test_a_load_by_step_goes_back_to_an_older_checkpoint(checkpointer: Made, tmp_path: Path):
-    training, states = Training(), {}
-    for step in (1, 2, 3):
-        save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
-        states[step] = training.state
-    checkpointer.wait_latest_checkpoint()
-    checkpointer.load_checkpoint(training.model, training.optimizer, tmp_path / "run" / "checkpoint-1")
-    assert same(training.state, states[1])
-    save(checkpointer, training, 2)
-    checkpointer.load_checkpoint(training.model, training.optimizer)
-    assert checkpointer.loaded_step == 2 and same(training.state, states[1])
-
-
 def test_a_repeated_rollback_by_path_resumes_what_was_saved_since(tmp_path: Path):
-    training = Training()
+    training, states = Training(), {}
     with FsdpShardCheckpointer(tmp_path) as checkpointer:
         for step in (1, 2, 3):
             save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
+            states[step] = training.state
+        checkpointer.wait_latest_checkpoint(60)
+        checkpointer.load_checkpoint(training.model, training.optimizer, "1")
+        assert same(training.state, states[1])
     for given in ("1", str(tmp_path / "checkpoint-1")):
         for expected in (1, 5):
             with FsdpShardCheckpointer(tmp_path) as checkpointer:
@@ -226,29 +204,22 @@ def test_checkpoints_of_stock_dcp_load_into_fsdp_models(checkpointer: Made, tmp_
 
 
 def test_a_state_whose_structure_changes_is_saved(checkpointer: Made):
-    saved = []
-    for step in range(1, 12):
-        shape = (3,) if step < 4 else (4,)
-        dtype = torch.float32 if step < 8 else torch.bfloat16
-        result = checkpointer.save_checkpoint(
-            step, {"w": torch.full(shape, step, dtype=dtype), "n": [step] * 5}, storage_type=StorageType.MEMORY
-        )
-        saved += [step] * bool(result)
-
-    assert saved == list(range(1, 12)), "alone a rank need not wait for others"
+    for step in range(1, 7):  # alone a rank need not wait for others
+        weight = torch.full((3,) if step < 3 else (4,), step, dtype=torch.float32 if step < 5 else torch.bfloat16)
+        assert checkpointer.save_checkpoint(step, {"w": weight, "n": [step] * 5}, storage_type=StorageType.MEMORY)
     loaded = {"w": torch.zeros(4, dtype=torch.bfloat16), "n": None}
     dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
-    assert loaded["n"] == [11] * 5 and bool((loaded["w"] == 11).all())
+    assert loaded["n"] == [6] * 5 and bool((loaded["w"] == 6).all())
 
 
 def test_values_that_grow_get_increasing_room(checkpointer: Made):
     plans = counts["snapshot.plan"]
-    for step in range(200):
+    for step in range(100):
         assert checkpointer.save_checkpoint(step, {"losses": [0.5] * (20 * step)}, storage_type=StorageType.MEMORY)
-    assert 2 < counts["snapshot.plan"] - plans < 25
+    assert 2 < counts["snapshot.plan"] - plans < 20
     loaded = {"losses": None}
     dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
-    assert loaded == {"losses": [0.5] * (20 * checkpointer.loaded_step)} and checkpointer.loaded_step == 199
+    assert loaded == {"losses": [0.5] * (20 * checkpointer.loaded_step)} and checkpointer.loaded_step == 99
 
 
 def test_values_that_compare_equal_but_differ_are_saved_as_they_are(checkpointer: Made):

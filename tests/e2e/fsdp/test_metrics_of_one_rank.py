@@ -1,6 +1,8 @@
 """Steps whose metrics one rank alone gives, in a job with a sharded model."""
 
-from tests.e2e.launcher.conftest import Jobs, forked_launchers, jobs  # noqa: F401 (fixtures)
+from pathlib import Path
+
+from tests.faults.jobs import run_forked
 
 SCRIPT = """
 import os, torch
@@ -30,10 +32,9 @@ dist.destroy_process_group()
 """
 
 
-def test_metrics_on_one_rank_alone_are_named_and_delay_the_job_once(jobs: Jobs) -> None:  # noqa: F811
-    (jobs.folder / "train.py").write_text(SCRIPT)
-    agent = jobs.start("--standalone", "--nproc-per-node=2", "train.py")
-    output, errors = agent.communicate(timeout=200)
-    assert agent.returncode == 0, errors
-    assert errors.count("step 6 was given metrics, but not on all ranks: it is not saved") == 1, errors
+def test_metrics_on_one_rank_alone_are_named_and_delay_the_job_once(tmp_path: Path, forked_launchers: None) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ("--standalone", "--nproc-per-node=2", "--max-restarts=0")
+    output = run_forked(tmp_path, *options, tmp_path / "train.py", JOB_FOLDER=str(tmp_path))
+    assert output.count("step 6 was given metrics, but not on all ranks: it is not saved") == 1, output
     assert "asked [4, 6, 8, 12]" in output and "saved [4, 8, 12]" in output, output

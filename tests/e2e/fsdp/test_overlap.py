@@ -67,16 +67,13 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
     return {name: each.clone() for name, each in state.items()}
 
 
-@pytest.fixture(params=["no", "yes"], ids=["", "checked"])
-def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", request.param)
-    return bool(request.param == "yes")
-
-
-@pytest.mark.parametrize("starts", [(0,), (100,), (0, SIZE), (0, SIZE + 7)], ids=str)
+@pytest.mark.parametrize(
+    ("starts", "checked"), [((0,), False), ((100,), True), ((0, SIZE), False), ((0, SIZE + 7), True)]
+)
 def test_a_shard_that_is_part_of_a_storage_is_copied_in_the_background(
-    tmp_path: Path, held: Held, checked: bool, starts: tuple[int, ...]
+    tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, starts: tuple[int, ...], checked: bool
 ):
+    monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", "yes" if checked else "no")
     training = Training(tmp_path, *starts, check=checked)
     with training.saves:
         for number in (2, 3, 4):

@@ -7,52 +7,51 @@ import pytest
 
 from tests.faults.jobs import run_forked
 
-pytestmark = pytest.mark.usefixtures("forked_launchers")
-
 STAGES = Path(__file__).with_name("stages.py")
+RESUMED = "resumed 1, equal: True"
+SHARDED = ("in_three_lines", "by_hand")
+ALL = (*SHARDED, "in_full")
+OF_BOTH = [
+    ("equal names", ALL, "give stage= to"),
+    ("replicas", ALL, RESUMED),
+    ("own names", ["in_full"], "rank {second} has another model than rank 0"),
+    ("own names", SHARDED, "params of rank {second} has other parameters than that of rank 0"),
+    ("stages", SHARDED, RESUMED),
+]
+OF_TWO_RANKS = [
+    ("equal names", ALL, "model.0.weight of rank 0 is not that of rank 1"),
+    ("equal names", ALL, "pipeline stages"),
+    ("plain stages", SHARDED, RESUMED),
+    ("one stage", SHARDED, "give stage= on all ranks, or on none"),
+    ("a bad stage", ["in_three_lines"], "a number, or a word"),
+    ("loaded without", ["in_three_lines"], "has the stages 0, last, and this job no stages"),
+    ("loaded as others", ["in_three_lines"], "has the stages 0, last, and this job the stages 0, 1"),
+    ("loaded with", ["in_three_lines"], "has no stages, and this job the stages 0"),
+    ("plain, own names", SHARDED, "pipeline stages"),
+]
+OF_TWO_GROUPS = [
+    ("equal names", SHARDED, "model.0.weight of rank 0 is not that of rank 2"),
+    ("equal names", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
+    ("hybrid", ALL, RESUMED),
+    ("flat", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
+    ("no shards", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
+    ("stages, own names", ["in_three_lines"], RESUMED),
+    ("flat", SHARDED, "use_orig_params=True, or use fully_shard"),
+    ("flat stages", ["in_three_lines"], "use_orig_params=True, or use fully_shard"),
+]
 
 
-def launched(program: Path, ranks: int, folder: Path) -> str:
-    """Run it; what it writes."""
-    return run_forked(folder, "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", program, folder)
-
-
-def test_models_of_pipeline_stages_without_stage_are_refused_at_the_first_save(tmp_path: Path):
-    stderr = launched(STAGES, 2, tmp_path)
-    assert stderr.count("rank 1 has other weights than rank 0, whose are saved for all") == 1, stderr
-    assert stderr.count("ranks have unlike model.0.bias, model.0.weight, ") == 2, stderr
-    for rank in (0, 1):
+@pytest.mark.parametrize(("ranks", "table"), [(2, OF_BOTH + OF_TWO_RANKS), (4, OF_BOTH + OF_TWO_GROUPS)])
+def test_models_of_pipeline_stages_without_stage_are_refused_and_resume_with_them(
+    tmp_path: Path, forked_launchers: None, ranks: int, table: list[tuple[str, list[str], str]]
+):
+    """Under FSDP1 each group had a mixture of the models of all, or that of the first group."""
+    output = run_forked(tmp_path, "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", STAGES, tmp_path)
+    for rank in range(ranks):
         said = json.loads((tmp_path / f"said.{rank}").read_text())
-        for way in ("in_three_lines", "by_hand", "in_full"):
-            assert "model.0.weight of rank 0 is not that of rank 1" in said[f"{way}, equal names"]
-            assert "pipeline stages" in said[f"{way}, equal names"]
-            assert said[f"{way}, replicas"] == "resumed 1, equal: True"
-        assert "rank 1 has another model than rank 0" in said["in_full, own names"]
-        for way in ("in_three_lines", "by_hand"):
-            assert "params of rank 1 has other parameters than that of rank 0" in said[f"{way}, own names"]
-            assert said[f"{way}, stages"] == said[f"{way}, plain stages"] == "resumed 1, equal: True"
-            assert "give stage= on all ranks, or on none" in said[f"{way}, one stage"]
-            assert "a number, or a word" in said[f"{way}, a bad stage"]
-            assert "has the stages 0, last, and this job no stages" in said[f"{way}, loaded without"]
-            assert "has the stages 0, last, and this job the stages 0, 1" in said[f"{way}, loaded as others"]
-            assert "has no stages, and this job the stages 0" in said[f"{way}, loaded with"]
-            assert "pipeline stages" in said[f"{way}, plain, own names"]
-
-
-def test_fsdp1_in_several_groups_is_refused_without_stages_and_resumes_with_them(tmp_path: Path):
-    """Each group had a mixture of the models of all, or that of the first group."""
-    launched(STAGES.with_name("groups.py"), 4, tmp_path)
-    for rank in range(4):
-        said = json.loads((tmp_path / f"said.{rank}").read_text())
-        for way, model in (("in_three_lines", "model."), ("by_hand", "model."), ("in_full", "")):
-            assert f"{model}0.weight of rank 0 is not that of rank 2" in said[f"{way}, equal names"]
-            assert "give stage= to" in said[f"{way}, equal names"]
-            assert said[f"{way}, replicas"] == said[f"{way}, hybrid"] == "resumed 1, equal: True"
-        assert "rank 2 has another model than rank 0" in said["in_full, own names"]
-        for case in ("flat", "no shards"):
-            assert "0.weight of rank 0 is not that of rank 2" in said[f"in_full, {case}"]
-        for way in ("in_three_lines", "by_hand"):
-            assert "params of rank 2 has other parameters than that of rank 0" in said[f"{way}, own names"]
-            assert said[f"{way}, stages"] == said[f"{way}, stages, own names"] == "resumed 1, equal: True"
-            for case in ("flat", "flat stages"):
-                assert "use_orig_params=True, or use fully_shard" in said[f"{way}, {case}"]
+        for case, ways, text in table:
+            for way in ways:
+                assert text.format(second=ranks // 2) in said[f"{way}, {case}"]
+    if ranks == 2:
+        assert output.count("rank 1 has other weights than rank 0, whose are saved for all") == 1, output
+        assert output.count("ranks have unlike model.0.bias, model.0.weight, ") == 2, output
