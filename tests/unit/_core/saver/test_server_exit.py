@@ -74,10 +74,14 @@ FAILS = {
     "exits with a code": "sys.exit(repr(error))",
     "closes and exits with a code": "first.close(); service.leave_own_saver(failed=True); sys.exit(repr(error))",
 }
+EACH = [(behind, how) for how in FAILS for behind in (False, True)]
+COVERING = [(False, "raises"), (True, "closes and exits with a code")]
 
 
-@pytest.mark.parametrize("how", FAILS)
-@pytest.mark.parametrize("behind", [False, True], ids=["which waits for it", "which has yet to finish a save"])
+@pytest.mark.parametrize(
+    ("behind", "how"),
+    [each if each in COVERING else pytest.param(*each, marks=pytest.mark.campaign) for each in EACH],
+)
 def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(tmp_path: Path, behind: bool, how: str):
     """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
     program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])

@@ -139,7 +139,7 @@ def test_a_flipped_byte_in_a_chunk_is_refused_and_the_chunk_may_come_again(group
     ],
 )
 def test_damage_before_or_after_the_parity_was_made_is_noticed(
-    group: Group, tmp_path: Path, what: str, error: Any, says: str | None | None
+    group: Group, tmp_path: Path, what: str, error: Any, says: str | None
 ):
     if what.startswith("file before"):
         flip(group.members["d"].files[NEW][0].path, 12)

@@ -226,7 +226,7 @@ def test_nothing_is_released_that_the_common_save_or_a_reader_needs(keeper: Keep
     ("harm", "error", "says"), [("flip", BadCheckpoint, "another digest"), ("cut", (FastckptError, OSError), None)]
 )
 def test_a_stream_that_is_damaged_or_cut_leaves_nothing_and_the_next_one_is_whole(
-    keeper: Keeper, owner: Owner, harm: str, error: Any, says: str | None | None
+    keeper: Keeper, owner: Owner, harm: str, error: Any, says: str | None
 ):
     with (
         relay(keeper.address, SIZE // 2, harm) as address,
