@@ -51,7 +51,8 @@ OF_TYPE = {int: numbers, str: texts, bool: st.booleans(), float: floats}
 
 def messages(kind: type) -> st.SearchStrategy:
     hints, named = channel._HINTS[kind], OF_NAME | OF_KIND.get(kind, {})
-    return st.builds(kind, **{f.name: named.get(f.name) or OF_TYPE[hints[f.name]] for f in fields(kind)})
+    drawn = {f.name: named[f.name] if f.name in named else OF_TYPE[hints[f.name]] for f in fields(kind)}
+    return st.builds(kind, **drawn)
 
 
 any_message = st.one_of([messages(kind) for kind in KINDS])

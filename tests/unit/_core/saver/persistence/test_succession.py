@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import Superseded
+from tests.unit._core.saver.peers.agents import until
 
 PART = 40
 
@@ -62,13 +63,6 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     yield made
     for tenure in made.tenures.values():
         tenure.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def lost_by_c(nodes: Nodes) -> Tenure:
