@@ -186,7 +186,7 @@ def test_a_deregistered_worker_reports_nothing(block, beats):
     assert [hook.__self__ for hook in hooks if isinstance(hook.__self__, Heartbeat)] == [beats]
 
 
-def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forked_launchers):
+def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forks):
     """What Python does then may take long: threads end, what is registered runs, memory is freed."""
     program = f"""
 import atexit

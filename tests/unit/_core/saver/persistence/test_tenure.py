@@ -148,6 +148,17 @@ def ids(saver: Saver) -> list[SaveId]:
     return [stored.id for stored in saver.store.checkpoints()]
 
 
+def test_a_step_published_after_another_job_began_is_not_reported_durable(fast_path, old) -> None:  # noqa: F811
+    """By the look after the rename: else a step would be told durable that nobody will resume."""
+    other, new = old(), Saver(fast_path, "new")
+    assert new.begin() == (1, 1), "an old job that stands still is waited for, and no longer"
+    assert new.save(3) == (2, 3)
+    said = other.go_on()
+    assert isinstance(said, str) and said.startswith("Superseded: ") and "another job, which opened history 2" in said
+    assert ids(new)[0] == (2, 3)
+    new.tenure.close()
+
+
 def test_a_step_reported_durable_before_a_history_opens_is_resumed_first(fast_path, old) -> None:  # noqa: F811
     """By the look behind the record: else it would end a line of training that was told durable."""
     other, new = old(), Saver(fast_path, "new")
