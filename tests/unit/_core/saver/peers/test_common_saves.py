@@ -170,11 +170,8 @@ def copied(common: CommonSaves) -> CommonSaves:
     return other
 
 
-@pytest.mark.parametrize(
-    ("count", "steps", "least"),
-    [(2, 2, 500), *(pytest.param(*each, 5000, marks=pytest.mark.campaign) for each in ((2, 3), (3, 5)))],
-)
-def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_save(count: int, steps: int, least: int):
+@pytest.mark.parametrize(("count", "steps"), [(2, 3), pytest.param(3, 5, marks=pytest.mark.campaign)])
+def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_save(count: int, steps: int):
     """Exhaustive: saves, skips for other reasons, reports that stay behind, answers that come late, in any order.
 
     Once there is a common save, there is always a save that both hold. Ranks train in step.
@@ -204,7 +201,7 @@ def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_s
                 noted = replace(answer, id=answer.id or node.told.id)
                 after = replace(node, report=None, told=noted, next=answer.next)
                 todo.append((*_with(nodes, number, after), told, had))
-    assert len(seen) > least
+    assert len(seen) > 5000
 
 
 def _with(nodes: list[Node], number: int, node: Node) -> tuple[Node, Node]:
