@@ -28,7 +28,7 @@ from fastckpt._core.client.heartbeat import Heartbeat, phase
 from fastckpt._core.memory.step_clock import AWAY, BETWEEN, STEPS, WAIT, fetching, running
 from fastckpt._core.memory.telemetry import LINE, PARTS, Line, TelemetryBlock, telemetry_name, unlink
 
-NAP = {"data": 0.01, "forward": 0.02, "backward": 0.03, "rest": 0.04, "wait": 0.05}
+NAP = {"data": 0.004, "forward": 0.008, "backward": 0.012, "rest": 0.016, "wait": 0.02}
 """Seconds that each part takes."""
 MS = 1_000_000
 
@@ -119,7 +119,7 @@ def late(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
 def train(model: torch.nn.Module, kind: str, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
     for _ in range(steps):
         time.sleep(NAP["data"])
-        given = torch.randn(8, 4, requires_grad=kind == "checkpointed within")
+        given = torch.randn(8, 4, requires_grad=kind == "checkpointed-within")
         for last in (False, True) if kind == "accumulated" else (True,):
             with contextlib.nullcontext() if last else model.no_sync():
                 found = model(given)
@@ -134,28 +134,38 @@ def spent(block: TelemetryBlock) -> dict[str, float]:
     return dict(zip(PARTS, (part / 1e9 for part in block.read(0).parts), strict=True))
 
 
-KINDS = (
-    "plain",
-    "accumulated",
-    "unused",
-    "static",
-    "buffers",
-    "containers",
-    "slots",
-    "checkpointed",
-    "checkpointed within",
-)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_parts_of_a_step_of_ddp_are_those_that_took_the_time(block: TelemetryBlock, beats: Heartbeat, kind: str):
-    model = DistributedDataParallel(Model(kind), find_unused_parameters=kind == "unused", static_graph=kind == "static")
-    model.register_comm_hook(None, late)
+def took_of_two_steps(block: TelemetryBlock, model: torch.nn.Module, kind: str) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, kind, optimizer, steps=1)  # models are found at the end of the first step
     before = spent(block)
     train(model, kind, optimizer, steps=2)
-    took = {part: seconds - before[part] for part, seconds in spent(block).items()}
+    return {part: seconds - before[part] for part, seconds in spent(block).items()}
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def made(inner: torch.nn.Module | None = None) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    model = DistributedDataParallel(inner or torch.nn.Linear(4, 4))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def hooks_of(model: torch.nn.Module) -> int:
+    there = [model, *model.modules()]
+    of_modules = sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in there)
+    return of_modules + sum(len(each._post_accumulate_grad_hooks or ()) for each in model.parameters())
+
+
+KINDS = "plain accumulated unused static buffers containers slots checkpointed checkpointed-within"
+
+
+@pytest.mark.parametrize("kind", KINDS.split())
+def test_the_parts_of_a_step_of_ddp_are_those_that_took_the_time(block: TelemetryBlock, beats: Heartbeat, kind: str):
+    model = DistributedDataParallel(Model(kind), find_unused_parameters=kind == "unused", static_graph=kind == "static")
+    model.register_comm_hook(None, late)
+    took = took_of_two_steps(block, model, kind)
     # A wait is shorter by what a busy machine needs from the launch of the reduction to the arrival.
     for part, nap in (NAP | {"wait": NAP["wait"] / 2}).items():
         if part == "forward" and kind.startswith("checkpointed"):
@@ -167,11 +177,7 @@ def test_the_parts_of_a_step_of_fully_shard_are_those_that_took_the_time(block: 
     model = Model("plain")
     fully_shard(model.layers[1])
     fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(model, "plain", optimizer, steps=1)
-    before = spent(block)
-    train(model, "plain", optimizer, steps=2)
-    took = {part: seconds - before[part] for part, seconds in spent(block).items()}
+    took = took_of_two_steps(block, model, "plain")
     assert all(took[part] >= 2 * nap for part, nap in NAP.items() if part != "wait")
     assert took["wait"] > 0, "its collectives are seen"
 
@@ -194,48 +200,37 @@ def test_without_a_known_model_only_data_are_a_rank_s_own(block: TelemetryBlock,
 @pytest.fixture
 def trained(block: TelemetryBlock, beats: Heartbeat) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """A model with hooks, after a step; steps take no naps."""
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert running.clock is not None and running.clock.part == AWAY
+    model, optimizer = made()
     step(model, optimizer)
     assert beats._arrivals
     return model, optimizer
 
 
-def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(torch.randn(2, 4)).sum().backward()
-    optimizer.step()
+LONG = 0.3
 
 
-LONG = 0.5
-
-
-def evaluate(model: torch.nn.Module) -> None:
+@contextlib.contextmanager
+def evaluation(model: torch.nn.Module) -> Iterator[None]:
     with torch.no_grad():
-        for _ in range(2):
-            model(torch.randn(2, 4))
-            time.sleep(LONG / 2)
+        model(torch.randn(2, 4))
+        yield
+        model(torch.randn(2, 4))
 
 
-def mark(model: torch.nn.Module) -> None:
-    with phase("evaluation"):
-        time.sleep(LONG)
-
-
-@pytest.mark.parametrize("interruption", ["evaluate", "mark", "save"])
+@pytest.mark.parametrize("interruption", ["evaluation", "phase", "save"])
 def test_what_is_no_step_is_no_own_time_and_no_wait(
     trained, block: TelemetryBlock, beats: Heartbeat, interruption: str
 ):
     model, optimizer = trained
+    kinds = {"evaluation": lambda: evaluation(model), "phase": lambda: phase("x"), "save": lambda: beats.save(5)}
     start = time.monotonic()  # before a step that is not counted
     step(model, optimizer)
     before = sum(spent(block).values())
     for _ in range(3):
         step(model, optimizer)
-        if interruption == "save":
-            with beats.save(5):
-                time.sleep(LONG)
-        else:
-            {"evaluate": evaluate, "mark": mark}[interruption](model)
+        with kinds[interruption]():
+            time.sleep(LONG)
     step(model, optimizer)
     whole, steps = time.monotonic() - start, sum(spent(block).values()) - before
     assert 0 < steps <= whole - 3 * LONG
@@ -248,30 +243,26 @@ def test_a_loader_s_time_is_data_and_none_during_an_evaluation(trained, block: T
     step(model, optimizer)
     assert spent(block)["data"] >= 0.02
     before = spent(block)["data"]
-    evaluate(model)
+    with evaluation(model):
+        time.sleep(LONG)
     with fetching():
         time.sleep(LONG)
     step(model, optimizer)
     assert spent(block)["data"] - before < LONG
 
 
-def test_copies_and_pickles_of_a_model_with_hooks_work(trained):
-    model, _ = trained
-    for other in (copy.deepcopy(model.module), pickle.loads(pickle.dumps(model.module))):
-        other(torch.randn(2, 4)).sum().backward()
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_trained_model_is_scripted_exported_and_saved_as_without_hooks(beats: Heartbeat):
     plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))  # whose buffers are broadcast
-    model = DistributedDataParallel(plain)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = made(plain)
     step(model, optimizer)
     step(model, optimizer)
     assert running.clock is not None and hooks_of(model)
     assert not plain._forward_pre_hooks
     torch.jit.script(plain)
     torch.export.export(plain, (torch.randn(2, 4),), strict=True)
+    for other in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        other(torch.randn(2, 4)).sum().backward()
     for whole in (plain, model, copy.deepcopy(plain)):
         file = io.BytesIO()
         torch.save(whole, file)
@@ -284,8 +275,7 @@ def test_a_trained_model_is_scripted_exported_and_saved_as_without_hooks(beats: 
 
 
 def test_a_forward_that_fails_before_its_buffers_are_there_leaves_no_hook_behind(beats: Heartbeat):
-    model = DistributedDataParallel(torch.nn.BatchNorm1d(4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = made(torch.nn.BatchNorm1d(4))
     step(model, optimizer)
     model.register_forward_pre_hook(fail)
     for _ in range(3):
@@ -294,12 +284,6 @@ def test_a_forward_that_fails_before_its_buffers_are_there_leaves_no_hook_behind
     assert len(model.module._forward_pre_hooks) <= 1
     beats.close()
     assert not model.module._forward_pre_hooks
-
-
-def hooks_of(model: torch.nn.Module) -> int:
-    there = [model, *model.modules()]
-    of_modules = sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in there)
-    return of_modules + sum(len(each._post_accumulate_grad_hooks or ()) for each in model.parameters())
 
 
 def test_hooks_are_removed_at_the_end_and_do_nothing_then(trained, beats: Heartbeat):
@@ -338,8 +322,7 @@ def test_a_second_checkpointer_measures_nothing_until_the_first_has_closed(block
 
 def test_without_parts_there_are_no_hooks_and_no_windows(block: TelemetryBlock):
     beats = Heartbeat(block.line(0), 0, 0)
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = made()
     for _ in range(STEPS + 1):
         step(model, optimizer)
     assert running.clock is None and not hooks_of(model)
@@ -360,15 +343,13 @@ def test_a_failure_of_a_hook_ends_the_watch_and_not_the_step(
     for _ in range(2):
         step(model, optimizer)
     assert running.clock is None
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "slow ranks are not detected any more: as of another release of torch"
-    ]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == "slow ranks are not detected any more: as of another release of torch"
 
 
 def test_a_failed_installation_of_hooks_leaves_none(beats: Heartbeat, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arrival_hooks, "_is_sharded", fail)
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = made()
     step(model, optimizer)
     assert not beats._arrivals and not hooks_of(model)
 
@@ -409,7 +390,3 @@ def test_a_window_is_of_twenty_steps_without_the_two_slowest(trained, block: Tel
     assert (first.number, second.number) == (1, 2)
     assert second.own > 0 and abs(second.own - sum(second.parts[:4])) < len(PARTS), "but for what is rounded down"
     assert second.own < LONG * 1e9 / STEPS
-
-
-def test_the_clock_is_away_until_the_first_step(beats: Heartbeat):
-    assert running.clock is not None and running.clock.part == AWAY

@@ -1,14 +1,13 @@
 """Agreements of ranks that are processes, over a real store."""
 
 import multiprocessing
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from fastckpt._core.client.collective import Agreement, PeerDeparted
+from fastckpt._core.client.collective import Agreement
 
 WORLD = 2
 Job = Callable[[int], Any]
@@ -35,54 +34,19 @@ def _rank(job: Job, rank: int, store: Path, found: Any) -> None:
     dist.destroy_process_group()
 
 
-def test_agreements_under_several_names_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    def job(rank: int) -> list[Any]:
-        one, other = Agreement("one"), Agreement("other")
-        heard: list[Any] = []
-        for step in range(5):
+def test_agreements_under_several_names_do_not_wait_for_each_other_nor_grow_the_store(tmp_path: Path) -> None:
+    def job(rank: int) -> tuple[list[Any], int]:
+        one, other, heard, keys = Agreement("one"), Agreement("other"), list[Any](), list[int]()
+        for step in range(12):
             first, second = one.send([step, rank]), other.send([-step, rank])
-            if rank == 0:  # it has heard both before the other rank hears the first
-                heard += [second(), first()]
-                one.gather("on")
-                continue
-            time.sleep(0.05)
-            heard += [second(), first()] if step % 2 else [first(), second()][::-1]
+            # The first rank has heard both before the other one hears the first.
+            heard += [second(), first()] if rank == 0 or step % 2 else [first(), second()][::-1]
             one.gather("on")
-        return heard
-
-    first, second = in_ranks(tmp_path, job)
-    assert first == second
-    assert first[:2] == [[[0, 0], [0, 1]], [[0, 0], [0, 1]]]
-
-
-def test_agreements_do_not_grow_the_store(tmp_path: Path) -> None:
-    def job(rank: int) -> int:
-        keys = []
-        for _ in range(20):
-            Agreement("resume").gather(rank)
-            Agreement("pace").send(rank)()
             dist.barrier()
             keys.append(dist.distributed_c10d._get_default_store().num_keys())
             dist.barrier()
-        return max(keys[10:]) - min(keys[10:])
+        return heard, max(keys[6:]) - min(keys[6:])
 
-    assert in_ranks(tmp_path, job) == [0, 0]
-
-
-def test_waiting_for_a_rank_that_left_is_an_error_and_its_messages_are_received(tmp_path: Path) -> None:
-    def job(rank: int) -> list[Any]:
-        ranks = Agreement("pace")
-        persists = ranks.sibling("persists")
-        answers = persists.send(rank)
-        if rank == 1:
-            ranks.leave()
-            return [*answers()]
-        heard = [*answers()]
-        for each in (ranks, persists):
-            try:
-                each.gather(rank)
-            except PeerDeparted as error:
-                heard.append(str(error))
-        return heard
-
-    assert in_ranks(tmp_path, job) == [[0, 1, "rank 1 has closed", "rank 1 has closed"], [0, 1]]
+    first, second = in_ranks(tmp_path, job)
+    assert first == second and first[1] == 0
+    assert first[0][:2] == [[[0, 0], [0, 1]], [[0, 0], [0, 1]]]

@@ -1,8 +1,6 @@
 """Reports of a worker about its steps and phases."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from fastckpt._core import metrics
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.errors import ConfigError
+from tests.unit._core.client.forked_programs import run
 
 
 @pytest.fixture
@@ -37,12 +36,9 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([parameter], lr=0.1)
 
 
-def test_the_heartbeat_begins_without_steps_or_phase(block, beats):
+def test_the_heartbeat_counts_each_step_of_any_optimizer_from_none(block, beats):
     said = block.read(0)
     assert (said.generation, said.step, said.loaded, said.steps, said.first, said.pid) == (4, -1, -1, 0, 0, os.getpid())
-
-
-def test_the_heartbeat_counts_each_step_of_any_optimizer(block, beats):
     for which in (optimizer(), optimizer()):
         before = block.read(0)
         which.step()
@@ -91,6 +87,16 @@ def test_steps_that_the_script_names_count_and_neither_optimizers_nor_saves_do(b
 def test_steps_of_a_compiled_optimizer_count(block, beats):
     torch.compile(optimizer().step, backend="eager")()
     assert block.read(0).steps == 1
+
+
+def test_a_forked_child_sends_no_heartbeat(block, beats):
+    before = block.read(0)
+    if (pid := os.fork()) == 0:
+        with phase("in the child"):
+            optimizer().step()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert block.read(0) == before
 
 
 def test_without_an_optimizer_saves_count_as_steps(block, beats):
@@ -144,15 +150,15 @@ def test_marked_phases_nest_and_have_their_limits(block, beats):
             assert (block.read(0).phase, block.read(0).allowed) == ("download", 30 * 10**9)
         with beats.save(1), metrics.phase("snapshot.fill"):
             assert (block.read(0).phase, block.read(0).allowed) == ("snapshot.fill", 0)
-        assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
+        with metrics.phase("snapshot.notify"):  # outside of a save: nothing would say that it is over
+            assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
     assert (block.read(0).phase, block.read(0).allowed) == ("", 0)
-
-
-def test_a_phase_without_a_limit_may_last_for_ever(block, beats):
     with phase("service", timeout=float("inf")):
         assert block.read(0).allowed > 30 * 365 * 86400 * 10**9
     with phase("x" * 100):
         assert block.read(0).phase == "x" * len(block.read(0).phase)
+    with beats.stall("wait", 1800.0):
+        assert block.read(0).phase == "wait" and 1800 < block.read(0).allowed / 1e9 < 3600
 
 
 @pytest.mark.parametrize(("name", "timeout"), [("x", -1.0), ("x", float("nan")), ("", 9.0), (" ", 9.0), ("\0", 9.0)])
@@ -160,20 +166,6 @@ def test_a_phase_that_would_count_as_hung_or_as_none_is_refused(block, beats, na
     with pytest.raises(ConfigError, match="phase"), phase(name, timeout=timeout):
         pass
     assert block.read(0).phase == ""
-
-
-def test_phases_of_another_checkpointer_are_not_reported(block, beats):
-    """Nor what is done outside of a save: nothing would say that it is over."""
-    with phase("evaluation"):
-        with metrics.phase("snapshot.notify"):
-            pass
-        assert block.read(0).phase == "evaluation"
-
-
-def test_a_wait_reports_its_limit(block, beats):
-    with beats.stall("wait", 1800.0):
-        assert block.read(0).phase == "wait"
-        assert 1800 < block.read(0).allowed / 1e9 < 3600
 
 
 def test_a_phase_may_be_older_than_the_checkpointer(block):
@@ -194,7 +186,7 @@ def test_a_deregistered_worker_reports_nothing(block, beats):
     assert [hook.__self__ for hook in hooks if isinstance(hook.__self__, Heartbeat)] == [beats]
 
 
-def test_a_worker_that_exits_without_close_reports_its_exit(block):
+def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forks):
     """What Python does then may take long: threads end, what is registered runs, memory is freed."""
     program = f"""
 import atexit
@@ -206,27 +198,4 @@ for _ in range(2):
     beats = Heartbeat(block.line(0), 0, 0)
 assert block.read(0).phase == ""
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True, text=True)
-    assert (done.stdout, block.read(0).phase) == ("exit\n", "exit")
-
-
-def test_a_forked_child_sends_no_heartbeat():
-    program = """
-import os, torch
-from fastckpt import phase
-from fastckpt._core.client.heartbeat import Heartbeat
-from fastckpt._core.memory.telemetry import LINE, Line
-memory = bytearray(LINE)
-beats = Heartbeat(Line(memoryview(memory)), 0, 0)
-parameter = torch.nn.Parameter(torch.ones(1))
-parameter.grad = torch.ones(1)
-optimizer = torch.optim.SGD([parameter], lr=0.1)
-if pid := os.fork():
-    assert os.waitpid(pid, 0)[1] == 0
-else:
-    before = bytes(memory)
-    with phase("in the child"):
-        optimizer.step()
-    assert bytes(memory) == before
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert run(tmp_path, program, [()]) == [(0, "exit\n")] and block.read(0).phase == "exit"

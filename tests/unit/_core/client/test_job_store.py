@@ -96,7 +96,7 @@ def rounds() -> Iterator[Rounds]:
     found.close()
 
 
-@pytest.mark.parametrize("late", [0, 2], ids=["the first rank late", "the last rank late"])
+@pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.campaign)])
 def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds, late: int) -> None:
     """They were killed as all had spoken, as one had spoken a round ahead, and before all had met."""
 
@@ -136,7 +136,7 @@ def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
         told: list[str] = []
         job_store.PATIENCE = 0.2
         job_store.logger.addFilter(lambda record: bool(told.append(record.getMessage())))
-        time.sleep(1.0 * (rank == 2))
+        time.sleep(0.6 * (rank == 2))
         Agreement("resume")
         return told
 
@@ -175,13 +175,13 @@ def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -
     assert rounds.start(job) == [[[[group, rank] for rank in range(WORLD)] for group in range(3)]] * WORLD
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("world", [2, 5])
 def test_to_meet_costs_six_messages_for_each_rank(rounds: Rounds, world: int) -> None:
     """However late a rank is; the second round removes what the first one has left."""
     rounds.world = world
 
     def job(rank: int) -> int:
-        time.sleep(0.5 * (rank == world - 1))
+        time.sleep(0.2 * (rank == world - 1))
         Agreement("resume")
         return rounds.counts.requests.total()
 

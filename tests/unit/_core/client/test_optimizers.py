@@ -1,5 +1,7 @@
 """Compatibility of optimizers with saved states, by their classes."""
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,23 +36,13 @@ class Wrapper:
         self.optimizer = optimizer
 
 
-def of(kind: Any, **options: Any) -> Any:
-    return kind([torch.nn.Parameter(torch.zeros(2))], **options)
-
-
-def resumes(saved: Any, now: Any) -> bool:
-    try:
-        check_kinds(kinds({"optimizer": saved}), kinds({"optimizer": now}))
-    except ConfigError as error:
-        assert type(saved).__name__ in str(error) and type(now).__name__ in str(error), error
-        return False
-    return True
+def of(kind: Any) -> Any:
+    return kind([torch.nn.Parameter(torch.zeros(2))])
 
 
 @pytest.mark.parametrize(
     ("saved", "now", "fits"),
     [
-        (AdamW, AdamW, True),
         (AdamW, SGD, False),
         (AdamW, Adam, False),
         (Adam, AdamW, False),  # AdamW derives from Adam, and would silently decay as that does
@@ -59,18 +51,16 @@ def resumes(saved: Any, now: Any) -> bool:
         (MyAdamW, MySGD, False),
         (Lion, Lion, True),
         (Lion, SGD, False),
+        (partial(AdamW, foreach=True), partial(AdamW, fused=True), True),
+        (lambda parameters: Wrapper(AdamW(parameters)), AdamW, True),
+        (AdamW, lambda parameters: Wrapper(Wrapper(AdamW(parameters))), True),
     ],
 )
 def test_an_optimizer_class_accepts_only_compatible_states(saved: Any, now: Any, fits: bool) -> None:
-    assert resumes(of(saved), of(now)) is fits
-
-
-def test_variants_and_wrappers_of_an_optimizer_class_are_compatible() -> None:
-    assert resumes(of(AdamW, foreach=True), of(AdamW, fused=True))
-    assert resumes(Wrapper(of(AdamW)), of(AdamW))
-    assert resumes(of(AdamW), Wrapper(Wrapper(of(AdamW))))
-    with pytest.raises(ConfigError, match="optimizer was saved as AdamW, and is SGD now"):
-        check_kinds(kinds({"optimizer": of(AdamW)}), kinds({"optimizer": Wrapper(of(SGD))}))
+    with nullcontext() if fits else pytest.raises(ConfigError) as error:
+        check_kinds(kinds({"optimizer": of(saved)}), kinds({"optimizer": of(now)}))
+    if not fits:
+        assert f"optimizer was saved as {saved.__name__}, and is {now.__name__} now" in str(error.value)
 
 
 def test_each_of_several_optimizers_is_compared_by_class() -> None:
@@ -81,7 +71,4 @@ def test_each_of_several_optimizers_is_compared_by_class() -> None:
     with pytest.raises(ConfigError, match="critic was saved as Adam, and is SGD now"):
         check_kinds(saved, kinds({"critic": of(SGD)}))
     check_kinds(saved, kinds({"optimizer": [of(AdamW), of(SGD)], "critic": of(Adam), "actor": of(SGD)}))
-
-
-def test_a_checkpoint_of_an_earlier_version_without_classes_is_accepted() -> None:
-    check_kinds(None, kinds({"optimizer": of(SGD)}))
+    check_kinds(None, kinds({"optimizer": of(SGD)}))  # of an earlier version, without classes

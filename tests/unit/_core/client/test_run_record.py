@@ -1,12 +1,11 @@
 """The kills of a run that `fastckpt prove` tries, by the steps of the script."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from fastckpt._core.policy.planned_kills import BETWEEN, PlannedKill
 from fastckpt._core.report.kill_notes import made, write_plan
+from tests.unit._core.client.forked_programs import run
 
 TWO_OPTIMIZERS = """
 import sys
@@ -27,10 +26,10 @@ for step in range(1, 9):
 """
 
 
-def test_a_kill_between_steps_comes_in_the_step_of_the_script(tmp_path: Path) -> None:
+def test_a_kill_between_steps_comes_in_the_step_of_the_script(tmp_path: Path, forks: None) -> None:
     kill = PlannedKill(1, BETWEEN, 0, 4)
     write_plan(tmp_path, str(tmp_path), [kill])
-    run = subprocess.run([sys.executable, "-c", TWO_OPTIMIZERS, tmp_path], check=False, capture_output=True, text=True)
-    assert run.returncode == -signal.SIGKILL, run.stderr
+    [(code, said)] = run(tmp_path, TWO_OPTIMIZERS, [(tmp_path,)])
+    assert code == -signal.SIGKILL, said
     note = made(tmp_path, kill)
-    assert run.stdout.split() == ["1", "2", "3"] and note is not None and note["step"] == 4
+    assert said.split() == ["1", "2", "3"] and note is not None and note["step"] == 4

@@ -1,13 +1,14 @@
 """Jobs and programs that a process starts, where nothing in the environment tells them apart."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[4]
+from tests.faults.jobs import run_forked
+from tests.unit._core.client.forked_programs import run
+
 PROGRAM = """
 import os, sys, time
+from multiprocessing import forkserver
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -28,37 +29,37 @@ def rank(number, folder):
     Path(f"{folder}-{number}").touch()
     while len(list(Path(folder).parent.glob("*-?"))) < 4:  # until the other job has come as far
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.01)
     dist.barrier()
     checkpointer.close()
     dist.barrier()
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    folder, close = sys.argv[1:]
-    own = save(folder + "/own")
-    if close == "closed":
+    mp.set_forkserver_preload(["torch", "fastckpt.ddp"])  # children as of mp.spawn, that import nothing themselves
+    for close in ("open", "closed"):
+        folder = f"{sys.argv[1]}/{close}"
+        own = save(folder + "/own")
+        if close == "closed":
+            own.close()
+        jobs = [
+            mp.start_processes(rank, (f"{folder}/{number}",), nprocs=2, join=False, start_method="forkserver")
+            for number in range(2)
+        ]
+        for job in jobs:
+            while not job.join():
+                pass
         own.close()
-    jobs = [mp.spawn(rank, (f"{folder}/{number}",), nprocs=2, join=False) for number in range(2)]
-    for job in jobs:
-        while not job.join():
-            pass
-    own.close()
+    forkserver._forkserver._stop()
 """
 
 
-def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
-    variables |= {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
-    for close in ("open", "closed"):
-        folder = tmp_path / close
-        command = [sys.executable, str(program), str(folder), close]
-        folder.mkdir()
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == 0, done.stderr
-        assert len(list(folder.glob("*/checkpoint-1/manifest.json"))) == 3
+def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(tmp_path: Path, forks: None) -> None:
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+    [(code, said)] = run(tmp_path, PROGRAM, [(tmp_path,)])
+    assert code == 0, said
+    assert len(list(tmp_path.glob("*/*/checkpoint-1/manifest.json"))) == 6
 
 
 PARENT = """
@@ -67,7 +68,8 @@ from fastckpt import Checkpointer
 
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with Checkpointer("checkpoints", model=model, optimizer=optimizer, every={"memory": 1, "storage": 5}) as checkpointer:
+every = {"memory": 1, "storage": 5}
+with Checkpointer(sys.argv[1], model=model, optimizer=optimizer, every=every) as checkpointer:
     step = checkpointer.resume()
     while step < 20:
         step += 1
@@ -78,16 +80,10 @@ with Checkpointer("checkpoints", model=model, optimizer=optimizer, every={"memor
 """
 
 
-def test_a_child_that_has_the_environment_of_its_rank_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "parent.py").write_text(PARENT)
-    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node", "1", "parent.py"]
-    options = {"env": variables | {"TMPDIR": str(tmp_path)}, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run(command, cwd=tmp_path, check=False, **options)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0 and "child 1" in said and "says that it is rank 0, but that is process" in said, said
-    assert sorted(path.name for path in tmp_path.glob("checkpoints/checkpoint-*"))[-2:] == [
-        "checkpoint-15",
-        "checkpoint-20",
-    ]
-    assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "20"
+def test_a_child_that_has_the_environment_of_its_rank_is_refused_by_name(tmp_path: Path, forks: None) -> None:
+    program, checkpoints = tmp_path / "parent.py", tmp_path / "checkpoints"
+    program.write_text(PARENT)
+    said = run_forked(tmp_path, "--standalone", "--nproc-per-node", 1, program, checkpoints)
+    assert "child 1" in said and "says that it is rank 0, but that is process" in said, said
+    assert {"checkpoint-15", "checkpoint-20"} <= {*os.listdir(checkpoints)}
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "20"

@@ -16,11 +16,8 @@ from fastckpt.data.order import SAMPLE
 from fastckpt.data.splitmix import mix
 
 DRAWS: dict[str, Callable[[], float]] = {
-    "torch": lambda: torch.rand(1).item(),
     "torch, normal": lambda: torch.randn(1).item(),
-    "python": random.random,
     "python, normal": lambda: random.gauss(0, 1),
-    "numpy": np.random.rand,
     "numpy, normal": np.random.randn,
     "all": lambda: torch.rand(1).item() + random.random() + np.random.rand(),
 }
@@ -55,8 +52,7 @@ def expected(draw: Callable[[], float]) -> list[float]:
     return samples
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("known", "num_workers"), [(True, 0), (False, 0), (True, 1)])
 @pytest.mark.parametrize("what", DRAWS)
 def test_random_draws_of_a_data_set_depend_on_the_sample_alone(
     what: str, num_workers: int, known: bool, monkeypatch
@@ -77,7 +73,7 @@ def test_random_draws_of_a_data_set_depend_on_the_sample_alone(
         assert before[1:] == (random.getstate(), repr(np.random.get_state()))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_generator_created_by_the_data_set_follows_the_seed_of_the_sample(num_workers: int) -> None:
     """Nothing is drawn from torch's own then, but it is asked for its seed."""
     loader = ResumableDataLoader(OfTheSeed(), 4, num_workers=num_workers)

@@ -34,19 +34,16 @@ def parts_of(loaders: Any) -> TrainingState:
     return TrainingState({"more": loaders}, None, Gradients(torch.nn.Linear(1, 1), [], None, saved=False))
 
 
-def test_our_loaders_and_samplers_fulfil_the_stateful_protocol() -> None:
-    assert isinstance(ResumableDataLoader(Indexed(3)), Stateful)
-    assert isinstance(ResumableSampler(Indexed(3)), Stateful)
-
-
 def test_common_and_per_rank_data_states_come_back() -> None:
     for make in (lambda: ResumableDataLoader(Indexed(5), 1), lambda: ResumableDataLoader(Remembering(5), 1)):
         data = make()
+        assert isinstance(data, Stateful)
         next(iter(data))
         state, again = data_state(data), make()
         load_data_state(again, state.common, state.own or None)
         assert [indices(batch) for batch in again] == [[1], [2], [3], [4]]
     sampler = ResumableSampler(Indexed(5), shuffle=False)
+    assert isinstance(sampler, Stateful)
     sampler.advance(2)
     again_sampler = ResumableSampler(Indexed(5), shuffle=False)
     load_data_state(again_sampler, *data_state(sampler))
@@ -70,8 +67,7 @@ def test_a_foreign_stateful_loader_resumes_its_position(monkeypatch: pytest.Monk
         load_data_state(Foreign(2), common, own)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("generated", [True, False])
+@pytest.mark.parametrize(("workers", "generated"), [(0, True), (1, False), (0, False)])
 def test_a_loader_of_torchdata_resumes_as_an_uninterrupted_run(
     workers: int, generated: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

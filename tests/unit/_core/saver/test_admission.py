@@ -24,8 +24,8 @@ from tests.unit._core.saver.persistence.test_tenure import Other, soon, stop  # 
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch, soon: None) -> None:  # noqa: F811
-    for name in ("PATIENCE", "GIVE_WAY"):
-        monkeypatch.setattr(admission, name, getattr(admission, name) / 20)
+    monkeypatch.setattr(admission, "PATIENCE", 1.5)
+    monkeypatch.setattr(admission, "GIVE_WAY", 1.0)
 
 
 class Launch:
@@ -42,12 +42,13 @@ class Launch:
         return admit(self._path, self.job, self.tenure, self.ending)
 
     def begin(self, step: int) -> Arena:
-        """Own the memory, and the history that is saved in."""
+        """Own the memory, and the history that is saved in; nothing is saved in step 0."""
         arena = self.admit()
         arena.make_slots(1)
         (arena.slots[0] / "held").write_text(str(step))
         history = self.tenure.enter() + 1
-        self.tenure.hold(Opening(SaveId(history, step), "round"))
+        if step:
+            self.tenure.hold(Opening(SaveId(history, step), "round"))
         return arena
 
     def leave(self, arena: Arena) -> None:
@@ -68,18 +69,34 @@ def start() -> Iterator[Callable[..., Other]]:
         other.end()
 
 
-def owning(root: Path, start: Callable[..., Other], then: Callable[[Launch, Arena], object]) -> Other:
-    """A launch that has saved step 1, and stops."""
+def owning(
+    root: Path,
+    start: Callable[..., Other],
+    then: Callable[[Launch, Arena], object] = lambda *_: 0,
+    *,
+    step: int = 1,
+    elsewhere: bool = False,
+) -> Other:
+    """A launch that has saved a step, and stops; it may be in a pid namespace of its own, as its records tell."""
 
     def act() -> object:
+        if elsewhere:
+            processes.pid_namespace = lambda: 1
         one = Launch(root, "one")
-        arena = one.begin(1)
+        arena = one.begin(step)
         stop()
         return then(one, arena)
 
     other = start(act)
     other.wait_until_stopped()
     return other
+
+
+def until_lost(launch: Launch, arena: Arena) -> object:
+    while not launch.tenure.lost:
+        time.sleep(0.01)
+    launch.leave(arena)
+    return launch.tenure.lost
 
 
 def at_first_wait(launch: Launch, act: Callable[[], object]) -> None:
@@ -95,42 +112,15 @@ def at_first_wait(launch: Launch, act: Callable[[], object]) -> None:
     launch.ending.wait = wait  # type: ignore[method-assign]
 
 
-def until_lost(launch: Launch, arena: Arena) -> object:
-    while not launch.tenure.lost:
-        time.sleep(0.01)
-    launch.leave(arena)
-    return launch.tenure.lost
-
-
-def in_another_container(root: Path, start: Callable[..., Other], then: Callable[[Launch, Arena], object]) -> Other:
-    """The same in a pid namespace of its own, as far as its records tell."""
-
-    def act() -> object:
-        processes.pid_namespace = lambda: 1
-        one = Launch(root, "one")
-        arena = one.begin(1)
-        stop()
-        return then(one, arena)
-
-    other = start(act)
-    other.wait_until_stopped()
-    return other
-
-
-def forget_locks() -> None:
-    """What a kill does to the locks of this process."""
-    for lock in [*locks._held]:
-        locks.close_lock(lock)
-
-
 def test_a_job_waits_for_no_record_of_an_agent_whose_memory_it_has_and_whose_container_was_killed(
     tmp_path: Path, start, caplog
 ) -> None:
-    other, two = in_another_container(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
+    other, two = owning(tmp_path, start, elsewhere=True), Launch(tmp_path, "two")
     os.kill(other.pid, signal.SIGKILL)
     two.admit()  # and killed as well, before it has saved anything: its lock ends with the descriptor
     two.tenure.close()
-    forget_locks()
+    for lock in [*locks._held]:
+        locks.close_lock(lock)
     three = Launch(tmp_path, "three")
     arena = three.admit()
     assert arena.adopted and arena.ended == ("one", "two")
@@ -141,7 +131,7 @@ def test_a_job_waits_for_no_record_of_an_agent_whose_memory_it_has_and_whose_con
 def test_an_owner_in_another_container_is_not_said_to_be_dead_while_it_has_the_memory(
     tmp_path: Path, start, caplog
 ) -> None:
-    other, two = in_another_container(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
+    other, two = owning(tmp_path, start, elsewhere=True), Launch(tmp_path, "two")
     at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))
     assert two.admit().adopted and two.job.ended == {"one"}
     [line] = caplog.messages
@@ -159,26 +149,25 @@ def test_an_agent_that_has_released_its_memory_counts_as_one_that_may_still_publ
 
 
 def test_a_waiting_job_continues_when_the_owner_of_the_memory_is_killed(tmp_path: Path, start, caplog) -> None:
-    other, two = owning(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
+    other, two = owning(tmp_path, start), Launch(tmp_path, "two")
     at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))
     arena = two.admit()
     assert arena.adopted and (arena.slots[0] / "held").read_text() == "1"
     [line] = caplog.messages
-    assert line.startswith("waiting, for up to 3 s, for process ") and f" {other.pid} on " in line
+    assert line.startswith("waiting, for up to 2 s, for process ") and f" {other.pid} on " in line
     assert two.tenure.enter() == 1
     two.leave(arena)
 
 
 def test_a_waiting_job_is_refused_and_named_the_owner_that_keeps_running(tmp_path: Path, start) -> None:
-    other = owning(tmp_path, start, lambda *_: 0)
+    other = owning(tmp_path, start)
     wanted = rf"run is in use by another job, which lives: process {other.pid} on .*\(launch one, .*run, since 20\d\d-"
     with pytest.raises(PlaceInUse, match=wanted + r".*start with --fast-take-over\."):
         Launch(tmp_path, "two").admit()
 
 
 def test_of_two_waiting_jobs_one_continues_and_the_other_waits_for_it(tmp_path: Path, start) -> None:
-    """The other one waits for that one then."""
-    one = owning(tmp_path, start, lambda *_: 0)
+    one = owning(tmp_path, start)
 
     def act(name: str) -> object:
         launch = Launch(tmp_path, name)
@@ -201,31 +190,16 @@ def test_of_two_waiting_jobs_one_continues_and_the_other_waits_for_it(tmp_path: 
     assert said.startswith("PlaceInUse: ") and f"which lives: process {winner.pid} on " in said
 
 
-def test_a_superseded_owner_releases_the_memory(tmp_path: Path, start) -> None:
-    other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_superseded_owner_releases_the_memory_whether_it_has_saved_or_not(tmp_path: Path, start, step: int) -> None:
+    other, two = owning(tmp_path, start, until_lost, step=step), Launch(tmp_path, "two", take_over=True)
     at_first_wait(two, lambda: os.kill(other.pid, signal.SIGCONT))
     arena = two.admit()
-    assert (arena.slots[0] / "held").read_text() == "1"
-    assert f"which opened history 2: process {os.getpid()} on " in str(other.go_on())
-    assert two.tenure.enter() == 2, "it is its own, and no save is in it"
-    two.tenure.hold(Opening(SaveId(3, 2), "round"))
-    assert two.store.histories.read(3).launch == "two"
-    two.leave(arena)
-
-
-def test_an_owner_without_a_save_finds_itself_superseded(tmp_path: Path, start) -> None:
-    def act() -> object:
-        one = Launch(tmp_path, "one")
-        arena = one.admit()
-        one.tenure.enter()
-        stop()
-        return until_lost(one, arena)
-
-    other, two = start(act), Launch(tmp_path, "two", take_over=True)
-    other.wait_until_stopped()
-    at_first_wait(two, lambda: os.kill(other.pid, signal.SIGCONT))
-    arena = two.admit()
-    assert "which opened history 1" in str(other.go_on())
+    assert (arena.slots[0] / "held").read_text() == str(step)
+    assert f"which opened history {1 + step}: process {os.getpid()} on " in str(other.go_on())
+    assert two.tenure.enter() == 1 + step, "it is its own, and no save is in it"
+    two.tenure.hold(Opening(SaveId(2 + step, 2), "round"))
+    assert two.store.histories.read(2 + step).launch == "two"
     two.leave(arena)
 
 

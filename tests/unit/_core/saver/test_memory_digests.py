@@ -11,8 +11,11 @@ from fastckpt._core.io.direct import digest_file
 from fastckpt._core.memory import slots
 from fastckpt._core.resume import tiers
 from fastckpt._core.saver import memory_digests
-from fastckpt.ddp import StorageType
+from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state, until
+from tests.unit._core.saver.peers.agents import flip
+
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 def digests(slot: Path) -> dict[str, str]:
@@ -23,6 +26,10 @@ def slot_of(ranks: Ranks, step: int) -> Path:
     arena = ranks.members[0]._writer.link.arena
     (slot,) = [slot for slot in arena.glob("slot-*") if (slots.read(slot).committed or (0, -1))[1] == step]
     return slot
+
+
+def save(member: DdpCheckpointer, step: int, kind: StorageType = MEMORY) -> bool:
+    return bool(member.save_checkpoint(step, state(step), storage_type=kind))
 
 
 @pytest.fixture
@@ -45,60 +52,49 @@ def held(monkeypatch: pytest.MonkeyPatch, soon: None) -> tuple[threading.Event, 
     return begun, go_on
 
 
-def test_a_save_that_stays_the_newest_is_digested(ranks: Ranks):
-    first, second = ranks.start(2)
-    for member in (first, second):
-        member.save_checkpoint(
-            1, state(member._writer.place.rank), rank_state={"at": 1}, storage_type=StorageType.MEMORY
-        )
-    slot = slot_of(ranks, 1)
-    assert digests(slot) == {}
-    until(lambda: digests(slot) != {}, "digests")
-    files = slots.read(slot).files
-    assert sorted(files) == ["model.pt", "rank_0.pt", "rank_1.pt"]
-    assert digests(slot) == {name: digest_file(slot / name) for name in files}
-
-
-def test_a_save_that_does_not_stay_the_newest_is_not_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+def test_only_a_save_that_stays_the_newest_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
     read: list[str] = []
     monkeypatch.setattr(memory_digests, "SETTLED", 0.4)
-    monkeypatch.setattr(memory_digests, "digest_file", lambda path, **_: read.append(path.name) or "0" * 32)
+    digest = memory_digests.digest_file
+    monkeypatch.setattr(
+        memory_digests, "digest_file", lambda path, **how: read.append(path.name) or digest(path, **how)
+    )
     (one,) = ranks.start()
-    end = time.monotonic() + 2
-    step = 0
+    end, step = time.monotonic() + 0.8, 0
     while time.monotonic() < end:
         step += 1
-        assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
-    assert read == []
-    until(lambda: read == ["model.pt", "rank_0.pt"], "one digest at the end")
-    time.sleep(0.5)
-    assert len(read) == 2
+        assert save(one, step)
+    slot = slot_of(ranks, step)
+    assert read == [] and digests(slot) == {}
+    until(lambda: digests(slot) != {}, "digests at the end")
+    files = slots.read(slot).files
+    assert digests(slot) == {name: digest_file(slot / name) for name in files}
+    assert read == sorted(files) == ["model.pt", "rank_0.pt"]
 
 
 def test_a_persisted_save_gets_the_digests_of_its_copy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, directory: Path):
     """Its bytes are not read again."""
     monkeypatch.setattr(memory_digests, "SETTLED", 0.1)
-    monkeypatch.setattr(memory_digests, "digest_file", lambda *_, **__: pytest.fail("read once more"))
+    read: list[Path] = []
+    monkeypatch.setattr(memory_digests, "digest_file", lambda path, **_: read.append(path) or "0" * 32)
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    save(one, 1, DISK)
     one.wait_latest_checkpoint(60)
     slot = slot_of(ranks, 1)
     assert digests(slot) == {name: digest_file(slot / name) for name in slots.read(slot).files}
     assert digests(slot)["model.pt"] == digest_file(directory / "checkpoint-1" / "model.pt")
     time.sleep(0.3)
+    assert read == []
 
 
 def test_a_slot_that_is_being_digested_accepts_the_next_save(ranks: Ranks, held: tuple[threading.Event, ...]):
     """It is no reason to skip one; nor are digests of the old save written beside the new one."""
     begun, go_on = held
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+    save(one, 1)
     slot = slot_of(ranks, 1)
     assert begun.wait(30)
-    for step in range(2, 8):
-        assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY), (
-            "each slot was written to in turn"
-        )
+    assert all(save(one, step) for step in range(2, 8)), "each slot was written to in turn"
     go_on.set()
     until(lambda: digests(slot_of(ranks, 7)) != {}, "digests of the newest")
     for path in slot.parent.glob("slot-*"):
@@ -110,10 +106,10 @@ def test_a_slot_that_is_being_digested_accepts_the_next_save(ranks: Ranks, held:
 def test_a_save_into_another_slot_stops_digesting(ranks: Ranks, held: tuple[threading.Event, ...], monkeypatch):
     begun, go_on = held
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+    save(one, 1)
     assert begun.wait(30)
     monkeypatch.setattr(memory_digests, "SETTLED", 3600)
-    one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
+    save(one, 2)
     (coordinator,) = ranks.saver._coordinators.values()
     go_on.set()
     until(coordinator.digester._task.done, "it has stopped")
@@ -123,7 +119,7 @@ def test_a_save_into_another_slot_stops_digesting(ranks: Ranks, held: tuple[thre
 def test_a_failure_and_the_end_do_not_wait_for_digesting(ranks: Ranks, held: tuple[threading.Event, ...]):
     begun, go_on = held
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+    save(one, 1)
     assert begun.wait(30)
     start = time.monotonic()
     ranks.workers_die()
@@ -137,7 +133,7 @@ def test_a_failure_and_the_end_do_not_wait_for_digesting(ranks: Ranks, held: tup
 def test_adopted_memory_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
     monkeypatch.setenv("FASTCKPT_FLUSH", "0")
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+    save(one, 1)
     slot = slot_of(ranks, 1)
     until(lambda: digests(slot) != {}, "digests")
     before = digests(slot)
@@ -152,88 +148,74 @@ def test_an_unreadable_image_is_reported_by_digesting(ranks: Ranks, soon: None, 
 
     monkeypatch.setattr(memory_digests, "digest_file", refuse)
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+    save(one, 1)
     until(lambda: "in memory could not be computed: unreadable" in said.text, "a warning")
-    assert one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
+    assert save(one, 2)
 
 
 def test_with_verify_never_nothing_is_digested(ranks: Ranks, soon: None):
     (one,) = ranks.start(verify="never")
-    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-    time.sleep(0.5)
+    save(one, 1)
+    time.sleep(0.3)
     assert digests(slot_of(ranks, 1)) == {}
 
 
 class TestAfterWorkersDied:
     """What was digested before is read again, so that those who come need not."""
 
-    def saved(self, ranks: Ranks) -> Path:
+    def saved(self, ranks: Ranks, kind: StorageType = DISK) -> Path:
         for member in ranks.start(2):
-            member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+            save(member, 1, kind)
         slot = slot_of(ranks, 1)
-        until(lambda: len(digests(slot)) == 3, "digests")
+        if kind is DISK:
+            until(lambda: len(digests(slot)) == 3, "digests")
         return slot
 
-    def verified(self, ranks: Ranks) -> bool:
+    def die(self, ranks: Ranks) -> None:
+        """Workers die, and the saver verifies."""
         assert ranks.saver is not None
         (coordinator,) = ranks.saver._coordinators.values()
-        return coordinator.readers.verified() != []
-
-    def test_workers_do_not_verify_again_what_the_saver_has_verified(self, ranks: Ranks, soon, monkeypatch):
-        self.saved(ranks)
         ranks.workers_die()
-        until(lambda: self.verified(ranks), "verification")
+        until(lambda: coordinator.readers.verified() != [], "verification")
         ranks.start_workers(2)
-        monkeypatch.setattr(tiers, "digest", None)
-        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
-        assert {member.loaded_from for member in ranks.members} == {"memory"}
 
-    def test_workers_do_not_verify_again_what_was_flushed_since(self, ranks: Ranks, monkeypatch):
-        for member in ranks.start(2):
-            member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-        ranks.workers_die()
-        until(lambda: self.verified(ranks), "flush")
-        ranks.start_workers(2)
+    def loaded(self, ranks: Ranks) -> set[tuple[int, str]]:
+        assert [loaded["step"] for loaded in ranks.load()] == [member.loaded_step for member in ranks.members]
+        return {(member.loaded_step, member.loaded_from) for member in ranks.members}
+
+    @pytest.mark.parametrize("kind", [DISK, MEMORY], ids=["verified", "flushed"])
+    def test_workers_do_not_verify_again_what_the_saver_has_read_since(self, ranks: Ranks, soon, monkeypatch, kind):
+        if kind is MEMORY:
+            monkeypatch.setattr(memory_digests, "SETTLED", 60)
+        self.saved(ranks, kind)
+        self.die(ranks)
         monkeypatch.setattr(tiers, "digest", None)
-        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        assert self.loaded(ranks) == {(1, "memory")}
 
     def test_workers_verify_what_was_only_persisted_before(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 60)
         slot = self.saved(ranks)
         ranks.workers_die()
         ranks.start_workers(2)
-        flip(slot / "model.pt")
-        ranks.load()
-        assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
+        flip(slot / "model.pt", 3000)
+        assert self.loaded(ranks) == {(1, "storage")}
 
     def test_workers_verify_again_after_a_further_save(self, ranks: Ranks, soon):
         slot = self.saved(ranks)
-        ranks.workers_die()
-        until(lambda: self.verified(ranks), "verification")
-        ranks.start_workers(2)
+        self.die(ranks)
         ranks.load()
         for member in ranks.members:
-            member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
-        flip(slot / "model.pt")
-        flip(slot_of(ranks, 2) / "model.pt")
+            save(member, 2)
+        flip(slot / "model.pt", 3000)
         until(lambda: len(digests(slot_of(ranks, 2))) == 3, "digests")
-        flip(slot_of(ranks, 2) / "model.pt")
-        ranks.load()
-        assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
+        flip(slot_of(ranks, 2) / "model.pt", 3000)
+        assert self.loaded(ranks) == {(1, "storage")}
 
     def test_memory_that_changed_since_its_digest_is_discarded(self, ranks: Ranks, soon, said, monkeypatch):
         slot = self.saved(ranks)
-        flip(slot / "rank_1.pt")
+        flip(slot / "rank_1.pt", 100)
         ranks.workers_die()
         until(lambda: slots.read(slot).committed is None, "the end of a bad slot")
         assert "step 1 of history 1 in memory is bad, and given up" in said.text
         ranks.start_workers(2)
-        ranks.load()
-        assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    with path.open("r+b") as file:
-        file.write(data)
+        assert self.loaded(ranks) == {(1, "storage")}

@@ -1,15 +1,12 @@
 """The saver of plain torchrun, in the first rank's process: its wait for other ranks at exit."""
 
-import os
-import select
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[4]
+from tests.unit._core.client.forked_programs import run
+
 JOB = """
     import os, sys
     from pathlib import Path
@@ -74,19 +71,20 @@ FAILS = {
     "exits with a code": "sys.exit(repr(error))",
     "closes and exits with a code": "first.close(); service.leave_own_saver(failed=True); sys.exit(repr(error))",
 }
+EACH = [(behind, how) for how in FAILS for behind in (False, True)]
+COVERING = [(False, "raises"), (True, "closes and exits with a code")]
 
 
-@pytest.mark.parametrize("how", FAILS)
-@pytest.mark.parametrize("behind", [False, True], ids=["which waits for it", "which has yet to finish a save"])
-def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(tmp_path: Path, behind: bool, how: str):
+@pytest.mark.parametrize(
+    ("behind", "how"),
+    [each if each in COVERING else pytest.param(*each, marks=pytest.mark.campaign) for each in EACH],
+)
+def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(
+    tmp_path: Path, forks: None, behind: bool, how: str
+):
     """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
     program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])
-    command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": ""}) as job:
-        text = b""
-        while select.select([job.stderr], [], [], 60)[0] and (data := os.read(job.stderr.fileno(), 1 << 16)):
-            text += data
-        assert job.wait(60) == 1
-    assert b"the first rank fails" in text
+    [(code, said)] = run(tmp_path, program, [(tmp_path / "checkpoints",)])
+    assert code == 1 and "the first rank fails" in said
     newest = sorted(path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*"))
     assert newest == [f"checkpoint-{2 if behind else 1}"]

@@ -1,10 +1,7 @@
 """Memory that an agent cannot look at for want of descriptors: that is no reason to give it up."""
 
-import contextlib
 import errno
-import os
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from fastckpt._core.saver.persistence.opening import Opening
 from fastckpt._core.saver.persistence.persist_job import hand_over
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.unit._core.saver.descriptors import no_descriptors
 
 SAVE = SaveId(1, 7)
 
@@ -35,27 +33,6 @@ def slot(tmp_path: Path) -> Path:
     slots.commit(place, 0, slots.SlotDone(SAVE, {"model.pt": 1}, {"rank": 0}))
     DirectoryClaim("a mark", "a mark", 5).write(tmp_path)
     return place
-
-
-@contextlib.contextmanager
-def no_descriptors() -> Iterator[Callable[[], None]]:
-    """Without a descriptor to spare; gives what ends that."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open("/dev/null", os.O_RDONLY)]
-
-    def end() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-        while held:
-            os.close(held.pop())
-
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limit[1]))
-        with contextlib.suppress(OSError):
-            while True:  # numbers below that may be free
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        yield end
-    finally:
-        end()
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def test_some_frequency_decisions_that_change_nothing_are_not_reported(ranks: Ra
     for rarely in (0.5, 0.0):
         monkeypatch.setattr(decision_log, "RARELY", rarely)
         log = DecisionLog(one._writer.link, None)
-        for step in range(1000):
-            log.report(decision(step, changed=step in (0, 500)))
+        for step in range(200):
+            log.report(decision(step, changed=step in (0, 100)))
     ranks.end()
     steps = [event["step"] for event in events]
-    assert steps[-1000:] == list(range(1000)), "all of them, if none is to be left out"
-    assert len(steps) < 1100 and steps[0] == 0 and steps[:-1000].count(500) == 1, "few of those that change nothing"
+    assert steps[-200:] == list(range(200)), "all of them, if none is to be left out"
+    assert len(steps) < 300 and steps[0] == 0 and steps[:-200].count(100) == 1, "few of those that change nothing"
 
 
 def test_decisions_sent_in_parts_are_not_mixed_with_other_messages(ranks: Ranks, events):

@@ -64,7 +64,7 @@ def test_cores_that_other_processes_keep_busy_are_not_idle():
         for _ in os.sched_getaffinity(0):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", burn]))
             stack.callback(process.kill)
-        time.sleep(0.3)  # until they have begun
+        time.sleep(0.2)  # until they have begun
         processor = ProcessorTime(0, 1)
-        time.sleep(0.5)
+        time.sleep(0.3)
         assert processor.none_idle()

@@ -10,15 +10,16 @@ import pytest
 from tests.unit._core.saver.peers.parity_group import GROUP, SIZES, Group
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture
 def medium(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     """Arenas in memory, or on the disk on which temporary files are."""
-    for id in GROUP if request.param == "memory" else ():
+    in_memory = GROUP if getattr(request, "param", "memory") == "memory" else ()
+    for id in in_memory:
         arena = Path(os.environ["FASTCKPT_SHM_DIR"], id)
         arena.mkdir()
         (tmp_path / id).symlink_to(arena)
     yield
-    for id in GROUP if request.param == "memory" else ():
+    for id in in_memory:
         shutil.rmtree(Path(os.environ["FASTCKPT_SHM_DIR"], id))
 
 

@@ -19,6 +19,8 @@ from fastckpt._core.saver.peers.common_saves import (
 )
 from fastckpt.errors import ProtocolError
 
+NOTHING = CommonSave()
+
 
 def saves(*steps: int) -> frozenset[SaveId]:
     return frozenset(SaveId(1, step) for step in steps)
@@ -32,7 +34,7 @@ def agree(
     common: CommonSaves, held: Mapping[str, Iterable[int]], digests: Mapping[str, str] | None = None
 ) -> CommonSave:
     """All report what they hold again and again, and do what they are told, until nothing changes."""
-    answers = dict.fromkeys(held, CommonSave())
+    answers = dict.fromkeys(held, NOTHING)
     for _ in range(6):
         for member, steps in held.items():
             last = answers[member]
@@ -47,6 +49,8 @@ def test_only_what_all_have_reported_is_common():
     common = CommonSaves(["a", "b", "c"])
     assert agree(common, {"a": [1, 2, 3], "b": [2, 3]}).next is None
     assert agree(common, {"a": [1, 2, 3], "b": [2, 3], "c": [1, 2]}).id == SaveId(1, 2)
+    with pytest.raises(ProtocolError, match="not in this round"):
+        common.report(report("d", 1))
 
 
 def test_the_smallest_margin_is_that_of_the_common_save_alone():
@@ -63,15 +67,12 @@ def test_the_smallest_margin_is_that_of_the_common_save_alone():
         assert common.smallest_margin() == ((SaveId(1, step), NodeMargin(0, *a)) if step < 3 else None)
 
 
-def test_the_next_common_save_counts_only_when_every_node_keeps_it():
+def test_the_next_common_save_counts_when_every_node_keeps_it_and_another_takes_its_place_if_one_cannot():
     common = CommonSaves(["a", "b"])
     common.report(report("a", 1))
     assert common.report(report("b", 1)) == CommonSave(None, SaveId(1, 1))
     assert common.report(report("b", 1, keeping=1)).id is None
     assert common.report(report("a", 1, keeping=1)).id == SaveId(1, 1)
-
-
-def test_another_takes_the_place_of_one_that_a_node_does_not_hold_any_more():
     common = CommonSaves(["a", "b"])
     common.report(report("a", 1))
     assert common.report(report("b", 1)).next == SaveId(1, 1)
@@ -79,7 +80,7 @@ def test_another_takes_the_place_of_one_that_a_node_does_not_hold_any_more():
     assert common.report(report("a", 1, 2)).next == SaveId(1, 2)
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations("abc")])
+@pytest.mark.parametrize("order", ["abc", "cab"])
 @pytest.mark.parametrize("copied", [*itertools.product((True, False), repeat=3)])
 def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(order: Sequence[str], copied: Sequence[bool]):
     common, has = CommonSaves("abc"), dict(zip("abc", copied, strict=True))
@@ -97,11 +98,6 @@ def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(order: Seq
     for member in order:
         answer = common.report(replace(report(member, 1, 2, keeping=2), copied=member != order[1]))
     assert (answer.id, answer.is_replicated) == (SaveId(1, 2), False)
-
-
-def test_an_agent_of_another_round_is_refused():
-    with pytest.raises(ProtocolError, match="not in this round"):
-        CommonSaves(["a"]).report(report("b", 1))
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -134,18 +130,12 @@ def test_a_report_waits_for_the_longer_the_more_agents_report():
 def test_reports_and_answers_survive_their_way():
     for each in (report("a"), HeldReport("a", saves(1, 2), SaveId(1, 2), True, SaveId(1, 1), {"model.pt": "x"})):
         assert HeldReport.from_json(each.to_json()) == each
-    for answer in (
-        CommonSave(),
-        CommonSave(SaveId(1, 2), SaveId(1, 3), SaveId(1, 1), True, True),
-        CommonSave(alike=False),
-    ):
+    full = CommonSave(SaveId(1, 2), SaveId(1, 3), SaveId(1, 1), True, True)
+    for answer in (NOTHING, full, CommonSave(alike=False)):
         assert CommonSave.from_json(answer.to_json()) == answer
     for broken in ({}, {"saves": 5}, {"member": "a", "saves": [[1]], "keeping": [], "compared": [], "digests": {}}):
         with pytest.raises(ProtocolError):
             HeldReport.from_json(broken)
-
-
-NOTHING = CommonSave()
 
 
 @dataclass(frozen=True)
@@ -198,14 +188,12 @@ def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_s
         had = had or common._id is not None
         assert not had or set(nodes[0].slots) & set(nodes[1].slots), key
         for number, node in enumerate(nodes):
-            others = (
-                [replace(node, step=node.step + 1), node.save()]
-                if node.step < min(steps, nodes[1 - number].step + 1)
-                else []
-            )
-            others += [node.send("ab"[number])] if node.report is None else []
-            for after in others:
-                todo.append((*_with(nodes, number, after), common, had))
+            others = []
+            if node.step < min(steps, nodes[1 - number].step + 1):
+                others += [replace(node, step=node.step + 1), node.save()]
+            if node.report is None:
+                others.append(node.send("ab"[number]))
+            todo += [(*_with(nodes, number, after), common, had) for after in others]
             if node.report is not None:
                 told = copied(common)
                 answer = told.report(node.report)

@@ -3,21 +3,19 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.held_saves import held_saves, keep
 from fastckpt._core.policy.peer_sources import ParityHolding
-from fastckpt._core.policy.replicas.copy_sizes import SMALL
-from fastckpt._core.policy.replicas.parity_layout import length_of, ranges_for
 from fastckpt._core.resume.candidates import parity_holdings
-from fastckpt._core.saver.peers import fetcher
+from fastckpt._core.saver.peers import replica_sender
 from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.saver.peers.parity_rebuild import REBUILD, rebuild
-from fastckpt._core.saver.peers.parity_transfer import digest_of
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
@@ -36,19 +34,28 @@ from tests.unit._core.saver.peers.parity_group import (
     flip,
 )
 
+SMALL = 1 << 17
+"""Larger files count as large here."""
 
-@pytest.mark.parametrize("lost", GROUP)
-def test_the_files_of_each_lost_node_are_rebuilt_as_they_were(group: Group, tmp_path: Path, lost: str):
+
+def assert_survives(group: Group, lost: str, into: Path) -> None:
     group.give_all(NEW)
     group.lose(lost)
-    assert_rebuilt(group, NEW, lost, tmp_path / "into")
+    assert_rebuilt(group, NEW, lost, into)
 
 
-def test_parity_takes_the_longest_chunk_that_came_to_it(group: Group):
+in_both_media = pytest.mark.parametrize("medium", ["memory", "disk"], indirect=True)
+
+
+@in_both_media
+def test_the_files_of_each_lost_node_are_rebuilt_from_parity_as_long_as_the_longest_chunk(group: Group, tmp_path: Path):
     group.give_all(NEW)
     for holder in GROUP:
         lengths = [sum(map(len, group.pieces(NEW, member, holder))) for member in GROUP if member != holder]
         assert group.members[holder].parity.bytes() == max(lengths)
+    for lost in GROUP:
+        (tmp_path / "into" / lost).mkdir(parents=True)
+        assert_rebuilt(group, NEW, lost, tmp_path / "into" / lost)
 
 
 def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_path: Path):
@@ -62,6 +69,7 @@ def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_p
     assert_rebuilt(group, OLD, "d", tmp_path / "old")
 
 
+@in_both_media
 def test_pages_of_an_older_save_serve_a_newer_one_and_leave_nothing_in_it(group: Group, tmp_path: Path):
     third = SaveName(OLD.directory, SaveId(1, 7), "token")
     for member in group.members.values():
@@ -73,26 +81,22 @@ def test_pages_of_an_older_save_serve_a_newer_one_and_leave_nothing_in_it(group:
     for id in GROUP:
         block = group.parity(third, id)
         assert block.stat().st_ino == before[id] and not group.has_parity(OLD, id)
-        expected = bytearray(block.stat().st_size)
-        for each in {*GROUP} - {id}:
-            for at, byte in enumerate(b"".join(group.pieces(OLD, each, id))):
-                expected[at] ^= byte
-        assert block.read_bytes() == expected
+        chunks = [b"".join(group.pieces(OLD, each, id)) for each in GROUP if each != id]
+        assert block.read_bytes() == xor(chunks, block.stat().st_size)
 
 
-def test_the_same_chunk_sent_again_changes_nothing(group: Group, tmp_path: Path):
-    assert group.give(NEW, "a", "b") == sum(map(len, group.pieces(NEW, "a", "b"))) > 0
-    assert group.give(NEW, "a", "b") == 0  # before the parity is whole
-    group.give_all(NEW)
-    assert group.give(NEW, "d", "b") == 0  # and after
-    group.lose("a")
-    assert_rebuilt(group, NEW, "a", tmp_path / "into")
+def xor(chunks: list[bytes], size: int) -> bytes:
+    found = 0
+    for chunk in chunks:
+        found ^= int.from_bytes(chunk.ljust(size, b"\0"), "big")
+    return found.to_bytes(size, "big")
 
 
 @pytest.mark.parametrize("whole", [0, 1])
 def test_a_chunk_that_was_cut_off_amid_a_piece_goes_on_where_it_was(group: Group, tmp_path: Path, whole: int):
     found = group.pieces(NEW, "d", "b")
     assert len(found) > 2
+    assert group.give(NEW, "a", "b") == sum(map(len, group.pieces(NEW, "a", "b"))) > 0
     with group.link("b") as link:
         assert link.ask(group.request(NEW, "d", "b")) == {"state": READY, "first": 0, "piece": PIECE}
         for piece in found[:whole]:
@@ -100,9 +104,7 @@ def test_a_chunk_that_was_cut_off_amid_a_piece_goes_on_where_it_was(group: Group
             link.ask({"digest": digest_bytes(tmp_path, piece)})
         link.send_bytes(found[whole][: PIECE // 3])
     assert group.give(NEW, "d", "b") == sum(map(len, found[whole:]))
-    group.give_all(NEW)
-    group.lose("d")
-    assert_rebuilt(group, NEW, "d", tmp_path / "into")
+    assert_survives(group, "d", tmp_path / "into")
 
 
 def test_two_streams_of_one_chunk_take_it_into_the_parity_once(group: Group, tmp_path: Path):
@@ -114,9 +116,7 @@ def test_two_streams_of_one_chunk_take_it_into_the_parity_once(group: Group, tmp
         slow.send_bytes(found[0][-1:])
         with pytest.raises((ProtocolError, OSError)):
             slow.ask({"digest": digest_bytes(tmp_path, found[0])})
-    group.give_all(NEW)
-    group.lose("d")
-    assert_rebuilt(group, NEW, "d", tmp_path / "into")
+    assert_survives(group, "d", tmp_path / "into")
 
 
 def test_a_flipped_byte_in_a_chunk_is_refused_and_the_chunk_may_come_again(group: Group, tmp_path: Path):
@@ -127,26 +127,29 @@ def test_a_flipped_byte_in_a_chunk_is_refused_and_the_chunk_may_come_again(group
         link.ask(group.request(NEW, "d", "b"))
         link.send_bytes(flipped)
         assert link.ask({"digest": digest_bytes(tmp_path, found[0])}) == {"state": DAMAGED}
+    assert_survives(group, "d", tmp_path / "into")
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "says"),
+    [
+        ("file before its chunk was sent", BadCheckpoint, "was rebuilt with"),
+        ("parity", (FastckptError, OSError), None),
+        ("file of another", (FastckptError, OSError), None),
+    ],
+)
+def test_damage_before_or_after_the_parity_was_made_is_noticed(
+    group: Group, tmp_path: Path, what: str, error: Any, says: str | None
+):
+    if what.startswith("file before"):
+        flip(group.members["d"].files[NEW][0].path, 12)
     group.give_all(NEW)
+    if what == "parity":
+        flip(group.parity(NEW, "b"), 12)
+    elif what == "file of another":
+        flip(group.members["a"].files[NEW][0].path, 12)
     group.lose("d")
-    assert_rebuilt(group, NEW, "d", tmp_path / "into")
-
-
-def test_a_file_that_changed_before_its_chunk_was_sent_is_not_rebuilt(group: Group, tmp_path: Path):
-    flip(group.members["d"].files[NEW][0].path, 12)
-    group.give_all(NEW)
-    group.lose("d")
-    with pytest.raises(BadCheckpoint, match="was rebuilt with"):
-        group.rebuild(NEW, "d", tmp_path / "into")
-    assert not [*(tmp_path / "into").glob("*")]
-
-
-@pytest.mark.parametrize("what", ["parity", "file of another"])
-def test_damage_after_the_parity_was_made_is_noticed(group: Group, tmp_path: Path, what: str):
-    group.give_all(NEW)
-    flip(group.parity(NEW, "b") if what == "parity" else group.members["a"].files[NEW][0].path, 12)
-    group.lose("d")
-    with pytest.raises((FastckptError, OSError)):
+    with pytest.raises(error, match=says):
         group.rebuild(NEW, "d", tmp_path / "into")
     assert not [*(tmp_path / "into").glob("*")]
 
@@ -193,18 +196,13 @@ def test_a_chunk_of_other_files_than_before_is_refused(group: Group):
         group.give(NEW, "a", "b")
 
 
-def test_a_digest_of_ranges_is_that_of_their_bytes(group: Group, tmp_path: Path):
-    files = {file.name: file for file in group.members["d"].files[NEW]}
-    ranges = ranges_for(GROUP, "d", "b", [(name, file.size) for name, file in files.items()])
-    data = b"".join(group.pieces(NEW, "d", "b"))
-    paths = {name: file.path for name, file in files.items()}
-    assert digest_of(paths, ranges) == digest_bytes(tmp_path, data) and length_of(ranges) == len(data)
-
-
 @pytest.mark.parametrize(
     "group", [{"a": (SMALL + 5,), "b": (9,), "c": (SMALL + 1, 100), "d": (2 * SMALL, 3)}], indirect=True
 )
-def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(group: Group, tmp_path: Path):
+def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(replica_sender, "SMALL", SMALL)
     peers = [Peer(id, id, group.members[id].address) for id in GROUP]
     for number, id in enumerate(GROUP):
         others = [peer for peer in peers if peer.id != id]
@@ -219,25 +217,6 @@ def test_a_save_counts_for_a_node_when_all_others_of_its_group_have_its_chunks(g
     large = [file for file in group.members["d"].files[NEW] if file.size > SMALL]
     assert group.rebuild(NEW, "d", tmp_path / "into") == {file.name: file.digest for file in large}
     assert (tmp_path / "into" / large[0].name).read_bytes() == large[0].path.read_bytes()
-
-
-@pytest.mark.parametrize("lost", ["a", "d"])
-def test_a_node_fetches_what_is_rebuilt_and_what_is_there_from_one_source(group: Group, tmp_path: Path, lost: str):
-    group.give_all(NEW)
-    group.lose(lost)
-    addresses = [group.members[id].address for id in GROUP if id != lost]
-    files = group.members[lost].files[NEW]
-    there = group.members["b"].files[NEW][0]
-    sources = {file.name: addresses for file in [*files[:-1], there]}  # the last one nobody has asked for
-    offers = fetcher.survey(NEW, sources, SECRET)
-    found = fetcher.fetch_all(NEW, tmp_path / "into", sources, offers, SECRET)
-    expected = {file.name: file for file in [*files[:-1], there]}
-    assert found.digests == {name: file.digest for name, file in expected.items()}
-    assert found.sizes == {name: file.size for name, file in expected.items()}
-    here = {path.name: path.read_bytes() for path in (tmp_path / "into").iterdir()}
-    assert here == {name: file.path.read_bytes() for name, file in expected.items()}
-    with pytest.raises(FastckptError, match="two nodes of the group"):
-        fetcher.fetch_all(NEW, tmp_path / "nothing", sources, offers[:-1], SECRET)
 
 
 def test_a_node_reports_the_ranks_whose_files_its_parity_is_of(group: Group, tmp_path: Path):
@@ -266,8 +245,7 @@ def test_room_for_a_longer_chunk_leaves_what_is_in_the_xor_as_it_is():
             place.add(member, 0, memoryview(data[member]), "1" * 32)
             parity.came(place)
         (block,) = arena.rglob("block")
-        pairs = zip(data["a"].ljust(5 << 20, b"\0"), data["b"], strict=True)
-        assert block.read_bytes() == bytes(one ^ other for one, other in pairs)
+        assert block.read_bytes() == xor([*data.values()], 5 << 20)
         parity.close()
     finally:
         shutil.rmtree(arena)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -36,30 +36,41 @@ from tests.unit._core.saver.peers.parity_group import (
 )
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-@pytest.mark.parametrize("harm", [lambda path: flip(path, 12), cut, Path.unlink], ids=["damaged", "cut", "gone"])
-def test_a_file_that_its_node_lists_and_cannot_give_is_rebuilt_by_the_others(
-    group: Group, tmp_path: Path, harm: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("holders", "harm"),
+    [
+        ("dabc", lambda path: flip(path, 12)),
+        ("dabc", lambda path: os.truncate(path, path.stat().st_size - 1)),
+        ("dabc", Path.unlink),
+        ("abc", None),
+    ],
+    ids=["damaged", "cut", "gone", "lost with its node"],
+)
+def test_a_file_that_its_node_cannot_give_is_rebuilt_by_the_others_which_give_theirs(
+    group: Group, tmp_path: Path, holders: str, harm: Callable[[Path], None] | None
 ):
     group.give_all(NEW)
-    [first, *rest] = group.members["d"].files[NEW]
-    slots.write_digests(first.path.parent, NEW.id, {file.name: file.digest for file in [first, *rest]})
-    expected = {file.name: file.path.read_bytes() for file in [first, *rest]}
-    sources = {name: [group.members[id].address for id in "dabc"] for name in expected}
+    [first, *_, unasked], there = group.members["d"].files[NEW], group.members["b"].files[NEW][0]
+    slots.write_digests(first.path.parent, NEW.id, {file.name: file.digest for file in group.members["d"].files[NEW]})
+    files = {file.name: file for file in [*group.members["d"].files[NEW], there] if file is not unasked}
+    expected = {name: file.path.read_bytes() for name, file in files.items()}
+    if harm is None:
+        group.lose("d")
+    sources = {name: [group.members[id].address for id in holders] for name in files}
     offers = fetcher.survey(NEW, sources, SECRET)
-    harm(first.path)
+    if harm is not None:
+        harm(first.path)
     found = fetcher.fetch_all(NEW, tmp_path / "into", sources, offers, SECRET)
     assert {path.name: path.read_bytes() for path in (tmp_path / "into").iterdir()} == expected
-    assert found.digests == {file.name: file.digest for file in [first, *rest]}
+    assert found.digests == {name: file.digest for name, file in files.items()}
+    assert found.sizes == {name: file.size for name, file in files.items()}
     with pytest.raises((FastckptError, OSError)):  # two of a group cannot be rebuilt
         fetcher.fetch_all(NEW, tmp_path / "nothing", sources, offers[:-1], SECRET)
     assert not (tmp_path / "nothing" / first.name).exists()
 
 
 LATER = ("a", "b", "c", "e")
+in_both_media = pytest.mark.parametrize("medium", ["memory", "disk"], indirect=True)
 
 
 def come_back(group: Group, tmp_path: Path) -> None:
@@ -86,6 +97,7 @@ def test_a_fresh_node_that_is_lost_amid_the_next_renewal_is_rebuilt_from_parity_
     assert_rebuilt(group, OLD, "d", tmp_path / "into")
 
 
+@in_both_media
 def test_parity_of_the_group_before_is_released_when_all_have_that_of_the_later_one(group: Group, tmp_path: Path):
     come_back(group, tmp_path)
     group.give_all(OLD)
@@ -114,8 +126,9 @@ def test_no_more_than_two_places_are_kept_through_renewals_that_break_off(group:
     assert_rebuilt(group, OLD, "d", tmp_path / "into")
 
 
-def test_other_chunks_come_while_memory_for_one_is_being_made(group: Group):
-    """Of another save, and of the same one: neither waits for the pages."""
+@pytest.fixture
+def allocation() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The first memory for parity is made slowly: that it has begun, and what lets it go on."""
     reached, go = threading.Event(), threading.Event()
 
     def pause(phase: str, fields: Mapping[str, object]) -> None:
@@ -123,44 +136,41 @@ def test_other_chunks_come_while_memory_for_one_is_being_made(group: Group):
             reached.set()
             go.wait(30)
 
-    assert group.give(OLD, "a", "b") > 0
     metrics.observe(pause)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            longer = pool.submit(group.give, OLD, "d", "b")
-            assert reached.wait(20)
-            assert group.give(OLD, "a", "b") == 0 == group.give(OLD, "c", "b")
-            assert group.members["b"].parity.bytes() > 0 and not longer.done()
-            go.set()
-            assert longer.result(20) > 0
-    finally:
+    yield reached, go
+    go.set()
+    metrics.unobserve(pause)
+
+
+def test_other_chunks_come_while_memory_for_one_is_being_made(group: Group, allocation):
+    """Of another save, and of the same one: neither waits for the pages."""
+    reached, go = allocation
+    reached.set()
+    assert group.give(OLD, "a", "b") > 0
+    reached.clear()
+    with ThreadPoolExecutor(1) as pool:
+        longer = pool.submit(group.give, OLD, "d", "b")
+        assert reached.wait(20)
+        assert group.give(OLD, "a", "b") == 0 == group.give(OLD, "c", "b")
+        assert group.members["b"].parity.bytes() > 0 and not longer.done()
         go.set()
-        metrics.unobserve(pause)
+        assert longer.result(20) > 0
     assert group.has_parity(OLD, "b")
 
 
-def test_a_place_that_is_released_while_its_memory_is_made_gives_its_pages_to_no_other(group: Group, tmp_path: Path):
-    reached, go = threading.Event(), threading.Event()
-
-    def pause(phase: str, fields: Mapping[str, object]) -> None:
-        if phase == "parity.allocate" and not reached.is_set():
-            reached.set()
-            go.wait(30)
-
-    metrics.observe(pause)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            overtaken = pool.submit(group.give, OLD, "d", "b")
-            assert reached.wait(20)
-            newer = pool.submit(group.give, NEW, "c", "b")  # an empty chunk, which needs no memory
-            wait([newer], 2)
-            go.set()
-            newer.result(20)
-            with pytest.raises((FastckptError, OSError)):
-                overtaken.result(20)
-    finally:
+def test_a_place_that_is_released_while_its_memory_is_made_gives_its_pages_to_no_other(
+    group: Group, tmp_path: Path, allocation
+):
+    reached, go = allocation
+    with ThreadPoolExecutor(2) as pool:
+        overtaken = pool.submit(group.give, OLD, "d", "b")
+        assert reached.wait(20)
+        newer = pool.submit(group.give, NEW, "c", "b")  # an empty chunk, which needs no memory
+        wait([newer], 2)
         go.set()
-        metrics.unobserve(pause)
+        newer.result(20)
+        with pytest.raises((FastckptError, OSError)):
+            overtaken.result(20)
     assert group.members["b"].parity.bytes() == 0
     group.give_all(NEW)
     group.lose("d")

@@ -1,7 +1,5 @@
 """The server for other agents, which has to be there after times in which nobody could be served."""
 
-import os
-import resource
 import socket
 import threading
 import time
@@ -15,6 +13,7 @@ from fastckpt._core.ipc import sealed
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.saver.peers import peer_server
 from fastckpt._core.saver.peers.peer_server import PeerServer
+from tests.unit._core.saver.descriptors import no_descriptors
 
 SECRET = b"secret"
 
@@ -32,24 +31,6 @@ def echo(server: PeerServer, say: str, timeout: float = 10.0) -> object:
 
 
 @contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """Nothing can be opened in this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(numbers) + 8, hard))
-    held = []
-    try:
-        with pytest.raises(OSError):
-            while True:
-                held.append(os.dup(0))
-        yield
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@contextmanager
 def no_thread_left() -> Iterator[None]:
     """No thread can be started."""
 
@@ -61,7 +42,7 @@ def no_thread_left() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("shortage", [no_descriptor_left, no_thread_left])
+@pytest.mark.parametrize("shortage", [no_descriptors, no_thread_left])
 def test_an_agent_without_descriptors_or_threads_serves_others_once_it_has_some(
     server: PeerServer, shortage: Any
 ) -> None:
@@ -78,7 +59,7 @@ def test_an_agent_without_descriptors_or_threads_serves_others_once_it_has_some(
 def test_strangers_that_say_nothing_keep_places_for_a_bounded_time(
     server: PeerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "GREETING_TIMEOUT", 0.5)
+    monkeypatch.setattr(sealed, "GREETING_TIMEOUT", 0.3)
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * peer_server.STRANGERS)]
     try:
         assert echo(server, "amid them") == "amid them"

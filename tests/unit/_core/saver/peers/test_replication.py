@@ -1,7 +1,5 @@
 """The thread that copies and reports: nothing that goes wrong ends it."""
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,15 +14,9 @@ from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replication import Replication
 from fastckpt._core.saver.stats import ReplicaCounts
+from tests.unit._core.saver.peers.agents import until
 
 PEERS = [Peer("own", "m", "127.0.0.1:1"), Peer("other", "m", "127.0.0.1:1")]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [TimeoutError("the loop is busy"), RuntimeError("can't start new thread")])

@@ -7,7 +7,7 @@ directory, and may stand still between any two, or die.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,20 +18,6 @@ from fastckpt._core.storage.history import Record
 
 FIRST, OTHER = SaveId(1, 1), SaveId(1, 2)
 ALL = (0, 1, 2)
-
-
-class Rules(NamedTuple):
-    """Those of the product; a test replaces one of them."""
-
-    has_opened: Callable[[Party, Record, str], bool] = Party.has_opened
-    may_follow: Callable[..., bool] = succession.may_follow
-    may_report: Callable[..., bool] = succession.may_report
-    is_continued: Callable[..., bool] = succession.is_continued
-    looks_behind: bool = True
-    looks_before_deletion: bool = True
-
-
-PRODUCT = Rules()
 Rounds = tuple[tuple[int, ...], ...]
 """Each forms once, at any time, of those who live; the first member opens histories."""
 
@@ -99,7 +85,10 @@ def line(records: tuple[Opened, ...], id: SaveId) -> frozenset[SaveId]:
     return frozenset(found)
 
 
-def violation(state: State, rules: Rules) -> str:
+Moves = Iterator[tuple[str, State]]
+
+
+def violation(state: State) -> str:
     """What must never be; empty if nothing of it is."""
     tokens: dict[int, set[str]] = {}
     for id, token in state.savers:
@@ -117,12 +106,12 @@ def violation(state: State, rules: Rules) -> str:
         if node.is_alive and node.is_lost:
             # The round that it joins is one with the holder, or, if that is dead, one of all that it reaches.
             joined = tuple(each for each in ALL if state.nodes[each].is_alive)
-            if holder in joined and not rules.may_follow(party(joined[0], joined), newest(state), has_died=False):
+            if holder in joined and not succession.may_follow(party(joined[0], joined), newest(state), has_died=False):
                 return f"node {number} is refused for ever"
     return ""
 
 
-def moves(state: State, rules: Rules, formed: Rounds, losses: int) -> Iterator[tuple[str, State]]:
+def moves(state: State, formed: Rounds, losses: int) -> Moves:
     """Each next operation of each node; that one dies; that some form another round."""
     alive = [number for number in ALL if state.nodes[number].is_alive]
     for members in formed:
@@ -133,7 +122,7 @@ def moves(state: State, rules: Rules, formed: Rounds, losses: int) -> Iterator[t
         if 3 - len(alive) < losses and len(alive) > 1:
             yield f"{number} dies", state.set(number, Node(is_alive=False))
         if not node.is_lost:
-            for text, after in _acts(state, number, node, rules):
+            for text, after in _acts(state, number, node):
                 yield f"{number} {text}", after
 
 
@@ -151,17 +140,15 @@ def _lose(state: State, number: int) -> State:
     return state.set(number, state.nodes[number]._replace(is_lost=True, at="idle", todo=frozenset()))
 
 
-def _acts(state: State, number: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
+def _acts(state: State, number: int, node: Node) -> Moves:
     own = party(number, state.rounds[node.round])
     for todo in node.todo:
-        yield _complete(state, number, node, own, todo, rules)
+        yield _complete(state, number, node, own, todo)
     if node.at != "idle":
-        yield from _FIRST[node.at](state, number, node, own, rules)
+        yield from _FIRST[node.at](state, number, node, own)
 
 
-def _complete(
-    state: State, number: int, node: Node, own: Party, todo: tuple[SaveId, str, str], rules: Rules
-) -> tuple[str, State]:
+def _complete(state: State, number: int, node: Node, own: Party, todo: tuple[SaveId, str, str]) -> tuple[str, State]:
     """Publish what all parts are there of; then look, and report it."""
     id, token, at = todo
     rest = node.todo - {todo}
@@ -170,17 +157,17 @@ def _complete(
         if id in state.ids or max(state.ids) > id:
             return f"finds {id}", state.set(number, after)
         return f"publishes {id}", state.set(number, after, ids=state.ids | {id}, savers=state.savers | {(id, token)})
-    if not rules.may_report(own, id, token, newest(state)):
+    if not succession.may_report(own, id, token, newest(state)):
         return "is superseded", _lose(state, number)
     read = {each.history: record(each) for each in state.records}
-    counts = rules.is_continued(id, newest(state).history, read.get)
+    counts = succession.is_continued(id, newest(state).history, read.get)
     reported = state.reported | {id} if counts and id in state.ids else state.reported
     at = "choose" if node.at == "idle" and own.first == own.launch and counts else node.at
     return f"reports {id}", state.set(number, node._replace(todo=rest, at=at), reported=reported)
 
 
-def _enter(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
-    if not rules.may_follow(own, newest(state), has_died=not state.nodes[state.records[-1].launch].is_alive):
+def _enter(state: State, number: int, node: Node, own: Party) -> Moves:
+    if not succession.may_follow(own, newest(state), has_died=not state.nodes[state.records[-1].launch].is_alive):
         yield "finds that others go on", _lose(state, number)
         return
     parent = max(state.ids)
@@ -193,17 +180,17 @@ def _token(node: Node) -> str:
     return f"round {node.round}"
 
 
-def _open(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
+def _open(state: State, number: int, node: Node, own: Party) -> Moves:
     last = newest(state)
-    if last.history > node.passed and not rules.has_opened(own, last, ""):
+    if last.history > node.passed and not own.has_opened(last, ""):
         yield "finds a newer history", _lose(state, number)
     else:
         yield "looks", state.set(number, node._replace(at="create", passed=last.history))
 
 
-def _create(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
+def _create(state: State, number: int, node: Node, own: Party) -> Moves:
     there = next((each for each in state.records if each.history == node.history), None)
-    if there is not None and not rules.has_opened(own, record(there), _token(node)):
+    if there is not None and not own.has_opened(record(there), _token(node)):
         yield "finds its history taken", _lose(state, number)
         return
     members = state.rounds[node.round]
@@ -212,17 +199,17 @@ def _create(state: State, number: int, node: Node, own: Party, rules: Rules) -> 
     yield f"opens {node.history}", state.set(number, node._replace(at="look behind"), records=records)
 
 
-def _look_behind(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
+def _look_behind(state: State, number: int, node: Node, own: Party) -> Moves:
     last = newest(state)
-    if last.history > node.history and not rules.has_opened(own, last, ""):
+    if last.history > node.history and not own.has_opened(last, ""):
         yield "finds a newer history", _lose(state, number)
-    elif rules.looks_behind and any(node.parent < id and id.history < node.history for id in state.ids):
+    elif any(node.parent < id and id.history < node.history for id in state.ids):
         yield "starts over", state.set(number, node._replace(at="enter", passed=last.history))
     else:
         yield "goes on", state.set(number, node._replace(at="save"))
 
 
-def _save(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
+def _save(state: State, number: int, node: Node, own: Party) -> Moves:
     id = SaveId(node.history, node.parent.step + 1)
     after = state.set(number, node._replace(at="idle"))
     if all(state.nodes[each].round == node.round and not state.nodes[each].is_lost for each in map(int, own.round)):
@@ -232,14 +219,14 @@ def _save(state: State, number: int, node: Node, own: Party, rules: Rules) -> It
     yield f"saves {id}", after  # a part is missing where one of them has left, or died
 
 
-def _choose(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
+def _choose(state: State, number: int, node: Node, own: Party) -> Moves:
     """What is to be deleted: all older ones of its own line; held as the newest that it knows."""
     yield "will delete", state.set(number, node._replace(at="delete", parent=max(state.ids)))
 
 
-def _delete(state: State, number: int, node: Node, own: Party, rules: Rules) -> Iterator[tuple[str, State]]:
+def _delete(state: State, number: int, node: Node, own: Party) -> Moves:
     victims = {id for id in state.ids if id < node.parent and id in line(state.records, node.parent)}
-    if rules.looks_before_deletion and not any(id >= node.parent for id in state.ids):
+    if not any(id >= node.parent for id in state.ids):
         victims = set()
     yield f"deletes {victims}", state.set(number, node._replace(at="idle"), ids=state.ids - victims)
 
@@ -250,7 +237,7 @@ _FIRST = {
 }  # fmt: skip
 
 
-def explore(formed: Rounds, rules: Rules = PRODUCT, *, losses: int = 0) -> tuple[int, str]:
+def explore(formed: Rounds, losses: int = 0) -> tuple[int, str]:
     """How many states there are, and the shortest way to one that must never be; empty if there is none."""
     parts = Node(todo=frozenset({(OTHER, "round 0", "publish")}))
     opened = Opened(1, "round 0", 0, ALL, SaveId(0, 0))
@@ -261,13 +248,13 @@ def explore(formed: Rounds, rules: Rules = PRODUCT, *, losses: int = 0) -> tuple
     waiting = deque([start])
     while waiting:
         state = waiting.popleft()
-        if wrong := violation(state, rules):
+        if wrong := violation(state):
             said, at = [wrong], state
             while (step := came[at]) is not None:
                 at = step[0]
                 said.append(step[1])
             return len(came), "; ".join(reversed(said))
-        for text, after in moves(state, rules, formed, losses):
+        for text, after in moves(state, formed, losses):
             if after not in came:
                 came[after] = state, text
                 waiting.append(after)

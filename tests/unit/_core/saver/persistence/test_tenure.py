@@ -27,13 +27,15 @@ from fastckpt.errors import FastckptError, PlaceInUse, Superseded
 from tests.unit._core.storage.checkpoints import images
 from tests.unit._core.storage.conftest import fast_path  # noqa: F401 (a fixture)
 
+PART = 25
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is as long as it is, but a tenth of it."""
-    monkeypatch.setattr(tenure_module, "RENEWAL", tenure_module.RENEWAL / 10)
+    """All is as long as it is, but a small part of it."""
+    monkeypatch.setattr(tenure_module, "RENEWAL", tenure_module.RENEWAL / PART)
     for name in ("STALE", "PATIENCE", "PAUSE", "LONGEST_LOOK"):
-        monkeypatch.setattr(predecessor, name, getattr(predecessor, name) / 10)
+        monkeypatch.setattr(predecessor, name, getattr(predecessor, name) / PART)
 
 
 class Saver:

@@ -15,14 +15,13 @@ from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, PersistError
-from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, state, until  # noqa: F401 (fixtures)
+from tests.e2e.ddp.conftest import Ranks, state
 
 
 def test_a_step_of_another_job_durable_before_the_first_save_is_resumed_first(
-    ranks: Ranks, directory: Path, tmp_path: Path, said: Any  # noqa: F811
-) -> None:  # fmt: skip
+    ranks: Ranks, directory: Path, tmp_path: Path, said: Any
+) -> None:
     """A job that stood still has gone on: its step was reported, so the workers of the next one start over from it."""
-
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
     one.wait_latest_checkpoint(60)
@@ -51,8 +50,8 @@ def test_a_step_of_another_job_durable_before_the_first_save_is_resumed_first(
 
 
 def test_memory_of_a_history_that_another_job_opened_is_discarded(
-    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch, said: Any  # noqa: F811
-) -> None:  # fmt: skip
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
     """While the directory was silent, another job opened that history: what this one holds is of another line."""
     monkeypatch.setattr(persister, "ATTEMPTS", 1)
 
@@ -81,8 +80,8 @@ def test_memory_of_a_history_that_another_job_opened_is_discarded(
 
 
 def test_a_node_that_is_no_longer_first_lets_another_open_the_next_history(
-    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that joins may be numbered before it, and is no member of its record."""
     (member,) = ranks.start()
     member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
@@ -96,7 +95,7 @@ def test_a_node_that_is_no_longer_first_lets_another_open_the_next_history(
     assert before is not None and after is not None and (before.closed, after.closed) == (False, True)
 
 
-def test_the_final_report_says_that_the_newest_checkpoint_is_gone(ranks: Ranks, directory: Path, said: Any) -> None:  # noqa: F811
+def test_the_final_report_says_that_the_newest_checkpoint_is_gone(ranks: Ranks, directory: Path, said: Any) -> None:
     (member,) = ranks.start()
     member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
     member.wait_latest_checkpoint(60)
@@ -106,8 +105,8 @@ def test_the_final_report_says_that_the_newest_checkpoint_is_gone(ranks: Ranks, 
 
 
 def test_a_store_that_cannot_tell_two_jobs_apart_is_refused_or_accepted(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any  # noqa: F811
-) -> None:  # fmt: skip
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
     class Unknown(MemoryFileSystem):
         protocol = "unknown"
 
