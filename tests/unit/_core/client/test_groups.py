@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.unit._core.client.forked_programs import run
+from tests.support.forked_programs import run
 
 PROGRAM = """
 import os, sys
@@ -30,7 +30,7 @@ before.close()
 """
 
 
-def test_ranks_find_the_saver_in_each_group(tmp_path: Path, forks: None) -> None:
+def test_ranks_find_the_saver_in_each_group(tmp_path: Path, forked_launchers: None) -> None:
     found = run(tmp_path, PROGRAM, [(tmp_path, rank) for rank in (0, 1)])
     assert [code for code, _ in found] == [0, 0], found
     assert len(list(tmp_path.glob("[01]/checkpoint-1/manifest.json"))) == 2

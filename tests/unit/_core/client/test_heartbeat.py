@@ -11,7 +11,7 @@ from fastckpt._core import metrics
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.errors import ConfigError
-from tests.unit._core.client.forked_programs import run
+from tests.support.forked_programs import run
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_a_deregistered_worker_reports_nothing(block, beats):
     assert [hook.__self__ for hook in hooks if isinstance(hook.__self__, Heartbeat)] == [beats]
 
 
-def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forks):
+def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forked_launchers):
     """What Python does then may take long: threads end, what is registered runs, memory is freed."""
     program = f"""
 import atexit

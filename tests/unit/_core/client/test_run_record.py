@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastckpt._core.policy.planned_kills import BETWEEN, PlannedKill
 from fastckpt._core.report.kill_notes import made, write_plan
-from tests.unit._core.client.forked_programs import run
+from tests.support.forked_programs import run
 
 TWO_OPTIMIZERS = """
 import sys
@@ -26,7 +26,7 @@ for step in range(1, 9):
 """
 
 
-def test_a_kill_between_steps_comes_in_the_step_of_the_script(tmp_path: Path, forks: None) -> None:
+def test_a_kill_between_steps_comes_in_the_step_of_the_script(tmp_path: Path, forked_launchers: None) -> None:
     kill = PlannedKill(1, BETWEEN, 0, 4)
     write_plan(tmp_path, str(tmp_path), [kill])
     [(code, said)] = run(tmp_path, TWO_OPTIMIZERS, [(tmp_path,)])

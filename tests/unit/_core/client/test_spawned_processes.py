@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tests.faults.jobs import run_forked
-from tests.unit._core.client.forked_programs import run
+from tests.support.forked_programs import run
 
 PROGRAM = """
 import os, sys, time
@@ -54,7 +54,9 @@ if __name__ == "__main__":
 """
 
 
-def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(tmp_path: Path, forks: None) -> None:
+def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(
+    tmp_path: Path, forked_launchers: None
+) -> None:
     for name in ("open", "closed"):
         (tmp_path / name).mkdir()
     [(code, said)] = run(tmp_path, PROGRAM, [(tmp_path,)])
@@ -80,7 +82,9 @@ with Checkpointer(sys.argv[1], model=model, optimizer=optimizer, every=every) as
 """
 
 
-def test_a_child_that_has_the_environment_of_its_rank_is_refused_by_name(tmp_path: Path, forks: None) -> None:
+def test_a_child_that_has_the_environment_of_its_rank_is_refused_by_name(
+    tmp_path: Path, forked_launchers: None
+) -> None:
     program, checkpoints = tmp_path / "parent.py", tmp_path / "checkpoints"
     program.write_text(PARENT)
     said = run_forked(tmp_path, "--standalone", "--nproc-per-node", 1, program, checkpoints)

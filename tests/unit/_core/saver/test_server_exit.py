@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit._core.client.forked_programs import run
+from tests.support.forked_programs import run
 
 JOB = """
     import os, sys
@@ -80,7 +80,7 @@ COVERING = [(False, "raises"), (True, "closes and exits with a code")]
     [each if each in COVERING else pytest.param(*each, marks=pytest.mark.campaign) for each in EACH],
 )
 def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(
-    tmp_path: Path, forks: None, behind: bool, how: str
+    tmp_path: Path, forked_launchers: None, behind: bool, how: str
 ):
     """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
     program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])

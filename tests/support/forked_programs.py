@@ -5,8 +5,6 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from tests.support import launchers
 
 DEADLINE = 120
@@ -15,7 +13,7 @@ DEADLINE = 120
 def run(folder: Path, program: str, ranks: Sequence[tuple[object, ...]]) -> list[tuple[int, str]]:
     """Run a program with each of these rows of arguments at a time; how each has ended, and what it said.
 
-    It takes the fixture `forks`; without, each is executed. Variables for a rank are arguments: those that
+    It takes the fixture `forked_launchers`; without, each is executed. Variables for a rank are arguments: those that
     imports read would have it executed as well.
     """
     script = folder / "program.py"
@@ -33,10 +31,3 @@ def run(folder: Path, program: str, ranks: Sequence[tuple[object, ...]]) -> list
                 os.killpg(each.pid, signal.SIGKILL)
                 each.wait()
     return [(code, path.read_text(errors="replace")) for code, path in zip(codes, outputs, strict=True)]
-
-
-@pytest.fixture(scope="session", name="forks")
-def forks_if_possible(request: pytest.FixtureRequest) -> None:
-    """Programs are forks, but where their calls are noted: a process that is traced is no template."""
-    if "TEST_CALLS" not in os.environ:
-        request.getfixturevalue("forked_launchers")

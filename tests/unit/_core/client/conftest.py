@@ -1,3 +1,0 @@
-"""Programs that are forks."""
-
-from tests.unit._core.client.forked_programs import forks_if_possible  # noqa: F401
