@@ -7,6 +7,7 @@ import pytest
 from fastckpt._core.format.completeness import RANKS, missing_files
 
 OF_TWO = {RANKS: {"0": ["model.pt", "rank_0.pt"], "1": ["rank_1.pt"]}}
+SHARDS = {".metadata", "__0_0.distcp"}
 
 TABLE: list[tuple[str, set[str], int, dict[str, Any], list[str]]] = [
     ("all are there", {"model.pt", "rank_0.pt", "rank_1.pt"}, 2, OF_TWO, []),
@@ -18,14 +19,8 @@ TABLE: list[tuple[str, set[str], int, dict[str, Any], list[str]]] = [
     ("of an earlier version", {"model.pt", "rank_0.pt", "rank_1.pt"}, 2, {}, []),
     ("of an earlier version, a rank had left", {"model.pt", "rank_0.pt"}, 2, {}, ["rank_1.pt"]),
     ("of an earlier version, of a framework", {"latest", "states/0.pt"}, 8, {}, []),
-    ("of an earlier version, shards of one node", {".metadata", "__0_0.distcp"}, 2, {}, []),
-    (
-        "of an earlier version, shards of two nodes",
-        {".metadata", "__0_0.distcp"},
-        2,
-        {"nodes": 2},
-        ["__1_0.distcp"],
-    ),
+    ("of an earlier version, shards of one node", SHARDS, 2, {}, []),
+    ("of an earlier version, shards of two nodes", SHARDS, 2, {"nodes": 2}, ["__1_0.distcp"]),
     ("nonsense", {"model.pt", "rank_0.pt"}, 1, {RANKS: [1]}, []),
     ("nonsense of a rank", {"a"}, 1, {RANKS: {"0": 7}}, ["the files of rank 0"]),
 ]

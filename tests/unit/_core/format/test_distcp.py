@@ -78,14 +78,13 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_tensors_in_a_distcp_file_load_equal(file: Written, name: str) -> None:
-    around = [torch.tensor([1.0]), TENSORS[name], torch.tensor([2.0])]
-    loaded = file.load(file.save(around))
-    for got, want in zip(loaded, around, strict=True):
-        assert (got.dtype, got.shape, got.layout) == (want.dtype, want.shape, want.layout)
-        assert torch.equal(_values(got), _values(want))
-        assert not got.requires_grad
+def test_tensors_in_a_distcp_file_load_equal(file: Written) -> None:
+    for name, tensor in TENSORS.items():
+        around = [torch.tensor([1.0]), tensor, torch.tensor([2.0])]
+        for got, want in zip(file.load(file.save(around)), around, strict=True):
+            assert (got.dtype, got.shape, got.layout) == (want.dtype, want.shape, want.layout), name
+            assert torch.equal(_values(got), _values(want)), name
+            assert not got.requires_grad, name
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,45 +104,25 @@ def test_an_unchanged_distcp_structure_is_planned_once(file: Written) -> None:
     second = file.save([torch.ones(3), archive("longer"), torch.ones(4)])
     assert second.plan.skeleton is first.plan.skeleton
     assert second.places == first.places
-    assert [list(each) if isinstance(each, torch.Tensor) else each for each in file.load(second)] == [
-        [1, 1, 1],
-        "longer",
-        [1, 1, 1, 1],
-    ]
+    one, text, other = file.load(second)
+    assert (one.tolist(), text, other.tolist()) == ([1] * 3, "longer", [1] * 4)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        [torch.zeros(4), archive("a")],
-        [torch.zeros(3, dtype=torch.int32), archive("a")],
-        [archive("a"), torch.zeros(3)],
-        [torch.zeros(3), archive("a"), torch.zeros(3)],
-        [torch.zeros(3)],
-        [],
-    ],
-    ids=["shape", "dtype", "order", "one more", "one less", "nothing"],
-)
-def test_a_changed_distcp_structure_is_planned_again(file: Written, other: Items) -> None:
-    first = file.save([torch.zeros(3), archive("a")])
-    second = file.save(other)
-    assert second.plan.skeleton is not first.plan.skeleton
-    assert len(file.load(second)) == len(other)
+def test_a_changed_distcp_structure_is_planned_again(file: Written) -> None:
+    items: Items = [torch.zeros(3), archive("a")]
+    others: list[Items] = [[torch.zeros(4), items[1]], [torch.zeros(3, dtype=torch.int32), items[1]], items[::-1]]
+    for other in (*others, [*items, torch.zeros(3)], items[:1], []):
+        first, second = file.save(items), file.save(other)
+        assert second.plan.skeleton is not first.plan.skeleton
+        assert len(file.load(second)) == len(other)
 
 
-@pytest.mark.parametrize("length", [0, 1, GROWTH // 2, GROWTH - 1, GROWTH, 10 * GROWTH, 70_000, 200_000])
-def test_values_in_a_distcp_file_may_grow_and_shrink(file: Written, length: int) -> None:
-    for value in ("", "x" * length, "", "y" * (length // 2)):
-        shard = file.save([archive(value), torch.tensor([1.0])])
-        assert file.load(shard) == [value, torch.tensor([1.0])]
-
-
-def test_a_small_value_loads_from_the_room_of_a_large_one_before(file: Written) -> None:
+def test_values_in_a_distcp_file_may_grow_and_shrink(file: Written) -> None:
     """torch looks for the end of an archive in steps, and misses one that is near the begin of a large room."""
-    for length in range(1000, 40_000, 1500):
+    for length in (0, 1, GROWTH // 2, GROWTH - 1, GROWTH, *range(1000, 40_000, 2500), 70_000):
         file.planner = ShardPlanner()
-        for value in ("x" * length, "small", "y" * (length // 3)):
-            assert file.load(file.save([archive(value)])) == [value], f"{length} bytes before"
+        for value in ("", "x" * length, "small", "y" * (length // 3)):
+            assert file.load(file.save([archive(value), torch.tensor([1.0])])) == [value, torch.tensor([1.0])], length
 
 
 def test_bytes_that_are_no_archive_keep_their_length(file: Written) -> None:
@@ -154,14 +133,13 @@ def test_bytes_that_are_no_archive_keep_their_length(file: Written) -> None:
     assert longer.places[0].length == 9
 
 
-def test_an_archive_with_a_comment_is_left_as_it_is(file: Written) -> None:
+def test_an_archive_with_a_comment_is_left_as_it_is_and_bytes_of_a_tensor_begin_at_a_multiple_of_64(
+    file: Written,
+) -> None:
     commented = archive(1)[:-2] + b"\x02\x00hi"
     shard = file.save([commented])
     assert shard.places[0].length == len(commented)
     assert file.load(shard) == [1]
-
-
-def test_bytes_of_a_tensor_begin_at_a_multiple_of_64(file: Written) -> None:
     shard = file.save([archive("x" * 7), torch.zeros(3), torch.zeros(5)])
     assert all(gap.offset % 64 == 0 for gap in shard.plan.skeleton.gaps)
 

@@ -5,6 +5,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from fastckpt._core.format import plan
 from fastckpt._core.format.number_lists import MANY, pickled_numbers
-from fastckpt._core.format.plan import WARNED
 from fastckpt._core.format.skeleton import archive
 from fastckpt._core.format.structure import Structure
 from fastckpt._core.replicas.own_entries import entries
@@ -60,39 +61,21 @@ def test_many_numbers_load_bit_for_bit_from_each_save(baker: Baker, kind: str) -
     assert baker.files == 1
 
 
-def test_numbers_that_change_in_place_are_saved(baker: Baker) -> None:
-    saved = state([*FLOATS])
-    for step in range(5):
-        saved["history"]["one"][step] = step + 0.25
-        saved["history"]["one"][100] = -0.0 if step % 2 else 0.0
-        check(baker, saved)
-
-
-def test_a_list_that_grows_is_saved(baker: Baker) -> None:
+def test_a_list_that_grows_and_changes_in_place_is_saved(baker: Baker) -> None:
     saved = state([0.5] * (MANY - 3))
     for step in range(8):
         saved["history"]["one"].append(step * 0.1)
+        saved["history"]["one"][step] = -0.0 if step % 2 else 0.0
         check(baker, saved)
-
-
-def test_a_number_that_turns_into_something_else_is_saved(baker: Baker) -> None:
-    saved = state([*FLOATS])
-    for each in (1.5, 2.5, "text", "text", 3.5, [1], 4.5, 5, 6, torch.ones(2), 7.5):
+    for each in (1.5, "text", "text", 3.5, [1], 4.5, 5, torch.ones(2), 7.5):
         saved["history"]["one"][3] = each
         check(baker, saved)
 
 
 def test_many_numbers_beside_an_object_load_bit_for_bit(tmp_path: Path) -> None:
-    baker = Baker(tmp_path / "opaque.pt", weights_only=False)
-    try:
+    with closing(Baker(tmp_path / "opaque.pt", weights_only=False)) as baker:
         for _ in range(2):
-            saved = state([*FLOATS]) | {"window": collections.deque([1.0, 2.0]), "ints": INTS}
-            baker.save(saved)
-            got = torch.load(baker.path, weights_only=False)
-            assert_same(got, reference(saved))
-            assert got["history"]["one"] is got["history"]["other"][0]
-    finally:
-        baker.close()
+            check(baker, state([*FLOATS]) | {"window": collections.deque([1.0, 2.0]), "ints": INTS})
 
 
 def test_an_archive_of_many_numbers_loads_bit_for_bit(tmp_path: Path) -> None:
@@ -134,13 +117,14 @@ def test_many_numbers_in_small_containers_are_named_once(
     baker: Baker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    monkeypatch.setattr(plan, "WARNED", 4000)
     saved = state(FLOATS)
-    saved["log"] = {"rows": [{"step": i, "loss": 0.5} for i in range(WARNED // 2)], "best": [0.5] * MANY}
+    saved["log"] = {"rows": [{"step": i, "loss": 0.5} for i in range(2000)], "best": [0.5] * MANY}
     for _ in range(3):
         baker.save(saved)
         saved["log"]["rows"].append({"step": 0, "loss": 0.5})
     [line] = caplog.messages
-    assert line.startswith("state['log']['rows'] has most of 500")
+    assert line.startswith("state['log']['rows'] has most of 400")
     assert "Keep one long list" in line
 
 

@@ -5,16 +5,16 @@ import datetime
 import enum
 import pathlib
 import zipfile
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from fastckpt._core.format.plan import Planner
-from fastckpt._core.format.skeleton import MAX_COMMENT
 from fastckpt.errors import NotLoadable
 from tests.unit._core.format.baking import Baker, assert_same, reference
 
@@ -40,7 +40,8 @@ def training() -> tuple[Callable[[int], dict[str, Any]], torch.nn.Module, torch.
 
 
 def test_later_saves_reuse_the_skeleton_and_the_file(baker: Baker) -> None:
-    state, _, _ = training()
+    state, model, _ = training()
+    next(model.parameters()).requires_grad_(False)  # and without optimizer's state
     skeletons = set()
     for step in range(5):
         current = state(step)
@@ -51,48 +52,14 @@ def test_later_saves_reuse_the_skeleton_and_the_file(baker: Baker) -> None:
     assert baker.files == 1
 
 
-CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a new tensor": lambda s: s["model"].update(extra=torch.ones(3)),
-    "another shape": lambda s: s["model"].update({"0.weight": torch.ones(9, 5)}),
-    "another dtype": lambda s: s["model"].update({"0.weight": s["model"]["0.weight"].double()}),
-    "a shared storage": lambda s: s["model"].update(extra=s["model"]["0.weight"]),
-    "a view": lambda s: s["model"].update(extra=s["model"]["0.weight"][1:, 2:]),
-    "no longer contiguous": lambda s: s["model"].update({"0.weight": s["model"]["0.weight"].t()}),
-    "zero size": lambda s: s["model"].update({"0.weight": torch.empty(0, 5)}),
-    "complex": lambda s: s.update(extra=torch.randn(3, dtype=torch.complex64)),
-    "bf16": lambda s: s.update(extra=torch.randn(3).bfloat16()),
-    "bool": lambda s: s.update(extra=torch.ones(3, dtype=torch.bool)),
-    "deeper": lambda s: s.update(extra={"a": [{"b": (torch.ones(2), [1, 2.5, "x"])}]}),
-    "an int that became a float": lambda s: s.update(step=3.0),
-    "a bool that became an int": lambda s: s.update(best=1),
-    "a text": lambda s: s.update(best="x" * 1000),
-    "a long text": lambda s: s.update(best="x" * (MAX_COMMENT + 5)),
-    "a very large int": lambda s: s.update(step=10**40),
-    "a key of another type": lambda s: s["optimizer"]["state"].update({True: {}}),
-    "another order of keys": lambda s: s.update(model=OrderedDict(reversed(s["model"].items()))),
-    "gone": lambda s: s["model"].pop("0.weight"),
-    "sparse": lambda s: s.update(extra=torch.eye(3).to_sparse()),
-    "nested tensor": lambda s: s.update(extra=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
-    "quantized": lambda s: s.update(extra=torch.quantize_per_tensor(torch.randn(4), 0.1, 2, torch.quint8)),
-    "a tensor with an attribute": lambda s: setattr(s["model"]["0.weight"], "tag", "mine"),
-    "a tensor with attributes": lambda s: vars(s["model"]["0.weight"]).update(tag=[1], other=None),
-    "a subclass": lambda s: s.update(extra=torch.nn.Buffer(torch.ones(2))),
-    "a storage": lambda s: s.update(extra=torch.ones(3).untyped_storage()),
-    "a list in itself": lambda s: s.update(extra=(loop := [1]) and (loop.append(loop) or None)),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_structure_that_changes_is_saved_correctly(baker: Baker, change: str) -> None:
+def test_a_storage_and_a_value_after_a_failed_save_are_saved(baker: Baker) -> None:
     state, _, _ = training()
     baker.save(state(0))
-    changed = state(1)
-    CHANGES[change](changed)
+    with pytest.raises((TypeError, AttributeError)):
+        baker.save(state(1) | {"bad": (x for x in ())})
+    changed = state(1) | {"extra": torch.ones(3).untyped_storage(), "best": "x" * 1000}
     baker.save(changed)
-    if change != "a storage":
-        assert_same(torch.load(baker.path, weights_only=False), reference(changed))
-    else:
-        assert bytes(torch.load(baker.path, weights_only=False)["extra"]) == bytes(changed["extra"])
+    assert bytes(torch.load(baker.path, weights_only=False)["extra"]) == bytes(changed["extra"])
     back = state(2)
     baker.save(back)
     assert_same(torch.load(baker.path), reference(back))
@@ -112,15 +79,6 @@ def test_marks_of_a_compiler_are_kept_and_need_no_pickler(baker: Baker) -> None:
     assert not vars(torch.load(baker.path)["a"])
 
 
-def test_a_frozen_parameter_without_optimizer_state_is_saved(baker: Baker) -> None:
-    state, model, _ = training()
-    next(model.parameters()).requires_grad_(False)
-    for step in range(2):
-        current = state(step)
-        baker.save(current)
-        assert_same(torch.load(baker.path), reference(current))
-
-
 def test_a_shorter_save_leaves_no_bytes_of_the_one_before(baker: Baker) -> None:
     baker.save({"a": torch.ones(50_000)})
     baker.save({"a": torch.quantize_per_tensor(torch.ones(50_000), 0.1, 2, torch.quint8)})
@@ -131,9 +89,8 @@ def test_the_slack_at_the_end_is_a_comment_to_zip_tools(baker: Baker) -> None:
     baker.save({"a": torch.ones(5)})
     with zipfile.ZipFile(baker.path) as archive:
         assert archive.namelist()[0].endswith("data.pkl")
-        assert (
-            len(archive.comment) == baker.path.stat().st_size - baker.planner.plan({"a": torch.ones(5)}).skeleton.length
-        )
+        slack = baker.path.stat().st_size - baker.planner.plan({"a": torch.ones(5)}).skeleton.length
+        assert len(archive.comment) == slack
 
 
 class Colour(enum.Enum):
@@ -146,28 +103,13 @@ REFUSED = {
     "Enum": Colour.RED,
     "defaultdict": defaultdict(list),
     "Namespace": argparse.Namespace(a=1),
+    "tuple": numpy.random.get_state(),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_value_that_would_not_load_is_refused_with_its_key(kind: str) -> None:
     state = {"model": {"w": torch.ones(2)}, "meta": [{"args": REFUSED[kind]}]}
-    with pytest.raises(NotLoadable, match=r"state\['meta'\]\[0\]\['args'\] is a .*weights_only=False"):
+    with pytest.raises(NotLoadable, match=r"state\['meta'\]\[0\]\['args'\].* is a .*weights_only=False"):
         Planner().plan(state)
     assert Planner(weights_only=False).plan(state).skeleton.length > 0
-
-
-def test_a_numpy_random_state_is_refused_with_its_key() -> None:
-    numpy = pytest.importorskip("numpy")
-    with pytest.raises(NotLoadable, match=r"state\['rng'\]"):
-        Planner().plan({"w": torch.ones(2), "rng": numpy.random.get_state()})
-
-
-def test_a_save_after_a_failed_one_is_correct(baker: Baker) -> None:
-    state, _, _ = training()
-    baker.save(state(0))
-    with pytest.raises((TypeError, AttributeError)):
-        baker.save(state(1) | {"bad": (x for x in ())})
-    current = state(2)
-    baker.save(current)
-    assert_same(torch.load(baker.path), reference(current))

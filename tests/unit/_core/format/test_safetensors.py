@@ -26,10 +26,7 @@ def image(path: Path, plan, capacity: int | None = None) -> bytes:
 
 def many() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    found = {f"t{i}": (torch.randn(3, i) * 9).to(dtype) for i, dtype in enumerate(DTYPES, 1) if dtype.itemsize > 1}
-    found |= {
-        f"b{i}": torch.randint(0, 2, (i, 2)).to(dtype) for i, dtype in enumerate(DTYPES, 1) if dtype.itemsize == 1
-    }
+    found = {f"t{i}": torch.randint(0, 2, (i, 3)).to(dtype) for i, dtype in enumerate(DTYPES, 1)}
     whole = torch.arange(60.0).view(6, 10)
     return found | {
         "scalar": torch.tensor(3.5),
@@ -72,10 +69,7 @@ def test_a_second_safetensors_save_has_the_new_values(tmp_path):
     assert torch.equal(load_file(tmp_path / "file")["a"], torch.ones(6))
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.complex128)],
-)
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.complex128)])
 def test_values_that_safetensors_cannot_hold_are_named(tensor):
     with pytest.raises(NotLoadable, match=r"cannot hold 'layer\.weight', a .*(sparse|complex128)"):
         SafetensorsPlanner().plan(Tensors({"layer.weight": tensor}))

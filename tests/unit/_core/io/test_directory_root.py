@@ -54,18 +54,20 @@ def snapshot(folder: Path) -> list[tuple[str, int, int, int]]:
     return [(str(path), each.st_ino, each.st_mtime_ns, each.st_nlink) for path, each in found]
 
 
+OUTSIDE = ["away/theirs", "away/deep", "away/new", "away/deep/../theirs", "../outside/theirs"]
+
+
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("name", ["away/theirs", "away/deep", "away/new", "away/deep/../theirs", "../outside/theirs"])
-def test_nothing_outside_is_touched_through_a_link_or_by_a_path_upward(root, tmp_path, act, name):
+def test_nothing_outside_is_touched_through_a_link_or_by_a_path_upward(root, tmp_path, act):
     before = snapshot(tmp_path / "outside")
-    path = root.path / name
-    if act in ("remove", "remove_empty"):
-        ACTS[act](root, path)  # as far as that is possible
-    else:
-        with pytest.raises(OSError, match=r"is a link, which is not followed|is not within") as error:
-            ACTS[act](root, path)
-        assert str(error.value.filename).startswith(str(root.path)), "it names the path"
-    assert snapshot(tmp_path / "outside") == before
+    for path in (root.path / name for name in OUTSIDE):
+        if act in ("remove", "remove_empty"):
+            ACTS[act](root, path)  # as far as that is possible
+        else:
+            with pytest.raises(OSError, match=r"is a link, which is not followed|is not within") as error:
+                ACTS[act](root, path)
+            assert str(error.value.filename).startswith(str(root.path)), "it names the path"
+        assert snapshot(tmp_path / "outside") == before, path
     assert (root.path / "inner/own").read_text() == "own"
 
 
@@ -136,7 +138,7 @@ def test_a_small_file_of_the_limit_is_read_and_one_more_byte_is_refused_with_the
 
 def test_a_tree_that_is_deeper_than_the_stack_stays_and_raises_nothing(root):
     inner = os.open(root.path, os.O_RDONLY)
-    for _ in range(3000):
+    for _ in range(1200):
         os.mkdir("x", dir_fd=inner)
         outer, inner = inner, os.open("x", os.O_RDONLY, dir_fd=inner)
         os.close(outer)

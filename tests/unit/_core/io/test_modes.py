@@ -35,10 +35,6 @@ def under(path: Path) -> set[tuple[str, str]]:
     return {(kinds[entry.is_dir()], oct(stat.S_IMODE(entry.lstat().st_mode))) for entry in found}
 
 
-def expected(file: int, directory: int) -> set[tuple[str, str]]:
-    return {("file", oct(file)), ("directory", oct(directory))}
-
-
 def everything(path: Path) -> CheckpointDirectory:
     """Checkpoints of all kinds: in their places, where users named them, in the parts of two nodes; with a mark."""
     directory = CheckpointDirectory(path)
@@ -53,48 +49,43 @@ def everything(path: Path) -> CheckpointDirectory:
 
 
 @pytest.mark.parametrize(
-    ("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700), (0, 0o666, 0o777)]
+    ("mask", "mode", "file", "folder"),
+    [
+        (0o022, None, 0o644, 0o755),
+        (0o027, None, 0o640, 0o750),
+        (0o077, None, 0o600, 0o700),
+        (0, None, 0o666, 0o777),
+        (0, 0o640, 0o640, 0o750),
+        (0o077, 0o664, 0o664, 0o775),
+        (0o077, 0o620, 0o620, 0o720),
+    ],
 )
-def test_files_on_storage_follow_the_umask(tmp_path: Path, mask: int, file: int, folder: int):
-    os.umask(mask)
-    everything(tmp_path / "run")
-    assert under(tmp_path / "run") == expected(file, folder)
-
-
-@pytest.mark.parametrize("mask", [0, 0o077])
-@pytest.mark.parametrize(("mode", "folder"), [(0o640, 0o750), (0o600, 0o700), (0o664, 0o775), (0o620, 0o720)])
-def test_files_on_storage_have_the_chosen_mode_whatever_the_umask(tmp_path: Path, mask: int, mode: int, folder: int):
+def test_files_on_storage_follow_the_umask_or_have_the_chosen_mode(tmp_path: Path, mask, mode, file, folder):
     os.umask(mask)
     modes.choose(mode)
     everything(tmp_path / "run")
-    assert under(tmp_path / "run") == expected(mode, folder)
+    assert under(tmp_path / "run") == {("file", oct(file)), ("directory", oct(folder))}
 
 
-def test_a_directory_whose_group_is_inherited_stays_so(tmp_path: Path):
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o2770)
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("mode", [0o2770, 0o700])
+def test_directories_made_by_users_keep_their_mode_and_their_files_of_other_names_theirs(tmp_path: Path, mode: int):
+    """A group that is inherited stays so."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(mode)
     modes.choose(0o660)
-    publish(CheckpointDirectory(shared), SaveId(0, 1))
-    assert stat.S_IMODE((shared / "checkpoint-1").stat().st_mode) == 0o2770
-    assert stat.S_IMODE((shared / "checkpoint-1/model.pt").stat().st_mode) == 0o660
-
-
-def test_a_file_of_the_user_that_was_given_a_name_there_keeps_its_mode(tmp_path: Path):
     directory = everything(tmp_path / "run")
+    assert mode_of(directory.path) == mode
+    assert mode_of(directory.path / "checkpoint-1") == 0o770 | mode & 0o2000
+    assert mode_of(directory.path / "checkpoint-1/model.pt") == 0o660
     (tmp_path / "key").touch(0o600)
     (lock := directory.path / ".fastckpt/writers").unlink()
     lock.hardlink_to(tmp_path / "key")
-    modes.choose(0o644)
     publish(directory, SaveId(0, 5))
-    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
-
-
-def test_directories_made_by_users_keep_their_mode(tmp_path: Path):
-    (tmp_path / "run").mkdir(mode=0o700)
-    modes.choose(0o644)
-    publish(CheckpointDirectory(tmp_path / "run"), SaveId(0, 1))
-    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+    assert mode_of(tmp_path / "key") == 0o600
 
 
 def test_a_file_system_that_refuses_a_mode_keeps_the_checkpoint(tmp_path: Path, monkeypatch, said):  # noqa: F811

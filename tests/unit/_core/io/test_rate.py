@@ -1,15 +1,19 @@
-"""Threads that share a rate limit write no faster than it allows, and no slower."""
+"""Threads that share a rate limit write no faster than it allows, and no slower; a directory's rate is measured."""
 
 import math
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from fastckpt._core.config import Settings
+from fastckpt._core.io import write_rate as module
 from fastckpt._core.io.copier import Copier, CopyStopped
+from fastckpt._core.io.direct import BLOCK
 from fastckpt._core.io.rate import LeakyBucket, RateLimit
+from fastckpt._core.io.write_rate import write_rate
 from fastckpt.errors import ConfigError
 
 MiB = 2**20
@@ -33,20 +37,6 @@ def test_a_limit_of_100_bytes_per_second_schedules_writes(asked, waits):
     assert [schedule.reserve(count, now) for now, count in asked] == pytest.approx(waits)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 7])
-def test_the_rate_limit_holds_for_requests_of_threads_in_any_order(threads):
-    """Threads on a clock that stands where each has waited to: no second has more than the rate and one portion."""
-    now, rate, portion = [0.0] * threads, 1000, 70
-    schedule, gone = LeakyBucket(rate), []
-    for _ in range(500):
-        thread = min(range(threads), key=lambda i: now[i])
-        now[thread] += schedule.reserve(portion, now[thread])
-        gone.append(now[thread])
-    for start in range(int(max(gone))):
-        assert sum(portion for at in gone if start <= at < start + 1) <= rate + portion
-    assert max(gone) == pytest.approx(499 * portion / rate)  # and nothing is wasted
-
-
 def test_a_rate_limit_splits_writes_into_even_portions():
     limit = RateLimit(100e6, clock=iter([5.0, 5.0, 6.5]).__next__)
     assert [limit.reserve(100_000_000) for _ in range(3)] == pytest.approx([0, 1, 0.5])
@@ -61,30 +51,19 @@ def sources(tmp_path, count, size):
     return paths
 
 
-def copy_all(copier, tmp_path, paths):
-    return copier.each(lambda copy, path: copy.file(path, tmp_path / f"target-{path.name}"), paths)
-
-
 @pytest.mark.parametrize("files", [1, 3])
-def test_files_share_one_limit(tmp_path, files):
+def test_files_and_consecutive_persists_share_one_limit(tmp_path, files):
     """A limit can only be too slow on a busy machine, so a bound from below always holds."""
-    paths = sources(tmp_path, files, 12 * MiB // files)
+    paths, copier = sources(tmp_path, files, 3 * MiB // files), Copier(mbps=16 * MiB / 1e6)
     start = time.monotonic()
-    copy_all(Copier(mbps=16 * MiB / 1e6), tmp_path, paths)
-    assert time.monotonic() - start > (12 - 2) / 16  # all but the last portions are paid for
-    assert all((tmp_path / f"target-{path.name}").read_bytes() == path.read_bytes() for path in paths)
-
-
-def test_consecutive_persists_share_one_rate_limit(tmp_path):
-    (path,) = sources(tmp_path, 1, 4 * MiB)
-    copier, start = Copier(mbps=16 * MiB / 1e6), time.monotonic()
-    for i in range(3):
-        copier.each(lambda copy, path, i=i: copy.file(path, tmp_path / f"target-{i}"), [path])
-    assert time.monotonic() - start > (12 - 2) / 16
+    for again in (1, 2):
+        copier.each(lambda copy, path, again=again: copy.file(path, tmp_path / f"{again}-{path.name}"), paths)
+    assert time.monotonic() - start > (6 - 2) / 16  # all but the last portions are paid for
+    assert all((tmp_path / f"2-{path.name}").read_bytes() == path.read_bytes() for path in paths)
 
 
 def test_results_of_parallel_copies_are_in_the_order_of_items(tmp_path):
-    delays = [0.2, 0, 0.1, 0, 0]
+    delays = [0.1, 0, 0.05, 0, 0]
     assert Copier().each(lambda _, delay: (time.sleep(delay), delay)[1], delays) == delays
     assert Copier().each(lambda _, item: item, []) == []
 
@@ -96,7 +75,7 @@ def test_several_files_are_copied_concurrently():
 
 def test_one_failed_copy_stops_the_others_and_is_raised(tmp_path):
     """Even one that waits for its turn under a limit at which it would take hours."""
-    paths = sources(tmp_path, 3, 40 * MiB)
+    paths = sources(tmp_path, 3, 4 * MiB)
     started = threading.Barrier(3)
 
     def work(copy, path):
@@ -125,19 +104,28 @@ def test_after_a_failed_copy_no_further_file_is_begun():
     assert not issubclass(CopyStopped, OSError)
 
 
-@pytest.mark.parametrize("mbps", [-1.0, math.nan, math.inf])
-def test_an_invalid_rate_limit_is_refused(mbps):
-    with pytest.raises(ConfigError, match=f"persist_mbps is {mbps}; give MB per second, or 0 for no limit"):
-        Settings(persist_mbps=mbps)
+@pytest.mark.parametrize(
+    ("setting", "values", "least"),
+    [
+        ("persist_mbps", [-1.0, math.nan, math.inf], "give MB per second"),
+        ("replica_mbps", [-1.0, 0.5, 1e305, math.nan, math.inf], "give 1 MB per second or more"),
+    ],
+)
+def test_a_rate_limit_comes_from_the_environment_and_an_invalid_one_is_refused(setting, values, least):
+    for value in values:
+        with pytest.raises(ConfigError, match=f"{setting} is .*; {least}, or 0 for no limit"):
+            Settings(**{setting: value})
+    assert getattr(Settings(), setting) == 0
+    assert getattr(Settings.from_environment({f"FASTCKPT_{setting.upper()}": "1e9"}), setting) == 1e9
 
 
-@pytest.mark.parametrize("mbps", [-1.0, 0.5, 1e305, math.nan, math.inf])
-def test_a_limit_on_copies_that_no_copy_would_end_with_is_refused(mbps):
-    with pytest.raises(ConfigError, match=r"replica_mbps is .*; give 1 MB per second or more, or 0 for no limit"):
-        Settings(replica_mbps=mbps)
-    assert Settings(replica_mbps=1e9).replica_mbps == 1e9
-
-
-def test_the_rate_limit_comes_from_the_environment():
-    assert Settings().persist_mbps == 0
-    assert Settings.from_environment({"FASTCKPT_PERSIST_MBPS": "250"}).persist_mbps == 250
+@pytest.mark.parametrize("size", [1, 5000, BLOCK + 5000])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_writes_have_a_rate_and_leave_nothing(tmp_path: Path, monkeypatch, size: int, is_named: bool):
+    """A file with a name where the file system has no nameless ones: asked for with a flag that none has."""
+    if is_named:
+        monkeypatch.setattr(module.os, "O_TMPFILE", module.os.O_DIRECTORY)
+    assert write_rate(tmp_path, size) > 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="none"):
+        write_rate(tmp_path / "none", 5000)

@@ -23,24 +23,14 @@ def of(*numbers: int) -> list[OSError]:
     return [OSError(number, os.strerror(number), "/c/model.pt") for number in numbers]
 
 
-def cuda_out_of_memory() -> BaseException:
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
-SILENT = [
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.ENOTCONN,
-    errno.EHOSTUNREACH,
-    errno.ECONNRESET,
-    errno.ENODEV,
-    errno.EBUSY,
-]
+SILENT = [errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTUNREACH, errno.ECONNRESET, errno.ENODEV]
+SILENT += [errno.EBUSY, errno.EACCES, errno.EPERM]
+NO_ROOM = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN]
 IN_ALL_PHASES = {
     NO_ANSWER: [
-        *of(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, *SILENT, errno.EACCES, errno.EPERM),
+        *of(*NO_ROOM, *SILENT),
         MemoryError(),
-        cuda_out_of_memory(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to"),
         RuntimeError("[enforce fail] . DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
         RuntimeError("unable to mmap 4096 bytes from file </c/model.pt>: Cannot allocate memory (12)"),
@@ -102,9 +92,6 @@ def test_what_a_loader_refuses_is_no_damage_of_bytes_that_were_read():
 )
 def test_a_verdict_may_depend_on_the_tier(tier, number, expected):
     assert verdict(*of(number), Phase.OPENING, tier) is expected
-
-
-def test_an_agent_that_is_gone_says_nothing_of_storage():
     assert verdict(AgentLost("it is gone"), Phase.OPENING, STORAGE) is NO_ANSWER
 
 
@@ -125,11 +112,8 @@ def test_damage_in_one_rank_outweighs_want_of_an_answer_in_another():
     assert worst([MISTAKE, NO_ANSWER]) is NO_ANSWER
 
 
-def test_tiers_of_the_table_are_those_of_a_resume():
+def test_the_table_has_tiers_of_a_resume_and_each_number_of_an_error_in_one_kind():
     assert {tier for tier, _ in IN_TIER} <= {*TIERS}
-
-
-def test_each_number_of_an_error_is_of_one_kind():
     numbers = [number for kind in ErrorKind for number in kind.value if isinstance(number, int)]
     assert len(numbers) == len(set(numbers))
 
@@ -142,9 +126,8 @@ def test_a_remedy_names_the_limit_that_was_met(limit):
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert f"may have {files} files open: raise ulimit -n" in in_words(*of(errno.EMFILE))
         assert "fs.file-max" in remedy(*of(errno.ENFILE))
-        assert ("cgroup" if limit == resource.RLIM_INFINITY else f"ulimit -v allows it {limit} bytes") in remedy(
-            MemoryError()
-        )
+        of_memory = "cgroup" if limit == resource.RLIM_INFINITY else f"ulimit -v allows it {limit} bytes"
+        assert of_memory in remedy(MemoryError())
         assert "its server runs" in remedy(*of(errno.ESTALE)) and "right to read" in remedy(*of(errno.EACCES))
         assert remedy(*of(errno.EIO)) == remedy(BadCheckpoint("x")) == remedy(PersistError("x")) == ""
     finally:

@@ -1,11 +1,24 @@
-"""A tmpfs or a disk of a few megabytes, mounted for one test."""
+"""A tmpfs or a disk of a few megabytes, mounted for one test; processes that are killed."""
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+
+def killed(act: Callable[[], object]) -> None:
+    """Have a process do something, and be killed then."""
+    if (child := os.fork()) == 0:
+        try:
+            act()
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
 @pytest.fixture

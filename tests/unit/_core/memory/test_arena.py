@@ -4,135 +4,130 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.presence import Presence
-from fastckpt._core.memory.records import names_in
+from fastckpt._core.memory.records import make_folders, names_in
 from fastckpt._core.memory.slots import images_in
 from fastckpt.errors import ArenaInUse, ArenaTooSmall, FastckptError
+from tests.unit._core.memory.conftest import killed
 
 
 @pytest.fixture
-def path() -> Path:
-    return arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
+def path() -> Iterator[Path]:
+    path = arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
 def arena(path: Path) -> Iterator[Arena]:
     arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
     yield arena
     arena.remove()
+    assert not path.exists()
+
+
+@pytest.fixture
+def slot(arena: Arena) -> Path:
+    return arena.slots[0]
 
 
 def test_the_path_of_an_arena_depends_on_user_directory_and_node(path: Path):
-    others = [
-        arena_path(str(path.parent), *key) for key in (("/checkpoints", 1), ("/checkpoint", 0), ("/checkpoints/", 0))
-    ]
-    assert len({path, *others}) == 4
+    keys = (("/checkpoints", 1), ("/checkpoint", 0), ("/checkpoints/", 0))
+    assert len({path, *(arena_path(str(path.parent), *key) for key in keys)}) == 4
     assert f"-{os.getuid()}-" in path.name
     assert arena_path(str(path.parent), "/checkpoints", 0) == path
 
 
-def test_an_arena_is_readable_by_its_user_alone(arena: Arena):
-    arena.make_slots(2)
-    arena.reserve(arena.slots[0], "model.pt", 4096)
-    assert arena.path.stat().st_mode & 0o777 == 0o700
-    assert all(slot.stat().st_mode & 0o777 == 0o700 for slot in arena.slots)
-    files = [file for file in arena.path.rglob("*") if file.is_file()]
-    assert len(files) == 2 and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
-
-
-def test_images_of_an_arena_may_be_in_subdirectories(arena: Arena):
-    arena.make_slots(1)
-    [slot] = arena.slots
+def test_images_of_an_arena_may_be_in_subdirectories_and_are_readable_by_its_user_alone(arena: Arena, slot: Path):
     sizes = {"model.pt": 4096, "optimizer_0/.metadata": 4096, "optimizer_0/__0_0.distcp": 8192}
     for name, size in sizes.items():
         arena.reserve(slot, name, size)
     assert images_in(slot) == sizes
-    assert all(path.stat().st_mode & 0o077 == 0 for path in arena.path.rglob("*"))
+    for path in (arena.path, *arena.path.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
     arena.reserve(slot, "optimizer_0/__0_0.distcp", 12288)
     assert images_in(slot) == sizes | {"optimizer_0/__0_0.distcp": 12288}
 
 
+def test_folders_are_not_made_below_a_root_that_was_removed(tmp_path: Path):
+    for _ in range(2):
+        make_folders(tmp_path, tmp_path / "slot-1" / "a" / "b")
+    made = [tmp_path / "slot-1", tmp_path / "slot-1/a", tmp_path / "slot-1/a/b"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 3
+    with pytest.raises(FileNotFoundError):
+        make_folders(tmp_path / "arena", tmp_path / "arena" / "slot-1")
+    assert not (tmp_path / "arena").exists()
+
+
 def test_an_arena_with_a_living_owner_is_refused_and_names_it(arena: Arena):
-    with pytest.raises(
-        ArenaInUse,
-        match=rf"/checkpoints is in use by another job on this host: process {os.getpid()} on .*, started 20\d\d-",
-    ):
+    owner = rf"/checkpoints is in use by another job on this host: process {os.getpid()} on .*, started 20\d\d-"
+    with pytest.raises(ArenaInUse, match=owner):
         Arena.open(arena.path, "/checkpoints")
 
 
-def test_a_released_arena_is_adopted_with_its_checkpoints(path: Path):
-    first = Arena.open(path, "/checkpoints")
-    first.make_slots(3)
-    (first.slots[1] / "model.pt").write_bytes(b"kept")
-    assert not first.adopted
-    first.release()
+def open_slots(path: Path, count: int) -> Arena:
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(count)
+    return arena
+
+
+@pytest.mark.parametrize(
+    "leave", [lambda path: open_slots(path, 3).release(), lambda path: killed(lambda: open_slots(path, 3))]
+)
+def test_an_arena_of_an_owner_that_is_gone_is_adopted_with_its_checkpoints(path: Path, leave: Callable[[Path], None]):
+    leave(path)
+    (path / "slot-1/model.pt").write_bytes(b"kept")
     second = Arena.open(path, "/checkpoints")
-    assert second.adopted and second.slots == first.slots
+    assert second.adopted and [slot.name for slot in second.slots] == ["slot-0", "slot-1", "slot-2"]
     assert (second.slots[1] / "model.pt").read_bytes() == b"kept"
+    second.make_slots(2)
+    assert len(second.slots) == 3
+    second.drop(second.slots[2])
+    assert [slot.name for slot in second.slots] == sorted(p.name for p in path.glob("slot-*")) == ["slot-0", "slot-1"]
+    assert (second.slots[1] / "model.pt").exists()
     second.remove()
     assert not path.exists()
+    again = Arena.open(path, "/checkpoints")
+    assert not again.adopted
+    again.remove()
 
 
-def test_an_arena_of_a_killed_owner_is_adopted(path: Path):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", f"""
-import os, pathlib, signal
-from fastckpt._core.memory.arena import Arena
-Arena.open(pathlib.Path({str(path)!r}), "/checkpoints").make_slots(2)
-os.kill(os.getpid(), signal.SIGKILL)
-"""],
-    )  # fmt: skip
-    assert owner.wait(60) == -9
-    arena = Arena.open(path, "/checkpoints")
-    assert arena.adopted and len(arena.slots) == 2
-    arena.remove()
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777, 0o1777])
-def test_an_arena_accessible_to_others_is_refused(path: Path, mode: int):
+def test_an_arena_accessible_to_others_or_of_another_user_is_refused(path: Path):
     path.mkdir()
-    path.chmod(mode)
-    with pytest.raises(ArenaInUse, match="not a private directory"):
-        Arena.open(path, "/checkpoints")
-    path.rmdir()
+    for mode in (0o755, 0o750, 0o701, 0o777, 0o1777):
+        path.chmod(mode)
+        with pytest.raises(ArenaInUse, match="not a private directory"):
+            Arena.open(path, "/checkpoints")
+    if os.getuid() == 0:
+        path.chmod(0o700)
+        os.chown(path, 65534, 65534)
+        with pytest.raises(ArenaInUse, match="owner 65534"):
+            Arena.open(path, "/checkpoints")
 
 
-def test_a_symbolic_link_in_place_of_an_arena_is_refused(path: Path, tmp_path: Path):
+def test_a_link_or_file_in_place_of_an_arena_is_refused(path: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     path.symlink_to(elsewhere)
     with pytest.raises(ArenaInUse, match="not a private directory"):
         Arena.open(path, "/checkpoints")
     assert list(elsewhere.iterdir()) == []
+    for make in (lambda: path.symlink_to(tmp_path / "nowhere"), lambda: path.touch(0o700)):
+        path.unlink()
+        make()
+        with pytest.raises((FastckptError, FileExistsError)):
+            Arena.open(path, "/checkpoints")
+        assert not (tmp_path / "nowhere").exists()
     path.unlink()
-
-
-@pytest.mark.parametrize("what", ["dangling link", "file"])
-def test_a_file_in_place_of_an_arena_is_refused(path: Path, tmp_path: Path, what: str):
-    path.symlink_to(tmp_path / "nowhere") if what == "dangling link" else path.touch(0o700)
-    with pytest.raises((FastckptError, FileExistsError)):
-        Arena.open(path, "/checkpoints")
-    assert not (tmp_path / "nowhere").exists()
-    path.unlink()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
-def test_an_arena_of_another_user_is_refused(path: Path):
-    path.mkdir(mode=0o700)
-    os.chown(path, 65534, 65534)
-    with pytest.raises(ArenaInUse, match="owner 65534"):
-        Arena.open(path, "/checkpoints")
-    path.rmdir()
 
 
 def test_symbolic_links_within_an_arena_are_not_followed(path: Path, tmp_path: Path):
@@ -144,8 +139,7 @@ def test_symbolic_links_within_an_arena_are_not_followed(path: Path, tmp_path: P
         Arena.open(path, "/checkpoints")
     (path / "owner").unlink()
     (path / "slot-0").symlink_to(tmp_path)
-    arena = Arena.open(path, "/checkpoints")
-    arena.make_slots(2)
+    arena = open_slots(path, 2)
     for name in (".begun-model.pt", "model.pt"):
         (arena.slots[0] / name).symlink_to(victim)
     arena.reserve(arena.slots[0], "model.pt", len("precious"))
@@ -154,16 +148,18 @@ def test_symbolic_links_within_an_arena_are_not_followed(path: Path, tmp_path: P
     assert victim.read_text() == "precious" and victim.parent.is_dir()
 
 
-@pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
-def test_foreign_files_in_an_arena_are_replaced_and_block_nobody(path: Path, kind: str):
-    arena = Arena.open(path, "/checkpoints")
-    arena.make_slots(2)
-    names = ["slot-7", "slot-0/model.pt", "slot-0/.begun-model.pt", "identity"]
-    for name in names:
-        make_strange(path / name, kind)
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: (path / "within").mkdir(parents=True), make_socket])
+def test_foreign_files_in_an_arena_are_replaced_and_block_nobody(path: Path, make: Callable[[Path], object]):
+    arena = open_slots(path, 2)
+    for name in ("slot-7", "slot-0/model.pt", "slot-0/.begun-model.pt", "identity"):
+        make(path / name)
     arena.release()
-    arena = Arena.open(path, "/checkpoints")
-    arena.make_slots(2)
+    arena = open_slots(path, 2)
     assert not arena.claim_for("mark") and arena.claim_for("mark")
     arena.reserve(arena.slots[0], "model.pt", 4096)
     assert (arena.slots[0] / "model.pt").stat().st_size == 4096
@@ -176,30 +172,17 @@ def test_an_arena_lock_that_is_no_file_is_an_error_and_blocks_nobody(path: Path,
     os.mkfifo(path / name)
     with pytest.raises(OSError, match="not a regular file"):
         Presence(path) if name == "writers" else Arena.open(path, "/checkpoints")
-    shutil.rmtree(path)
-
-
-def make_strange(path: Path, kind: str) -> None:
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "directory":
-        (path / "within").mkdir(parents=True)
-    else:
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(path))
 
 
 def test_concurrent_openers_of_an_arena_agree_on_one_owner(path: Path):
     """Also while former owners remove it."""
-    owners, errors, most = [], [], [0]
-    lock = threading.Lock()
+    owners, most, lock = [], [0], threading.Lock()
 
     def come() -> None:
         for _ in range(30):
             try:
                 arena = Arena.open(path, "/checkpoints")
-            except (ArenaInUse, FileNotFoundError) as error:
-                errors.append(error)
+            except (ArenaInUse, FileNotFoundError):
                 continue
             with lock:
                 owners.append(arena)
@@ -215,40 +198,19 @@ def test_concurrent_openers_of_an_arena_agree_on_one_owner(path: Path):
     for thread in threads:
         thread.join()
     assert most[0] == 1
-    shutil.rmtree(path, ignore_errors=True)
 
 
-def test_adoption_waits_for_writers_of_the_former_owner(arena: Arena):
+def test_adoption_waits_for_all_writers_of_the_former_owner(arena: Arena):
     """This process is one: it does not kill itself."""
     assert arena.evict_writers(0)
-    writer = Presence(arena.path)
+    first, second = Presence(arena.path), Presence(arena.path)
+    first.close()
     assert not arena.evict_writers(0.05)
-    threading.Timer(0.1, writer.close).start()
+    threading.Timer(0.1, second.close).start()
     assert arena.evict_writers(60)
 
 
-def test_two_writers_hold_an_arena_until_both_have_closed(arena: Arena):
-    first, second = Presence(arena.path), Presence(arena.path)
-    first.close()
-    assert not arena.evict_writers(0)
-    second.close()
-    assert arena.evict_writers(0)
-
-
-def test_an_arena_has_the_requested_slots_and_those_it_had(arena: Arena):
-    arena.make_slots(3)
-    (arena.slots[1] / "model.pt").touch()
-    arena.make_slots(2)
-    assert [slot.name for slot in arena.slots] == ["slot-0", "slot-1", "slot-2"]
-    arena.drop(arena.slots[2])
-    assert [slot.name for slot in arena.slots] == ["slot-0", "slot-1"]
-    assert sorted(p.name for p in arena.path.glob("slot-*")) == ["slot-0", "slot-1"]
-    assert (arena.slots[1] / "model.pt").exists()
-
-
-def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: Arena):
-    arena.make_slots(2)
-    slot = arena.slots[0]
+def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: Arena, slot: Path):
     arena.reserve(slot, "model.pt", 8192)
     held = os.open(slot / "model.pt", os.O_RDWR)
     os.pwrite(held, b"old", 0)
@@ -262,9 +224,7 @@ def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: 
 
 
 @pytest.mark.parametrize("size", [1 << 20, 6 << 20, (8 << 20) + 100, 13 << 20])
-def test_an_image_that_was_begun_in_another_size_is_reserved_in_full(arena, size):
-    arena.make_slots(1)
-    slot = arena.slots[0]
+def test_an_image_that_was_begun_in_another_size_is_reserved_in_full(arena: Arena, slot: Path, size: int):
     arena.begin(slot, "model.pt", 8 << 20, threading.Event())
     assert (arena.begun_bytes(), images_in(slot)) == (8 << 20, {})
     arena.reserve(slot, "model.pt", size)
@@ -274,10 +234,8 @@ def test_an_image_that_was_begun_in_another_size_is_reserved_in_full(arena, size
     assert arena.begun_bytes() == 0 and names_in(slot) == ["model.pt"]
 
 
-def test_what_others_have_left_where_an_image_is_begun_is_not_used(arena):
+def test_what_others_have_left_where_an_image_is_begun_is_not_used(arena: Arena, slot: Path):
     """Only what this owner has begun is known to have nothing in it."""
-    arena.make_slots(1)
-    slot = arena.slots[0]
     (slot / ".begun-model.pt").write_bytes(b"anything" * 1000)
     arena.reserve(slot, "model.pt", 8192)
     assert (slot / "model.pt").read_bytes() == bytes(8192)
@@ -290,8 +248,7 @@ def test_what_others_have_left_where_an_image_is_begun_is_not_used(arena):
 
 def test_what_a_dead_owner_has_begun_is_removed_by_its_successor(path: Path):
     """Nobody would count its memory as free."""
-    first = Arena.open(path, "/checkpoints")
-    first.make_slots(2)
+    first = open_slots(path, 2)
     first.begin(first.slots[1], "parts/model.pt", 4 << 20, threading.Event())
     first.reserve(first.slots[1], "kept.pt", 8192)
     first.release()
@@ -301,9 +258,7 @@ def test_what_a_dead_owner_has_begun_is_removed_by_its_successor(path: Path):
     second.remove()
 
 
-def test_an_image_that_was_begun_can_be_abandoned(arena):
-    arena.make_slots(1)
-    slot = arena.slots[0]
+def test_an_image_that_was_begun_can_be_abandoned(arena: Arena, slot: Path):
     for name in ("model.pt", "step-1/rank.pt"):
         arena.begin(slot, name, 2 << 20, threading.Event())
     assert (arena.begun_bytes(), sorted(arena.begun_in(slot))) == (4 << 20, ["model.pt", "step-1/rank.pt"])
@@ -313,10 +268,8 @@ def test_an_image_that_was_begun_can_be_abandoned(arena):
     assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (0, [], [])
 
 
-def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs):
-    shm = small_tmpfs(64)
-    arena = Arena.open(arena_path(str(shm), "/checkpoints", 0), "/checkpoints")
-    arena.make_slots(2)
+def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs: Callable[[int], Path]):
+    arena = open_slots(arena_path(str(small_tmpfs(64)), "/checkpoints", 0), 2)
     with pytest.raises(ArenaTooSmall, match=r"100\.0 MiB.*--shm-size.*--fast-shm-dir"):
         arena.reserve(arena.slots[0], "model.pt", 100 << 20)
     assert list(arena.slots[0].iterdir()) == []
@@ -325,27 +278,23 @@ def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmp
 
 
 def test_a_forked_child_that_outlives_its_owner_does_not_hold_the_arena(path: Path):
-    program = f"""
-import os, pathlib, signal, time
-from fastckpt._core.memory.arena import Arena
-from fastckpt._core.memory.presence import Presence
-path = pathlib.Path({str(path)!r})
-arena = Arena.open(path, "/checkpoints")
-presence = Presence(path)
-child = os.fork()
-if child == 0:
-    time.sleep(120)
-    os._exit(0)
-print(child, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    child = int(owner.stdout.readline())
-    owner.wait(60)
-    owner.stdout.close()
+    reader, writer = os.pipe()
+
+    def own() -> None:
+        held = Arena.open(path, "/checkpoints"), Presence(path)
+        if (child := os.fork()) == 0:
+            time.sleep(120)
+            os._exit(0)
+        os.write(writer, b"%d" % child)
+        del held
+
+    killed(own)
+    child = int(os.read(reader, 20))
     try:
         arena = Arena.open(path, "/checkpoints")
         assert arena.evict_writers(5)
         arena.remove()
     finally:
         os.kill(child, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)

@@ -3,12 +3,10 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.telemetry import BLOCKS, LINE, TelemetryBlock, remove_dead, telemetry_name, unlink
 from fastckpt.errors import ArenaInUse, FastckptError
+from tests.unit._core.memory.conftest import killed
 
 SAVE = SaveId(2, 7)
 
@@ -62,24 +61,17 @@ def found(shm: Path) -> ArenaEntry:
     return entry
 
 
-def test_the_census_of_empty_memory_finds_nothing(shm: Path):
+def test_an_arena_in_use_is_described_and_not_removed(shm: Path, path: Path):
     assert census(shm) == []
     with pytest.raises(FileNotFoundError):
         census(shm / "nowhere")
-
-
-def test_an_arena_in_use_is_described_and_not_removed(shm: Path, path: Path):
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(2)
     arena.claim_for("mark")
     commit(arena.slots[0])
     entry = found(shm)
-    assert (entry.path, entry.state, entry.uid, entry.directory) == (
-        path,
-        ArenaState.IN_USE,
-        os.getuid(),
-        "/checkpoints",
-    )
+    assert (entry.path, entry.uid, entry.directory) == (path, os.getuid(), "/checkpoints")
+    assert entry.state is ArenaState.IN_USE
     assert entry.claim.seen == "mark" and entry.is_arena
     assert entry.owner == Process.current() and entry.owner.is_alive()
     assert entry.slots == {"slot-0": SAVE, "slot-1": None} and entry.newest == SAVE
@@ -91,13 +83,6 @@ def test_an_arena_in_use_is_described_and_not_removed(shm: Path, path: Path):
     assert census(shm) == []
 
 
-def test_an_abandoned_arena_is_removed(shm: Path, path: Path):
-    leave(path, holding=False)
-    assert (found(shm).state, found(shm).newest) == (ArenaState.LEFT_BEHIND, None)
-    clean(found(shm))
-    assert list(shm.iterdir()) == []
-
-
 def test_an_abandoned_arena_with_a_checkpoint_is_removed_only_by_force(shm: Path, path: Path):
     leave(path, holding=True)
     with pytest.raises(FastckptError, match=r"holds step 7 of history 2 of /checkpoints"):
@@ -105,12 +90,11 @@ def test_an_abandoned_arena_with_a_checkpoint_is_removed_only_by_force(shm: Path
     assert found(shm).newest == SAVE
     clean(found(shm), force=True)
     assert list(shm.iterdir()) == []
-
-
-def test_a_checkpoint_whose_image_is_gone_does_not_count_in_the_census(shm: Path, path: Path):
     leave(path, holding=True)
     (path / "slot-1" / "model.pt").unlink()
-    assert found(shm).newest is None
+    assert (found(shm).state, found(shm).newest) == (ArenaState.LEFT_BEHIND, None)
+    clean(found(shm))
+    assert list(shm.iterdir()) == []
 
 
 def test_an_arena_that_came_into_use_after_the_census_is_not_removed(shm: Path, path: Path):
@@ -126,12 +110,6 @@ def test_an_arena_that_came_into_use_after_the_census_is_not_removed(shm: Path, 
     with pytest.raises(ArenaInUse, match="in use"):
         clean(entry, force=True)
     writer.close()
-    clean(entry)
-
-
-def test_an_arena_that_was_used_since_the_census_is_not_removed(shm: Path, path: Path):
-    leave(path, holding=False)
-    entry = found(shm)
     leave(path, holding=True)
     with pytest.raises(ArenaInUse, match="was used since"):
         clean(entry, force=True)
@@ -139,16 +117,7 @@ def test_an_arena_that_was_used_since_the_census_is_not_removed(shm: Path, path:
 
 
 def test_an_arena_of_a_killed_owner_is_removed_with_its_telemetry(shm: Path, path: Path):
-    program = f"""
-import os, pathlib, signal
-from fastckpt._core.memory.arena import Arena
-from fastckpt._core.memory.telemetry import BLOCKS, LINE, TelemetryBlock, remove_dead, telemetry_name, unlink
-path = pathlib.Path({str(path)!r})
-arena = Arena.open(path, "/checkpoints")
-block = TelemetryBlock(telemetry_name(path), 2)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    killed(lambda: (Arena.open(path, "/checkpoints"), TelemetryBlock(telemetry_name(path), 2)))
     entry = found(shm)
     assert entry.state is ArenaState.LEFT_BEHIND and entry.owner is not None and not entry.owner.is_alive()
     block = Path("/dev/shm", telemetry_name(path).strip("/"))
@@ -162,7 +131,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not block.exists()
 
 
-def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, path: Path):
+def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, path: Path, monkeypatch):
     block = TelemetryBlock(telemetry_name(path), 2)
     entry = found(shm)
     assert (entry.state, entry.size) == (ArenaState.IN_USE, -(-2 * LINE // 4096) * 4096)
@@ -172,17 +141,12 @@ def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, pat
     assert found(shm).state is ArenaState.LEFT_BEHIND
     clean(found(shm))
     assert census(shm) == []
-
-
-def test_a_telemetry_block_that_disappears_during_the_census_is_ignored(
-    shm: Path, path: Path, monkeypatch: pytest.MonkeyPatch
-):
     monkeypatch.setattr("fastckpt._core.memory.census.names_in", lambda _: [telemetry_name(path).strip("/")])
-    assert census(shm) == []
+    assert census(shm) == [], "it disappears during the census"
 
 
-@pytest.mark.parametrize("what", ["link", "file", "open to others"])
-def test_files_not_made_by_fastckpt_are_foreign_in_the_census(shm: Path, path: Path, tmp_path: Path, what: str):
+@pytest.mark.parametrize("what", ["link", "file", "open to others", "of another user"])
+def test_files_not_made_by_fastckpt_or_of_others_are_foreign_even_to_root(shm, path, tmp_path, what: str):
     if what == "link":
         leave(tmp_path / "elsewhere", holding=False)
         path.symlink_to(tmp_path / "elsewhere")
@@ -190,22 +154,13 @@ def test_files_not_made_by_fastckpt_are_foreign_in_the_census(shm: Path, path: P
         path.write_text("x")
     else:
         leave(path, holding=False)
-        path.chmod(0o755)
+        path.chmod(0o755) if what == "open to others" else os.chown(path, 65534, 65534)
     assert found(shm).state is ArenaState.FOREIGN
+    assert found(shm).uid == (65534 if what == "of another user" else os.getuid())
     with pytest.raises(ArenaInUse, match="foreign"):
         clean(found(shm), force=True)
     assert path.lstat()
-    path.chmod(0o700) if what == "open to others" else path.unlink()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
-def test_arenas_of_another_user_are_foreign_even_to_root(shm: Path, path: Path):
-    leave(path, holding=False)
-    os.chown(path, 65534, 65534)
-    entry = found(shm)
-    assert (entry.state, entry.uid) == (ArenaState.FOREIGN, 65534)
-    with pytest.raises(ArenaInUse, match="foreign"):
-        clean(entry, force=True)
+    path.chmod(0o700) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -247,10 +202,7 @@ def test_a_sweep_removes_blocks_of_the_dead_whatever_place_they_had_and_of_nobod
 
     dead, long, alive, other, foreign = map(block, ("dead", "long" * 60, "alive", "other", "foreign"))
     for name in (dead, long):
-        if not os.fork():
-            TelemetryBlock(name, 1)
-            os.kill(os.getpid(), signal.SIGKILL)
-    assert [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)] == [-signal.SIGKILL] * 2
+        killed(partial(TelemetryBlock, name, 1))
     living = TelemetryBlock(alive, 1)
     unlike = BLOCKS / f"{other.strip('/')}.mine"  # not a name of ours
     theirs = BLOCKS / foreign.strip("/")

@@ -6,8 +6,6 @@ import os
 import shutil
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import ArenaTooSmall, FastckptError
 from tests.support.largest_file import largest_file
+from tests.unit._core.memory.conftest import killed
 
 ATTEMPT, SHARDS, SIZE = "token", "__1_0.distcp", (1 << 20) + 5
 DETAILS = {"world_size": 2, "rank": 1, "node": 1, "nodes": 2, "attempt": ATTEMPT}
@@ -72,9 +71,6 @@ class Keeper:
         keep(self.arena, id, ATTEMPT, {1: SlotDone(id, {SHARDS: SIZE}, DETAILS)}, {}, {})
         return held(self.arena)[step]
 
-    def end(self) -> None:
-        self.folder.close()
-
 
 def held(arena: Path) -> dict[int, Path]:
     """The large file of each save that has it."""
@@ -90,41 +86,29 @@ def test_large_copies_are_in_a_private_folder_which_goes_with_the_arena(arena: A
     assert not [file for file in arena.path.rglob("*") if file.is_file() and file.stat().st_size > 1 << 19]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(keeper.folder.path.stat().st_mode) == 0o700
     assert keeper.files.has(SaveId(1, 5), ATTEMPT, SHARDS, SIZE, digest(path)) and keeper.files.bytes() == SIZE
-    keeper.end()
+    keeper.folder.close()
     arena.remove()
     assert [*disk.iterdir()] == [disk / "fastckpt-of-another-tool"]
 
 
 def test_who_adopts_an_arena_finds_its_copies_and_sweeps_none_of_them(arena: Arena, disk: Path):
-    path = Keeper(arena.path, disk).keep(5)  # whose owner is then killed: nothing is closed
+    killed(lambda: Keeper(arena.path, disk).keep(5))
+    path = held(arena.path)[5]
     unfinished = path.with_name(".new-1234-x")
     unfinished.write_bytes(b"x")
-    for lock in [*copies_folder_locks(path)]:
-        os.close(lock)
     successor = Keeper(arena.path, disk)
     sweep_folders(disk)
     successor.files.clear_away()
     assert held(arena.path) == {5: path} and not unfinished.exists()
     assert successor.keep(6).is_relative_to(successor.folder.path) and path.is_relative_to(successor.folder.path)
-    successor.end()
-
-
-def copies_folder_locks(path: Path) -> Iterator[int]:
-    """Descriptors of this process that lock the folder in which a file is."""
-    owner = next(parent / OWNER for parent in path.parents if (parent / OWNER).exists())
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.path.samestat(os.fstat(int(name)), owner.stat()):
-                yield int(name)
-        except OSError:
-            continue
+    successor.folder.close()
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["disk to memory", "memory to disk"])
 def test_copies_in_the_former_medium_are_held_until_newer_ones_are_common(arena: Arena, disk: Path, before: bool):
     former = Keeper(arena.path, disk if before else None)
     path = former.keep(5)
-    former.end()
+    former.folder.close()
     keeper = Keeper(arena.path, None if before else disk)
     keeper.needed = {SaveId(1, 5)}
     newer = keeper.keep(6)
@@ -134,7 +118,17 @@ def test_copies_in_the_former_medium_are_held_until_newer_ones_are_common(arena:
     assert held(arena.path) == {6: newer} and not path.exists()
     assert len([*disk.glob("fastckpt-*")]) == (0 if before else 1)
     assert roots_of(arena.path) == [arena.path, *disk.glob("fastckpt-*")]
-    keeper.end()
+    keeper.folder.close()
+
+
+GROUP = ("a", "b", "c")
+
+
+def admit(parity: ParityFiles, step: int, member: str, common: SaveId | None = None):
+    files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
+    place = parity.admit(ChunkRequest(SaveId(1, step), ATTEMPT, GROUP, "c", member, files, common))
+    assert place is not None
+    return place
 
 
 def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common(arena: Arena, disk: Path):
@@ -142,10 +136,7 @@ def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common
 
     def give(parity: ParityFiles, step: int) -> None:
         for member in ("a", "b"):
-            files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
-            common = next(iter(needed), None)
-            place = parity.admit(ChunkRequest(SaveId(1, step), ATTEMPT, GROUP, "c", member, files, common))
-            assert place is not None
+            place = admit(parity, step, member, next(iter(needed), None))
             place.add(member, 0, memoryview(bytearray([ord(member) ^ step]) * SIZE), "1" * 32)
             parity.came(place)
 
@@ -166,24 +157,19 @@ def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common
     in_memory.close()
 
 
-GROUP = ("a", "b", "c")
-
-
 def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Arena, disk: Path):
     folder = CopiesFolder(arena.path, disk)
     parity = ParityFiles(arena.path, set, lambda: False, 8 << 20, folder)
+    chunk = memoryview(bytearray(SIZE))
     for member in ("a", "b"):
-        files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
-        place = parity.admit(ChunkRequest(SaveId(1, 5), ATTEMPT, GROUP, "c", member, files))
-        assert place is not None
-        chunk = memoryview(bytearray(SIZE))
-        if member == "b":
+        place = admit(parity, 5, member)
+        if member == "a":
+            place.add(member, 0, chunk, "1" * 32)
+        else:
             with largest_file(SIZE // 2), pytest.raises(ArenaTooSmall, match=r"cannot be kept in .*File too large"):
                 place.add(member, 0, chunk, "1" * 32)
             with pytest.raises(FastckptError, match="is not what comes next"):
                 place.add(member, 0, chunk, "1" * 32)
-        else:
-            place.add(member, 0, chunk, "1" * 32)
         parity.came(place)
     assert not whole_parities(arena.path, SaveId(1, 5), ATTEMPT)
     folder.close()
@@ -207,7 +193,7 @@ def test_a_directory_that_is_removed_is_named_and_copies_go_on_when_it_is_back(
     assert caplog.text.count(f"copies of other hosts' files are kept in {disk} again") == 1
     shutil.rmtree(keeper.folder.path)  # the folder alone: it is made again at once
     assert keeper.keep(8).read_bytes() == bytes([8]) * SIZE and held(arena.path).keys() == {8}
-    keeper.end()
+    keeper.folder.close()
 
 
 def test_an_arena_that_is_made_again_knows_its_folder_again(arena: Arena, disk: Path):
@@ -217,7 +203,7 @@ def test_an_arena_that_is_made_again_knows_its_folder_again(arena: Arena, disk: 
     arena.restore()
     path = keeper.keep(6)
     assert held(arena.path) == {6: path} and folders_of(arena.path) == [keeper.folder.path]
-    keeper.end()
+    keeper.folder.close()
 
 
 def test_a_full_disk_costs_the_copy_that_comes_and_not_the_one_before(arena: Arena, small_disk: Callable[[int], Path]):
@@ -236,7 +222,7 @@ def test_a_full_disk_costs_the_copy_that_comes_and_not_the_one_before(arena: Are
     (disk / "filler").unlink()
     keeper.keep(7)
     assert held(arena.path).keys() == {5, 7}
-    keeper.end()
+    keeper.folder.close()
     arena.remove()
 
 
@@ -252,14 +238,9 @@ def fill(disk: Path) -> None:
 
 def of_dead_owner(disk: Path, arena: Path) -> Path:
     """The folder that an agent has left that was killed."""
-    program = (
-        "import os, sys; from pathlib import Path\n"
-        "from fastckpt._core.memory.copies_folder import CopiesFolder\n"
-        "folder = CopiesFolder(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-        "folder.ensure(); print(folder.path, flush=True); os.kill(os.getpid(), 9)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, arena, disk], capture_output=True, text=True, check=False)
-    return Path(done.stdout.strip())
+    killed(lambda: CopiesFolder(arena, disk).ensure())
+    (folder,) = folders_of(arena)
+    return folder
 
 
 def test_a_folder_is_swept_once_its_arena_is_gone(arena: Arena, disk: Path):
@@ -275,10 +256,7 @@ def test_the_folder_of_an_owner_that_lives_is_not_swept_even_if_its_arena_is_gon
     folder = CopiesFolder(arena.path, disk)
     folder.ensure()
     (arena.path / copies_folder.RECORD).unlink()
-    with subprocess.Popen(
-        [sys.executable, "-c", f"from fastckpt._core.memory.copies_folder import *; sweep_folders(Path({str(disk)!r}))"]
-    ) as sweeper:
-        assert sweeper.wait(60) == 0
+    killed(lambda: sweep_folders(disk))
     assert folder.path.is_dir()
     folder.ensure()
     assert folders_of(arena.path) == [folder.path]
@@ -316,21 +294,15 @@ def test_what_others_have_in_the_directory_is_left_as_it_is(disk: Path):
     assert not (disk / f"{key}.removed-00000006").exists() and len([*disk.iterdir()]) == 6
 
 
-@pytest.mark.parametrize("forged", ["relative", "/", "/etc", 5, None])
-def test_a_record_that_names_anything_but_a_folder_of_this_arena_is_not_followed(arena: Arena, forged: object):
-    write_record(arena.path / copies_folder.RECORD, {"folders": [forged]})
-    assert folders_of(arena.path) == []
+def test_a_record_that_names_anything_but_a_folder_of_this_arena_is_not_followed(arena: Arena):
+    for forged in ("relative", "/", "/etc", 5, None):
+        write_record(arena.path / copies_folder.RECORD, {"folders": [forged]})
+        assert folders_of(arena.path) == []
 
 
-def test_clean_removes_the_folder_with_an_arena_that_nobody_owns(arena: Arena, disk: Path):
-    path = of_dead_owner(disk, arena.path)
-    arena.release()
-    (entry,) = [each for each in census.census(arena.path.parent) if each.path == arena.path]
-    census.clean(entry)
-    assert not path.exists() and not arena.path.exists()
-
-
-def test_a_lock_of_another_process_on_the_folder_leaves_copies_out(arena: Arena, disk: Path):
+def test_a_lock_of_another_process_on_the_folder_leaves_copies_out_and_clean_removes_it_with_the_arena(
+    arena: Arena, disk: Path
+):
     path = of_dead_owner(disk, arena.path)
     with (path / OWNER).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -340,3 +312,7 @@ def test_a_lock_of_another_process_on_the_folder_leaves_copies_out(arena: Arena,
     folder.ensure()
     assert folder.path == path
     folder.close()
+    arena.release()
+    (entry,) = [each for each in census.census(arena.path.parent) if each.path == arena.path]
+    census.clean(entry)
+    assert not path.exists() and not arena.path.exists()

@@ -9,6 +9,7 @@ import pytest
 from fastckpt._core.memory import directory_claim as claim_module
 from fastckpt._core.memory.arena import Arena, arena_path
 from fastckpt._core.memory.directory_claim import DirectoryClaim
+from tests.unit._core.memory.conftest import killed
 
 
 @pytest.fixture
@@ -53,15 +54,9 @@ def test_memory_of_a_removed_directory_outlives_its_agent_and_is_not_resumed(pat
     arena = Arena.open(path, "/checkpoints")
     assert not arena.claim.due and arena.claim.is_of(wanted)
     assert not arena.claim_for("", 7) and arena.claim.due and arena.claim.wanted != wanted
-    arena.remove()
-
-
-def test_a_second_node_knows_its_directory_by_the_mark_of_the_first(path: Path):
-    arena = Arena.open(path, "/checkpoints")
-    arena.claim_for("", 7)
     arena.release()
     arena = Arena.open(path, "/checkpoints")
-    assert arena.claim_for("of another node", 7) and not arena.claim.due
+    assert arena.claim_for("of another node", 7) and not arena.claim.due, "which was first to mark it"
     assert (path / "identity").read_text() == "of another node"
     arena.remove()
 
@@ -80,24 +75,17 @@ def test_an_arena_of_another_job_that_took_the_place_is_not_written_to(path: Pat
     Arena.open(path, "/checkpoints").remove()
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{", '{"mark": 1, "inode": 2}', '{"mark": "a", "inode": -1}', "{}"])
-def test_an_invalid_claim_file_claims_no_directory(path: Path, record: str):
-    arena = Arena.open(path, "/checkpoints")
-    (path / "claim").write_text(record)
-    assert DirectoryClaim.read(path) == DirectoryClaim()
-    arena.remove()
-
-
 def test_a_claim_interrupted_at_any_file_operation_names_the_same_directory(path: Path, monkeypatch):
     """Before each file operation; what it held is the directory's either way."""
     arena = Arena.open(path, "/checkpoints")
+    for invalid in ("", "[]", "{", '{"mark": 1, "inode": 2}', '{"mark": "a", "inode": -1}', "{}"):
+        (path / "claim").write_text(invalid)
+        assert DirectoryClaim.read(path) == DirectoryClaim()
     arena.claim_for("", 7)
-    wanted, operations = arena.claim.wanted, ("write_record", "write_text")
-    for operation in operations:
-        if (child := os.fork()) == 0:
-            monkeypatch.setattr(claim_module, operation, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            claim_module.DirectoryClaim(wanted, wanted, 7).write(path)
-            os._exit(0)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    wanted = arena.claim.wanted
+    for operation in ("write_record", "write_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(claim_module, operation, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            killed(lambda: DirectoryClaim(wanted, wanted, 7).write(path))
         assert DirectoryClaim.read(path).is_of(wanted, 7) and DirectoryClaim.read(path).is_of("", 7)
     arena.remove()

@@ -35,15 +35,6 @@ def large(descriptor, size):
         return 1024 * int(re.search(r"ShmemPmdMapped: +(\d+) kB", here)[1])
 
 
-@pytest.mark.parametrize("size", [1, HUGE - 1, HUGE, 3 * HUGE + 4097, 40 * 2**20])
-def test_reserved_memory_is_allocated_in_full(descriptor, size):
-    allocate(descriptor, size)
-    found = os.fstat(descriptor)
-    assert found.st_size == size
-    assert size <= found.st_blocks * 512 < size + 4096  # not a large page too much
-    assert os.pread(descriptor, size + 1, 0) == bytes(size)
-
-
 def now() -> threading.Event:
     """Somebody waits."""
     event = threading.Event()
@@ -51,14 +42,15 @@ def now() -> threading.Event:
     return event
 
 
-@pytest.mark.parametrize("size", [1, HUGE - 1, 3 * HUGE + 4097, 40 * 2**20])
-@pytest.mark.parametrize("budget", [0.0, 1e6])
-def test_memory_reserved_in_haste_is_allocated_in_full(descriptor, size, budget, monkeypatch):
-    monkeypatch.setattr(pages, "BUDGET", budget)
-    monkeypatch.setattr(pages, "PIECE", HUGE)  # several threads have some
-    allocate(descriptor, size, now())
+@pytest.mark.parametrize("size", [1, HUGE - 1, HUGE, 3 * HUGE + 4097, 40 * 2**20])
+@pytest.mark.parametrize("budget", [None, 0.0, 1e6], ids=["ahead", "in haste", "in haste, by several threads"])
+def test_reserved_memory_is_allocated_in_full(descriptor, size, budget, monkeypatch):
+    if budget is not None:
+        monkeypatch.setattr(pages, "BUDGET", budget)
+        monkeypatch.setattr(pages, "PIECE", HUGE)  # several threads have some
+    allocate(descriptor, size, *([] if budget is None else [now()]))
     found = os.fstat(descriptor)
-    assert found.st_size == size <= found.st_blocks * 512 < size + 4096
+    assert found.st_size == size <= found.st_blocks * 512 < size + 4096  # not a large page too much
     assert os.pread(descriptor, size + 1, 0) == bytes(size)
 
 
@@ -109,23 +101,16 @@ def test_reserved_memory_is_in_large_pages(descriptor, monkeypatch, urgent):
     assert large(descriptor, size) >= 4 * HUGE  # all, unless memory is fragmented
 
 
-def test_a_reservation_in_haste_stays_within_its_budget(descriptor, monkeypatch):
-    monkeypatch.setattr(pages, "BUDGET", 0.0)
+@pytest.mark.parametrize(("budget", "urgent"), [("BUDGET", [now()]), ("PATIENCE", [])], ids=["in haste", "ahead"])
+def test_a_reservation_stays_within_its_budget(descriptor, monkeypatch, budget, urgent):
+    monkeypatch.setattr(pages, budget, 0.0)
     monkeypatch.setattr(pages, "PIECE", HUGE)
     monkeypatch.setattr(pages, "MOST_THREADS", 1)
     size = 8 * HUGE
-    assert not allocate(descriptor, size, now())
+    assert not allocate(descriptor, size, *urgent)
     assert large(descriptor, size) <= HUGE
     assert os.fstat(descriptor).st_blocks * 512 == size
-
-
-def test_a_reservation_ahead_stays_within_its_budget(descriptor, monkeypatch):
-    monkeypatch.setattr(pages, "PATIENCE", 0.0)
-    monkeypatch.setattr(pages, "PIECE", HUGE)
-    size = 8 * HUGE
-    assert not allocate(descriptor, size)
-    assert large(descriptor, size) <= HUGE
-    assert os.fstat(descriptor).st_blocks * 512 == size
+    assert not enlarge(descriptor, size, now()), "making pages large ends when a save waits"
 
 
 @pytest.mark.usefixtures("large_pages")
@@ -158,14 +143,7 @@ def test_what_others_write_while_pages_are_made_large_is_kept(descriptor, monkey
     memory.close()
 
 
-def test_making_pages_large_ends_when_a_save_waits(descriptor):
-    allocate(descriptor, 4 * HUGE)
-    assert not enlarge(descriptor, 4 * HUGE, now())
-
-
 def test_a_reservation_without_enough_memory_raises(tmp_path):
-    import subprocess
-
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "fastckpt-test", tmp_path], check=False).returncode:
         pytest.skip("mounting is not permitted")
     try:

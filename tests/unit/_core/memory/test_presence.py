@@ -1,4 +1,4 @@
-"""Processes that are killed when an arena is adopted, and processes that never are."""
+"""Processes that are killed when an arena is adopted, those that never are, and the memory that they have."""
 
 import json
 import os
@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -15,16 +18,8 @@ import pytest
 from fastckpt._core.memory import presence
 from fastckpt._core.memory.locks import close_lock, open_lock, try_exclusive
 from fastckpt._core.memory.presence import Presence, evict, forget_the_dead, signed
-from fastckpt._core.memory.processes import Process, boot_id, pid_namespace
+from fastckpt._core.memory.processes import Process, boot_id, own_memory, pid_namespace
 from fastckpt.errors import ArenaInUse
-
-HOLDER = """
-import sys, pathlib, time
-from fastckpt._core.memory.presence import Presence
-presence = Presence(pathlib.Path(sys.argv[1]))
-print("here", flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -34,27 +29,35 @@ def arena(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    children: list[subprocess.Popen[str]] = []
+def started() -> Iterator[Callable[..., ForkProcess]]:
+    """Starts a process that does something, and stays."""
+    children: list[ForkProcess] = []
+    fork = get_context("fork")
 
-    def start(program: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", program, *map(str, arguments)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def start(act: Callable[..., object], *arguments: object) -> ForkProcess:
+        here = fork.Event()
+
+        def stay() -> None:
+            held = act(*arguments)
+            here.set()
+            time.sleep(600)
+            del held
+
+        child = fork.Process(target=stay)
         children.append(child)
-        assert child.stdout.readline() == "here\n"
+        child.start()
+        assert here.wait(30)
         return child
 
     yield start
     for child in children:
         child.kill()
-        child.wait()
-        child.stdout.close()
+        child.join()
 
 
-def rewrite(arena: Path, **changes: object) -> None:
-    """Let all signatures say something else."""
-    for path, process in signed(arena):
-        path.write_text(json.dumps(process.to_record() | changes))
+def has_been_killed(child: ForkProcess) -> bool:
+    child.join(30)
+    return child.exitcode == -signal.SIGKILL
 
 
 def test_a_process_is_identified_by_pid_and_start_time():
@@ -65,11 +68,9 @@ def test_a_process_is_identified_by_pid_and_start_time():
     for other in (replace(me, ticks=me.ticks - 1), replace(me, boot="another"), replace(me, namespace=1)):
         assert not other.is_alive()
     assert "of another pid namespace" in str(replace(me, namespace=1))
-
-
-@pytest.mark.parametrize("record", [{}, {"pid": "1"}, {"pid": 1, "ticks": 2, "boot": 3, "namespace": 4}])
-def test_an_invalid_signature_names_no_process(record: dict[str, object]):
-    assert Process.from_record(record) is None
+    for invalid in ({}, {"pid": "1"}, {"pid": 1, "ticks": 2, "boot": 3, "namespace": 4}):
+        assert Process.from_record(invalid) is None
+    assert len(boot_id()) == 36 and pid_namespace() > 0
 
 
 def test_a_process_is_known_to_be_dead_if_its_pid_namespace_is_gone():
@@ -92,50 +93,29 @@ def test_a_zombie_counts_as_dead():
     child.wait()
 
 
-def test_a_writer_that_a_dead_owner_left_is_killed(arena: Path, started):
-    child = started(HOLDER, arena)
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_writer_that_a_dead_owner_left_is_killed(arena: Path, started, is_stopped: bool):
+    child = started(Presence, arena)
     ((_, process),) = signed(arena)
     assert (process.pid, process.is_alive()) == (child.pid, True)
+    if is_stopped:
+        os.kill(child.pid, signal.SIGSTOP)
     assert evict(arena, 30)
-    assert child.wait(30) == -signal.SIGKILL
+    assert has_been_killed(child)
     assert signed(arena) == []
 
 
-def test_a_stopped_writer_of_a_dead_owner_is_killed(arena: Path, started):
-    child = started(HOLDER, arena)
-    child.send_signal(signal.SIGSTOP)
-    assert evict(arena, 30)
-    assert child.wait(30) == -signal.SIGKILL
+CHANGES = [{"ticks": 5}, {"boot": "another"}, {"namespace": 1}, *({"pid": pid} for pid in (1, 0, -1, 2**40, "x"))]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ticks": 5},
-        {"boot": "another"},
-        {"namespace": 1},
-        {"pid": 1},
-        {"pid": 0},
-        {"pid": -1},
-        {"pid": 2**40},
-        {"pid": "x"},
-    ],
-    ids=str,
-)
-def test_a_process_that_is_not_the_one_that_signed_is_not_killed(arena: Path, started, change: dict[str, object]):
+def test_a_process_that_is_not_the_one_that_signed_is_not_killed(arena: Path, started):
     """Its number was given to another since, say; then the lock says that somebody is there, and that is all."""
-    child = started(HOLDER, arena)
-    rewrite(arena, **change)
-    assert not evict(arena, 0.2)
-    assert child.poll() is None
-
-
-def test_a_process_with_a_reused_pid_is_not_killed(arena: Path, started):
-    """A bystander, since the kernel reuses pids: the signature has its pid, and another start time."""
-    holder, bystander = started(HOLDER, arena), started("print('here', flush=True); import time; time.sleep(600)")
-    rewrite(arena, pid=bystander.pid)
-    assert not evict(arena, 0.2)
-    assert bystander.poll() is None and holder.poll() is None
+    holder, bystander = started(Presence, arena), started(int)
+    ((path, process),) = signed(arena)
+    for change in (*CHANGES, {"pid": bystander.pid}):
+        path.write_text(json.dumps(process.to_record() | change))
+        assert not evict(arena, 0.05), change
+        assert bystander.is_alive() and holder.is_alive(), change
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of somebody else")
@@ -151,12 +131,10 @@ def test_a_process_of_another_user_is_not_killed_even_by_root():
 
 def test_a_process_that_signed_and_writes_no_more_is_not_killed(arena: Path, started):
     """Without the lock it is no writer: a script that goes on to something else after it closed its checkpointer."""
-    child = started(
-        HOLDER.replace('print("here"', 'presence._lock and __import__("os").close(presence._lock)\nprint("here"'), arena
-    )
+    child = started(lambda: os.close(Presence(arena)._lock))
     assert len(signed(arena)) == 1
     assert evict(arena, 0)
-    assert child.poll() is None
+    assert child.is_alive()
 
 
 def test_this_process_does_not_kill_itself(arena: Path):
@@ -179,14 +157,34 @@ def test_a_writer_waits_for_one_that_only_looks_and_not_for_ever(arena: Path, mo
 
 
 def test_only_signatures_of_dead_processes_are_removed(arena: Path, started):
-    mine, child = Presence(arena), started(HOLDER, arena)
+    mine, child = Presence(arena), started(Presence, arena)
     child.kill()
-    child.wait()
+    child.join()
     assert len(signed(arena)) == 2
     forget_the_dead(arena)
     assert [process.pid for _, process in signed(arena)] == [os.getpid()]
     mine.close()
 
 
-def test_boot_id_and_pid_namespace_are_available():
-    assert len(boot_id()) == 36 and pid_namespace() > 0
+SIZE = 64 << 20
+FAMILY = f"""
+import os, sys, time
+heap = bytearray(b"x" * {SIZE})
+child = os.fork()
+if child:
+    print(child, flush=True)
+    sys.stdin.read()
+    os.kill(child, 9)
+else:
+    time.sleep(600)
+"""
+
+
+def test_pages_that_forked_processes_share_count_in_each_as_they_stop_to_share_them_when_they_exit():
+    with subprocess.Popen([sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as family:
+        assert family.stdin and family.stdout
+        child = int(family.stdout.readline())
+        both, one = own_memory(family.pid), own_memory(child)
+        family.stdin.close()
+    assert SIZE < one < SIZE + (32 << 20) and 2 * SIZE < both < 2 * (SIZE + (32 << 20))
+    assert own_memory(family.pid) == 0, "it is gone"

@@ -3,10 +3,7 @@
 import contextlib
 import hashlib
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,10 +15,9 @@ from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
 from tests.e2e.ddp.conftest import Ranks, state
 from tests.faults.test_hostile import NOBODY
-from tests.support.ports import free_port
+from tests.unit._core.memory.conftest import killed
 
 KEY = "0" * 24
-ROOT = Path(__file__).parents[4]
 
 
 @contextlib.contextmanager
@@ -72,12 +68,6 @@ def shm() -> Path:
     return path
 
 
-def decoy(shm: Path, key: str, address: str) -> Path:
-    path = shm / f"fastckpt-0-saver-{key}-{'f' * 16}"
-    path.write_text(f"{path.name} {address}")
-    return path
-
-
 def test_a_saver_is_found_while_it_lives(shm: Path):
     posting = SaverAddress(shm, KEY, "@here")
     assert find(shm, KEY, 5) == "@here"
@@ -88,16 +78,11 @@ def test_a_saver_is_found_while_it_lives(shm: Path):
 
 
 def test_a_killed_saver_is_not_found_and_the_next_takes_its_place(shm: Path):
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
+    def post() -> None:
         SaverAddress(shm, KEY, "@dead")
-        os.write(writer, b".")
-        signal.pause()
-    assert os.read(reader, 1) == b"." and find(shm, KEY, 5) == "@dead"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reader)
-    os.close(writer)
+        assert find(shm, KEY, 5) == "@dead"
+
+    killed(post)
     with pytest.raises(AgentLost):
         find(shm, KEY, 0)
     posting = SaverAddress(shm, KEY, "@here")
@@ -135,19 +120,13 @@ def test_files_that_are_no_postings_are_passed_over(shm: Path):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(tmp_path: Path):
-    full = tmp_path / "full"
-    full.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], check=False)
-    if done.returncode:
-        pytest.skip("cannot mount a tmpfs")
-    try:
-        (full / "ballast").write_bytes(bytes(4096))
-        with pytest.raises(ArenaTooSmall, match=r"nothing can be written under .*No space left.*--shm-size"):
-            SaverAddress(full, KEY, "@here")
-        assert [path.name for path in full.iterdir()] == ["ballast"]
-    finally:
-        subprocess.run(["umount", str(full)], check=True)
+def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(small_tmpfs: Callable[[int], Path]):
+    full = small_tmpfs(1)
+    (full / "ballast").write_bytes(bytes(1 << 20))
+    with pytest.raises(ArenaTooSmall, match=r"nothing can be written under .*No space left.*--shm-size"):
+        SaverAddress(full, KEY, "@here")
+    assert [path.name for path in full.iterdir()] == ["ballast"]
+    (full / "ballast").unlink()
 
 
 def test_postings_and_sockets_of_another_user_block_no_job(ranks: Ranks, shm: Path, monkeypatch: pytest.MonkeyPatch):
@@ -159,8 +138,9 @@ def test_postings_and_sockets_of_another_user_block_no_job(ranks: Ranks, shm: Pa
 
     def take_all() -> object:
         os.umask(0)
-        decoy(shm, key, "@fastckpt-decoy")
-        (shm / f"fastckpt-{0}-saver-{key}").mkdir()
+        decoy = shm / f"fastckpt-0-saver-{key}-{'f' * 16}"
+        decoy.write_text(f"{decoy.name} @fastckpt-decoy")
+        (shm / f"fastckpt-0-saver-{key}").mkdir()
         return listening("fastckpt-decoy"), listening(former_address(launch))
 
     with squatting(take_all):
@@ -181,31 +161,3 @@ def test_a_socket_of_another_user_is_not_connected_to():
     refused = pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}")
     with squatting(lambda: listening("fastckpt-test-squat")), refused:
         Channel("@fastckpt-test-squat", 30)
-
-
-SCRIPT = """
-import sys
-import torch
-import torch.distributed as dist
-from fastckpt import DdpCheckpointer
-dist.init_process_group("gloo")
-with DdpCheckpointer(sys.argv[1]) as checkpointer:
-    before = checkpointer.load_checkpoint().get("step", 0)
-    checkpointer.save_checkpoint(before + 1, {"step": before + 1})
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_torchrun_trains_although_another_user_took_its_address(tmp_path: Path, shm: Path):
-    script, port = tmp_path / "script.py", free_port()
-    script.write_text(SCRIPT)
-    launch: list[object] = ["none", f"127.0.0.1:{port}", 0, 0]
-    shape = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    command = [sys.executable, "-m", "torch.distributed.run", *shape, str(script), str(tmp_path / "run")]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}  # torchrun leaves its logs there
-    with squatting(lambda: listening(former_address(launch))):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run/checkpoint-1/rank_1.pt").is_file()
-    assert not any(shm.iterdir()), "nothing is left of the posting"

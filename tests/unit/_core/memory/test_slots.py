@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from fastckpt._core.memory.slots import SlotBegin, SlotDone
 
 OLD, NEW = SaveId(1, 5), SaveId(1, 6)
 BOTH = frozenset({0, 1})
+DIGESTS = {"rank_0.pt": "0" * 32, "rank_1.pt": "f" * 32}
 
 
 class Died(Exception):
@@ -33,87 +37,68 @@ def save(slot: Path, id: SaveId, *writers: int) -> None:
         slots.commit(slot, writer, SlotDone(id, {f"rank_{writer}.pt": 10 + writer}, {"path": f"by {writer}"}))
 
 
-def test_an_empty_slot_holds_nothing(slot: Path):
+def test_a_save_is_committed_when_all_writers_are_done(slot: Path):
     records = slots.read(slot)
     assert (records.begin, records.done, records.committed) == (None, {}, None)
-
-
-def test_a_save_is_committed_when_all_writers_are_done(slot: Path):
-    save(slot, OLD)
-    assert slots.read(slot).committed is None
-    save(slot, OLD, 1)
-    assert slots.read(slot).committed is None
+    for writers in ((), (1,)):
+        save(slot, OLD, *writers)
+        assert slots.read(slot).committed is None
     save(slot, OLD, 1, 0)
     records = slots.read(slot)
     assert records.committed == OLD
     assert records.files == {"rank_0.pt": 10, "rank_1.pt": 11}
     assert records.details == {"path": "by 0"}
-
-
-def test_images_of_a_slot_may_be_in_subdirectories(slot: Path):
-    slots.begin(slot, SlotBegin(OLD, frozenset({0})))
-    slots.commit(slot, 0, SlotDone(OLD, {"optimizer_0/.metadata": 1, "optimizer_0/__0_0.distcp": 2, "a.pt": 3}))
-    assert slots.read(slot).committed == OLD
+    slots.commit(slot, 2, SlotDone(NEW, {"rank_2.pt": 1}))  # which was not expected
+    for name in (".done-", ".done-x", ".done-1x", ".tmp.done-3", "notes"):
+        (slot / name).write_text("{}")
+    assert slots.read(slot).committed == OLD and "rank_2.pt" not in slots.read(slot).files
+    files = {".metadata": 7, "optimizer_0/.metadata": 1, "optimizer_0/__0_0.distcp": 2}
+    slots.commit(slot, 0, SlotDone(OLD, files))
+    assert slots.read(slot).files == files | {"rank_1.pt": 11}
+    slots.begin(slot, SlotBegin(NEW, BOTH))
+    slots.commit(slot, 0, SlotDone(NEW, {}))
+    slots.commit(slot, 1, SlotDone(OLD, {}))  # records of different saves are no checkpoint
+    assert slots.read(slot).committed is None
+    slots.begin(slot, SlotBegin(OLD, frozenset()))  # nor is one without writers
+    assert slots.read(slot).committed is None
 
 
 def test_images_of_former_writers_are_removed(slot: Path):
     for name in ("rank_0.pt", "rank_1.pt", "model.pt"):
         (slot / name).touch()
     slots.begin(slot, SlotBegin(OLD, BOTH))
-    slots.commit(slot, 0, SlotDone(OLD, {"model.pt": 0, "rank_0.pt": 0}))
-    slots.commit(slot, 1, SlotDone(OLD, {"model.pt": 0, "rank_1.pt": 0}))
+    for writer in BOTH:
+        slots.commit(slot, writer, SlotDone(OLD, {"model.pt": 0, f"rank_{writer}.pt": 0}))
     left = slots.begin(slot, SlotBegin(NEW, frozenset({0})))
     assert left == {"rank_1.pt"}
     slots.discard(slot, left)
     assert {path.name for path in slot.iterdir()} == {".begin", "model.pt", "rank_0.pt"}
 
 
-def test_the_metadata_file_of_dcp_is_an_image(slot: Path):
-    save(slot, OLD, 1)
-    slots.commit(slot, 0, SlotDone(OLD, {".metadata": 7}))
-    assert slots.read(slot).files == {".metadata": 7, "rank_1.pt": 11}
+DEEDS = {
+    "begin": lambda slot: slots.begin(slot, SlotBegin(NEW, BOTH)),
+    "clear": slots.clear,
+    "commit": lambda slot: slots.commit(slot, 1, SlotDone(NEW, {})),
+}
 
 
-def test_a_save_without_writers_is_never_committed(slot: Path):
-    slots.begin(slot, SlotBegin(OLD, frozenset()))
-    assert slots.read(slot).committed is None
-
-
-def test_records_of_different_saves_are_not_a_checkpoint(slot: Path):
-    save(slot, OLD, 0, 1)
-    slots.begin(slot, SlotBegin(NEW, BOTH))
-    slots.commit(slot, 0, SlotDone(NEW, {}))
-    slots.commit(slot, 1, SlotDone(OLD, {}))
-    assert slots.read(slot).committed is None
-
-
-def test_a_record_of_a_writer_that_was_not_expected_changes_nothing(slot: Path):
-    save(slot, OLD, 0, 1)
-    slots.commit(slot, 2, SlotDone(NEW, {"rank_2.pt": 1}))
-    records = slots.read(slot)
-    assert records.committed == OLD and "rank_2.pt" not in records.files
-
-
-@pytest.mark.parametrize("deed", ["begin", "clear", "commit"])
+@pytest.mark.parametrize("deed", DEEDS)
 def test_a_death_between_any_two_slot_operations_leaves_the_old_save_or_none(slot: Path, monkeypatch, deed: str):
-    """Of begin and clear: the old one or none, never the new; of the last commit: none or the new one."""
+    """Of begin and clear: the old one or none, never the new; of the last commit: none or the new one.
+
+    Digests of a save are never beside another's records, nor the old ones alone.
+    """
     seen = set()
     for survived in range(8):
         save(slot, OLD, 0, 1)
+        slots.write_digests(slot, OLD, DIGESTS)
         if deed == "commit":
             save(slot, NEW, 0)
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, suppress(Died):
             _die_after(patch, survived)
-            try:
-                if deed == "begin":
-                    slots.begin(slot, SlotBegin(NEW, BOTH))
-                elif deed == "clear":
-                    slots.clear(slot)
-                else:
-                    slots.commit(slot, 1, SlotDone(NEW, {}))
-            except Died:
-                pass
-        seen.add(slots.read(slot).committed)
+            DEEDS[deed](slot)
+        seen.add(committed := slots.read(slot).committed)
+        assert committed == OLD or not (slot / ".digests").exists()
     assert seen == ({None, NEW} if deed == "commit" else {None, OLD})
 
 
@@ -130,120 +115,59 @@ def _die_after(patch: pytest.MonkeyPatch, operations: int) -> None:
         patch.setattr(Path, name, operation)
 
 
-def test_a_truncated_record_counts_as_none(slot: Path):
+BAD_WRITERS = [{"id": [1, 5], "writers": writers} for writers in ("0", [False], [0.0], [0, -1], [[0]], {"0": 1}, None)]
+
+
+@pytest.mark.parametrize("begin", [5, None, [], {}, {"id": [1, 5]}, {"id": 5, "writers": [0]}, *BAD_WRITERS], ids=repr)
+def test_an_invalid_begin_record_begins_nothing(slot: Path, begin: object):
+    slots.commit(slot, 0, SlotDone(OLD, {"a.pt": 3}))
+    for record, whole in (({"id": [1, 5], "writers": [0]}, OLD), (begin, None)):
+        (slot / ".begin").write_text(json.dumps(record))
+        assert slots.read(slot).committed == whole
+
+
+def test_digests_belong_to_the_committed_save_they_were_computed_of(slot: Path):
+    save(slot, OLD, 0)
+    slots.write_digests(slot, OLD, DIGESTS)
+    assert slots.read(slot).digests == {}, "of an uncommitted save"
     save(slot, OLD, 0, 1)
-    whole = (slot / ".done-1").read_bytes()
-    for length in range(len(whole)):
-        (slot / ".done-1").write_bytes(whole[:length])
-        assert slots.read(slot).committed is None
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["id", "writers", "files", "details", "x"]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(begin=json_values | st.just({"id": [1, 5], "writers": [0]}), done=json_values)
-def test_foreign_files_in_place_of_records_are_no_checkpoint_and_no_error(slot: Path, begin: object, done: object):
-    (slot / ".begin").write_text(json.dumps(begin))
-    (slot / ".done-0").write_text(json.dumps(done))
-    assert slots.read(slot).committed is None
-
-
-def test_unknown_file_names_in_a_slot_are_ignored(slot: Path):
-    save(slot, OLD, 0, 1)
-    for name in (".done-", ".done-x", ".done-1x", ".tmp.done-3", "notes"):
-        (slot / name).write_text("{}")
-    assert slots.read(slot).committed == OLD
-
-
-DIGESTS = {"rank_0.pt": "0" * 32, "rank_1.pt": "f" * 32}
-
-
-class TestDigests:
-    def test_digests_belong_to_the_save_they_were_computed_of(self, slot: Path):
-        save(slot, OLD, 0, 1)
-        assert slots.read(slot).digests == {}
-        slots.write_digests(slot, OLD, DIGESTS)
-        assert slots.read(slot).digests == DIGESTS
-
-    def test_digests_of_another_save_do_not_count(self, slot: Path):
-        save(slot, NEW, 0, 1)
-        slots.write_digests(slot, OLD, DIGESTS)
-        assert slots.read(slot).digests == {}
-
-    def test_digests_of_an_uncommitted_save_do_not_count(self, slot: Path):
-        save(slot, OLD, 0)
-        slots.write_digests(slot, OLD, DIGESTS)
-        assert slots.read(slot).digests == {}
-
-    @pytest.mark.parametrize("deed", ["begin", "clear"])
-    def test_digests_are_removed_before_the_records_of_their_save(self, slot: Path, monkeypatch, deed: str):
-        """Whenever the owner dies: digests of a save are never beside another's records, nor the old ones alone."""
-        for survived in range(8):
-            save(slot, OLD, 0, 1)
-            slots.write_digests(slot, OLD, DIGESTS)
-            with monkeypatch.context() as patch:
-                _die_after(patch, survived)
-                try:
-                    slots.begin(slot, SlotBegin(NEW, BOTH)) if deed == "begin" else slots.clear(slot)
-                except Died:
-                    pass
-            whole, digests = slots.read(slot).committed == OLD, (slot / ".digests").exists()
-            assert whole or not digests
-
-    @pytest.mark.parametrize(
-        "digests", [{"a": "x" * 32}, {"a": "0" * 31}, {"a": 1}, {"../a": "0" * 32}, {"/a": "0" * 32}, {".a": "0" * 32}]
-    )
-    def test_invalid_digests_do_not_count(self, slot: Path, digests: dict[str, str]):
-        save(slot, OLD, 0, 1)
-        slots.write_digests(slot, OLD, digests)
-        assert slots.read(slot).digests == {}
+    assert slots.read(slot).digests == {}
+    slots.write_digests(slot, OLD, DIGESTS)
+    assert slots.read(slot).digests == DIGESTS
+    for name, digest in (("a", "x" * 32), ("a", "0" * 31), ("a", 1), *((n, "0" * 32) for n in ("../a", "/a", ".a"))):
+        slots.write_digests(slot, OLD, {name: digest})
+        assert slots.read(slot).digests == {}, (name, digest)
+    save(slot, NEW, 0, 1)
+    slots.write_digests(slot, OLD, DIGESTS)
+    assert slots.read(slot).digests == {}, "of another save"
 
 
 GOOD_DONE = {"id": [1, 5], "files": {"a.pt": 3}, "details": {}}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../../etc/passwd",
-        "/etc/passwd",
-        "..",
-        "a/../b",
-        "a//b",
-        "a/",
-        ".a/b",
-        "a/.begin",
-        "",
-        ".begin",
-        ".digests",
-        "a\0b",
-        "\ud800",
-        "x" * 201,
-        "a\nb",
-    ],
-)
-def test_a_done_record_that_names_no_image_does_not_count(slot: Path, name: str):
-    slots.begin(slot, SlotBegin(OLD, frozenset({0})))
-    slots.commit(slot, 0, SlotDone(OLD, {"a.pt": 3}))
-    assert slots.read(slot).committed == OLD
-    slots.commit(slot, 0, SlotDone(OLD, {"a.pt": 3, name: 3}))
-    assert slots.read(slot).committed is None
+NO_IMAGES = [
+    "../../etc/passwd",
+    "/etc/passwd",
+    "..",
+    "a/../b",
+    "a//b",
+    "a/",
+    ".a/b",
+    "a/.begin",
+    "",
+    ".begin",
+    ".digests",
+]
+BAD_DETAILS = [{"world_size": "2"}, {"parent": [1]}, {"path": 5}, {"num_threads": []}]
+CHANGES = [
+    *({"files": {"a.pt": 3, name: 3}} for name in (*NO_IMAGES, "a\0b", "\ud800", "x" * 201, "a\nb")),
+    *({"details": details} for details in BAD_DETAILS),
+    *({"files": {"a.pt": size}} for size in (-1, True)),
+    *({"id": id} for id in ([1, -5], [True, 5], [1, 2**70])),
+]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"details": {"world_size": "2"}}, {"details": {"parent": [1]}}, {"details": {"path": 5}}, {"files": {"a.pt": -1}},
-     {"details": {"num_threads": []}}, {"files": {"a.pt": True}}, {"id": [1, -5]}, {"id": [True, 5]},
-     {"id": [1, 2**70]}],
-)  # fmt: skip
+@pytest.mark.parametrize("change", CHANGES, ids=repr)
 def test_a_done_record_with_invalid_values_does_not_count(slot: Path, change: dict[str, object]):
     slots.begin(slot, SlotBegin(OLD, frozenset({0})))
     for record, whole in ((GOOD_DONE, OLD), (GOOD_DONE | change, None)):
@@ -251,35 +175,35 @@ def test_a_done_record_with_invalid_values_does_not_count(slot: Path, change: di
         assert slots.read(slot).committed == whole
 
 
+def giant(path: Path, good: Path) -> None:
+    shutil.copy(good, path)
+    os.truncate(path, 10 << 30)
+
+
+def changed(change: Callable[[bytes], bytes]) -> Callable[[Path, Path], object]:
+    return lambda path, good: path.write_bytes(change(good.read_bytes()))
+
+
+STRANGE: dict[str, Callable[[Path, Path], object]] = {
+    "fifo": lambda path, _: os.mkfifo(path),
+    "link": lambda path, good: path.symlink_to(good),
+    "directory": lambda path, _: (path / "x").mkdir(parents=True),
+    "giant": giant,
+    "long": changed(lambda good: good + b" " * (1 << 20)),
+    "deep": changed(lambda _: b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "no utf-8": changed(lambda good: good.replace(b"id", b"\xff\xfe")),
+    "surrogates": changed(lambda good: good.replace(b"id", b"\\ud800")),
+    "huge number": changed(lambda good: good.replace(b"1,", b"9" * 5000 + b",")),
+}
+
+
 @pytest.mark.parametrize("record", [".begin", ".done-0", ".digests"])
-@pytest.mark.parametrize(
-    "kind", ["fifo", "link", "directory", "giant", "long", "deep", "no utf-8", "surrogates", "huge number"]
-)
+@pytest.mark.parametrize("kind", STRANGE)
 def test_records_that_are_no_files_are_ignored_and_replaced(slot: Path, tmp_path: Path, record: str, kind: str):
     save(slot, OLD, 0, 1)
     slots.write_digests(slot, OLD, DIGESTS)
-    good = (slot / record).read_bytes()
-    (slot / record).unlink()
-    if kind == "fifo":
-        os.mkfifo(slot / record)
-    elif kind == "link":
-        (tmp_path / "good").write_bytes(good)
-        (slot / record).symlink_to(tmp_path / "good")
-    elif kind == "directory":
-        (slot / record).mkdir()
-        (slot / record / "x").touch()
-    elif kind == "giant":
-        (slot / record).write_bytes(good)
-        os.truncate(slot / record, 10 << 30)
-    else:
-        strange = {
-            "long": good + b" " * (1 << 20),
-            "deep": b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-            "no utf-8": good.replace(b"id", b"\xff\xfe"),
-            "surrogates": good.replace(b"id", b"\\ud800"),
-            "huge number": good.replace(b"1,", b"9" * 5000 + b","),
-        }
-        (slot / record).write_bytes(strange[kind])
+    shutil.move(slot / record, tmp_path / "good")
+    STRANGE[kind](slot / record, tmp_path / "good")
     records = slots.read(slot)
     assert (records.committed, records.digests) == (OLD if record == ".digests" else None, {})
     save(slot, NEW, 0, 1)
@@ -292,16 +216,11 @@ def test_an_image_that_is_not_what_was_committed_is_named(slot: Path, tmp_path: 
     for writer in BOTH:
         (slot / f"rank_{writer}.pt").write_bytes(bytes(10 + writer))
     assert slots.damage(slot, slots.read(slot).files) == ""
-    image = slot / "rank_1.pt"
-    image.rename(tmp_path / "elsewhere")
+    shutil.move(slot / "rank_1.pt", tmp_path / "good")
     if kind == "short":
-        image.write_bytes(bytes(10))
-    elif kind == "link":
-        image.symlink_to(tmp_path / "elsewhere")
-    elif kind == "fifo":
-        os.mkfifo(image)
-    elif kind == "directory":
-        image.mkdir()
+        (slot / "rank_1.pt").write_bytes(bytes(10))
+    elif kind != "missing":
+        STRANGE[kind](slot / "rank_1.pt", tmp_path / "good")
     assert "rank_1.pt" in slots.damage(slot, slots.read(slot).files)
 
 
@@ -323,7 +242,7 @@ DONE = [json.dumps({"id": [1, 5], "files": {f"r{w}.pt": 3}, "details": {"world_s
 DIGEST = json.dumps({"id": [1, 5], "digests": {"r0.pt": "0" * 32}}).encode()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(begin=mutated(BEGIN), first=mutated(DONE[0]), second=mutated(DONE[1]), digest=mutated(DIGEST))
 def test_any_bytes_in_records_are_no_error_and_commit_only_complete_saves(
     slot: Path, begin: bytes, first: bytes, second: bytes, digest: bytes

@@ -54,33 +54,24 @@ def ask_until_there(pid: int, token: int, function: str) -> Stacks:
             return found
 
 
+THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
 @pytest.mark.parametrize("body", HOLDERS.values(), ids=HOLDERS)
-def test_stacks_are_read_whatever_the_process_does(body: str):
-    with caught(body) as (pid, token):
+def test_stacks_of_all_threads_are_read_whatever_the_process_does(body: str):
+    with caught(body, before=THREAD) as (pid, token):
         found = ask_until_there(pid, token, "hold_up")
         assert found.innermost is not None and str(found.innermost).startswith("hold_up (<string>:")
         assert found.text.count(" in hold_up\n") == 1, "each answer is of its own"
-        assert " in <module>\n" in found.text
+        assert " in <module>\n" in found.text and " in wait\n" in found.text
 
 
-def test_all_threads_are_shown_and_the_main_one_is_found():
-    threads = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    with caught(HOLDERS["in_a_loop"], before=threads) as (pid, token):
-        found = ask_until_there(pid, token, "hold_up")
-        assert " in wait\n" in found.text and str(found.innermost).startswith("hold_up (")
-
-
-def test_a_process_that_cannot_answer_is_waited_for_with_a_limit():
-    with caught(HOLDERS["asleep"]) as (pid, token):
-        os.kill(pid, signal.SIGSTOP)
-        assert ask({0: (pid, token)}, 0.2) == {0: Stacks()}
-
-
-def test_only_a_process_that_offers_stacks_gets_the_signal():
+def test_only_a_process_that_offers_stacks_gets_the_signal_and_is_waited_for_with_a_limit():
     """To any other process it would be deadly."""
     with caught(HOLDERS["asleep"]) as (pid, token):
         other = subprocess.Popen(["sleep", "60"])
-        questions = {0: (other.pid, token), 1: (pid, 0), 2: (2**22 + 1, token), 3: (pid, token + 1)}
+        os.kill(pid, signal.SIGSTOP)
+        questions = {0: (other.pid, token), 1: (pid, 0), 2: (2**22 + 1, token), 3: (pid, token + 1), 4: (pid, token)}
         assert ask(questions, 0.2) == dict.fromkeys(questions, Stacks())
         assert other.poll() is None
         other.kill()
@@ -135,14 +126,13 @@ was = handlers()
 
 
 def test_a_forked_process_offers_its_own_stacks():
-    program = """
-import os
-from fastckpt._core.memory.stacks import ask, offer
-mine = offer()
+    forked = """
 if pid := os.fork():
     assert os.waitpid(pid, 0)[1] == 0
 else:
-    assert offer() != mine
-    assert "<module>" in ask({0: (os.getpid(), offer())}, 5)[0].text
-"""
+    from fastckpt._core.memory.stacks import ask, offer
+    here = offer()
+    assert here != mine and "<module>" in ask({0: (os.getpid(), here)}, 5)[0].text
+    os._exit(0)"""
+    program = f"import os\nfrom fastckpt._core.memory.stacks import offer\nmine = offer(){forked}"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,10 +1,11 @@
 """The telemetry block: progress of each worker, readable after its death."""
 
+import itertools
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fastckpt._core.memory.telemetry import (
     LINE,
     PLACES,
     STEP_BOUNDS,
+    Line,
     StepWindow,
     Telemetry,
     TelemetryBlock,
@@ -31,11 +33,8 @@ def block():
     unlink(name)
 
 
-def test_a_telemetry_line_is_empty_before_the_first_beat(block: TelemetryBlock):
+def test_each_rank_has_its_own_telemetry_line_that_is_readable_by_its_user_alone(block: TelemetryBlock):
     assert block.read(0) == Telemetry()
-
-
-def test_each_rank_has_its_own_telemetry_line(block: TelemetryBlock):
     other = TelemetryBlock(block.name)
     before = time.monotonic_ns()
     for rank in (2, 0, 1):
@@ -49,7 +48,10 @@ def test_each_rank_has_its_own_telemetry_line(block: TelemetryBlock):
         assert (found.generation, found.step, found.phase) == (7 + rank, 100 * rank, f"phase of {rank}")
         assert (found.pid, found.stacks, found.allowed, found.loaded) == (1000 + rank, rank, 5 * rank, -1)
         assert before <= found.beat <= time.monotonic_ns()
-    assert Path("/dev/shm", block.name.strip("/")).stat().st_size == 3 * LINE
+    with pytest.raises(FastckptError, match="no line 3"):
+        block.line(3)
+    status = Path("/dev/shm", block.name.strip("/")).stat()
+    assert (status.st_size, status.st_mode & 0o777) == (3 * LINE, 0o600)
 
 
 @pytest.mark.parametrize(("step", "phase"), [(-1, ""), (2**63 - 1, "x" * 44), (0, "ä" * 30), (5, "y" * 100)])
@@ -151,51 +153,38 @@ def test_the_newest_windows_are_readable_in_order(block):
     assert block.windows(1) == []
 
 
-def test_windows_are_read_consistently_while_they_are_written(block: TelemetryBlock):
-    program = f"""
-import itertools
-from fastckpt._core.memory.telemetry import StepWindow, TelemetryBlock
-line = TelemetryBlock({block.name!r}).line(0)
-print(flush=True)
-for number in itertools.count(1):
-    line.close_window(StepWindow(number, (number,) * 5, number))
-"""
-    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    while not block.windows(0):
-        pass
-    found = [window for _ in range(1000) for window in block.windows(0)]
-    writer.kill()
-    writer.communicate()
+@contextmanager
+def writing(block: TelemetryBlock, write: Callable[[Line, int], object]) -> Iterator[None]:
+    """While another process writes to the first line, which is killed in the middle."""
+
+    def go_on() -> None:
+        line = TelemetryBlock(block.name).line(0)
+        for number in itertools.count(1):
+            write(line, number)
+
+    writer = multiprocessing.get_context("fork").Process(target=go_on)
+    writer.start()
+    try:
+        yield
+    finally:
+        writer.kill()
+        writer.join()
+        writer.close()
+
+
+def test_telemetry_is_read_consistently_while_it_is_written(block: TelemetryBlock):
+    with writing(block, lambda line, number: line.close_window(StepWindow(number, (number,) * 5, number))):
+        while not block.windows(0):
+            pass
+        found = [window for _ in range(1000) for window in block.windows(0)]
     assert len(found) > 1000 and all(window.parts == (window.number,) * 5 for window in found)
     assert all(window.own == window.number for window in found)
-
-
-def test_a_telemetry_line_is_read_consistently_while_it_is_written(block: TelemetryBlock):
-    program = f"""
-from fastckpt._core.memory.telemetry import TelemetryBlock
-line = TelemetryBlock({block.name!r}).line(0)
-print(flush=True)
-while True:
-    for phase, allowed in (("a" * 40, 1), ("b" * 40, 2)):
-        line.enter(phase, allowed)
-"""
-    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    while not block.read(0).phase:
-        pass
-    pairs = {(line.phase, line.allowed) for line in (block.read(0) for _ in range(20000))}
-    writer.kill()
-    writer.communicate()
-    assert pairs == {("a" * 40, 1), ("b" * 40, 2)}
+    with writing(block, lambda line, number: line.enter("ab"[number % 2] * 40, number % 2)):
+        while not block.read(0).phase:
+            pass
+        pairs = {(line.phase, line.allowed) for line in (block.read(0) for _ in range(20000))}
+    assert pairs == {("a" * 40, 0), ("b" * 40, 1)}
     assert block.read(0).phase in ("a" * 40, "b" * 40), "also when its writer died in the middle"
-
-
-def test_a_missing_telemetry_line_is_a_fastckpt_error(block: TelemetryBlock):
-    with pytest.raises(FastckptError, match="no line 3"):
-        block.line(3)
 
 
 def test_a_new_telemetry_block_replaces_a_stale_one(block: TelemetryBlock):
@@ -211,22 +200,3 @@ def test_a_missing_or_empty_telemetry_block_is_a_fastckpt_error(block: Telemetry
     for name in (block.name, f"{block.name}-nowhere"):
         with pytest.raises(FastckptError, match=name):
             TelemetryBlock(name)
-
-
-def test_a_telemetry_block_is_readable_by_its_user_alone(block: TelemetryBlock):
-    assert Path("/dev/shm", block.name.strip("/")).stat().st_mode & 0o777 == 0o600
-
-
-def test_telemetry_of_a_killed_worker_is_readable(block: TelemetryBlock):
-    program = f"""
-import os, signal
-from fastckpt._core.memory.telemetry import TelemetryBlock
-line = TelemetryBlock({block.name!r}).line(1)
-line.begin(3, os.getpid(), 0)
-line.at(42)
-line.enter("snapshot.fill")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    found = block.read(1)
-    assert (found.generation, found.step, found.phase) == (3, 42, "snapshot.fill")

@@ -1,7 +1,7 @@
 """Samples of storages: each piece that is copied has some, and whatever differs in a piece is seen with that piece."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,12 +25,16 @@ class Copying:
         ]
         self.samples = SampledBytes(self.copies, lambda storage: ())
 
-    def run(self, disturb: Callable[[Span, bool], object]) -> int | None:
-        """Copy all; returns which storage differs. ``disturb`` is called with each piece before and after its copy."""
+    def run(self, disturb: Callable[[Span, bool], object], undo: Callable[[], object] = lambda: None) -> int | None:
+        """Copy all; returns which storage differs.
+
+        ``disturb`` is called with each piece before and after its copy, before the look at it, and ``undo`` after that.
+        """
 
         def compare(piece: Span, copied: bool) -> None:
             disturb(piece, copied)
             self.samples.compare(piece, copied)
+            undo()
 
         Backlog(self.copies, compare).finish()
         source = self.samples.differing_source()
@@ -50,59 +54,54 @@ def test_nothing_differs_in_storages_that_nobody_writes_to():
     assert all(map(torch.equal, copying.sources, copying.targets))
 
 
-def pieces_of(size: int) -> int:
-    return -(-size // SHARED_PIECE)
+def pieces() -> Iterator[tuple[Copying, int, int]]:
+    """Each piece of a storage of each size: its copying, where the piece begins, and its size."""
+    for size in SIZES:
+        for offset in range(0, size, SHARED_PIECE):
+            yield Copying(size), offset, min(SHARED_PIECE, size - offset)
 
 
 @pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("size", SIZES)
-def test_a_write_at_the_begin_or_the_end_of_a_copy_is_seen_in_each_piece(size: int, copied: bool):
+def test_a_write_at_the_begin_or_the_end_of_a_copy_is_seen_in_each_piece(copied: bool):
     """It is undone before the next look, so that neither the storage nor, at the end, the copy shows it."""
-    for wanted in range(pieces_of(size)):
-        copying = Copying(size)
-        start = copying.sources[0].data_ptr() + wanted * SHARED_PIECE
-        count = min(SHARED_PIECE, size - wanted * SHARED_PIECE)
-        real, undone = copying.samples.compare, []
+    for copying, offset, size in pieces():
+        start, written = copying.sources[0].data_ptr() + offset, [0]
 
-        def compare(piece: Span, now: bool, start=start, count=count, real=real, undone=undone) -> None:
-            is_it = piece[1] == start and now is copied
-            if is_it:
-                inverted(start, count)
-                undone.append(piece)
-            real(piece, now)
-            if is_it:
-                inverted(start, count)
+        def invert(start=start, size=size, written=written) -> None:
+            inverted(start, size)
+            written[0] += 1
 
-        Backlog(copying.copies, compare).finish()
-        assert len(undone) == 1
+        def disturb(piece: Span, now: bool, start=start, invert=invert) -> None:
+            if piece[1] == start and now is copied:
+                invert()
+
+        def undo(written=written, invert=invert) -> None:
+            if written[0] == 1:
+                invert()
+
+        assert copying.run(disturb, undo) == 0, (len(copying.sources[0]), offset)
+        assert written == [2]
         assert torch.equal(copying.sources[0], copying.targets[0])
-        assert copying.samples.differing_source() is not None, (size, wanted)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_byte_that_was_copied_otherwise_is_seen_in_each_piece(size: int):
+def test_a_byte_that_was_copied_otherwise_is_seen_in_each_piece():
     """As after a write that begins and ends during the copy of the piece: nothing in the storage shows it."""
-    for wanted in range(pieces_of(size)):
-        copying = Copying(size)
-        target = copying.targets[0].data_ptr() + wanted * SHARED_PIECE
-        count = min(SHARED_PIECE, size - wanted * SHARED_PIECE)
+    for copying, offset, size in pieces():
+        target = copying.targets[0].data_ptr() + offset
 
-        def disturb(piece: Span, copied: bool, target=target, place=target + count // 2) -> None:
+        def disturb(piece: Span, copied: bool, target=target, place=target + size // 2) -> None:
             if copied and piece[0] == target:
                 inverted(place, 1)
 
-        assert copying.run(disturb) == 0, (size, wanted)
+        assert copying.run(disturb) == 0, (len(copying.sources[0]), offset)
 
 
 def test_a_copy_made_of_other_bytes_differs_from_the_samples_of_each_piece():
     """As after a swap that is undone: the storages are what they were, and each piece was compared with its copy."""
-    for size in SIZES:
-        for wanted in range(pieces_of(size)):
-            copying = Copying(size)
-            assert copying.run(lambda *_: None) is None
-            offset = wanted * SHARED_PIECE
-            inverted(copying.targets[0].data_ptr() + offset, min(SHARED_PIECE, size - offset))
-            assert copying.samples.differing_copy() is not None, (size, wanted)
+    for copying, offset, size in pieces():
+        assert copying.run(lambda *_: None) is None
+        inverted(copying.targets[0].data_ptr() + offset, size)
+        assert copying.samples.differing_copy() is not None, (len(copying.sources[0]), offset)
 
 
 def test_what_differs_is_named_by_its_storage():

@@ -13,8 +13,11 @@ from fastckpt._core.storage.share import Share
 
 def images(path: Path, id: SaveId) -> dict[str, Path]:
     """The files of one state, unlike those of any other; their sizes are the same for all."""
+    return _written(path, {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id, "empty": b""})
+
+
+def _written(path: Path, contents: dict[str, bytes]) -> dict[str, Path]:
     path.mkdir(parents=True, exist_ok=True)
-    contents = {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id, "empty": b""}
     for name, content in contents.items():
         (path / name).write_bytes(content)
     return {name: path / name for name in contents}
@@ -30,13 +33,9 @@ def publish(
 
 def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:
     """What one of several nodes has of a state; the model is the first one's."""
-    path.mkdir(parents=True, exist_ok=True)
-    contents = {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id}
     if node:
-        contents = {f"rank_{node}.pt": b"%d.%d rank %d" % (*id, node), f"empty-{node}": b""}
-    for name, content in contents.items():
-        (path / name).write_bytes(content)
-    return {name: path / name for name in contents}
+        return _written(path, {f"rank_{node}.pt": b"%d.%d rank %d" % (*id, node), f"empty-{node}": b""})
+    return _written(path, {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id})
 
 
 def contribute(directory: CheckpointDirectory, id: SaveId, share: Share) -> Contribution:

@@ -1,5 +1,6 @@
 """A place for the many small checkpoints of these tests, and processes that are killed at work on them."""
 
+import itertools
 import json
 import os
 import shutil
@@ -7,15 +8,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
-ROOT = Path(__file__).parents[4]
+Crash = Callable[..., bool]
 
 
 @pytest.fixture
@@ -26,23 +30,77 @@ def fast_path() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture
+def directory(fast_path: Path) -> CheckpointDirectory:
+    return CheckpointDirectory(fast_path / "dir")
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to read and write everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+class Crasher:
+    """A process that does deeds in children that kill themselves at a phase or file operation."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("crasher.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
+        )
+        self.close = self._process.communicate
+
+    def begin(self, directory: CheckpointDirectory, deed: str, id: SaveId, **how: Any) -> None:
+        request = {"root": str(directory.path), "deed": deed, "id": id, **how}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def was_killed(self) -> bool:
+        status = int(self._process.stdout.readline())
+        assert status in (0, signal.SIGKILL)
+        return status == signal.SIGKILL
+
+
 @pytest.fixture(scope="module")
-def crash():
+def crash() -> Iterator[Crash]:
     """Does a deed in a process that kills itself at a phase or file operation; returns whether it was killed."""
-    with subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("crasher.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:
+    crasher = Crasher()
 
-        def do(directory: CheckpointDirectory, deed: str, id: SaveId, **how) -> bool:
-            process.stdin.write(json.dumps({"root": str(directory.path), "deed": deed, "id": id, **how}) + "\n")
-            process.stdin.flush()
-            status = int(process.stdout.readline())
-            assert status in (0, signal.SIGKILL)
-            return status == signal.SIGKILL
+    def do(*deed: Any, **how: Any) -> bool:
+        crasher.begin(*deed, **how)
+        return crasher.was_killed()
 
-        yield do
-        process.stdin.close()
+    yield do
+    crasher.close()
+
+
+@pytest.fixture
+def kills(fast_path: Path, crash: Crash) -> Callable[..., Iterator[tuple[CheckpointDirectory, dict[str, Any], bool]]]:
+    """Each file operation of a deed, killed before it, in a directory that was prepared; at last the whole deed.
+
+    What prepares returns the deed. Each time there are the directory, the deed, and whether it was killed.
+    """
+
+    def at_each(prepare: Callable[[CheckpointDirectory], dict[str, Any]], least: int):
+        for operation in itertools.count(1):
+            directory = CheckpointDirectory(fast_path / str(operation) / "dir")
+            deed = prepare(directory)
+            killed = crash(directory, **deed, operation=operation)
+            yield directory, deed, killed
+            if not killed:
+                break
+            shutil.rmtree(directory.path.parent)
+        assert operation > least
+
+    return at_each

@@ -18,17 +18,8 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
 
-OPERATIONS = (
-    "open",
-    "os.rename",
-    "os.link",
-    "os.mkdir",
-    "os.remove",
-    "os.rmdir",
-    "os.listdir",
-    "os.scandir",
-    "shutil.rmtree",
-)
+OPERATIONS = {f"os.{name}" for name in ("rename", "link", "mkdir", "remove", "rmdir", "listdir", "scandir")}
+OPERATIONS |= {"open", "shutil.rmtree"}
 
 
 def die_at_phase(phase: str) -> None:

@@ -12,14 +12,8 @@ from fastckpt._core.retention import (
     KeepLatestStepStrategy,
     KeepStepIntervalStrategy,
 )
-from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import ConfigError
 from tests.unit._core.storage.checkpoints import assert_sound, ids, publish
-
-
-@pytest.fixture
-def directory(fast_path):
-    return CheckpointDirectory(fast_path / "dir")
 
 
 def steps(directory):
@@ -28,73 +22,60 @@ def steps(directory):
 
 @pytest.mark.parametrize("target", ["", "{dir}/checkpoint-{step}.pt"])
 @pytest.mark.parametrize(
-    ("strategy", "number", "kept"),
-    [(KeepLatestStepStrategy, 2, [50, 40]), (KeepStepIntervalStrategy, 20, [50, 40, 20])],
+    ("strategy", "number", "policy", "kept"),
+    [
+        (KeepLatestStepStrategy, 2, KeepLast(2), [50, 40]),
+        (KeepStepIntervalStrategy, 20, KeepEvery(20), [50, 40, 20]),
+    ],
 )
-def test_built_in_strategies_delete_old_checkpoints(directory, strategy, number, kept, target):
+def test_built_in_strategies_delete_old_checkpoints(directory, strategy, number, policy, kept, target):
     for step in (10, 20, 30, 40, 50):
         publish(directory, SaveId(0, step), target.format(dir=directory.path, step=step))
-    strategy = strategy(number, str(directory.path))
-    strategy.clean_up(50, Deletion(directory))
-    assert steps(directory) == kept
-    strategy.clean_up(50, Deletion(directory))
-    assert steps(directory) == kept
+    with pytest.raises(ConfigError, match="1 or more"):
+        strategy(0, "dir")
+    strategy = strategy(number, checkpoint_dir=str(directory.path))
+    assert strategy.policy == policy
+    for _ in range(2):
+        strategy.clean_up(50, Deletion(directory))
+        assert steps(directory) == kept
     assert_sound(directory)
 
 
-def test_strategies_have_the_policies_that_the_agent_receives():
-    assert KeepLatestStepStrategy(max_to_keep=3, checkpoint_dir="dir").policy == KeepLast(3)
-    assert KeepStepIntervalStrategy(keep_interval=100, checkpoint_dir="dir").policy == KeepEvery(100)
-    with pytest.raises(ConfigError, match="1 or more"):
-        KeepLatestStepStrategy(0, "dir")
-
-
-def test_a_strategy_works_with_a_delete_function_of_the_users(directory):
-    for step in (1, 2):
-        publish(directory, SaveId(0, step))
-    KeepLatestStepStrategy(1, str(directory.path)).clean_up(2, shutil.rmtree)
-    assert steps(directory) == [2]
-
-
-def test_a_users_strategy_as_flash_checkpoint_has_them(directory):
+def test_a_strategy_or_a_delete_function_may_be_the_users(directory):
     class KeepNone(CheckpointDeletionStrategy):
         def clean_up(self, step, delete_func):
             delete_func(str(directory.path / str(step)))
 
-    publish(directory, SaveId(0, 1))
-    publish(directory, SaveId(0, 2), str(directory.path / "two.pt"))
-    publish(directory, SaveId(0, 3))
+    for step in (1, 2, 3):
+        publish(directory, SaveId(0, step), str(directory.path / "two.pt") if step == 2 else "")
     for step in (1, 2):
         KeepNone().clean_up(step, Deletion(directory))
-    assert steps(directory) == [3]
-    assert not (directory.path / "two.pt").exists()
+    assert steps(directory) == [3] and not (directory.path / "two.pt").exists()
+    publish(directory, SaveId(0, 4))
+    KeepLatestStepStrategy(1, str(directory.path)).clean_up(4, shutil.rmtree)
+    assert steps(directory) == [4]
 
 
-@pytest.mark.parametrize("path", ["checkpoint-1", "checkpoint-1/", "1", "./x/../checkpoint-1"])
-def test_a_strategy_deletes_a_checkpoint_by_each_of_its_names(directory, path):
-    publish(directory, SaveId(0, 1))
-    publish(directory, SaveId(0, 2))
-    Deletion(directory)(f"{directory.path}/{path}")
-    assert steps(directory) == [2]
-
-
-def test_a_strategy_deletes_a_checkpoint_by_the_path_of_its_file(directory, fast_path):
-    publish(directory, SaveId(0, 1), str(directory.path / "one.pt"))
-    publish(directory, SaveId(0, 2))
+def test_a_strategy_deletes_a_checkpoint_by_each_of_its_names_and_nothing_else(directory, fast_path, caplog):
     (fast_path / "link").symlink_to(directory.path)
-    Deletion(directory)(str(fast_path / "link/one.pt"))
-    assert steps(directory) == [2]
-
-
-@pytest.mark.parametrize("path", ["", "..", "../other", "/etc/passwd", "link"])
-def test_deletion_of_paths_outside_the_directory_is_refused(directory, fast_path, path, monkeypatch):
-    publish(directory, SaveId(0, 1))
-    publish(directory, SaveId(0, 2))
+    for step in range(1, 7):
+        publish(directory, SaveId(0, step), str(directory.path / "five.pt") if step == 5 else "")
+    names = ["dir/checkpoint-1", "dir/checkpoint-2/", "dir/3", "dir/./x/../checkpoint-4", "link/five.pt"]
+    for count, path in enumerate(names, 1):
+        Deletion(directory)(f"{fast_path}/{path}")
+        assert steps(directory) == [*range(6, count, -1)]
+    publish(directory, SaveId(0, 7))
+    (directory.path / "runs").mkdir()
+    for path in ("runs", "nothing", ".fastckpt", ".fastckpt/writers", "checkpoint-6/model.pt", "8"):
+        caplog.clear()
+        Deletion(directory)(str(directory.path / path))
+        assert "not deleted" in caplog.text
     (fast_path / "other").mkdir()
     (directory.path / "link").symlink_to(fast_path / "other")
-    with pytest.raises(ConfigError, match="only checkpoints inside"):
-        Deletion(directory)(str(directory.path / path))
-    assert steps(directory) == [2, 1] and (fast_path / "other").is_dir()
+    for path in ("", "..", "../other", "/etc/passwd", "link"):
+        with pytest.raises(ConfigError, match="only checkpoints inside"):
+            Deletion(directory)(str(directory.path / path))
+    assert steps(directory) == [7, 6] and (directory.path / "runs").is_dir() and (fast_path / "other").is_dir()
 
 
 def test_the_newest_checkpoint_is_deleted_once_a_newer_one_is_complete(directory):
@@ -112,24 +93,11 @@ def test_the_newest_checkpoint_is_deleted_once_a_newer_one_is_complete(directory
 
 def test_retention_keeps_the_newest_of_histories_not_resumed_from(directory, caplog):
     """A job that did not load: neither a strategy of ours nor a user's deletes what the one before left."""
-    for step in (10, 20, 30):
-        publish(directory, SaveId(0, step))
-    for step in (1, 2, 3):
-        publish(directory, SaveId(1, step))
+    for id in [*(SaveId(0, step) for step in (10, 20, 30)), *(SaveId(1, step) for step in (1, 2, 3))]:
+        publish(directory, id)
     KeepLatestStepStrategy(2, str(directory.path)).clean_up(3, Deletion(directory))
     assert ids(directory) == [(1, 3), (1, 2), (0, 30), (0, 20)]
     for step in (20, 30):
         Deletion(directory)(str(directory.path / str(step)))
     assert ids(directory) == [(1, 3), (1, 2), (0, 30)]
     assert "30 was not deleted" in caplog.text and "--drop-history 0" in caplog.text
-
-
-def test_deletion_of_unknown_paths_removes_nothing(directory, caplog):
-    publish(directory, SaveId(0, 1))
-    publish(directory, SaveId(0, 2))
-    (directory.path / "runs").mkdir()
-    for path in ("runs", "nothing", ".fastckpt", ".fastckpt/writers", "checkpoint-1/model.pt", "7"):
-        caplog.clear()
-        Deletion(directory)(str(directory.path / path))
-        assert "not deleted" in caplog.text
-    assert steps(directory) == [2, 1] and (directory.path / "runs").is_dir()

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import resource
+import re
 import subprocess
 
 import pytest
@@ -13,6 +13,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PersistError
+from tests.support.largest_file import largest_file
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, images, publish
 
 MiB = 2**20
@@ -20,102 +21,74 @@ MiB = 2**20
 
 @pytest.fixture
 def small(tmp_path):
-    """A file system of 8 MiB of its own."""
+    """A directory in a file system of 8 MiB of its own."""
     mount = tmp_path / "mount"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=8M", "fastckpt-test", str(mount)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("mounting is not permitted")
-    yield mount
+    yield CheckpointDirectory(mount / "dir")
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def large(tmp_path, size):
-    source = images(tmp_path / "large", SaveId(0, 9))
-    source["model.pt"].write_bytes(os.urandom(size))
-    return source
+@pytest.fixture(params=["", "ckpt.pt"])
+def save(request, tmp_path):
+    """Publishes a step to a directory, by default or to a path of the user, perhaps where no file may be large."""
+
+    def do(directory, step, size=0, largest=0):
+        source = images(tmp_path / "source", SaveId(0, step))
+        if size:
+            source["model.pt"].write_bytes(os.urandom(size))
+        target = request.param and str(directory.path / request.param)
+        with largest_file(largest) if largest else contextlib.nullcontext():
+            directory.publish(PublishRequest(SaveId(0, step), source, target=target))
+
+    return do
 
 
-@pytest.mark.parametrize("target", ["", "ckpt.pt"])
-@pytest.mark.parametrize("size", [8 * MiB - 9000, 9 * MiB, 40 * MiB])
-def test_a_full_disk_fails_a_publication_and_keeps_the_one_before(small, tmp_path, target, size):
-    directory = CheckpointDirectory(small / "dir")
-    publish(directory, SaveId(0, 1), target and str(directory.path / target))
-    source = large(tmp_path, size)
-    for _ in range(2):
-        with pytest.raises(PersistError) as caught:
-            directory.publish(PublishRequest(SaveId(0, 9), source, target=target and str(directory.path / target)))
-        assert "No space left" in str(caught.value) and "MiB is free. Free space" in str(caught.value)
-        assert f"needs {binary(size + 8)}" in str(caught.value)
-        assert assert_sound(directory) == [(0, 1)]
-        assert_clean(directory)
-    source["model.pt"].write_bytes(b"small")
-    directory.publish(PublishRequest(SaveId(0, 9), source, target=target and str(directory.path / target)))
-    assert directory.checkpoints()[0].id == (0, 9)
-
-
-@pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_a_disk_full_at_any_byte_keeps_the_checkpoint_before(small, tmp_path, target):
+def test_a_disk_full_at_any_byte_keeps_the_checkpoint_before(small, save):
     """The end of the space falls into every file in turn: images, draft, manifest, directories."""
-    directory = CheckpointDirectory(small / "dir")
-    publish(directory, SaveId(0, 1), target and str(directory.path / target))
-    source = images(tmp_path / "source", SaveId(0, 2))
-    outcomes = set()
+    save(small, 1)
+    for size in (8 * MiB - 9000, 9 * MiB):
+        no_space = rf"No space left.*needs {re.escape(binary(size + 8))}.*MiB is free\. Free space"
+        with pytest.raises(PersistError, match=no_space):
+            save(small, 9, size)
+        assert assert_sound(small) == [(0, 1)]
+        assert_clean(small)
+    outcomes, filler = set(), small.path.parent / "filler"
     for pages in range(0, 30):
-        filler = small / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
         os.truncate(filler, max(0, filler.stat().st_size // 4096 - pages) * 4096)
         try:
-            directory.publish(PublishRequest(SaveId(0, 2), source, target=target and str(directory.path / target)))
+            save(small, 2)
             outcomes.add("published")
         except PersistError as error:
             assert "No space left" in str(error)
             outcomes.add("refused")
-            assert assert_sound(directory) == [(0, 1)]
-            assert_clean(directory)
+            assert assert_sound(small) == [(0, 1)]
+            assert_clean(small)
         filler.unlink()
         if "published" in outcomes:
             break
     assert outcomes == {"published", "refused"}
-    assert assert_sound(directory)[0] == (0, 2)
+    assert assert_sound(small)[0] == (0, 2)
 
 
-@pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_a_read_only_disk_fails_publication_and_deletion(small, tmp_path, target):
-    directory = CheckpointDirectory(small / "dir")
-    publish(directory, SaveId(0, 1))
-    publish(directory, SaveId(0, 2))
-    source, named = images(tmp_path / "source", SaveId(0, 3)), target and str(directory.path / target)
-    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+def test_a_read_only_disk_fails_publication_and_deletion(small, save):
+    for step in (1, 2):
+        publish(small, SaveId(0, step))
+    subprocess.run(["mount", "-o", "remount,ro", str(small.path.parent)], check=True)
     with pytest.raises(PersistError, match=r"Read-only file system\. Remount"):
-        directory.publish(PublishRequest(SaveId(0, 3), source, target=named))
-    with pytest.raises(PersistError, match="Read-only"):
-        directory.delete(SaveId(0, 1))
-    with pytest.raises(PersistError, match="Read-only"):
-        directory.sweep()
-    assert assert_sound(directory) == [(0, 2), (0, 1)]
-    subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
-    directory.publish(PublishRequest(SaveId(0, 3), source, target=named))
-    assert assert_sound(directory)[0] == (0, 3)
-
-
-@pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_a_file_size_limit_fails_a_publication(tmp_path, target):
-    """Where mounting is not permitted: the kernel refuses in the middle of an image."""
-    directory = CheckpointDirectory(tmp_path / "dir")
-    publish(directory, SaveId(0, 1))
-    source = large(tmp_path, 3 * MiB)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MiB, before[1]))
-    try:
-        with pytest.raises(PersistError, match=r"File too large\. It needs 3\.0 MiB; .* Raise the limit"):
-            directory.publish(PublishRequest(SaveId(0, 9), source, target=target and str(directory.path / target)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert assert_sound(directory) == [(0, 1)]
-    assert_clean(directory)
+        save(small, 3)
+    for deed in (lambda: small.delete(SaveId(0, 1)), small.sweep):
+        with pytest.raises(PersistError, match="Read-only"):
+            deed()
+    assert assert_sound(small) == [(0, 2), (0, 1)]
+    subprocess.run(["mount", "-o", "remount,rw", str(small.path.parent)], check=True)
+    save(small, 3)
+    assert assert_sound(small)[0] == (0, 3)
 
 
 @pytest.fixture
@@ -133,14 +106,18 @@ def frozen(tmp_path):
         subprocess.run(["chattr", "-i", path], check=True)
 
 
-@pytest.mark.parametrize("target", ["", "ckpt.pt"])
-def test_a_forbidden_rename_fails_a_publication_and_keeps_the_one_before(tmp_path, frozen, target):
-    """The rename is refused, after everything was written."""
+def test_a_file_size_limit_or_a_forbidden_rename_fails_a_publication(tmp_path, save, frozen):
+    """The kernel refuses in the middle of an image, or the rename after everything was written."""
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 1))
+    too_large = r"File too large\. It needs 3\.0 MiB; .* Raise the limit"
+    with pytest.raises(PersistError, match=too_large):
+        save(directory, 9, 3 * MiB, largest=MiB)
+    assert assert_sound(directory) == [(0, 1)]
+    assert_clean(directory)
     frozen(directory.path)
     with pytest.raises(PersistError, match=r"Operation not permitted\. Give this user"):
-        publish(directory, SaveId(0, 2), target and str(directory.path / target))
+        save(directory, 2)
     assert assert_sound(directory) == [(0, 1)]
     assert_clean(directory)
 
@@ -174,18 +151,10 @@ def test_a_file_in_place_of_the_checkpoint_directory_is_an_error(tmp_path):
             deed()
 
 
-def test_an_unwritable_tracker_does_not_fail_a_durable_checkpoint(tmp_path, caplog):
-    directory = CheckpointDirectory(tmp_path / "dir")
+def test_an_unwritable_tracker_fails_no_durable_checkpoint_and_a_target_in_proc_does(directory, caplog):
     (directory.path / "latest_checkpointed_iteration.txt").mkdir(parents=True)
     publish(directory, SaveId(0, 1))
-    assert assert_sound(directory) == [(0, 1)]
-    assert_clean(directory)
     assert "latest_checkpointed_iteration.txt" in caplog.text
-
-
-def test_a_directory_in_the_proc_file_system_is_an_error(tmp_path):
-    directory = CheckpointDirectory(tmp_path / "dir")
-    publish(directory, SaveId(0, 1))
     with pytest.raises(PersistError, match="/proc"):
         publish(directory, SaveId(0, 2), "/proc/ckpt.pt")
     assert assert_sound(directory) == [(0, 1)]

@@ -20,9 +20,9 @@ from fastckpt._core.storage.remote.objects import Creation
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import Store, open_store
 from fastckpt.errors import ConfigError, PersistError, Superseded
-from tests.unit._core.storage.checkpoints import images
+from tests.unit._core.storage.checkpoints import ids, images, publish
 from tests.unit._core.storage.local.test_identity import at_once, links_refused
-from tests.unit._core.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
+from tests.unit._core.storage.s3 import S3, Fault
 
 
 class MadeOnce(LocalFileSystem):
@@ -35,12 +35,7 @@ fsspec.register_implementation("sftp-like", MadeOnce, clobber=True)
 
 
 @pytest.fixture(params=["directory", "without links", "s3", "files", "directories"])
-def location(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    s3_server: str,  # noqa: F811
-) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: str) -> str:
     if request.param == "s3":
         request.getfixturevalue("s3")
         return "s3://bucket/run1"
@@ -101,20 +96,24 @@ def test_an_invalid_history_record_counts_as_live_while_it_changes(store: Store)
     assert len(set(seen)) == 3 and not store.histories.create(record())
 
 
+@pytest.mark.parametrize("location", ["directory", "directories"], indirect=True)
 def test_a_sweep_removes_history_records_that_decide_nothing(store: Store, tmp_path: Path) -> None:
     """Those that are older than the newest checkpoint, and of whose histories none is there; the newest all stay."""
     histories = store.histories
+
+    def save(number: int) -> None:
+        id = SaveId(number, number)
+        store.publish(PublishRequest(id, images(tmp_path / f"images-{number}", id)))
+
     for number in range(1, 41):
         assert histories.create(record(number))
     store.sweep()
     assert all(histories.read(number) for number in range(1, 41)), "no checkpoint is newer than any of them"
     for history in (3, 20):
-        store.publish(
-            PublishRequest(SaveId(history, history), images(tmp_path / f"images-{history}", SaveId(history, history)))
-        )
+        save(history)
     assert len([*store.sweep()]) == 18 and store.sweep() == []
     assert [n for n in range(1, 41) if histories.read(n)] == [3, *range(20, 41)] and histories.newest() == 40
-    store.publish(PublishRequest(SaveId(40, 40), images(tmp_path / "images-40", SaveId(40, 40))))
+    save(40)
     store.sweep()
     assert [n for n in range(1, 41) if histories.read(n)] == [3, 20, *range(25, 41)], "the newest 16 stay"
     assert [stored.id for stored in store.checkpoints()] == [(40, 40), (20, 20), (3, 3)]
@@ -133,16 +132,11 @@ def test_a_job_killed_before_its_record_is_named_has_not_opened_the_history(tmp_
     assert histories.read(1) == record() and not list(tmp_path.glob(".fastckpt/tmp-*"))
 
 
-def test_a_removed_history_record_is_not_written_by_a_renewal(tmp_path: Path) -> None:
-    histories = open_store(tmp_path).histories
+def test_a_renewal_writes_no_record_that_was_removed_nor_to_a_file_of_the_user_of_its_name(tmp_path: Path) -> None:
+    thesis, histories = tmp_path / "thesis.tex", open_store(tmp_path / "run").histories
     with pytest.raises(PersistError):
         histories.write(record())
-    assert histories.read(1) is None
-
-
-def test_a_renewal_writes_to_no_file_of_the_user_that_was_given_the_records_name(tmp_path: Path) -> None:
-    thesis, histories = tmp_path / "thesis.tex", open_store(tmp_path / "run").histories
-    assert histories.create(record())
+    assert histories.read(1) is None and histories.create(record())
     thesis.write_text("years")
     (path := tmp_path / "run/.fastckpt/history-1").unlink()
     path.hardlink_to(thesis)
@@ -151,12 +145,15 @@ def test_a_renewal_writes_to_no_file_of_the_user_that_was_given_the_records_name
     assert thesis.read_text() == "years"
 
 
-def test_a_lost_answer_to_a_record_is_recognized_by_its_token(s3: S3) -> None:  # noqa: F811
+def test_a_lost_answer_to_a_record_is_recognized_by_its_token_and_a_store_without_conditions_refused(s3: S3) -> None:
     """The client asks again, and is told that there is one: by its token it sees that this is its own."""
     fault = s3.inject(Fault("lose", "PUT", "history-1"))
     store = open_store("s3://bucket/run1")
     assert store.histories.create(record()) is False and fault.injected == 1
     assert store.histories.read(1) == record()
+    s3.inject(Fault(501, "PUT", "history-2", times=9))
+    with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
+        store.histories.create(record(2))
     store.close()
 
 
@@ -166,14 +163,6 @@ def test_a_store_that_creates_an_object_twice_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(store._objects, "_condition", {"mode": "overwrite"})
     with pytest.raises(ConfigError, match=r"makes an object twice.*--fast-no-exclusive"):
         store.histories.create(record())
-
-
-def test_a_store_that_does_not_know_conditional_requests_is_refused(s3: S3) -> None:  # noqa: F811
-    s3.inject(Fault(501, "PUT", "history-1", times=9))
-    store = open_store("s3://bucket/run1")
-    with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
-        store.histories.create(record())
-    store.close()
 
 
 def test_a_store_without_known_conditions_excludes_no_job(tmp_path: Path) -> None:
@@ -187,41 +176,30 @@ def test_a_store_without_known_conditions_excludes_no_job(tmp_path: Path) -> Non
 # --- what two that have lost sight of each other do to one place
 
 
-def published(directory: CheckpointDirectory, folder: Path, *ids: SaveId) -> None:
-    for id in ids:
-        directory.publish(PublishRequest(id, images(folder / f"{id.history}-{id.step}", id)))
-
-
-def ids(directory: CheckpointDirectory) -> list[SaveId]:
-    return [stored.id for stored in directory.checkpoints()]
-
-
-def test_an_older_history_does_not_replace_a_newer_checkpoint(fast_path: Path) -> None:
-    directory = CheckpointDirectory(fast_path / "run")
-    published(directory, fast_path, SaveId(2, 5))
+def test_an_older_history_does_not_replace_a_newer_checkpoint(directory: CheckpointDirectory) -> None:
+    publish(directory, SaveId(2, 5))
     with pytest.raises(Superseded, match="step 5 of history 2, which is newer"):
-        published(directory, fast_path, SaveId(1, 5))
+        publish(directory, SaveId(1, 5))
     assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
 
 
-def test_a_newer_checkpoint_retired_by_an_older_job_is_restored(fast_path: Path) -> None:
+def test_a_newer_checkpoint_retired_by_an_older_job_is_restored(directory: CheckpointDirectory) -> None:
     """It came between an older one's look and its rename, and whoever renamed was killed."""
-    directory = CheckpointDirectory(fast_path / "run")
-    published(directory, fast_path, SaveId(2, 5))
+    publish(directory, SaveId(2, 5))
     home = directory.path / "checkpoint-5"
     home.rename(directory.path / ".fastckpt/retired-0123456789ab")
-    published(directory, fast_path, SaveId(1, 5))
+    publish(directory, SaveId(1, 5))
     assert ids(directory)[0] == (2, 5)
     assert home in directory.sweep()
     assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
 
 
 def test_a_deletion_is_cancelled_if_the_newer_checkpoint_is_gone(
-    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: CheckpointDirectory, fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the check and the deletion it was found bad, say, and quarantined by another process."""
-    directory = CheckpointDirectory(fast_path / "run")
-    published(directory, fast_path, SaveId(1, 5), SaveId(1, 6))
+    publish(directory, SaveId(1, 5))
+    publish(directory, SaveId(1, 6))
     rename = DirectoryRoot.rename
 
     def set_aside(self: DirectoryRoot, source: Path, target: Path) -> None:

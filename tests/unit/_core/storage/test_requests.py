@@ -1,5 +1,6 @@
-"""Number of requests to a store: uploads cost the same with many checkpoints kept, k deletions cost k."""
+"""Requests to a store: how many are made, and what is said and done when none is answered."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,20 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import retire
 from fastckpt._core.storage.image_source import PublishRequest
+from fastckpt._core.storage.remote import filesystem as client_module
+from fastckpt._core.storage.remote import objects as objects_module
+from fastckpt._core.storage.remote import wait_notice as waiting_module
 from fastckpt._core.storage.remote.remote_store import RemoteStore
-from fastckpt.errors import ConfigError
+from fastckpt.errors import ConfigError, PersistError
+from tests.e2e.ddp.conftest import said  # noqa: F401 (fixture)
 from tests.unit._core.storage.checkpoints import images
-from tests.unit._core.storage.s3 import S3, s3, s3_server  # noqa: F401 (fixtures)
+from tests.unit._core.storage.s3 import S3, Fault
 
 
 class Asked:
     """A store with ``count`` checkpoints, and how many requests it is asked."""
 
-    def __init__(self, s3: S3, folder: Path, count: int) -> None:  # noqa: F811
+    def __init__(self, s3: S3, folder: Path, count: int) -> None:
         self.store, self._requests, self._folder = RemoteStore(f"s3://bucket/run{count}"), s3.proxy.requests, folder
         for step in range(1, count + 1):
             self.publish(step)
@@ -41,22 +46,22 @@ class Asked:
         return found
 
 
-def test_uploads_and_retention_make_a_bounded_number_of_requests(s3, tmp_path):  # noqa: F811
-    few, many = Asked(s3, tmp_path / "few", 4), Asked(s3, tmp_path / "many", 24)
+def test_uploads_and_retention_make_a_bounded_number_of_requests(s3, tmp_path):
+    few, many = Asked(s3, tmp_path / "few", 4), Asked(s3, tmp_path / "many", 12)
     assert few.publish(30) == many.publish(30) <= 9
-    assert few.keep(5) == many.keep(25) == 0
-    one = many.keep(24)
-    assert few.keep(4) == one and many.keep(21) == 3 * one
-    assert few.steps() == [30, 4, 3, 2] and many.steps() == [30, *range(24, 4, -1)]
-    many.publish(24, history=2)
-    assert many.keep(3) and many.steps() == [24, 30, 23, 22], "histories are judged apart"
+    assert few.keep(5) == many.keep(13) == 0
+    one = many.keep(12)
+    assert few.keep(4) == one and many.keep(9) == 3 * one
+    assert few.steps() == [30, 4, 3, 2] and many.steps() == [30, *range(12, 4, -1)]
+    many.publish(12, history=2)
+    assert many.keep(3) and many.steps() == [12, 30, 11, 10], "histories are judged apart"
     assert len(many.store._catalog._manifests) == 4, "of what is gone nothing is remembered"
     few.store.close()
     many.store.close()
 
 
 @pytest.mark.parametrize("gone", [[30], [30, 4, 3]])
-def test_checkpoints_deleted_by_others_are_not_relied_upon(s3, tmp_path, gone):  # noqa: F811
+def test_checkpoints_deleted_by_others_are_not_relied_upon(s3, tmp_path, gone):
     """By hand, say: the newest of what is left is never deleted."""
     asked = Asked(s3, tmp_path, 4)
     asked.publish(30)
@@ -69,3 +74,44 @@ def test_checkpoints_deleted_by_others_are_not_relied_upon(s3, tmp_path, gone): 
     asked.store.delete(SaveId(1, 1))
     assert asked.steps() == ([4, 3, 2] if gone == [30] else [2])
     asked.store.close()
+
+
+MIB = 2**20
+
+
+@pytest.fixture
+def store(s3: S3, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
+    monkeypatch.setattr(objects_module, "PART", 5 * MIB)
+    monkeypatch.setattr(waiting_module, "FIRST", 0.2)
+    return RemoteStore("s3://bucket/run")
+
+
+def test_a_hanging_upload_is_reported_and_cleaned_up_after_its_error(store, s3, said, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 1.0)
+    monkeypatch.setattr(client_module, "SLOWEST", 100 * MIB)
+    model = tmp_path / "model.pt"
+    model.write_bytes(os.urandom(11 * MIB))
+    hang = s3.inject(Fault("hang", "PUT|DELETE", r"partNumber=2|checkpoint-1.*(uploadId|manifest)", times=10**6))
+    with pytest.raises(PersistError, match=r"no answer in 1 s \(to upload part [123] of checkpoint-1/.*model\.pt\)"):
+        store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
+    assert not store._objects._cleaner.submit(int).done(), "that takes as long again"
+    lines = [line for line in said.messages if "has not answered for" in line]
+    assert any("run has not answered for 0 s (to upload part " in line and "up to 1 s (FC-" in line for line in lines)
+    store._objects._cleaner.submit(int).result(60)
+    assert "the next sweep will: TimeoutError: no answer in 1 s (to abort checkpoint-1/" in said.text
+    assert hang.injected > 2
+    s3.proxy.faults.clear()
+    assert len(store.sweep()) == 1 and s3.objects() == {} and s3.uploads() == []
+    store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
+    assert [stored.id for stored in store.scan().places] == [(1, 1)]
+    store.close()
+
+
+def test_a_store_that_answers_late_is_reported_at_growing_intervals(store, s3, said):  # noqa: F811
+    s3.inject(Fault("stall", "GET", times=10**6))
+    for _ in range(3):
+        assert store.checkpoints() == []
+    told = [line for line in said.messages if "has not answered" in line or "answers again" in line]
+    assert [("not answered" in line) for line in told] == [True, False] * (len(told) // 2)
+    assert 2 <= len(told) < 2 * len(s3.proxy.requests), "each time it has twice as long"
+    store.close()

@@ -1,4 +1,4 @@
-"""Files that users named, inside the directory and outside, once or again and again."""
+"""Files and directories that users named, inside the checkpoint directory and outside, once or again and again."""
 
 import json
 import os
@@ -11,14 +11,10 @@ import pytest
 from fastckpt._core.format import manifest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt.errors import ConfigError, PersistError
+from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound, ids, images, publish
 
-
-@pytest.fixture
-def directory(fast_path):
-    return CheckpointDirectory(fast_path / "dir")
+TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @pytest.fixture(params=["inside", "outside", "elsewhere"])
@@ -29,7 +25,9 @@ def target(request, directory, fast_path, tmp_path):
     return places[request.param] / "ckpt.pt"
 
 
-def test_a_model_file_is_at_the_path_that_its_user_named(directory, target):
+def test_a_model_file_is_at_the_path_that_its_user_named_for_each_step(directory, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(b"theirs")
     publish(directory, SaveId(0, 7), str(target))
     [stored] = directory.checkpoints()
     assert stored.path == target and stored.owns_target()
@@ -38,11 +36,7 @@ def test_a_model_file_is_at_the_path_that_its_user_named(directory, target):
     assert not target.is_symlink() and target.samefile(stored.path_of("model.pt")) == (target.parent.name != "user")
     assert stored.manifest.target == ("ckpt.pt" if target.parent == directory.path else str(target))
     assert assert_sound(directory) == [(0, 7)]
-    assert_clean(directory)
-
-
-def test_one_path_of_the_user_for_all_steps_is_overwritten(directory, target):
-    for id in [SaveId(0, 5), SaveId(0, 6), SaveId(1, 6)]:
+    for id in [SaveId(0, 8), SaveId(1, 8)]:
         publish(directory, id, str(target))
         assert assert_sound(directory) == [id]
     assert_clean(directory)
@@ -50,11 +44,12 @@ def test_one_path_of_the_user_for_all_steps_is_overwritten(directory, target):
 
 def test_a_path_for_each_step_is_deleted_with_its_checkpoint_if_it_is_in_the_directory(directory, target):
     """One outside is its user's, and stays."""
+    publish(directory, SaveId(0, 1))
     for step in (1, 2, 3):
         publish(directory, SaveId(0, step), str(target.with_name(f"ckpt-{step}.pt")))
     assert assert_sound(directory) == [(0, 3), (0, 2), (0, 1)]
     directory.delete(SaveId(0, 1))
-    assert assert_sound(directory) == [(0, 3), (0, 2)]
+    assert assert_sound(directory) == [(0, 3), (0, 2)] and not (directory.path / "checkpoint-1").exists()
     assert target.with_name("ckpt-1.pt").exists() == (target.parent != directory.path)
     with pytest.raises(ConfigError, match="newest"):
         directory.delete(SaveId(0, 3))
@@ -71,43 +66,29 @@ def test_a_reused_path_is_not_deleted_with_the_older_checkpoint(directory, targe
     directory.publish(PublishRequest(new, source, target=str(target)))
     publish(directory, SaveId(0, 9))
     shutil.copytree(fast_path / "kept", directory.path / "checkpoint-5")  # as if a crash had kept it
+    shutil.copytree(fast_path / "kept", directory.path / ".fastckpt/deleted-1234")  # or had interrupted its deletion
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)] and directory.scan().damaged == []
     directory.delete(old)
     directory.sweep()
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)]
     assert not (directory.path / "checkpoint-5").exists() and directory.checkpoints()[1].owns_target()
-
-
-def test_an_interrupted_deletion_keeps_a_reused_path(directory, target):
-    publish(directory, SaveId(0, 5), str(target))
-    shutil.copytree(directory.path / "checkpoint-5", directory.path / ".fastckpt/deleted-1234")
-    publish(directory, SaveId(0, 6), str(target))
-    directory.sweep()
-    assert assert_sound(directory) == [(0, 6)]
-    assert_named(directory)
     assert_clean(directory)
 
 
-def test_a_target_replaced_by_the_user_stays_and_the_checkpoint_counts(directory, target):
+def test_a_target_replaced_by_the_user_stays_and_the_checkpoint_counts_by_its_directory(directory, target):
     publish(directory, SaveId(0, 5), str(target))
+    assert directory.checkpoints()[0].path == target
     publish(directory, SaveId(0, 6))
     target.unlink()
     directory.sweep()
     assert not target.exists()
-    target.write_bytes(b"theirs")
-    assert assert_sound(directory) == [(0, 6), (0, 5)]
+    for _ in range(2):
+        assert directory.checkpoints()[1].path == directory.path / "checkpoint-5"
+        assert assert_sound(directory) == [(0, 6), (0, 5)]
+        target.write_bytes(b"theirs")
     directory.sweep()
     directory.delete(SaveId(0, 5))
     assert target.read_bytes() == b"theirs" and assert_sound(directory) == [(0, 6)]
-
-
-def test_a_checkpoint_whose_target_its_user_replaced_is_called_by_its_directory(directory, target):
-    publish(directory, SaveId(0, 5), str(target))
-    assert directory.checkpoints()[0].path == target
-    target.unlink()
-    for _ in range(2):
-        assert directory.checkpoints()[0].path == directory.path / "checkpoint-5"
-        target.write_bytes(b"theirs")
 
 
 @contextmanager
@@ -127,10 +108,9 @@ def mounted(place):
 def test_a_full_file_system_of_a_target_is_named_with_its_space(directory, fast_path, where):
     with mounted(fast_path / where) as mount:
         publish(directory, SaveId(0, 4), str(mount / "a.pt"))
+        full = rf"{mount}/\.fastckpt-\w+: No space left.* needs 48\.8 KiB; 12\.0 KiB is free"
         for name in ("a.pt", "b.pt"):
-            with pytest.raises(
-                PersistError, match=rf"{mount}/\.fastckpt-\w+: No space left.* needs 48\.8 KiB; 12\.0 KiB is free"
-            ):
+            with pytest.raises(PersistError, match=full):
                 publish(directory, SaveId(0, 5), str(mount / name))
         assert assert_sound(directory) == [(0, 4)] and [path.name for path in mount.iterdir()] == ["a.pt"]
         assert_clean(directory)
@@ -162,14 +142,6 @@ def test_a_sweep_bears_that_the_directory_of_a_target_is_gone(directory, target)
         target.parent.touch()  # nor does a file in its place matter
 
 
-def test_an_empty_directory_that_the_user_made_for_a_target_is_used(directory):
-    target = directory.path / "checkpoint-5/mine.pt"
-    target.parent.mkdir(parents=True)
-    publish(directory, SaveId(0, 5), str(target))
-    assert assert_sound(directory) == [(0, 5)] and target.is_file()
-    assert [path.name for path in directory.path.glob("checkpoint-*")] == ["checkpoint-5"]
-
-
 def test_a_write_through_a_hard_linked_target_is_damage(directory, target):
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 6), str(target))
@@ -184,11 +156,13 @@ def test_a_write_through_a_hard_linked_target_is_damage(directory, target):
 @pytest.mark.parametrize("name", ["mine.pt", "sub/mine.pt"])
 def test_a_path_in_the_checkpoints_own_directory_is_one_more_name_of_the_model_there(directory, name):
     targets = {step: directory.path / f"checkpoint-{step}" / name for step in (7, 8)}
+    (directory.path / "checkpoint-7").mkdir(parents=True)  # an empty directory that the user made for it is used
     for step, target in targets.items():
         publish(directory, SaveId(0, step), str(target))
         assert target.samefile(directory.path / f"checkpoint-{step}/model.pt")
     publish(directory, SaveId(1, 8), str(targets[8]))
-    publish(directory, SaveId(1, 9))
+    publish(directory, SaveId(1, 9), str(directory.path / "checkpoint-9/model.pt"))
+    assert directory.checkpoints()[0].manifest.target == ""
     publish(directory, SaveId(1, 9), str(directory.path / "checkpoint-9" / name))
     assert assert_sound(directory) == [(1, 9), (1, 8), (0, 7)]
     assert [stored.owns_target() for stored in directory.checkpoints()] == [True] * 3
@@ -199,27 +173,46 @@ def test_a_path_in_the_checkpoints_own_directory_is_one_more_name_of_the_model_t
     assert_clean(directory)
 
 
+REFUSED = {
+    "checkpoint-7": r"own directory has that name. Try .*/checkpoint-7\.pt",
+    "checkpoint-6/mine.pt": "cannot save .*mine.pt",
+    "checkpoint-7/rank_0.pt": "cannot save .*rank_0.pt",
+    "checkpoint-7/manifest.json": "cannot save .*manifest.json.*part of a checkpoint",
+    "checkpoint-6/model.pt": "part of a checkpoint",
+    "checkpoint-8/deep/model.pt": "part of a checkpoint",
+    ".fastckpt/x.pt": "part of a checkpoint",
+    TRACKER: "part of a checkpoint",
+}
+
+
 def test_a_path_of_another_file_or_directory_of_a_checkpoint_is_refused_and_leaves_nothing(directory):
     publish(directory, SaveId(0, 6))
-    for path in ("checkpoint-7", "checkpoint-6/mine.pt", "checkpoint-7/rank_0.pt", "checkpoint-7/manifest.json"):
-        with pytest.raises(ConfigError, match=f"cannot save .*{path.split('/')[-1]}"):
+    for path, why in REFUSED.items():
+        with pytest.raises(ConfigError, match=why):
             publish(directory, SaveId(0, 7), str(directory.path / path))
-    with pytest.raises(ConfigError, match=r"own directory has that name. Try .*/checkpoint-7\.pt"):
-        publish(directory, SaveId(0, 7), str(directory.path / "checkpoint-7"))
     assert assert_sound(directory) == [(0, 6)] and not (directory.path / "checkpoint-7").exists()
+    assert_clean(directory)
+
+
+def test_a_directory_at_the_target_is_an_error_that_leaves_nothing(directory, target):
+    publish(directory, SaveId(0, 5))
+    (target / "theirs").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"ckpt\.pt: it is a directory"):
+        publish(directory, SaveId(0, 6), str(target))
+    assert assert_sound(directory) == [(0, 5)] and not (directory.path / "checkpoint-6").exists()
     assert_clean(directory)
 
 
 @pytest.mark.parametrize("has_stamp", [False, True])
 def test_what_an_early_version_left_is_refused_by_name_and_not_obeyed(directory, target, has_stamp):
     """The model was at the user's path alone, and a draft of it was moved to the path that a record named."""
-    publish(directory, SaveId(0, 5))
-    publish(directory, SaveId(0, 6), str(target))
-    publish(directory, SaveId(0, 7))
+    draft = target.with_name(".fastckpt-0123456789ab")
+    for step in (5, 6, 7):
+        publish(directory, SaveId(0, step), str(target) if step == 6 else "")
     record = (directory.path / "checkpoint-6").rename(directory.path / ".fastckpt/checkpoint-0-6")
     (record / "model.pt").unlink()
-    (record / "draft").write_text(str(target.with_name(".fastckpt-0123456789ab")))
-    target.with_name(".fastckpt-0123456789ab").write_bytes(b"due")
+    (record / "draft").write_text(str(draft))
+    draft.write_bytes(b"due")
     if has_stamp:  # also where somebody put it in its place
         body = json.loads((record / "manifest.json").read_bytes())
         body["files"][0]["stamp"] = [target.stat().st_ino, target.stat().st_mtime_ns]
@@ -232,14 +225,7 @@ def test_what_an_early_version_left_is_refused_by_name_and_not_obeyed(directory,
         [(path, why)] = directory.scan().damaged
         assert path == record and ("early version" in why or "load that file with torch.load" in why)
         directory.sweep()
-    assert target.read_bytes() == before and target.with_name(".fastckpt-0123456789ab").read_bytes() == b"due"
-
-
-def test_a_file_of_the_user_at_the_target_is_replaced(directory, target):
-    target.parent.mkdir(parents=True)
-    target.write_bytes(b"theirs")
-    publish(directory, SaveId(0, 5), str(target))
-    assert assert_sound(directory) == [(0, 5)]
+    assert target.read_bytes() == before and draft.read_bytes() == b"due"
 
 
 def test_links_outside_are_followed_as_by_torch_save_and_those_in_the_directory_are_not(directory, target, fast_path):
@@ -259,42 +245,61 @@ def test_links_outside_are_followed_as_by_torch_save_and_those_in_the_directory_
     assert_sound(directory)
 
 
-def test_a_target_at_the_default_path_has_the_default_layout(directory):
-    publish(directory, SaveId(0, 5), str(directory.path / "checkpoint-5/model.pt"))
-    assert directory.checkpoints()[0].manifest.target == ""
+# --- directories that users named for all files of a checkpoint
 
 
-def test_one_save_id_at_two_paths_is_at_both(directory, target):
-    publish(directory, SaveId(0, 5))
-    publish(directory, SaveId(0, 5), str(target))
-    publish(directory, SaveId(0, 6))
-    assert assert_sound(directory) == [(0, 6), (0, 5)]
-    directory.delete(SaveId(0, 5))
-    assert assert_sound(directory) == [(0, 6)]
-    assert target.exists() == (target.parent != directory.path)
-    assert not (directory.path / "checkpoint-5").exists()
-
-
-def test_targets_inside_another_checkpoint_are_refused(directory):
-    publish(directory, SaveId(0, 5))
-    theirs = (
-        "checkpoint-5/model.pt",
-        "checkpoint-7/deep/model.pt",
-        ".fastckpt/x.pt",
-        "latest_checkpointed_iteration.txt",
-    )
-    for name in (*theirs, "checkpoint-6/manifest.json"):
-        with pytest.raises(ConfigError, match="part of a checkpoint"):
-            publish(directory, SaveId(0, 6), str(directory.path / name))
-    assert assert_sound(directory) == [(0, 5)]
-
-
-def test_a_directory_at_the_target_is_an_error_that_leaves_nothing(directory, target):
-    publish(directory, SaveId(0, 5))
-    target.mkdir(parents=True)
-    (target / "theirs").touch()
-    with pytest.raises(ConfigError, match=r"ckpt\.pt: it is a directory"):
-        publish(directory, SaveId(0, 6), str(target))
-    assert assert_sound(directory) == [(0, 5)]
-    assert not (directory.path / "checkpoint-6").exists()
+def test_one_directory_name_for_all_steps_is_overwritten_and_one_for_each_is_deleted_with_its_step(directory):
+    for id in [SaveId(0, 5), SaveId(0, 6), SaveId(1, 6)]:
+        publish(directory, id, f"{directory.path}/best/")
+        assert assert_sound(directory) == [id]
+    for name in ("best/", "global_step7/", ""):
+        publish(directory, SaveId(1, 7), name and f"{directory.path}/{name}")
+    places = {stored.path.name: stored for stored in directory.scan().places}
+    assert places.keys() == {"best", "global_step7", "checkpoint-7"}
+    named = places["global_step7"]
+    assert (named.target, named.path_of("model.pt")) == (None, directory.path / "global_step7/model.pt")
+    assert named.manifest.target == "global_step7/"
+    publish(directory, SaveId(1, 8))
+    directory.delete(SaveId(1, 7))
+    assert assert_sound(directory) == [(1, 8)] and not named.path.exists()
     assert_clean(directory)
+
+
+def test_directory_names_that_would_not_be_found_are_refused(directory):
+    for name in ("a/b/", "../other/", ".hidden/", "checkpoint-8/", f"{TRACKER}/"):
+        with pytest.raises(ConfigError, match="the directory of step 7 must be in"):
+            publish(directory, SaveId(0, 7), f"{directory.path}/{name}")
+    publish(directory, SaveId(0, 7), f"{directory.path}/checkpoint-7/")
+    assert [stored.manifest.target for stored in directory.checkpoints()] == [""]
+
+
+def test_a_framework_finds_the_newest_checkpoint_by_its_own_file(directory, fast_path):
+    found = images(fast_path / "source", SaveId(0, 5)) | {"optimizer_0/.metadata": fast_path / "source/rank_0.pt"}
+
+    def save(step, target="", **details):
+        directory.publish(PublishRequest(SaveId(0, step), found, target=target, details=details))
+
+    for step in (5, 6):
+        save(step, f"{directory.path}/step{step}/", tracker="latest")
+        assert (directory.path / "latest").read_text() == f"step{step}"
+    save(7)
+    assert (directory.path / "latest").read_text() == "step6"
+    for name in ("../latest", ".latest", "a/latest", "", 5):
+        save(8, tracker=name)
+    assert {path.name for path in directory.path.parent.iterdir()} == {"source", "dir"}
+    stored = directory.checkpoints()[2]
+    directory.verify(stored)
+    (stored.path / "optimizer_0/.metadata").write_bytes(b"0.5 RANK")
+    with pytest.raises(BadCheckpoint, match=r"optimizer_0/\.metadata is damaged"):
+        directory.verify(stored)
+
+
+def test_foreign_files_named_like_a_manifest_are_left_alone(directory):
+    (directory.path / "dataset").mkdir(parents=True)
+    (directory.path / "dataset/manifest.json").write_text(json.dumps({"files": []}))
+    os.mkfifo(directory.path / "pipe")
+    publish(directory, SaveId(0, 7), f"{directory.path}/best/")
+    assert assert_sound(directory) == [(0, 7)]
+    manifest = directory.path / "best/manifest.json"
+    manifest.write_text(manifest.read_text().replace("model.pt", "mudel.pt"))
+    assert [path.name for path, _ in directory.scan().damaged] == ["best"]

@@ -3,8 +3,8 @@
 import errno
 import json
 import os
+import shutil
 import traceback
-from pathlib import Path
 
 import pytest
 
@@ -18,52 +18,43 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
 
-
-@pytest.fixture
-def directory(tmp_path):
-    return CheckpointDirectory(tmp_path / "dir")
-
-
-def test_a_directory_without_checkpoints_lists_none(directory):
-    assert directory.checkpoints() == directory.scan().damaged == directory.sweep() == []
-    directory.delete(SaveId(0, 1))
-    assert not directory.path.exists()  # readers make nothing
+TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def test_a_published_checkpoint_has_its_layout_and_manifest(directory, tmp_path):
+    assert directory.checkpoints() == directory.scan().damaged == directory.sweep() == []
+    directory.delete(SaveId(0, 1))
+    assert not directory.path.exists()  # readers make nothing
     source = images(tmp_path / "source", SaveId(2, 7))
-    source |= {"rank_1.pt": source["rank_0.pt"]}
+    source |= {"rank_1.pt": source["rank_0.pt"], "deep/er.pt": source["rank_0.pt"]}
     manifest = directory.publish(
         PublishRequest(SaveId(2, 7), source, parent=SaveId(1, 5), world_size=2, details={"omp_num_threads": 1})
     )
     place = directory.path / "checkpoint-7"
-    assert {path.name for path in place.iterdir()} == {*source, "manifest.json"}
-    assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "7"
+    assert {str(path.relative_to(place)) for path in place.rglob("*.*")} == {*source, "manifest.json"} - {"empty"}
+    assert (directory.path / TRACKER).read_text() == "7"
     assert json.loads((place / "manifest.json").read_text())["id"] == {"history": 2, "step": 7}
     [stored] = directory.checkpoints()
     assert stored.manifest == manifest and stored.path == stored.place == place and stored.id == (2, 7)
     assert (manifest.parent, manifest.world_size, manifest.details) == ((1, 5), 2, {"omp_num_threads": 1})
-    assert stored.path_of("rank_0.pt") == place / "rank_0.pt"
+    assert stored.path_of("deep/er.pt").read_bytes() == source["rank_0.pt"].read_bytes()
     with pytest.raises(BadCheckpoint, match="no file 'other'"):
         stored.path_of("other")
     assert_sound(directory)
     assert_clean(directory)
 
 
-def test_checkpoints_are_listed_newest_first_by_history_then_step(directory):
-    for id in [SaveId(0, 50), SaveId(0, 100), SaveId(1, 60), SaveId(0, 70)]:
+def test_checkpoints_are_listed_newest_first_by_history_then_step_whatever_the_tracker_says(directory):
+    for id in [SaveId(0, 50), SaveId(0, 60), SaveId(0, 100), SaveId(1, 60), SaveId(0, 70)]:
         publish(directory, id)
     assert assert_sound(directory) == [(1, 60), (0, 100), (0, 70), (0, 50)]
-    assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "70"  # a hint, of the last one
-
-
-def test_a_wrong_tracker_does_not_change_the_newest(directory):
-    publish(directory, SaveId(0, 5))
+    assert_clean(directory)
+    assert (directory.path / TRACKER).read_text() == "70"  # a hint, of the last one
     for text in ("9", "garbage", ""):
-        (directory.path / "latest_checkpointed_iteration.txt").write_text(text)
-        assert ids(directory) == [(0, 5)]
-    (directory.path / "latest_checkpointed_iteration.txt").unlink()
-    assert ids(directory) == [(0, 5)]
+        (directory.path / TRACKER).write_text(text)
+        assert ids(directory)[0] == (1, 60)
+    (directory.path / TRACKER).unlink()
+    assert ids(directory)[0] == (1, 60)
 
 
 def test_phases_of_a_publication_are_reported_in_order_with_the_step(directory, monkeypatch):
@@ -71,41 +62,20 @@ def test_phases_of_a_publication_are_reported_in_order_with_the_step(directory, 
     monkeypatch.setattr(metrics, "_observers", [lambda name, fields: seen.append((name, fields["step"]))])
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 6), str(directory.path / "x.pt"))
-    names = [name.removeprefix("persist.") for name, step in seen if step == 5]
-    assert names == ["write"] * 3 + ["manifest", "retire", "rename", "tracker", "drop"]
-    names = [name.removeprefix("persist.") for name, step in seen if step == 6]
-    assert names == ["write"] * 3 + ["manifest", "retire", "rename", "link", "tracker", "drop"]
+    phases = {step: [name.removeprefix("persist.") for name, at in seen if at == step] for step in (5, 6)}
+    assert phases[5] == ["write"] * 3 + ["manifest", "retire", "rename", "tracker", "drop"]
+    assert phases[6] == ["write"] * 3 + ["manifest", "retire", "rename", "link", "tracker", "drop"]
 
 
-def test_a_step_of_a_newer_history_replaces_that_of_an_older_one(directory):
-    publish(directory, SaveId(0, 5))
-    publish(directory, SaveId(1, 5))
-    assert assert_sound(directory) == [(1, 5)]
-    assert_clean(directory)
-
-
-def test_files_in_subdirectories_are_published(directory, tmp_path):
-    source = images(tmp_path / "source", SaveId(0, 1))
-    names = {"global_step1/mp_rank_00.pt": source["model.pt"], "global_step1/deep/er.pt": source["rank_0.pt"]}
-    directory.publish(PublishRequest(SaveId(0, 1), names))
-    [stored] = directory.checkpoints()
-    directory.verify(stored)
-    assert stored.path_of("global_step1/deep/er.pt").read_bytes() == source["rank_0.pt"].read_bytes()
-
-
-@pytest.mark.parametrize("name", ["../evil.pt", "/tmp/evil.pt", "a/../../evil.pt", "manifest.json", "", "."])
-def test_file_names_that_lead_outside_are_refused_before_a_write(directory, tmp_path, name):
+def test_names_that_lead_outside_and_details_that_are_no_json_are_refused_before_a_write(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(0, 1))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(BadCheckpoint, match="file name"):
-        directory.publish(PublishRequest(SaveId(0, 1), {name: source["model.pt"]}))
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_details_that_are_no_json_are_refused(directory, tmp_path):
+    for name in ("../evil.pt", "/tmp/evil.pt", "a/../../evil.pt", "manifest.json", "", "."):
+        with pytest.raises(BadCheckpoint, match="file name"):
+            directory.publish(PublishRequest(SaveId(0, 1), {name: source["model.pt"]}))
     with pytest.raises(BadCheckpoint, match="JSON"):
         directory.publish(PublishRequest(SaveId(0, 1), {}, details={"a": b"bytes"}))
-    assert not directory.path.exists()
+    assert sorted(tmp_path.rglob("*")) == before and not directory.path.exists()
 
 
 def test_directories_of_others_are_left_alone(directory):
@@ -124,15 +94,40 @@ def test_directories_of_others_are_left_alone(directory):
     assert [name for name in kept if name.startswith("checkpoint-6.aside-")] and "checkpoint-6" not in kept
 
 
-def test_a_link_in_the_way_is_not_followed(directory, tmp_path):
+@pytest.fixture
+def moved_away(directory, tmp_path):
+    """A checkpoint of step 5 that is elsewhere, behind a link."""
     publish(directory, SaveId(0, 5))
-    elsewhere = tmp_path / "elsewhere"
-    (directory.path / "checkpoint-5").rename(elsewhere)
-    (directory.path / "checkpoint-5").symlink_to(elsewhere)
-    assert ids(directory) == [(0, 5)]
+    shutil.move(directory.path / "checkpoint-5", tmp_path / "elsewhere")
+    (directory.path / "checkpoint-5").symlink_to(tmp_path / "elsewhere")
+    return tmp_path / "elsewhere"
+
+
+def test_a_link_in_the_way_is_not_followed_and_stays_if_the_publication_fails(directory, moved_away, monkeypatch):
+    move = DirectoryRoot.move
+
+    def full(self, source, target):
+        if target.name == "checkpoint-5" and source.name.startswith("tmp-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        move(self, source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(PersistError, match="No space"):
+        patch.setattr(DirectoryRoot, "move", full)
+        publish(directory, SaveId(1, 5))
+    assert ids(directory) == [(0, 5)] and (directory.path / "checkpoint-5").is_symlink()
     publish(directory, SaveId(1, 5))
-    assert ids(directory) == [(1, 5)]
-    assert (elsewhere / "model.pt").exists()
+    assert ids(directory) == [(1, 5)] and (moved_away / "model.pt").exists()
+
+
+def test_the_link_to_a_checkpoint_that_was_moved_away_is_deleted_and_what_it_leads_to_stays(directory, moved_away):
+    publish(directory, SaveId(0, 6))
+    shutil.move(moved_away, directory.path / "archive")
+    (directory.path / "checkpoint-5").unlink()
+    (directory.path / "checkpoint-5").symlink_to("archive")  # which leads nowhere from another directory
+    assert ids(directory) == [(0, 6), (0, 5)]
+    directory.delete(SaveId(0, 5))
+    assert ids(directory) == [(0, 6)] and not (directory.path / "checkpoint-5").is_symlink()
+    assert (directory.path / "archive/manifest.json").exists()
 
 
 def test_a_checkpoint_that_was_copied_counts(directory, tmp_path):
@@ -146,24 +141,18 @@ def test_a_checkpoint_that_was_copied_counts(directory, tmp_path):
     assert copy.checkpoints()[0].path == tmp_path / "copy/checkpoint-6"
 
 
-def test_delete_removes_a_checkpoint_and_refuses_the_newest(directory):
+def test_delete_removes_a_checkpoint_and_refuses_the_newest_whole_one(directory):
     for step in (1, 2, 3):
         publish(directory, SaveId(0, step))
-    directory.delete(SaveId(0, 2))
-    directory.delete(SaveId(0, 2))  # it is gone: nothing happens
-    directory.delete(SaveId(7, 7))
+    for id in (SaveId(0, 2), SaveId(0, 2), SaveId(7, 7)):  # what is not there is not deleted
+        directory.delete(id)
     assert assert_sound(directory) == [(0, 3), (0, 1)]
     assert not (directory.path / "checkpoint-2").exists()
     assert_clean(directory)
     with pytest.raises(ConfigError, match="newest of 2 whole"):
         directory.delete(SaveId(0, 3))
     assert assert_sound(directory) == [(0, 3), (0, 1)]
-
-
-def test_the_newest_whole_one_is_refused_though_a_damaged_one_is_newer(directory):
-    publish(directory, SaveId(0, 1))
-    publish(directory, SaveId(0, 2))
-    (directory.path / "checkpoint-2/model.pt").unlink()
+    (directory.path / "checkpoint-3/model.pt").unlink()
     with pytest.raises(ConfigError, match="step 1 of history 0"):
         directory.delete(SaveId(0, 1))
 
@@ -193,35 +182,17 @@ def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
     directory = CheckpointDirectory("dir")
     monkeypatch.chdir("/")
     publish(directory, SaveId(0, 1))
-    assert Path(tmp_path / "dir/checkpoint-1/model.pt").exists()
-
-
-def test_a_failed_publication_leaves_a_checkpoint_that_was_moved_away_behind_its_link(directory, tmp_path, monkeypatch):
-    publish(directory, SaveId(0, 5))
-    (directory.path / "checkpoint-5").rename(tmp_path / "elsewhere")
-    (directory.path / "checkpoint-5").symlink_to(tmp_path / "elsewhere")
-    move = DirectoryRoot.move
-
-    def full(self, source, target):
-        if target.name == "checkpoint-5" and source.name.startswith("tmp-"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
-        move(self, source, target)
-
-    with monkeypatch.context() as patch, pytest.raises(PersistError, match="No space"):
-        patch.setattr(DirectoryRoot, "move", full)
-        publish(directory, SaveId(1, 5))
-    assert ids(directory) == [(0, 5)] and (directory.path / "checkpoint-5").is_symlink()
+    assert (tmp_path / "dir/checkpoint-1/model.pt").exists()
 
 
 @pytest.mark.parametrize("name", ["lost+found", "checkpoint-1", "checkpoint-9"])
-def test_what_another_user_alone_may_read_is_passed_over_unless_it_may_be_the_newest(fast_path, name):
+def test_what_another_user_alone_may_read_is_passed_over_unless_it_may_be_the_newest(directory, name):
     """Such as lost+found, where the checkpoint directory is a whole file system."""
-    directory = CheckpointDirectory(fast_path / "dir")
     publish(directory, SaveId(0, 5))
     (directory.path / name).mkdir(mode=0o700)
     if (child := os.fork()) == 0:
         try:
-            os.chmod(fast_path, 0o755)
+            os.chmod(directory.path.parent, 0o755)
             os.seteuid(65534)
             if name == "checkpoint-9":
                 with pytest.raises(PersistError, match=r"checkpoint-9/manifest\.json cannot be read now: Permission"):
@@ -232,16 +203,6 @@ def test_what_another_user_alone_may_read_is_passed_over_unless_it_may_be_the_ne
             traceback.print_exc()
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_the_link_to_a_checkpoint_that_was_moved_away_is_deleted_and_what_it_leads_to_stays(directory):
-    for step in (5, 6):
-        publish(directory, SaveId(0, step))
-    (directory.path / "checkpoint-5").rename(directory.path / "archive")
-    (directory.path / "checkpoint-5").symlink_to("archive")  # which leads nowhere from another directory
-    directory.delete(SaveId(0, 5))
-    assert ids(directory) == [(0, 6)] and not (directory.path / "checkpoint-5").is_symlink()
-    assert (directory.path / "archive/manifest.json").exists()
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

@@ -12,99 +12,59 @@ from fastckpt._core.storage.local import foreign_files as f
 from fastckpt._core.storage.local.foreign_files import foreign
 
 STATE = {"model": {"w": torch.ones(3)}, "step": 100}
+LIGHTNING = STATE | {"pytorch-lightning_version": "2.5"}
 
 
-def save(path: Path, state: Any = STATE, **options: Any) -> None:
+def write(path: Path, content: Any = None) -> None:
+    """A file of JSON, or one of torch, of the old format if its name ends so; or the directory of a sharded state."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, path, **options)
-
-
-def touch(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{}")
-
-
-def flash(d: Path) -> Path:
-    save(d / "100/rank_0.pt")
-    touch(d / "dlrover_latest.txt")
-    return d / "100"
-
-
-def sharded(d: Path) -> Path:
-    dcp.save({"w": torch.ones(3)}, checkpoint_id=str(d / "step-7"), no_dist=True)
-    return d / "step-7"
-
-
-def sharded_here(d: Path) -> Path:
-    dcp.save({"w": torch.ones(3)}, checkpoint_id=str(d), no_dist=True)
-    return d
-
-
-def a_file(d: Path) -> Path:
-    save(d / "last.pt")
-    return d / "last.pt"
-
-
-def an_old_file(d: Path) -> Path:
-    save(d / "model.pth", _use_new_zipfile_serialization=False)
-    return d / "model.pth"
-
-
-def an_object(d: Path) -> Path:
-    save(d / "epoch_3/net.pt", torch.nn.Linear(2, 2))
-    return d / "epoch_3/net.pt"
-
-
-def lightning(d: Path) -> Path:
-    save(d / "epoch=0-step=10.ckpt", STATE | {"pytorch-lightning_version": "2.5"})
-    return d / "epoch=0-step=10.ckpt"
-
-
-def deepspeed(d: Path) -> Path:
-    save(d / "global_step5/mp_rank_00_model_states.pt")
-    touch(d / "latest")
-    return d / "global_step5"
-
-
-def trainer(d: Path) -> Path:
-    save(d / "checkpoint-500/optimizer.pt")
-    touch(d / "checkpoint-500/trainer_state.json")
-    return d / "checkpoint-500"
-
-
-def accelerate(d: Path) -> Path:
-    save(d / "optimizer.bin")
-    touch(d / "random_states_0.pkl")
-    return d
-
-
-def megatron(d: Path) -> Path:
-    save(d / "iter_0000100/mp_rank_00/model_optim_rng.pt")
-    touch(d / "latest_checkpointed_iteration.txt")
-    return d / "iter_0000100"
+    if content is None:
+        path.write_text("{}")
+    elif content == "sharded":
+        dcp.save({"w": torch.ones(3)}, checkpoint_id=str(path), no_dist=True)
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=path.suffix != ".pth")
 
 
 @pytest.mark.parametrize(
-    ("write", "writer"),
+    ("writer", "where", "files"),
     [
-        (flash, f.FLASH), (sharded, f.DCP), (sharded_here, f.DCP), (a_file, f.TORCH), (an_old_file, f.TORCH),
-        (an_object, f.TORCH), (lightning, f.LIGHTNING), (deepspeed, f.DEEPSPEED), (trainer, f.TRAINER),
-        (accelerate, f.ACCELERATE), (megatron, f.MEGATRON),
+        (f.FLASH, "100", {"100/rank_0.pt": STATE, "dlrover_latest.txt": None}),
+        (f.DCP, "step-7", {"step-7": "sharded"}),
+        (f.DCP, ".", {".": "sharded"}),
+        (f.TORCH, "last.pt", {"last.pt": STATE}),
+        (f.TORCH, "model.pth", {"model.pth": STATE}),
+        (f.TORCH, "epoch_3/net.pt", {"epoch_3/net.pt": torch.nn.Linear(2, 2)}),
+        (f.LIGHTNING, "epoch=0-step=10.ckpt", {"epoch=0-step=10.ckpt": LIGHTNING}),
+        (f.DEEPSPEED, "global_step5", {"global_step5/mp_rank_00_model_states.pt": STATE, "latest": None}),
+        (
+            f.TRAINER,
+            "checkpoint-500",
+            {"checkpoint-500/optimizer.pt": STATE, "checkpoint-500/trainer_state.json": None},
+        ),
+        (f.ACCELERATE, ".", {"optimizer.bin": STATE, "random_states_0.pkl": None}),
+        (
+            f.MEGATRON,
+            "iter_0000100",
+            {"iter_0000100/mp_rank_00/model_optim_rng.pt": STATE, "latest_checkpointed_iteration.txt": None},
+        ),
     ],
-)  # fmt: skip
-def test_checkpoints_of_other_tools_are_recognized(tmp_path: Path, write: Any, writer: str):
-    where = write(tmp_path)
-    assert foreign(tmp_path) == [(where, writer)]
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_checkpoints_of_other_tools_are_recognized(tmp_path: Path, writer: str, where: str, files: dict[str, Any]):
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    assert foreign(tmp_path) == [(tmp_path / where, writer)]
 
 
 def test_files_that_are_no_checkpoints_are_not_recognized_as_such(tmp_path: Path):
     for name in ("train.log", "config.json", "events.out.tfevents.1.host", "runs/version_0/hparams.yaml", "latest",
                  "latest_checkpointed_iteration.txt", "checkpoint-3/notes.txt", ".fastckpt/writers", "data.tar",
                  "empty.pt", "model.safetensors", "tokenizer-2/tokenizer.json"):  # fmt: skip
-        touch(tmp_path / name)
-    save(tmp_path / "images.pt", torch.ones(10))
-    save(tmp_path / "pairs.pt", [torch.ones(2), torch.ones(2)])
-    save(tmp_path / "settings.pt", {"lr": 0.1, "steps": [1, 2]})
+        write(tmp_path / name)
+    write(tmp_path / "images.pt", torch.ones(10))
+    write(tmp_path / "pairs.pt", [torch.ones(2), torch.ones(2)])
+    write(tmp_path / "settings.pt", {"lr": 0.1, "steps": [1, 2]})
     (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": 1}))
     assert foreign(tmp_path) == []
     assert foreign(tmp_path / "absent") == []
