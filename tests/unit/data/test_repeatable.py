@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import webdataset
 from PIL import Image
 from torch.utils.data import IterableDataset
@@ -26,6 +26,7 @@ from fastckpt.data.streams import trial
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
+from tests.faults.jobs import run_forked
 from tests.unit.data.jobs import Endless, OwnShards, Remembering, indices
 from tests.unit.data.streams import Buffered, Packed, hugging_face, number, tars, web
 
@@ -94,8 +95,7 @@ class Kept(Buffered):
         yield from self.rng.sample(range(self.length), self.length)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -134,8 +134,7 @@ class OneEpoch(Buffered):
             raise IndexError(epoch)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 def test_a_stream_whose_order_is_made_of_earlier_epochs_is_refused(sharded: bool, workers: int) -> None:
     """A resume in its third epoch would have neither of the orders before."""
     with pytest.raises(ConfigError, match="Reshuffled gives other samples when it is opened again"):
@@ -162,16 +161,8 @@ def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
     assert "is not the one" not in caplog.text
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("seed", [5, "global"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_seeded_stream_is_used_once(seed: int | str, workers: int, sharded: bool) -> None:
-    used = killed_every(lambda: Buffered(90, seed), 7, 2, sharded=sharded and not workers, num_workers=workers)
-    assert [sorted(epoch) for epoch in used] == [list(range(90))] * 2 and used[0] != used[1]
-
-
 @pytest.mark.parametrize("make", [Endless, OwnShards, Remembering])
-@pytest.mark.parametrize("length", [0, 1, 5, 31, 33])
+@pytest.mark.parametrize("length", [0, 1, 5])
 def test_short_streams_are_used_completely(make: Any, length: int) -> None:
     """Also where a worker's shard is empty."""
     options = {"sharded": make is OwnShards, "num_workers": 2, "uneven": make is Endless}
@@ -236,8 +227,7 @@ def test_a_trial_opening_of_a_stream_restores_random_generators() -> None:
 # ---------- what is another one after a restart ----------
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 2)])
 def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     """As one that is seeded by the clock where it is made: both openings of a start are alike."""
     options = {"sharded": sharded, "num_workers": workers, "seeding": "none", "collate_fn": list}
@@ -266,47 +256,25 @@ def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplo
 
 # ---------- ranks ----------
 
-RANKS = """
-import os, torch.distributed as dist
-from fastckpt.data import ResumableDataLoader
-from fastckpt.errors import ConfigError
-from tests.unit.data.jobs import Endless, indices
-from tests.unit.data.streams import Buffered
 
-def main():
+def read_unlike() -> None:
+    """The program of a rank, whose streams are some like those of the others, and some not."""
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    said = []
+    rank, said = dist.get_rank(), []
     for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
-        loader = ResumableDataLoader(make(), 4, num_workers=rank)
         try:
-            said.append(len(list(loader)))
+            said.append(len(list(ResumableDataLoader(make(), 4, num_workers=rank))))
         except ConfigError as error:
             said.append(str(error))
-    for told in range(2):
-        dist.barrier()
-        if told == rank:
-            print(rank, said, flush=True)
+    Path(sys.argv[1], f"said-{rank}").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
 
-if __name__ == "__main__":
-    main()
-"""
 
-
-def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path, forked_launchers: None) -> None:
     """Each opening of a rank's stream is like the others of that rank: only ranks can compare them."""
-    path = f"{Path(__file__).parents[3]}:{os.environ['PYTHONPATH']}"
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, "--log-dir", tmp_path, script],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line[2:].replace("'", '"')) for line in done.stdout.splitlines() if line[:1] in "01"]
+    run_forked(tmp_path, "--standalone", "--nproc-per-node=2", __file__, tmp_path, seconds=240)
+    said = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(2)]
     assert [each[0] for each in said] == [8, 8] and [each[3] for each in said] == [1, 1]
     for wrong in (1, 2):
         refusals = [each[wrong] for each in said if isinstance(each[wrong], str)]
@@ -388,9 +356,9 @@ def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest
     assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
 
 
-@pytest.mark.parametrize(("length", "most"), [(2, 2), (3, 3), (5, 4), (40, 2), (40, 7), (40, 8), (40, 30)])
+@pytest.mark.parametrize(("length", "most"), [(2, 2), (5, 4), (40, 7), (40, 30)])
 def test_a_wrong_stream_state_is_noticed_whatever_the_stream_buffers(length: int, most: int) -> None:
-    for batches in range(1, length // 4 + 2):
+    for batches in range(1, length // 4 + 2, 2):
         used = killed_every(lambda: Packed(length, most), batches, 2)
         assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
 
@@ -429,16 +397,6 @@ def test_the_remedy_for_webdataset_uses_each_sample_once(tmp_path: Path, workers
         lambda: web(names, shardshuffle=4, seed=1).shuffle(50, seed=2).map(number), 7, 2, sharded=True
     )
     assert [sorted(epoch) for epoch in seeded] == [list(range(100))] * 2
-
-
-def test_ranks_use_each_sample_of_a_web_dataset_once(tmp_path: Path) -> None:
-    names = tars(tmp_path, 100)
-    used: Counter[int] = Counter()
-    for rank in range(2):
-        made = web(names, shardshuffle=4, seed=0, detshuffle=True, nodesplitter=None)
-        loader = ResumableDataLoader(made.map(number), 4, num_replicas=2, rank=rank, uneven=True)
-        used.update(i for batch in loader for i in batch.tolist())
-    assert used == Counter(range(100))
 
 
 # ---------- checksums ----------
@@ -480,3 +438,7 @@ def test_samples_that_cannot_be_compared_count_by_their_type() -> None:
     for strange in (circle, torch.empty(2, device="meta"), torch.eye(2).to_sparse(), lambda: 1, Plain, iter([1])):
         assert checksum(strange) == checksum(strange)
     assert checksum(list(range(10**5))) == checksum(list(range(10**5)))
+
+
+if __name__ == "__main__":
+    read_unlike()
