@@ -57,25 +57,20 @@ def options(rest: str) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("shared", [False, True], ids=["indexed", "a stream"])
 @given(length=st.integers(0, 40), seed=st.integers(-(2**63), 2**63 - 1), events=st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
 def test_each_sample_is_used_once_whatever_changes_between_launches(
-    rest: str, length: int, seed: int, events: random.Random
+    shared: bool, rest: str, length: int, seed: int, events: random.Random
 ) -> None:
-    job = Job(Indexed(length), {"shuffle": True, "seed": seed, **options(rest)})
+    shuffled = {} if shared else {"shuffle": True, "seed": seed}
+    job = Job(Endless(length) if shared else Indexed(length), shuffled | options(rest))
     widths = run(job, events, lambda: (events.randint(1, 5), events.randint(1, 4)))
-    check(job, widths, length, rest, lambda epoch: permutation(mix(ORDER, seed, epoch), length).tolist())
 
+    def order(epoch: int) -> list[int]:
+        return [*range(length)] if shared else permutation(mix(ORDER, seed, epoch), length).tolist()
 
-@pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
-@given(length=st.integers(0, 30), events=st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
-def test_a_shared_stream_is_used_once_whatever_changes_between_launches(
-    rest: str, length: int, events: random.Random
-) -> None:
-    job = Job(Endless(length), options(rest))
-    widths = run(job, events, lambda: (events.randint(1, 4), events.randint(1, 3)))
-    check(job, widths, length, rest, lambda _: list(range(length)))
+    check(job, widths, length, rest, order)
 
 
 @pytest.mark.parametrize("rest", list(Remainder))

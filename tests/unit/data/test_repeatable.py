@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import webdataset
 from PIL import Image
 from torch.utils.data import IterableDataset
 
@@ -27,7 +26,7 @@ from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
 from tests.faults.jobs import run_forked
-from tests.unit.data.jobs import Endless, OwnShards, Remembering, indices
+from tests.unit.data.jobs import Endless, Remembering, indices
 from tests.unit.data.streams import Buffered, Packed, hugging_face, number, tars, web
 
 
@@ -161,15 +160,6 @@ def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
     assert "is not the one" not in caplog.text
 
 
-@pytest.mark.parametrize("make", [Endless, OwnShards, Remembering])
-@pytest.mark.parametrize("length", [0, 1, 5])
-def test_short_streams_are_used_completely(make: Any, length: int) -> None:
-    """Also where a worker's shard is empty."""
-    options = {"sharded": make is OwnShards, "num_workers": 2, "uneven": make is Endless}
-    seen = [i for batch in ResumableDataLoader(make(length), 4, **options) for i in indices(batch)]
-    assert sorted(seen) == list(range(length))
-
-
 def test_waiting_for_the_second_opening_of_a_stream_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,17 +275,6 @@ def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path, forked_launc
 # ---------- states that leave something out ----------
 
 
-@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 0), (True, 2)])
-def test_a_shuffle_buffer_of_hugging_face_is_resumed_by_count(
-    sharded: bool, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    used = killed_every(
-        lambda: hugging_face(120).shuffle(seed=1, buffer_size=50), 9, 2, sharded=sharded, num_workers=workers
-    )
-    assert [sorted(epoch) for epoch in used] == [list(range(120))] * 2 and used[0] != used[1]
-    assert "IterableDataset's own state leaves out its shuffle buffer: samples are counted instead" in caplog.text
-
-
 class SharedEpoch(IterableDataset):
     """As Hugging Face's: the epoch is in shared memory, and the difference is added; here it takes time."""
 
@@ -380,23 +359,6 @@ def test_a_shuffle_of_webdataset_is_refused_with_a_remedy(tmp_path: Path) -> Non
         made = web(names, shardshuffle=4).shuffle(50).map(number)
         with pytest.raises(ConfigError, match=r"WebDataset gives other samples when.*detshuffle\(1000, seed=0\)"):
             next(iter(ResumableDataLoader(made, 4, sharded=sharded)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_remedy_for_webdataset_uses_each_sample_once(tmp_path: Path, workers: int) -> None:
-    names = tars(tmp_path, 100)
-
-    def make() -> Any:
-        made = web(names, shardshuffle=4, seed=0, detshuffle=True, empty_check=False)
-        return made.compose(webdataset.detshuffle(50, seed=0)).map(number)
-
-    used = killed_every(make, 7, 3, sharded=True, num_workers=workers)
-    assert [sorted(epoch) for epoch in used] == [list(range(100))] * 3
-    assert used[0] != used[1] != used[2]
-    seeded = killed_every(
-        lambda: web(names, shardshuffle=4, seed=1).shuffle(50, seed=2).map(number), 7, 2, sharded=True
-    )
-    assert [sorted(epoch) for epoch in seeded] == [list(range(100))] * 2
 
 
 # ---------- checksums ----------

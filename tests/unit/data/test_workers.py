@@ -96,17 +96,6 @@ def test_a_loader_draws_nothing_from_generators_of_the_main_process() -> None:
     assert with_loader == [drawn() for _ in range(3)] * 3
 
 
-def test_another_batch_size_changes_no_sample() -> None:
-    def samples(batch_size: int, **options: Any) -> dict[int, torch.Tensor]:
-        loader = ResumableDataLoader(Indexed(24), batch_size, shuffle=True, seed=2, **options)
-        return {i: x for batch in loader for i, x in zip(batch[0].tolist(), batch[1], strict=True)}
-
-    alone = samples(4)
-    shared = samples(3, num_replicas=2, rank=0) | samples(3, num_replicas=2, rank=1, num_workers=2)
-    assert alone.keys() == shared.keys()
-    assert all(torch.equal(alone[i], shared[i]) for i in alone)
-
-
 def test_random_transforms_differ_between_epochs() -> None:
     loader = ResumableDataLoader(Indexed(4), 4, **SEEDED)
     first, second = next(iter(loader)), next(batch for _ in range(2) for batch in loader)
@@ -163,27 +152,6 @@ def test_persistent_workers_restart_their_shards_each_epoch() -> None:
     loader.load_state_dict(common)
     loader.load_rank_state_dict(own)
     assert taken + [indices(batch) for batch in loader] == passes[0]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_sharded_data_sets_resume_bit_for_bit(workers: int) -> None:
-    """A data set that shards itself, unevenly: each rank goes on with its own shards, in the order of before."""
-    datasets = [OwnShards(40, rank, 2) for rank in range(2)]
-    options = {"num_workers": workers, "batch_size": 2, "sharded": True, "seed": 4, "num_replicas": 2}
-
-    for rank, dataset in enumerate(datasets):
-        expected = list(ResumableDataLoader(dataset, rank=rank, **options))
-        assert sum(len(batch[0]) for batch in expected) > 0 or rank
-        for cut in range(0, len(expected) + 1, 3):
-            loader = ResumableDataLoader(dataset, rank=rank, **options)
-            taken = list(itertools.islice(loader, cut))
-            resumed = ResumableDataLoader(dataset, rank=rank, **options)
-            resumed.load_state_dict(loader.state_dict())
-            resumed.load_rank_state_dict(loader.rank_state_dict())
-            taken += list(resumed)
-            assert len(taken) == len(expected)
-            assert all(map(equal, taken, expected))
-            assert resumed.rank_state_dict()["epoch"] == 1
 
 
 def test_a_data_set_that_asks_for_its_worker_is_refused_unless_sharded_is_set() -> None:

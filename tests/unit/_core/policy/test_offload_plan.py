@@ -81,18 +81,6 @@ def test_where_storage_is_too_slow_compressible_tensors_take_the_place_of_others
         assert simulate(profile, 16, range(20), ()).wait > 0 or found.offloaded == set(range(20))
 
 
-def test_reads_that_are_too_slow_for_the_backward_are_predicted() -> None:
-    profile = network(8, 8, 8, 8, 8, 8, read=1.0)
-    assert plan(network(8, 8, 8, 8, 8, 8), 24).predicted_wait == 0 < plan(profile, 24).predicted_wait
-
-
-def test_a_codec_that_is_slower_than_storage_is_not_used() -> None:
-    slow = network(8, 8, 8, 8, 8, 8, ratios=(0.1,) * 6, write=2.0, read=2.0)
-    with_codec = StepProfile(slow.tensors, slow.forward, slow.backward, 2.0, 2.0, encode_rate=1.5, decode_rate=100.0)
-    assert plan(slow, 24).compressed
-    assert not plan(with_codec, 24).compressed
-
-
 def test_a_negative_budget_is_refused() -> None:
     with pytest.raises(ConfigError, match="budget is -1 bytes; it must be at least 0"):
         plan(network(8), -1)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -111,21 +110,6 @@ def test_retention_keeps_the_checkpoint_that_the_newest_names(n, best, kept):
     assert KeepNamed(n, "best")(entries) == {(0, step) for step in kept}
 
 
-@settings(max_examples=40)
-@given(st.integers(1, 5), st.lists(st.booleans(), max_size=20))
-def test_a_checkpoint_named_by_the_newest_stays_as_long_as_it_is_named(n, is_better):
-    """As a best one is: deciding at each save is deciding once."""
-    all_entries, there, named = [], [], 0
-    for step, better in enumerate(is_better, 1):
-        named = step if better else named
-        all_entries.append(RetentionEntry((0, step), 0, {"best": named} if named else {}))
-        there.append(all_entries[-1])
-        there = of(KeepNamed(n, "best")(there), there)
-    assert {entry.id for entry in there} == KeepNamed(n, "best")(all_entries)
-    assert not named or (0, named) in {entry.id for entry in there}
-    assert len(there) <= max(n, 2)
-
-
 policies = st.recursive(
     st.one_of(
         st.just(KeepAll()),
@@ -164,33 +148,6 @@ def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, da
     kept = policy(entries)
     extra = data.draw(st.sets(st.sampled_from([entry.id for entry in entries]))) if entries else set()
     assert policy(of(kept | extra, entries)) == kept
-
-
-@settings(max_examples=60)
-@given(policies, saved)
-def test_deciding_at_each_save_equals_deciding_once(policy, entries):
-    """What an agent keeps that deletes after each persist, and what one keeps that has slept till now."""
-    there: list[RetentionEntry] = []
-    for entry in sorted(entries, key=lambda entry: entry.id):
-        there.append(entry)
-        there = of(policy(there), there)
-    assert {entry.id for entry in there} == policy(entries)
-
-
-@settings(max_examples=40)
-@given(st.lists(policies, min_size=1, max_size=4), saved)
-def test_a_union_of_policies_keeps_what_any_of_them_keeps(parts, entries):
-    assert KeepAny(tuple(parts))(entries) == frozenset().union(*(part(entries) for part in parts))
-
-
-@settings(max_examples=40)
-@given(st.lists(times, min_size=2, max_size=40, unique=True), st.sampled_from([1, 2.5, 10]))
-def test_no_gap_exceeds_two_periods_and_the_pause_between_saves(found, minutes):
-    entries = [RetentionEntry((0, i), time) for i, time in enumerate(sorted(found))]
-    kept = sorted(entry.time for entry in of(KeepEveryMinutes(minutes)(entries), entries))
-    pause = max(b.time - a.time for a, b in pairwise(entries))
-    assert all(b - a <= 2 * 60 * minutes + pause for a, b in pairwise(kept))
-    assert len(kept) <= (kept[-1] - kept[0]) / (60 * minutes) + 3
 
 
 @settings(max_examples=40)

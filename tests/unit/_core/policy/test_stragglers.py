@@ -155,17 +155,6 @@ def test_nobody_is_named_in_jobs_whose_ranks_vary_alike(seed: int, ranks: int, s
     assert run(windows)[0] == []
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**32), ranks=st.integers(2, 12), share=st.floats(0, 0.05), part=st.integers(0, 3))
-def test_a_rank_of_twice_the_time_is_named_alone_and_at_once(seed: int, ranks: int, share: float, part: int):
-    chance = random.Random(seed)
-    slow = chance.randrange(ranks)
-    windows = [noisy([0.6] * ranks, share, chance) for _ in range(20)]
-    windows += [noisy([1.2 if rank == slow else 0.6 for rank in range(ranks)], share, chance) for _ in range(ROW)]
-    ((index, one),) = run(windows, part)[0]
-    assert (index, one.rank, one.part) == (len(windows) - 1, slow, PARTS[part])
-
-
 @settings(max_examples=5, deadline=None)
 @given(factor=st.floats(0.1, 1e3), order=st.permutations(range(4)))
 def test_a_verdict_depends_on_no_unit_of_time_and_no_order_of_ranks(factor: float, order: list[int]):

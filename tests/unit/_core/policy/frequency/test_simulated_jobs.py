@@ -51,7 +51,7 @@ def best(job: Job, overhead: float) -> Intervals:
 
 def test_without_noise_every_job_keeps_to_its_overhead_and_wastes_little():
     rng = random.Random(1)
-    for _ in range(10):
+    for _ in range(5):
         job, overhead = some_job(rng), rng.choice([0.01, 0.035, 0.05, 0.1])
         run = simulate(job, Terms(overhead), 4000)
         assert run.overhead(0) <= overhead * 1.001, job
