@@ -75,7 +75,7 @@ def test_a_tensor_that_is_changed_in_place_before_its_backward_raises_autograds_
         texts.append(str(error.value))
     common = texts[0].split(" Hint")[0]
     assert common in texts[1] and f"[{side}, {side}]" in common and "Exp" in common
-    assert ('consistency="copy"' in texts[1]) == (side == SIDE)
+    assert 'consistency="copy"' in texts[1]
 
 
 def test_the_error_of_a_changed_weight_does_not_advise_copies_since_weights_are_not_copied(tmp_path):
@@ -218,9 +218,11 @@ def packed_by(offload, run) -> list[object]:
         made.append(original(self, tensor))
         return made[-1]
 
-    with pytest.MonkeyPatch.context() as patched, offload:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ForwardHooks, "pack", pack)
-        run()
+        with offload:
+            kept = run()
+    del kept
     return made
 
 
