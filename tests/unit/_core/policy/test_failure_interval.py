@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastckpt._core.policy.failure_interval import failure_interval
+from fastckpt._core.policy.failure_interval import at_most, failure_interval
 from fastckpt.errors import ConfigError
 
 
@@ -16,6 +16,13 @@ def test_the_bounds_of_the_mean_time_are_those_of_exact_quantiles(failures: int,
     assert found.most == pytest.approx(1000 / low, rel=1e-3)
 
 
+def test_bounds_of_many_failures_leave_five_percent_on_each_side():
+    found = failure_interval(400, 3600.0)
+    assert found is not None and found.most is not None
+    assert at_most(400, 3600 / found.least) == pytest.approx(0.05, abs=1e-6)
+    assert 1 - at_most(399, 3600 / found.most) == pytest.approx(0.05, abs=1e-6)
+
+
 def test_no_failure_gives_a_lower_bound_alone():
     found = failure_interval(0, 2302.585)
     assert found is not None and (found.mean, found.most) == (None, None)
@@ -25,7 +32,7 @@ def test_no_failure_gives_a_lower_bound_alone():
 
 @pytest.mark.parametrize(
     ("failures", "seconds", "confidence"),
-    [(-1, 1.0, 0.9), (1, float("nan"), 0.9), (1, 1.0, 0.0), (1, 1.0, 1.0)],
+    [(-1, 1.0, 0.9), (1, -1.0, 0.9), (1, float("nan"), 0.9), (1, 1.0, 0.0), (1, 1.0, 1.0)],
 )
 def test_impossible_observations_are_refused(failures: int, seconds: float, confidence: float):
     with pytest.raises(ConfigError, match="give counts and times"):
