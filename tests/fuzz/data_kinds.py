@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import webdataset
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -51,7 +53,7 @@ class Kind:
         once: Whether each sample is used once in an epoch; others are compared with an uninterrupted job alone.
         workers: The most loader workers.
         rests: Whether the end of an epoch can be padded, dropped or uneven.
-        refused: What the first start says; empty if it starts.
+        refused: Whether the first start is refused, as it gives other samples when it is opened again.
         batched: Whether batch_size may be given.
     """
 
@@ -60,126 +62,64 @@ class Kind:
     once: bool = True
     workers: int = 2
     rests: bool = True
-    refused: str = ""
+    refused: bool = False
     batched: bool = True
 
 
-KINDS: dict[str, Kind] = {}
-"""By name; add an entry, and it is fuzzed."""
+def with_sampler(dataset: Dataset, sampler: Any, **options: Any) -> Options:
+    return {"dataset": dataset, "sampler": sampler, **options}
 
 
-def kind(**known: Any) -> Callable[[Callable[[Place], Options]], Callable[[Place], Options]]:
-    def add(make: Callable[[Place], Options]) -> Callable[[Place], Options]:
-        KINDS[make.__name__] = Kind(make, **known)
-        return make
-
-    return add
+def batches(place: Place) -> Options:
+    sampler = BatchSampler(SequentialSampler(range(place.length)), 3, drop_last=False)
+    return {"dataset": Indexed(place.length), "batch_sampler": sampler, "uneven": True}
 
 
-# ---------- with indices ----------
-
-
-@kind()
-def indexed(place: Place) -> Options:
-    return {"dataset": Indexed(place.length)}
-
-
-@kind()
-def shuffled(place: Place) -> Options:
-    return {"dataset": Indexed(place.length), "shuffle": True, "seed": place.seed}
-
-
-@kind()
-def subset(place: Place) -> Options:
-    return {"dataset": Subset(Indexed(place.length), range(place.length)), "shuffle": True}
-
-
-@kind()
-def resumable_sampler(place: Place) -> Options:
-    dataset = Indexed(place.length)
-    return {"dataset": dataset, "sampler": ResumableSampler(dataset, place.world, place.rank, seed=place.seed)}
-
-
-@kind()
-def random_sampler(place: Place) -> Options:
-    dataset = Indexed(max(place.length, 1))
-    return {"dataset": dataset, "sampler": RandomSampler(dataset), "seed": place.seed}
-
-
-@kind(once=False)
-def weighted_sampler(place: Place) -> Options:
+def weighted(place: Place) -> Options:
     weights = [1.0 + index % 3 for index in range(place.length + 1)]
-    return {"dataset": Indexed(place.length + 1), "sampler": WeightedRandomSampler(weights, place.length + 5)}
+    return with_sampler(Indexed(place.length + 1), WeightedRandomSampler(weights, place.length + 5))
 
 
-@kind(batched=False, rests=False)
-def batch_sampler(place: Place) -> Options:
-    return {
-        "dataset": Indexed(place.length),
-        "batch_sampler": BatchSampler(SequentialSampler(range(place.length)), 3, drop_last=False),
-        "uneven": True,
-    }
+def resumable(place: Place) -> Options:
+    dataset = Indexed(place.length)
+    return with_sampler(dataset, ResumableSampler(dataset, place.world, place.rank, seed=place.seed))
 
 
-# ---------- streams that all read ----------
+def drawn_at_random(place: Place) -> Options:
+    dataset = Indexed(max(place.length, 1))
+    return with_sampler(dataset, RandomSampler(dataset), seed=place.seed)
 
 
-@kind()
-def stream(place: Place) -> Options:
-    return {"dataset": Endless(place.length)}
-
-
-@kind()
-def buffered_by_seed_and_epoch(place: Place) -> Options:
-    return {"dataset": Buffered(place.length, place.seed)}
-
-
-@kind()
-def buffered_by_the_global_generator(place: Place) -> Options:
-    return {"dataset": Buffered(place.length, "global"), "seed": place.seed}
-
-
-@kind()
 def web_shared(place: Place) -> Options:
-    names = tars(place.folder, place.length)
-    made = web(names, shardshuffle=4, seed=place.seed, detshuffle=True, nodesplitter=None, workersplitter=None,
-               empty_check=False)  # fmt: skip
+    made = web(tars(place.folder, place.length), shardshuffle=4, seed=place.seed, detshuffle=True, nodesplitter=None,
+               workersplitter=None, empty_check=False)  # fmt: skip
     return {"dataset": made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number)}
 
 
-# ---------- shards ----------
-
-
-@kind(fixed=True, rests=False)
-def own_shards(place: Place) -> Options:
-    return {"dataset": OwnShards(place.length, place.rank, place.world), "sharded": True}
-
-
-@kind(fixed=True, rests=False)
 def web_shards(place: Place) -> Options:
-    names = tars(place.folder, place.length)
-
     def mine(source: Iterator[Any]) -> Iterator[Any]:
         return itertools.islice(source, place.rank, None, place.world)
 
-    made = web(names, shardshuffle=4, seed=place.seed, detshuffle=True, nodesplitter=mine, empty_check=False)
-    made = made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number)
-    return {"dataset": made, "sharded": True}
+    made = web(tars(place.folder, place.length), shardshuffle=4, seed=place.seed, detshuffle=True, nodesplitter=mine,
+               empty_check=False)  # fmt: skip
+    return {"dataset": made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number), "sharded": True}
 
 
-@kind(fixed=True, rests=False)
-def hugging_face_shards(place: Place) -> Options:
+def web_without_a_seed(place: Place) -> Options:
+    names = tars(place.folder, place.length + 50)
+    made = web(names, shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False)
+    return {"dataset": made.shuffle(20).map(number)}
+
+
+def hugging_face_split(place: Place, *, shuffles: bool) -> Options:
     made = hugging_face(max(place.length, 12), 12)
+    made = made.shuffle(seed=place.seed, buffer_size=15) if shuffles else made
     return {"dataset": split_dataset_by_node(made, place.rank, place.world), "sharded": True}
 
 
-@kind(fixed=True, rests=False)
-def hugging_face_shards_shuffled(place: Place) -> Options:
-    made = hugging_face(max(place.length, 12), 12).shuffle(seed=place.seed, buffer_size=15)
-    return {"dataset": split_dataset_by_node(made, place.rank, place.world), "sharded": True}
-
-
-# ---------- streams with states, dealt out ----------
+def hugging_face_dealt(place: Place, *, shuffles: bool) -> Options:
+    made = hugging_face(max(place.length, 4))
+    return {"dataset": made.shuffle(seed=place.seed, buffer_size=15) if shuffles else made}
 
 
 class Iterated(IterableDataset):
@@ -212,46 +152,33 @@ class _Numbers:
         self.at = state["at"]
 
 
-@kind(fixed=True, rests=False)
-def with_a_state(place: Place) -> Options:
-    return {"dataset": Remembering(place.length)}
-
-
-@kind(fixed=True, rests=False, workers=0, once=False)  # each rank reads all of it
-def iterator_with_a_state(place: Place) -> Options:
-    return {"dataset": Iterated(place.length), "sharded": True}
-
-
-@kind(fixed=True, rests=False)
-def with_a_state_counted(place: Place) -> Options:
-    return {"dataset": Remembering(place.length), "count": True}
-
-
-@kind(fixed=True, rests=False)
-def with_a_lossy_state(place: Place) -> Options:
-    return {"dataset": Packed(place.length, 2 + place.seed % 9)}
-
-
-@kind(fixed=True, rests=False, workers=0)
-def hugging_face_dealt(place: Place) -> Options:
-    return {"dataset": hugging_face(max(place.length, 4))}
-
-
-@kind(fixed=True, rests=False, workers=0)
-def hugging_face_dealt_shuffled(place: Place) -> Options:
-    return {"dataset": hugging_face(max(place.length, 4)).shuffle(seed=place.seed, buffer_size=15)}
-
-
-# ---------- refused ----------
-
-
-@kind(refused="Buffered gives other samples when it is opened again")
-def buffered_without_a_seed(place: Place) -> Options:
-    return {"dataset": Buffered(place.length + 50)}
-
-
-@kind(refused="WebDataset gives other samples when it is opened again")
-def web_without_a_seed(place: Place) -> Options:
-    names = tars(place.folder, place.length + 50)
-    made = web(names, shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False)
-    return {"dataset": made.shuffle(20).map(number)}
+SHARDS = {"fixed": True, "rests": False}
+KINDS: dict[str, Kind] = {
+    "indexed": Kind(lambda of: {"dataset": Indexed(of.length)}),
+    "shuffled": Kind(lambda of: {"dataset": Indexed(of.length), "shuffle": True, "seed": of.seed}),
+    "subset": Kind(lambda of: {"dataset": Subset(Indexed(of.length), range(of.length)), "shuffle": True}),
+    "resumable_sampler": Kind(resumable),
+    "random_sampler": Kind(drawn_at_random),
+    "weighted_sampler": Kind(weighted, once=False),
+    "batch_sampler": Kind(batches, batched=False, rests=False),
+    "stream": Kind(lambda of: {"dataset": Endless(of.length)}),
+    "buffered_by_seed_and_epoch": Kind(lambda of: {"dataset": Buffered(of.length, of.seed)}),
+    "buffered_by_the_global_generator": Kind(lambda of: {"dataset": Buffered(of.length, "global"), "seed": of.seed}),
+    "web_shared": Kind(web_shared),
+    "own_shards": Kind(lambda of: {"dataset": OwnShards(of.length, of.rank, of.world), "sharded": True}, **SHARDS),
+    "web_shards": Kind(web_shards, **SHARDS),
+    "hugging_face_shards": Kind(partial(hugging_face_split, shuffles=False), **SHARDS),
+    "hugging_face_shards_shuffled": Kind(partial(hugging_face_split, shuffles=True), **SHARDS),
+    "with_a_state": Kind(lambda of: {"dataset": Remembering(of.length)}, **SHARDS),
+    # Each rank reads all of it.
+    "iterator_with_a_state": Kind(
+        lambda of: {"dataset": Iterated(of.length), "sharded": True}, **SHARDS, workers=0, once=False
+    ),
+    "with_a_state_counted": Kind(lambda of: {"dataset": Remembering(of.length), "count": True}, **SHARDS),
+    "with_a_lossy_state": Kind(lambda of: {"dataset": Packed(of.length, 2 + of.seed % 9)}, **SHARDS),
+    "hugging_face_dealt": Kind(partial(hugging_face_dealt, shuffles=False), **SHARDS, workers=0),
+    "hugging_face_dealt_shuffled": Kind(partial(hugging_face_dealt, shuffles=True), **SHARDS, workers=0),
+    "buffered_without_a_seed": Kind(lambda of: {"dataset": Buffered(of.length + 50)}, refused=True),
+    "web_without_a_seed": Kind(web_without_a_seed, refused=True),
+}
+"""By name; add an entry, and it is fuzzed."""

@@ -4,26 +4,12 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-TELLING = (
-    b"\0",
-    b"\xff",
-    b"\x7f",
-    b"\x80",
-    b".",
-    b"(",
-    b"t",
-    b"R",
-    b"Q",
-    b"b",
-    b"c",
-    b"}",
-    b"]",
-    b"K",
-    b"M",
-    b"J",
-    b"\x8a",
-)
+TELLING = tuple(bytes([byte]) for byte in b"\0\xff\x7f\x80.(tRQbc}]KMJ\x8a")
 """Among them, opcodes of pickle that need others around them."""
+PIECES = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"-", b"1e999", b"NaN", b"null", b"\\ud800", b"9" * 30]
+"""Of JSON."""
+DEPTHS = [*range(1, 1200, 37), *range(980, 1010, 3), 5000, 100_000]
+"""Of lists in lists: some are read, some are more than the interpreter can."""
 
 Mutation = tuple[str, float, int, bytes]
 

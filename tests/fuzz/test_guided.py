@@ -13,17 +13,11 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from tests.fuzz import test_manifests, test_messages, test_safetensors
+from tests.fuzz.mutations import PIECES
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [f'"{name}":'.encode() for kind in test_messages.KINDS for name in test_messages.channel._HINTS[kind]]
-WORDS = [
-    *test_messages.PIECES,
-    *test_manifests.PIECES,
-    *test_safetensors.PIECES,
-    *test_safetensors.FIELDS,
-    *FIELDS,
-    b'{"keep":"best","n":1}',
-]
+WORDS = [*PIECES, b"../", *test_safetensors.FIELDS, *FIELDS, b'{"keep":"best","n":1}']
 
 
 def seeds(reader: str, folder: Path) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Arbitrary files in place of manifests: a manifest, or BadCheckpoint."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,16 @@ from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest, _di
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import read_manifest
 from fastckpt.errors import BadCheckpoint
-from tests.fuzz.mutations import mutated, mutations
+from tests.fuzz.mutations import DEPTHS, PIECES, mutated, mutations
 
 DIGEST = "0123456789abcdef" * 2
 GOOD = [
     Manifest(SaveId(1, 7), None, (FileEntry(MODEL, 1000, DIGEST),), 2, 1e9, {"metrics": {"loss": 0.5}, "n": [1, None]}),
     Manifest(SaveId(2, 0), SaveId(1, 7), (FileEntry(MODEL, 9, DIGEST),), 1, 0.0, {}, "models/m.pt"),
 ]
-PIECES = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"-", b"1e999", b"NaN", b"null", b"../", b"\\ud800", b"9" * 30]
 
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=12)
-    | st.sampled_from(["..", "/", "a/../b"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.sampled_from(["..", "a/../b"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
@@ -51,13 +46,13 @@ def signed(body: dict) -> str:
     return json.dumps({**body, "digest": _digest(body)})
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.sampled_from(GOOD), mutations(PIECES))
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(GOOD), mutations([*PIECES, b"../"]))
 def test_manifests_with_damaged_bytes_are_refused_or_equal(manifest, changes):
     check(mutated(manifest.to_json().encode(), changes))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(GOOD), st.data())
 def test_manifests_with_invalid_values_and_right_digests_are_refused(manifest, data):
     body = json.loads(manifest.to_json())
@@ -78,20 +73,16 @@ def test_times_beyond_all_clocks_are_refused(time):
         Manifest.from_json(signed(json.loads(GOOD[0].to_json()) | {"time": time}))
 
 
-@pytest.mark.parametrize("field", ["time", "details", "id", "files", "target", "world_size"])
+@pytest.mark.parametrize("field", ["time", "details", "files"])
 def test_manifests_with_deep_values_are_read_or_refused(field):
     text = GOOD[0].to_json()
-    for depth in [*range(1, 1200, 7), *range(940, 1010), 5000, 100_000]:
+    for depth in DEPTHS:
         body = json.loads(text)
         body[field] = "HERE"
         check(json.dumps(body).replace('"HERE"', "[" * depth + "]" * depth))
         body[field] = nested(min(depth, 900))
-        try:
+        with suppress(BadCheckpoint):
             check(signed(body))
-        except RecursionError:
-            pytest.fail(f"depth {depth}")
-        except BadCheckpoint:
-            pass
 
 
 def nested(depth: int) -> list:
@@ -101,17 +92,15 @@ def nested(depth: int) -> list:
     return value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(content=st.binary(max_size=60) | st.sampled_from(GOOD).flatmap(
-    lambda good: mutations(PIECES).map(lambda changes: mutated(good.to_json().encode(), changes))
+    lambda good: mutations([*PIECES, b"../"]).map(lambda changes: mutated(good.to_json().encode(), changes))
 ))  # fmt: skip
 def test_files_of_any_content_are_manifests_or_refused(tmp_path_factory, content):
     place = tmp_path_factory.getbasetemp() / "any" / "checkpoint-7"
     place.mkdir(parents=True, exist_ok=True)
     (place / NAME).write_bytes(content)
-    try:
+    with suppress(BadCheckpoint):
         read_manifest(place)
-    except BadCheckpoint:
-        pass
     scan = CheckpointDirectory(place.parent).scan()
     assert scan.whole == [] and len(scan.damaged) == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fastckpt._core.ipc import channel
 from fastckpt._core.ipc import messages as m
 from fastckpt.errors import AgentLost, ProtocolError
-from tests.fuzz.mutations import mutated, mutations
+from tests.fuzz.mutations import DEPTHS, PIECES, mutated, mutations
 
 KINDS = get_args(m.Message)
 GOOD = [
@@ -30,23 +30,6 @@ GOOD = [
     m.Decided(7, 5, 10, 0.031, 0.035, True, "the bound is broken"),
     m.Ask(),
 ]
-PIECES = [
-    b'"',
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"-",
-    b"1e999",
-    b"NaN",
-    b"null",
-    b"true",
-    b"\\ud800",
-    b"9" * 30,
-    b"\0",
-]
 
 
 def decoded(data: bytes) -> m.Message | None:
@@ -56,26 +39,23 @@ def decoded(data: bytes) -> m.Message | None:
         return None
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(GOOD), mutations(PIECES))
 def test_damaged_messages_are_understood_or_protocol_errors(message, changes):
     found = decoded(mutated(channel.encode(message), changes))
     assert found is None or (type(found) in KINDS and channel.decode(channel.encode(found)) == found)
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_deeply_nested_messages_are_understood_or_protocol_errors(opening):
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_deeply_nested_messages_are_understood_or_protocol_errors(opening, closing):
     """From depths that are read to such as are not: what is a recursion error anywhere is a ProtocolError."""
-    closing = {"[": "]", '{"a":': "}"}[opening]
-    for depth in [*range(1, 1200, 7), *range(940, 1010), 5000, 100_000]:
+    hello = {"directory": "", "local_rank": 0, "local_world_size": 1, "world_size": 1, "group_rank": 0}
+    text = json.dumps({"message": "Hello", "content": hello | {"restart_count": 0, "policy": "HERE"}})
+    for depth in DEPTHS:
         deep = opening * depth + "1" + closing * depth
         decoded(f'{{"message": "Committed", "content": {{"history": {deep}, "step": 1, "persist": true}}}}'.encode())
         decoded(f'{{"message": {deep}, "content": {{}}}}'.encode())
-        hello = {"directory": "", "local_rank": 0, "local_world_size": 1, "world_size": 1, "group_rank": 0}
-        text = json.dumps({"message": "Hello", "content": hello | {"restart_count": 0, "policy": "HERE"}})
-        found = decoded(text.replace('"HERE"', deep).encode())
-        if found is not None and opening == "[":
-            pytest.fail("a list is no policy")
+        assert decoded(text.replace('"HERE"', deep).encode()) is None or opening != "[", "a list is no policy"
 
 
 frames = st.lists(st.sampled_from(GOOD).map(channel.pack) | st.binary(max_size=30), max_size=5).map(b"".join)
@@ -91,7 +71,7 @@ async def received(data: bytes) -> list[m.Message]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     frames,
     mutations([struct.pack("<I", n) for n in (0, 1, channel.MAX_SIZE, channel.MAX_SIZE + 1, 2**32 - 1)]),
@@ -134,7 +114,7 @@ class Liar:
 def test_a_client_survives_any_answers_of_the_saver():
     liar = Liar()
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.sampled_from(GOOD).map(channel.pack), mutations([b"\0", b"\xff\xff", *PIECES]), st.booleans())
     def asks(good: bytes, changes: list, damaged: bool) -> None:
         liar.says = mutated(good, changes) if damaged else good

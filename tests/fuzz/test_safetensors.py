@@ -19,7 +19,7 @@ from fastckpt._core.inspect.values import elements
 from fastckpt.errors import BadCheckpoint
 from tests.cli.conftest import Fastckpt
 from tests.cli.conftest import fastckpt as fastckpt
-from tests.fuzz.mutations import mutated, mutations
+from tests.fuzz.mutations import PIECES, mutated, mutations
 
 NAME = "a/model.safetensors"
 GOOD = [
@@ -27,8 +27,7 @@ GOOD = [
     save({"half": torch.ones(3, dtype=torch.bfloat16), "scalar": torch.tensor(7)}),
     save({}),
 ]
-PIECES = [b'"', b"{", b"}", b"[", b"]", b",", b"-", b"1e999", b"NaN", b"null", b"\\ud800", b"9" * 30, b"\xff" * 8]
-FIELDS = [b'"dtype":', b'"shape":', b'"data_offsets":', b'"__metadata__":', b'"F32"', b'"BF16"', b'"F4"', b'"w":']
+FIELDS = [b'"dtype":', b'"shape":', b'"data_offsets":', b'"__metadata__":', b'"F32"', b'"BF16"', b'"w":', b"\xff" * 8]
 
 
 def read(data: bytes) -> dict[str, list[Any]]:
@@ -68,46 +67,31 @@ LIES = {
     "an empty file": b"",
     "a length alone": bytes(8),
     "a header longer than the file": packed({}, b"", 1000),
-    "a header of 2**63 bytes": packed({}, b"", 2**63),
     "a header of 2**64 - 1 bytes": packed({}, b"", 2**64 - 1),
     "a header of 99 MB": packed({}, b"", 99_000_000),
-    "lists in 100,000 levels": packed(b"[" * 100_000 + b"]" * 100_000),
     "dicts in 100,000 levels": packed(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
     "metadata in 100,000 levels": packed(b'{"__metadata__":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", b""),
-    "metadata in 300 levels": packed(b'{"__metadata__":{"a":' + b"[" * 300 + b"]" * 300 + b"}}", b""),
     "metadata that are none": packed({"__metadata__": [1]}, b""),
     "metadata that are no texts": packed({"__metadata__": {"a": 5}}, b""),
     "a list": packed([1]),
-    "a list of pairs": packed([["w", {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}]]),
-    "a number": packed(b"5"),
     "a name twice": packed(TWICE),
     "a field twice": packed(b'{"w":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}'),
     "bytes that are no UTF-8": packed(b'{"\xff\xfe":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
-    "UTF-16": packed(TWICE[: TWICE.index(b',"w"')].decode().encode("utf-16") + b""),
     "half of a character": packed(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
     "a tensor that is none": packed({"w": 5}),
     "a dtype that is unknown": w(dtype="F128"),
-    "a dtype of another kind": w(dtype=["F32"]),
     "a shape of another kind": w(shape="ab"),
-    "a shape of numbers with points": w(shape=[2.0]),
     "a shape that is true": w(shape=[True, 2]),
-    "a shape that is infinite": packed(b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}}'),
     "a shape of 5,000 digits": packed(b'{"w":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
-    "a shape of 4,000 digits": w(shape=[0, 10**4000], data_offsets=[0, 0]),
     "sizes whose product takes long": w(shape=[10**4200] * 64),
     "a shape of 2**62 and none": packed({"w": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}, b""),
     "a shape that overflows to what is there": w(shape=[2**62, 2**2 + 2]),
     "a shape with a negative size": w(shape=[-1, -2]),
     "a shape of 1,000,000 dimensions": w(shape=[2, *[1] * 1_000_000]),
     "offsets of another kind": w(data_offsets=["0", "8"]),
-    "offsets with points": w(data_offsets=[0.0, 8.0]),
-    "one offset": w(data_offsets=[0]),
     "three offsets": w(data_offsets=[0, 8, 8]),
-    "a negative offset": w(data_offsets=[-8, 0]),
     "an offset that ends before it begins": w(data_offsets=[8, 0]),
     "an offset behind the end": w(data_offsets=[8, 16]),
-    "an offset of 2**63": w(data_offsets=[2**63, 2**63 + 8]),
-    "tensors that overlap": two([0, 4], [0, 4]),
     "tensors that overlap in part": two([0, 4], [2, 6]),
     "a gap between tensors": two([0, 4], [8, 12], data=12),
     "bytes after the last": two([0, 4], [4, 8], data=9),
@@ -133,7 +117,7 @@ def test_files_of_the_library_are_read():
     assert read(two([4, 8], [0, 4])) == {"t0": [[0.0]], "t1": [[0.0]]}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(GOOD), mutations([*PIECES, *FIELDS]))
 def test_damaged_files_are_refused_or_read(good, changes):
     check(mutated(good, changes))
@@ -149,7 +133,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(["w", "b", "__metadata__"]), entries, max_size=3), st.integers(0, 16))
 def test_headers_of_any_fields_are_refused_or_read(header, count):
     check(packed(header, bytes(count)))

@@ -3,7 +3,8 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
@@ -109,52 +110,31 @@ def a_retired_checkpoint_names_a_directory_outside(directory: Path) -> None:
     checkpoint(directory / f".fastckpt/retired-{9:012}", 3, target="project/")
 
 
-@reaching("job")
-def places_are_links_to_a_directory_outside(directory: Path) -> None:
-    for name in ("tmp", "dropped", "deleted", "retired", "parts-1-1"):
-        (directory / f".fastckpt/{name}-{9:012}").symlink_to(directory.parent / "project")
+PLACES = ("tmp", "dropped", "deleted", "retired", "parts-1-1")
+LINKS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "places are links to a directory outside": (("job",), {f".fastckpt/{name}-{9:012}": "project" for name in PLACES}),
+    "a checkpoint is a link to a directory outside": (("job",), {"checkpoint-7": "project"}),
+    "the private directory is a link to another": (("job", "tidy"), {".fastckpt": "project"}),
+    "the tracker is a link to a file outside": (("job",), {"latest_checkpointed_iteration.txt": ".bashrc"}),
+    "locks are dangling links": (("job",), {f".fastckpt/{name}": f"new-{name}" for name in ("writers", "publisher")}),
+    "the mark is a link to a file outside": (("job",), {".fastckpt/identity": ".bashrc"}),
+    "records of histories are links to a file outside": (
+        ("job",), {f".fastckpt/history-{number}": ".bashrc" for number in range(1, 6)}
+    ),
+    "the folder of events is a link to a directory outside": (("job",), {".fastckpt/events": "project"}),
+}  # fmt: skip
+"""The actions, and what links to which entry of the home, by name."""
 
 
-@reaching("job")
-def a_checkpoint_is_a_link_to_a_directory_outside(directory: Path) -> None:
-    (directory / "checkpoint-7").symlink_to(directory.parent / "project")
+def _link(directory: Path, links: Mapping[str, str]) -> None:
+    for name, target in links.items():
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.symlink_to(directory.parent / target)
 
 
-@reaching("job", "tidy")
-def the_private_directory_is_a_link_to_another(directory: Path) -> None:
-    shutil.rmtree(directory / ".fastckpt")
-    (directory / ".fastckpt").symlink_to(directory.parent / "project")
-
-
-@reaching("job")
-def the_tracker_is_a_link_to_a_file_outside(directory: Path) -> None:
-    (directory / "latest_checkpointed_iteration.txt").unlink()
-    (directory / "latest_checkpointed_iteration.txt").symlink_to(directory.parent / ".bashrc")
-
-
-@reaching("job")
-def locks_are_dangling_links(directory: Path) -> None:
-    (directory / ".fastckpt/writers").unlink()
-    for name in ("writers", "publisher"):
-        (directory / f".fastckpt/{name}").symlink_to(directory.parent / f"new-{name}")
-
-
-@reaching("job")
-def the_mark_is_a_link_to_a_file_outside(directory: Path) -> None:
-    (directory / ".fastckpt/identity").unlink()
-    (directory / ".fastckpt/identity").symlink_to(directory.parent / ".bashrc")
-
-
-@reaching("job")
-def records_of_histories_are_links_to_a_file_outside(directory: Path) -> None:
-    (directory / ".fastckpt/history-1").unlink()
-    for number in range(1, 6):
-        (directory / f".fastckpt/history-{number}").symlink_to(directory.parent / ".bashrc")
-
-
-@reaching("job")
-def the_folder_of_events_is_a_link_to_a_directory_outside(directory: Path) -> None:
-    (directory / ".fastckpt/events").symlink_to(directory.parent / "project")
+for name, (actions, links) in LINKS.items():
+    REACHING |= {f"{name}, {action}": (action, partial(_link, links=links)) for action in actions}
 
 
 @reaching("job")
@@ -166,8 +146,8 @@ def a_torn_mark_is_a_file_outside_by_a_hard_link(directory: Path) -> None:
 TOGETHER = (
     remains_are_the_parent, a_draft_of_an_earlier_version_is_due_outside,
     a_deletion_that_was_begun_names_a_file_outside, an_older_checkpoint_names_a_file_outside,
-    a_checkpoint_is_a_link_to_a_directory_outside, the_tracker_is_a_link_to_a_file_outside,
-    the_folder_of_events_is_a_link_to_a_directory_outside,
+    partial(_link, links={"checkpoint-7": "project", ".fastckpt/events": "project"}),
+    partial(_link, links={"latest_checkpointed_iteration.txt": ".bashrc"}),
 )  # fmt: skip
 """Lies beside which a job goes on."""
 WAITING = {

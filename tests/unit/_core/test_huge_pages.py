@@ -12,7 +12,7 @@ from fastckpt._core.huge_pages import HUGE, Mapping, collapse, is_in_memory, own
 from fastckpt._core.memory.pages import allocate
 
 SIZE = 3 * HUGE + 5
-TIMES = 200
+TIMES = 50
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def addresses() -> int:
 
 @pytest.mark.parametrize(
     ("offset", "length"),
-    [(0, SIZE), (0, 1), (4096, HUGE), (HUGE, HUGE), (HUGE - 4096, 4096), (2 * HUGE + 4096, HUGE - 4091), (3 * HUGE, 5)],
+    [(0, SIZE), (4096, HUGE), (HUGE - 4096, 4096), (2 * HUGE + 4096, HUGE - 4091), (3 * HUGE, 5)],
 )
 def test_a_window_maps_its_part_of_a_file(descriptor, offset, length):
     data = os.pread(descriptor, length, offset)
@@ -85,7 +85,7 @@ def test_a_window_is_unmapped_when_its_user_fails(descriptor):
     assert_unmaps(use, descriptor)
 
 
-@pytest.mark.parametrize("length", [1, 4096, HUGE - 1, HUGE, HUGE + 4097, SIZE])
+@pytest.mark.parametrize("length", [1, HUGE, HUGE + 4097])
 def test_a_mapping_begins_where_large_pages_can_serve_it_and_takes_no_more_addresses_than_its_file(length):
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         file.truncate(length)

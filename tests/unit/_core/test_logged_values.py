@@ -38,19 +38,15 @@ def test_numbers_and_tensors_of_one_element_are_logged(values, given, number):
     ("step", "named", "message"),
     [
         (-1, {"a": 1}, "the step of metrics.log is -1; give a whole number, 0 or more"),
-        (1.5, {"a": 1}, "the step of metrics.log is 1.5; give"),
         (True, {"a": 1}, "the step of metrics.log is True; give"),
         (1, [("a", 1)], "the values of metrics.log are a list; give a dictionary"),
         (1, {"": 1}, f"a name of metrics.log is ''; give 1 to {LONGEST} printable"),
-        (1, {3: 1}, "a name of metrics.log is 3; give"),
         (1, {"a\n": 1}, "a name of metrics.log is"),
         (1, {" a": 1}, "no spaces around"),
         (1, {"a" * (LONGEST + 1): 1}, "a name of metrics.log is"),
         (1, {"a": "0.5"}, "the value 'a' of metrics.log is '0.5'; give a number, or a tensor of one element"),
-        (1, {"a": None}, "the value 'a' of metrics.log is None; give"),
         (1, {"a": torch.zeros(2)}, r"the value 'a' of metrics.log is a Tensor; .* such as loss.mean\(\)"),
         (1, {"a": torch.zeros(1, device="meta")}, "the value 'a' of metrics.log is a Tensor; give"),
-        (1, {"a": 1j}, "the value 'a' of metrics.log is"),
     ],
 )
 def test_what_cannot_be_logged_is_refused_with_its_value_and_the_remedy(values, step, named, message):

@@ -128,10 +128,9 @@ def test_settings_that_the_script_has_not_are_refused_before_anything_is_loaded(
         script.settings.note(["seeds"], 0, None)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_skipped_within_an_epoch_and_into_the_next(workers: int):
+def test_batches_are_skipped_within_an_epoch_and_into_the_next():
     def loader() -> ResumableDataLoader:
-        return ResumableDataLoader(range(64), 4, True, num_workers=workers, accumulate=2)
+        return ResumableDataLoader(range(64), 4, True, num_workers=1, accumulate=2)
 
     whole = loader()
     order = [each.tolist() for _ in range(2) for each in whole]

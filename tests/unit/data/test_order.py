@@ -1,7 +1,6 @@
 """The order of an epoch is a pure function that never changes."""
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +35,7 @@ def test_the_generator_of_orders_equals_its_published_reference() -> None:
 
 def test_permutations_equal_the_sort_of_the_generators_numbers() -> None:
     draw = random.Random(0)
-    for _ in range(300):
+    for _ in range(30):
         key, length = draw.getrandbits(64), draw.randrange(200)
         signed = [number - 2**64 if number >= 2**63 else number for number in outputs(key, length)]
         assert permutation(key, length).tolist() == sorted(range(length), key=signed.__getitem__)
@@ -50,14 +49,6 @@ def test_orders_of_epochs_equal_those_of_earlier_versions() -> None:
 
 
 GOLDEN = ([7, 2, 3, 5, 1, 9, 0, 8, 4, 6], [2, 7, 9, 8, 0, 1, 5, 4, 6, 3])
-
-
-def test_orders_of_epochs_are_uniformly_distributed() -> None:
-    """Each of the 24 orders of four samples comes as often as the others, over epochs as over seeds."""
-    for keys in ([(1, epoch) for epoch in range(4800)], [(seed, 0) for seed in range(4800)]):
-        counts = Counter(tuple(permutation(mix(0, *key), 4).tolist()) for key in keys)
-        chi_square = sum((count - 200) ** 2 / 200 for count in counts.values())
-        assert len(counts) == 24 and chi_square < 49.7  # 23 degrees of freedom: exceeded once in 1000
 
 
 def test_numpy_torch_and_python_draw_unlike_numbers_from_one_seed() -> None:

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import webdataset
+import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import IterableDataset
 
@@ -26,7 +25,8 @@ from fastckpt.data.streams import trial
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
-from tests.unit.data.jobs import Endless, OwnShards, Remembering, indices
+from tests.faults.jobs import run_forked
+from tests.unit.data.jobs import Endless, Remembering, indices
 from tests.unit.data.streams import Buffered, Packed, hugging_face, number, tars, web
 
 
@@ -94,8 +94,7 @@ class Kept(Buffered):
         yield from self.rng.sample(range(self.length), self.length)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -134,8 +133,7 @@ class OneEpoch(Buffered):
             raise IndexError(epoch)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 def test_a_stream_whose_order_is_made_of_earlier_epochs_is_refused(sharded: bool, workers: int) -> None:
     """A resume in its third epoch would have neither of the orders before."""
     with pytest.raises(ConfigError, match="Reshuffled gives other samples when it is opened again"):
@@ -160,23 +158,6 @@ def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
     assert len(used[0]) == 100 and len(set(used[0])) < 100
     assert caplog.text.count("Buffered need not give the same samples at each start (repeatable=False)") == 3
     assert "is not the one" not in caplog.text
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("seed", [5, "global"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_seeded_stream_is_used_once(seed: int | str, workers: int, sharded: bool) -> None:
-    used = killed_every(lambda: Buffered(90, seed), 7, 2, sharded=sharded and not workers, num_workers=workers)
-    assert [sorted(epoch) for epoch in used] == [list(range(90))] * 2 and used[0] != used[1]
-
-
-@pytest.mark.parametrize("make", [Endless, OwnShards, Remembering])
-@pytest.mark.parametrize("length", [0, 1, 5, 31, 33])
-def test_short_streams_are_used_completely(make: Any, length: int) -> None:
-    """Also where a worker's shard is empty."""
-    options = {"sharded": make is OwnShards, "num_workers": 2, "uneven": make is Endless}
-    seen = [i for batch in ResumableDataLoader(make(length), 4, **options) for i in indices(batch)]
-    assert sorted(seen) == list(range(length))
 
 
 def test_waiting_for_the_second_opening_of_a_stream_is_logged(
@@ -236,8 +217,7 @@ def test_a_trial_opening_of_a_stream_restores_random_generators() -> None:
 # ---------- what is another one after a restart ----------
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 2)])
 def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     """As one that is seeded by the clock where it is made: both openings of a start are alike."""
     options = {"sharded": sharded, "num_workers": workers, "seeding": "none", "collate_fn": list}
@@ -266,47 +246,25 @@ def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplo
 
 # ---------- ranks ----------
 
-RANKS = """
-import os, torch.distributed as dist
-from fastckpt.data import ResumableDataLoader
-from fastckpt.errors import ConfigError
-from tests.unit.data.jobs import Endless, indices
-from tests.unit.data.streams import Buffered
 
-def main():
+def read_unlike() -> None:
+    """The program of a rank, whose streams are some like those of the others, and some not."""
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    said = []
+    rank, said = dist.get_rank(), []
     for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
-        loader = ResumableDataLoader(make(), 4, num_workers=rank)
         try:
-            said.append(len(list(loader)))
+            said.append(len(list(ResumableDataLoader(make(), 4, num_workers=rank))))
         except ConfigError as error:
             said.append(str(error))
-    for told in range(2):
-        dist.barrier()
-        if told == rank:
-            print(rank, said, flush=True)
+    Path(sys.argv[1], f"said-{rank}").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
 
-if __name__ == "__main__":
-    main()
-"""
 
-
-def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path, forked_launchers: None) -> None:
     """Each opening of a rank's stream is like the others of that rank: only ranks can compare them."""
-    path = f"{Path(__file__).parents[3]}:{os.environ['PYTHONPATH']}"
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, "--log-dir", tmp_path, script],
-        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line[2:].replace("'", '"')) for line in done.stdout.splitlines() if line[:1] in "01"]
+    run_forked(tmp_path, "--standalone", "--nproc-per-node=2", __file__, tmp_path, seconds=240)
+    said = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(2)]
     assert [each[0] for each in said] == [8, 8] and [each[3] for each in said] == [1, 1]
     for wrong in (1, 2):
         refusals = [each[wrong] for each in said if isinstance(each[wrong], str)]
@@ -315,17 +273,6 @@ def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path) -> None:
 
 
 # ---------- states that leave something out ----------
-
-
-@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 0), (True, 2)])
-def test_a_shuffle_buffer_of_hugging_face_is_resumed_by_count(
-    sharded: bool, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    used = killed_every(
-        lambda: hugging_face(120).shuffle(seed=1, buffer_size=50), 9, 2, sharded=sharded, num_workers=workers
-    )
-    assert [sorted(epoch) for epoch in used] == [list(range(120))] * 2 and used[0] != used[1]
-    assert "IterableDataset's own state leaves out its shuffle buffer: samples are counted instead" in caplog.text
 
 
 class SharedEpoch(IterableDataset):
@@ -388,9 +335,9 @@ def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest
     assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
 
 
-@pytest.mark.parametrize(("length", "most"), [(2, 2), (3, 3), (5, 4), (40, 2), (40, 7), (40, 8), (40, 30)])
+@pytest.mark.parametrize(("length", "most"), [(2, 2), (5, 4), (40, 7), (40, 30)])
 def test_a_wrong_stream_state_is_noticed_whatever_the_stream_buffers(length: int, most: int) -> None:
-    for batches in range(1, length // 4 + 2):
+    for batches in range(1, length // 4 + 2, 2):
         used = killed_every(lambda: Packed(length, most), batches, 2)
         assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
 
@@ -412,33 +359,6 @@ def test_a_shuffle_of_webdataset_is_refused_with_a_remedy(tmp_path: Path) -> Non
         made = web(names, shardshuffle=4).shuffle(50).map(number)
         with pytest.raises(ConfigError, match=r"WebDataset gives other samples when.*detshuffle\(1000, seed=0\)"):
             next(iter(ResumableDataLoader(made, 4, sharded=sharded)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_remedy_for_webdataset_uses_each_sample_once(tmp_path: Path, workers: int) -> None:
-    names = tars(tmp_path, 100)
-
-    def make() -> Any:
-        made = web(names, shardshuffle=4, seed=0, detshuffle=True, empty_check=False)
-        return made.compose(webdataset.detshuffle(50, seed=0)).map(number)
-
-    used = killed_every(make, 7, 3, sharded=True, num_workers=workers)
-    assert [sorted(epoch) for epoch in used] == [list(range(100))] * 3
-    assert used[0] != used[1] != used[2]
-    seeded = killed_every(
-        lambda: web(names, shardshuffle=4, seed=1).shuffle(50, seed=2).map(number), 7, 2, sharded=True
-    )
-    assert [sorted(epoch) for epoch in seeded] == [list(range(100))] * 2
-
-
-def test_ranks_use_each_sample_of_a_web_dataset_once(tmp_path: Path) -> None:
-    names = tars(tmp_path, 100)
-    used: Counter[int] = Counter()
-    for rank in range(2):
-        made = web(names, shardshuffle=4, seed=0, detshuffle=True, nodesplitter=None)
-        loader = ResumableDataLoader(made.map(number), 4, num_replicas=2, rank=rank, uneven=True)
-        used.update(i for batch in loader for i in batch.tolist())
-    assert used == Counter(range(100))
 
 
 # ---------- checksums ----------
@@ -480,3 +400,7 @@ def test_samples_that_cannot_be_compared_count_by_their_type() -> None:
     for strange in (circle, torch.empty(2, device="meta"), torch.eye(2).to_sparse(), lambda: 1, Plain, iter([1])):
         assert checksum(strange) == checksum(strange)
     assert checksum(list(range(10**5))) == checksum(list(range(10**5)))
+
+
+if __name__ == "__main__":
+    read_unlike()

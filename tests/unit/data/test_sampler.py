@@ -13,7 +13,7 @@ from tests.unit.data.jobs import Indexed, indices
 
 def test_samples_that_were_used_are_not_drawn_again() -> None:
     draw = random.Random(2)
-    for _ in range(100):
+    for _ in range(30):
         length, state, seen = draw.randint(1, 40), None, []
         while True:
             world, batch = draw.randint(1, 4), draw.randint(1, 5)

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from fastckpt.data import DataState, ResumableDataLoader, ResumableSampler, data_state, load_data_state
 from tests.unit.data.jobs import Endless, Indexed, OwnShards, Remembering, indices
 
-CASES = 100
+CASES = 40
 
 
 class Ranks:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
 
 from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError
-from tests.unit.data.jobs import Endless, Indexed, Job, OwnShards, Remembering, drawn, indices
+from tests.unit.data.jobs import Endless, Indexed, OwnShards, Remembering, drawn, indices
 
 SEEDED = {"num_replicas": 1, "rank": 0, "seed": 11}
 
@@ -96,17 +96,6 @@ def test_a_loader_draws_nothing_from_generators_of_the_main_process() -> None:
     assert with_loader == [drawn() for _ in range(3)] * 3
 
 
-def test_another_batch_size_changes_no_sample() -> None:
-    def samples(batch_size: int, **options: Any) -> dict[int, torch.Tensor]:
-        loader = ResumableDataLoader(Indexed(24), batch_size, shuffle=True, seed=2, **options)
-        return {i: x for batch in loader for i, x in zip(batch[0].tolist(), batch[1], strict=True)}
-
-    alone = samples(4)
-    shared = samples(3, num_replicas=2, rank=0) | samples(3, num_replicas=2, rank=1, num_workers=2)
-    assert alone.keys() == shared.keys()
-    assert all(torch.equal(alone[i], shared[i]) for i in alone)
-
-
 def test_random_transforms_differ_between_epochs() -> None:
     loader = ResumableDataLoader(Indexed(4), 4, **SEEDED)
     first, second = next(iter(loader)), next(batch for _ in range(2) for batch in loader)
@@ -138,15 +127,6 @@ def test_worker_init_fn_sees_the_data_set_of_the_user() -> None:
     assert [batch.item() for batch in loader] == [100, 101, 102, 103]
 
 
-def test_batches_drawn_ahead_by_workers_do_not_count_as_used() -> None:
-    loader = ResumableDataLoader(Indexed(40), 2, num_workers=2, prefetch_factor=8, **SEEDED)
-    iterator = iter(loader)
-    assert loader.state_dict()["cursor"] == 0
-    for step in range(1, 4):
-        next(iterator)
-        assert loader.state_dict()["cursor"] == 2 * step
-
-
 def test_persistent_workers_follow_a_position_that_was_set() -> None:
     for dataset in (Indexed(10), Endless(10)):
         loader = ResumableDataLoader(dataset, 2, num_workers=2, persistent_workers=True, **SEEDED)
@@ -174,46 +154,10 @@ def test_persistent_workers_restart_their_shards_each_epoch() -> None:
     assert taken + [indices(batch) for batch in loader] == passes[0]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_sharded_data_sets_resume_bit_for_bit(workers: int) -> None:
-    """A data set that shards itself, unevenly: each rank goes on with its own shards, in the order of before."""
-    datasets = [OwnShards(40, rank, 2) for rank in range(2)]
-    options = {"num_workers": workers, "batch_size": 2, "sharded": True, "seed": 4, "num_replicas": 2}
-
-    for rank, dataset in enumerate(datasets):
-        expected = list(ResumableDataLoader(dataset, rank=rank, **options))
-        assert sum(len(batch[0]) for batch in expected) > 0 or rank
-        for cut in range(0, len(expected) + 1, 3):
-            loader = ResumableDataLoader(dataset, rank=rank, **options)
-            taken = list(itertools.islice(loader, cut))
-            resumed = ResumableDataLoader(dataset, rank=rank, **options)
-            resumed.load_state_dict(loader.state_dict())
-            resumed.load_rank_state_dict(loader.rank_state_dict())
-            taken += list(resumed)
-            assert len(taken) == len(expected)
-            assert all(map(equal, taken, expected))
-            assert resumed.rank_state_dict()["epoch"] == 1
-
-
 def test_a_data_set_that_asks_for_its_worker_is_refused_unless_sharded_is_set() -> None:
     loader = ResumableDataLoader(OwnShards(8), 2, num_workers=2, **SEEDED)
     with pytest.raises(ConfigError, match=r"get_worker_info\(\).id.*sharded=True"):
         next(iter(loader))
-
-
-def test_jobs_with_loader_workers_lose_no_sample() -> None:
-    job = Job(Indexed(50), {"shuffle": True, "batch_size": 3, "uneven": True})
-    for world, workers in ((2, 2), (3, 1), (1, 2)):
-        job.start(world, num_workers=workers)
-        for _ in range(3):
-            job.step()
-        job.commit()
-        job.step()
-    job.start(1, num_workers=2)
-    while job.step():
-        pass
-    job.commit()
-    assert sorted(i for step in job.epochs()[0] for batch in step for i in batch) == list(range(50))
 
 
 @pytest.mark.gpu

@@ -9,22 +9,20 @@ from hypothesis import strategies as st
 
 from fastckpt._core.offload.codecs import PIECE, ROW, Encoded, codec_rates, decode, encode, sample_ratio
 
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
-LENGTHS = (0, 1, ROW - 1, ROW, ROW + 1, 1000, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 77)
+SHAPES = [
+    (torch.float32, 0),
+    (torch.float32, 1),
+    (torch.float32, 2 * PIECE + 77),
+    (torch.bfloat16, ROW - 1),
+    (torch.float8_e4m3fn, ROW),
+    (torch.int16, ROW + 1),
+    (torch.int64, 1000),
+    (torch.bool, PIECE - 1),
+    (torch.bool, PIECE + 1),
+    (torch.uint8, PIECE),
+    (torch.complex128, 2 * PIECE),
+]
+"""Types of each width, and lengths around each limit."""
 DENSITIES = (0.0, 0.001, 0.05, 0.125, 0.3, 0.94, 0.97, 1.0)
 
 
@@ -55,15 +53,14 @@ def came_back(tensor: torch.Tensor, encoded: Encoded) -> bool:
     return torch.equal(bits(back), bits(tensor))
 
 
-@pytest.mark.parametrize("count", LENGTHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "count"), SHAPES, ids=str)
 def test_a_tensor_of_any_density_comes_back_bit_for_bit(dtype: torch.dtype, count: int) -> None:
     for density in DENSITIES if count <= 1000 else (0.05, 0.3):
         tensor = sparse(count, density, dtype)
         assert came_back(tensor, encode(tensor)), density
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.sampled_from([0, 0, 0, 1, 0x80000000, 0x7FC12345, 0x7F812345, 0x00000001, 0xFFFFFFFF]), max_size=700)
 )
@@ -85,17 +82,11 @@ def test_negative_zero_nan_payloads_and_denormals_are_no_zeros() -> None:
     ("dtype", "density", "form"),
     [
         (torch.float32, 0.0, "positions"),
-        (torch.float32, 0.10, "positions"),
         (torch.float32, 0.13, "bits"),
-        (torch.float32, 0.96, "bits"),
         (torch.float32, 0.98, "dense"),
-        (torch.float16, 0.13, "bits"),
         (torch.float16, 0.93, "bits"),
         (torch.float16, 0.95, "dense"),
-        (torch.bfloat16, 0.95, "dense"),
-        (torch.uint8, 0.85, "bits"),
         (torch.uint8, 0.90, "dense"),
-        (torch.bool, 0.01, "positions"),
         (torch.bool, 0.5, "bits"),
         (torch.bool, 1.0, "bits"),
     ],
@@ -119,15 +110,11 @@ def test_the_form_of_the_fewest_bytes_is_chosen(dtype: torch.dtype, density: flo
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.zeros(64, 96).t(),
         torch.eye(300)[::2, ::3],
         torch.eye(64).expand(4, 64, 64),
         torch.tensor(0.0),
-        torch.zeros(0, 5),
-        torch.randn(8, 8, 8).relu().permute(2, 0, 1),
         torch.randn(100).relu().requires_grad_(),
         torch.randn(2, 3, 4, 5).relu().to(memory_format=torch.channels_last),
-        torch.eye(64, dtype=torch.complex64).conj(),
         torch.eye(64, dtype=torch.complex64).imag,
         (torch.randn(64, dtype=torch.complex64) * torch.eye(64)).conj().imag,
     ],
@@ -158,13 +145,14 @@ def test_parts_of_another_length_are_refused() -> None:
         decode(encoded.description, [part[:-1] for part in encoded.parts])
 
 
-@pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "density"), [(torch.float32, 0.05), (torch.bfloat16, 0.3), (torch.bool, 0.3), (torch.float32, 0.97)]
+)
 def test_a_sample_estimates_what_encoding_gives(dtype: torch.dtype, density: float) -> None:
-    tensor = sparse(3_000_000, density, dtype)
+    tensor = sparse(1_000_000, density, dtype)
     ratio = encode(tensor).nbytes / (tensor.numel() * tensor.element_size())
     assert sample_ratio(tensor) == pytest.approx(ratio, abs=0.02)
-    assert sample_ratio(tensor.reshape(300, 100, 100).permute(2, 0, 1)) == pytest.approx(ratio, abs=0.02)
+    assert sample_ratio(tensor.reshape(100, 100, 100).permute(2, 0, 1)) == pytest.approx(ratio, abs=0.02)
 
 
 def test_a_sample_sees_zeros_that_come_in_patches() -> None:
@@ -173,7 +161,7 @@ def test_a_sample_sees_zeros_that_come_in_patches() -> None:
     assert sample_ratio(tensor) == pytest.approx(0.53, abs=0.06)
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 1000, 64 * 1024, 64 * 1024 + 1])
+@pytest.mark.parametrize("count", [0, 5, 64 * 1024, 64 * 1024 + 1])
 def test_a_sample_of_a_small_tensor_is_all_of_it(count: int) -> None:
     assert sample_ratio(torch.randn(count)) == 1.0
     expected = encode(torch.zeros(count)).nbytes / (4 * count) if count else 1.0
@@ -200,5 +188,5 @@ def test_half_precision_makes_no_finite_number_infinite(value: float) -> None:
 
 
 def test_rates_of_the_codec_are_measured_on_the_tensor_itself() -> None:
-    zeros, half = torch.zeros(4_000_000), torch.randn(4_000_000).relu()
+    zeros, half = torch.zeros(1_000_000), torch.randn(1_000_000).relu()
     assert all(0 < rate < 1e12 for tensor in (zeros, half, zeros[:1]) for rate in codec_rates(tensor))

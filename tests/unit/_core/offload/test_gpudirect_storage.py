@@ -82,15 +82,14 @@ def test_bytes_come_back_also_in_several_calls(library, file, cufile, units):
 
 
 @pytest.mark.parametrize(
-    "answer, number, expected",
+    ("name", "answer", "number", "expected"),
     [
-        (-1, errno.ENOSPC, "No space left"),
-        (-1, 0, "Input/output error"),
-        (-5011, 0, "error 5011"),
-        (100, 0, "100 bytes"),
+        ("write", -1, errno.ENOSPC, "No space left"),
+        ("read", -1, 0, "Input/output error"),
+        ("read", -5011, 0, "error 5011"),
+        ("write", 100, 0, "100 bytes"),
     ],
 )
-@pytest.mark.parametrize("name", ["read", "write"])
 def test_what_cufile_cannot_do_is_an_error_of_the_file(library, file, cufile, name, answer, number, expected):
     ctypes.c_ssize_t.in_dll(library, "answer").value = answer
     ctypes.c_int.in_dll(library, "number").value = number

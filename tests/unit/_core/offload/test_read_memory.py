@@ -46,7 +46,7 @@ def test_never_more_is_mapped_than_was_in_use_at_one_time():
     memory, chance = ReadMemory(), random.Random(3)
     used: list[torch.Tensor] = []
     most = reused = 0
-    for _ in range(2000):
+    for _ in range(600):
         if used and chance.random() < 0.5:
             used.pop(chance.randrange(len(used)))
             continue
@@ -58,7 +58,7 @@ def test_never_more_is_mapped_than_was_in_use_at_one_time():
         assert in_use + memory.free <= most
         addresses = sorted((tensor.data_ptr(), tensor.numel()) for tensor in used)
         assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(addresses))
-    assert reused > 200
+    assert reused > 50
 
 
 def test_free_memory_goes_back_to_the_system_on_demand():
@@ -70,24 +70,16 @@ def test_free_memory_goes_back_to_the_system_on_demand():
     assert resident() < held - 60 * MIB
 
 
-def test_free_memory_goes_back_to_the_system_with_its_owner():
+def test_memory_goes_back_to_the_system_with_its_owner_or_with_the_last_tensor_that_outlives_it():
     memory = ReadMemory()
-    memory.take(64 * MIB).fill_(1)
+    free, kept = memory.take(64 * MIB).fill_(1), memory.take(64 * MIB).fill_(5)
+    del free
     held = resident()
     del memory
     gc.collect()
-    assert resident() < held - 60 * MIB
-
-
-def test_a_tensor_outlives_the_owner_of_its_memory():
-    memory = ReadMemory()
-    tensor = memory.take(64 * MIB).fill_(5)
-    del memory
-    gc.collect()
-    assert int(tensor.sum()) == 5 * 64 * MIB
-    held = resident()
-    del tensor
-    assert resident() < held - 60 * MIB
+    assert held - 124 * MIB < resident() < held - 60 * MIB and int(kept.sum()) == 5 * 64 * MIB
+    del kept
+    assert resident() < held - 120 * MIB
 
 
 def test_threads_never_share_memory():
@@ -96,7 +88,7 @@ def test_threads_never_share_memory():
     def work(number: int) -> None:
         chance = random.Random(number)
         mine: list[torch.Tensor] = []
-        for _ in range(400):
+        for _ in range(100):
             mine.append(memory.take(chance.choice([MIB, 2 * MIB]))[:4096].fill_(number))
             wrong.extend(each for each in mine if not bool((each == number).all()))
             if len(mine) > 3:

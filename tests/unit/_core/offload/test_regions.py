@@ -35,11 +35,8 @@ def test_regions_in_use_never_overlap_and_what_is_free_is_known(deeds):
 
 
 def gaps(taken: list[Region], end: int) -> list[int]:
-    edges = [
-        0,
-        *(edge for region in sorted(taken, key=lambda each: each.start) for edge in (region.start, region.end)),
-        end,
-    ]
+    ordered = sorted(taken, key=lambda each: each.start)
+    edges = [0, *(edge for region in ordered for edge in (region.start, region.end)), end]
     return [after - before for before, after in zip(edges[::2], edges[1::2], strict=True)]
 
 

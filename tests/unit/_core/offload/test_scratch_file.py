@@ -44,7 +44,7 @@ def place(request, tmp_path):
     subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.mark.parametrize("size", [1, SECTOR, MIB, STAGING + 1, 2 * STAGING + SECTOR, 3 * MIB + 17])
+@pytest.mark.parametrize("size", [1, SECTOR, 2 * STAGING + SECTOR, 3 * MIB + 17])
 def test_bytes_come_back_as_they_were_written(place, size):
     file = ScratchFile(place)
     transfers = Transfers(file)
@@ -61,7 +61,7 @@ def test_bytes_come_back_as_they_were_written(place, size):
     assert os.listdir(place) == []
 
 
-@pytest.mark.parametrize("start", [0, 4, 60, 64, 1000, 4096 - 64])
+@pytest.mark.parametrize("start", [0, 4, 64, 4096 - 64])
 def test_bytes_that_begin_anywhere_come_back(tmp_path, start):
     """Those of torch's own memory are written with the pages around them, others through staging memory."""
     file = ScratchFile(tmp_path)

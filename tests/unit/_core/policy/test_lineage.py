@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.lineage import heads, kept, lines, merged, passed_over, past
@@ -15,25 +15,6 @@ def entry(history: int, step: int, *before: int, loss: float = 0.0) -> Retention
     return RetentionEntry((history, step), 0.0, {"loss": loss}, merged((each, each) for each in before))
 
 
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        ([], []),
-        ([entry(1, 5)], [[1]]),
-        ([entry(1, 5), entry(2, 1)], [[2], [1]]),  # nothing was loaded
-        ([entry(1, 5), entry(2, 6, 1)], [[1, 2]]),
-        ([entry(1, 5), entry(2, 6, 1), entry(3, 7, 1, 2)], [[1, 2, 3]]),
-        ([entry(1, 5), entry(3, 7, 1, 2)], [[1, 3]]),  # the one between left nothing on storage
-        ([entry(1, 5), entry(2, 6, 1), entry(3, 7, 2)], [[1, 2, 3]]),  # of an earlier version: parents alone
-        ([entry(1, 5), entry(2, 9, 1), entry(3, 6, 1)], [[1, 3], [2]]),  # a rollback leaves a branch
-        ([entry(1, 5), entry(2, 1), entry(3, 6, 1)], [[1, 3], [2]]),  # the forgotten load was mended
-        ([entry(1, 5), entry(2, 6, 1), entry(3, 1), entry(4, 2, 3)], [[3, 4], [1, 2]]),
-    ],
-)
-def test_checkpoints_are_grouped_by_line_of_training(entries, expected):
-    assert [sorted({each.id[0] for each in line}) for line in lines(entries)] == expected
-
-
 def test_a_policy_decides_for_each_line_of_training_separately():
     old = [entry(1, step, loss=1.0 / step) for step in range(100, 106)]
     new = [entry(2, step, loss=9.0) for step in range(4)]
@@ -41,12 +22,6 @@ def test_a_policy_decides_for_each_line_of_training_separately():
     assert kept(KeepEvery(100), old + new) == {(1, 100), (1, 105), (2, 0), (2, 3)}
     assert kept(KeepBest(1, "loss"), old + new) == {(1, 105), (2, 3)}
     assert heads(old + new) == [(2, 3), (1, 105)]
-
-
-def test_a_line_of_training_stays_one_when_checkpoints_between_are_deleted():
-    """As an upload that is under way may hold an old one, while newer ones go."""
-    saved = [entry(1, 10), entry(2, 20, 1), entry(3, 30, 1, 2), entry(3, 40, 1, 2)]
-    assert kept(KeepLast(2), [saved[0], *saved[2:]]) == {(3, 30), (3, 40)}
 
 
 def test_what_a_resume_passed_over_is_kept_and_counts_for_no_policy():
@@ -59,15 +34,15 @@ def test_what_a_resume_passed_over_is_kept_and_counts_for_no_policy():
 
 
 @pytest.mark.parametrize(
-    ("details", "expected"),
-    [({}, set()), ({"passed_over": [[1, 3], [2, 4]]}, {(1, 3), (2, 4)}), ({"passed_over": [[1], "x", 5]}, set())]
-    + [({"passed_over": each}, set()) for each in ("nonsense", 7, None)],
+    ("said", "expected"),
+    [([[1, 3], [2, 4]], {(1, 3), (2, 4)}), ([[1], "x", 5], set()), ("nonsense", set()), (7, set())],
 )
-def test_what_was_passed_over_comes_from_the_details(details, expected):
-    assert passed_over(details) == expected
+def test_what_was_passed_over_comes_from_the_details(said, expected):
+    assert passed_over({"passed_over": said}) == expected and not passed_over({})
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple)))
+@settings(max_examples=40)
 def test_merged_ranges_of_histories_are_their_union_in_few_ranges(runs):
     found = merged(runs)
     assert {i for a, b in found for i in range(a, b + 1)} == {i for a, b in runs for i in range(a, b + 1)}
@@ -80,7 +55,6 @@ def test_merged_ranges_of_histories_are_their_union_in_few_ranges(runs):
         ({}, None, ()),
         ({}, (3, 7), ((3, 3),)),
         ({"histories": [[1, 3], [5, 5]]}, (5, 7), ((1, 3), (5, 5))),
-        ({"histories": []}, (5, 7), ()),  # it was resumed from another directory
         ({"histories": [[1], "x", [1, "2"], [4, 4]]}, None, ((4, 4),)),
         ({"histories": "nonsense"}, (5, 7), ((5, 5),)),
     ],

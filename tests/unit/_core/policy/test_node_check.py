@@ -37,7 +37,7 @@ def check(nodes, bad=(), slow=(), broken=(), rate=100.0):
 
 @pytest.mark.parametrize(
     ("verdicts", "whole", "code"),
-    [([], OK, 0), ([OK, OK], OK, 0), ([OK, UNKNOWN], UNKNOWN, 2), ([UNKNOWN, PROBLEM, OK], PROBLEM, 1)],
+    [([], OK, 0), ([OK, UNKNOWN], UNKNOWN, 2), ([UNKNOWN, PROBLEM, OK], PROBLEM, 1)],
 )
 def test_a_problem_outweighs_what_is_unknown_and_that_what_is_well(verdicts, whole, code):
     assert worst(verdicts) is whole and whole.code == code
@@ -46,7 +46,6 @@ def test_a_problem_outweighs_what_is_unknown_and_that_what_is_well(verdicts, who
 @pytest.mark.parametrize(
     ("limits", "name", "limit"),
     [
-        (CheckLimits({}, {}), "disk /data", FLOORS["disk"]),
         (CheckLimits({"disk": 50.0}, {"disk /data": 400.0}), "disk /data", 50.0),
         (CheckLimits({"disk": 50.0, "disk /data": 7.0}, {}), "disk /data", 7.0),
         (CheckLimits({}, {"disk /data": 400.0}), "disk /data", 200.0),
@@ -92,14 +91,11 @@ def test_a_summary_has_the_worst_first_and_no_more_characters_than_allowed():
     assert summary(results[:1], 80) == "ok: 1 checks passed"
 
 
-@pytest.mark.parametrize(
-    "record",
-    [None, [], {}, {"name": "a"}, {"name": "a", "verdict": "fine"}, {"name": 1, "verdict": "ok"},
-     {"name": "a", "verdict": "ok", "value": "fast"}, {"name": "a", "verdict": "ok", "more": 1}],
-)  # fmt: skip
-def test_what_is_no_result_is_refused(record):
-    with pytest.raises(ValueError):
-        CheckResult.from_record(record)
+@pytest.mark.parametrize("wrong", [{"verdict": "fine"}, {"name": 1}, {"message": 1}, {"value": "fast"}, {"more": 1}])
+def test_what_is_no_result_is_refused(wrong):
+    for record in (None, {"name": "a"}, {"name": "a", "verdict": "ok"} | wrong):
+        with pytest.raises(ValueError):
+            CheckResult.from_record(record)
 
 
 def test_a_result_is_read_as_it_was_written():
@@ -111,13 +107,10 @@ def test_a_result_is_read_as_it_was_written():
     ("values", "low"),
     [
         ({}, set()),
-        ({0: 1.0}, set()),
         ({0: 1.0, 1: 1.9}, set()),
         ({0: 1.0, 1: 2.1}, {0}),
-        ({0: 10.0, 1: 10.0, 2: 4.9}, {2}),
         ({0: 10.0, 1: 2.0, 2: 3.0}, {1}),  # of 3 and 10 the median is 6.5; of 2 and 10 it is 6
         ({0: 10.0, 1: 9.0, 2: 3.0, 3: 11.0}, {2}),
-        ({0: 0.0, 1: 0.0}, set()),
     ],
 )
 def test_who_is_below_half_of_the_median_of_the_others(values, low):
@@ -128,8 +121,6 @@ def test_who_is_below_half_of_the_median_of_the_others(values, low):
     ("nodes", "pairs"),
     [
         ([], []),
-        ([0], []),
-        ([0, 1], [(0, 1)]),
         ([0, 1, 2], [(0, 1), (1, 2), (0, 2)]),
         ([0, 2, 3, 5], [(0, 2), (3, 5)]),
         ([0, 1, 2, 3, 4], [(0, 1), (2, 3), (3, 4), (2, 4)]),
@@ -142,17 +133,12 @@ def test_neighbours_are_pairs_and_of_an_odd_number_the_last_three_are_a_group(no
 TABLE = [
     # nodes, what is wrong, verdicts that are not ok
     (1, {}, {}),
-    (2, {}, {}),
     (5, {}, {}),
     (2, {"bad": [1]}, {0: UNKNOWN, 1: UNKNOWN}),  # whose fault it is cannot be told
-    (3, {"bad": [2]}, {2: PROBLEM}),
     (3, {"bad": [0, 1]}, {0: UNKNOWN, 1: UNKNOWN, 2: UNKNOWN}),
-    (4, {"bad": [0]}, {0: PROBLEM}),
     (4, {"bad": [0, 1]}, {0: PROBLEM, 1: PROBLEM}),
     (4, {"bad": [0, 2]}, dict.fromkeys(range(4), UNKNOWN)),  # nobody was good in the first round
-    (5, {"bad": [4]}, {4: PROBLEM}),
     (8, {"bad": [1, 3, 5]}, {1: PROBLEM, 3: PROBLEM, 5: PROBLEM}),
-    (4, {"bad": range(4)}, dict.fromkeys(range(4), UNKNOWN)),
     (4, {"broken": [(0, 1)]}, {0: UNKNOWN, 1: UNKNOWN}),  # both are good with others: the link
     (4, {"broken": [(0, 2)]}, {0: UNKNOWN, 2: UNKNOWN}),  # found in the second round
 ]
@@ -164,40 +150,30 @@ def test_verdicts_of_both_rounds(count, wrong, expected):
     assert {node: each.verdict for node, each in found.items() if each.verdict is not OK} == expected
 
 
-@pytest.mark.parametrize(("count", "slow"), [(3, {2}), (4, {0}), (6, {3}), (7, {6}), (8, {1, 4})])
+@pytest.mark.parametrize(("count", "slow"), [(2, {0}), (3, {2}), (4, {0}), (7, {6}), (8, {1, 4})])
 def test_slow_nodes_are_told_from_their_partners(count, slow):
+    """Of two neither is, for both measure the same."""
     found = check(list(range(count)), slow=slow)
-    assert {node for node, each in found.items() if each.is_slow} == slow
+    assert {node for node, each in found.items() if each.is_slow} == (slow if count > 2 else set())
     assert all(each.verdict is OK for each in found.values())
 
 
-def test_of_two_nodes_neither_is_slow_for_both_measure_the_same():
-    assert not any(each.is_slow for each in check([0, 1], slow=[0]).values())
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 40), st.data())
-def test_no_good_node_is_called_bad_and_no_bad_one_good(count, data):
+def test_no_good_node_is_called_bad_and_no_bad_one_good_and_links_make_none_bad_that_another_has_reached(count, data):
     nodes = list(range(count))
     bad = data.draw(st.sets(st.sampled_from(nodes)))
     found = check(nodes, bad=bad)
-    assert all(each.verdict is not PROBLEM for node, each in found.items() if node not in bad)
-    assert all(each.verdict is not OK for node, each in found.items() if node in bad)
+    assert all(each.verdict is not (OK if node in bad else PROBLEM) for node, each in found.items())
     met = [pair for pair in first_pairs(nodes) if not set(pair) & bad]
     if met and len(bad) <= count // 4:  # good nodes take several suspects each
         assert all(found[node].verdict is PROBLEM for node in bad)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(2, 40), st.data())
-def test_links_that_fail_make_no_node_bad_that_one_other_has_reached(count, data):
-    nodes = list(range(count))
     links = st.tuples(st.sampled_from(nodes), st.sampled_from(nodes))
     found = check(nodes, broken=data.draw(st.sets(links, max_size=20)))
     assert all(each.rate is None for each in found.values() if each.verdict is PROBLEM)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60), st.data())
 def test_pairs_are_few_and_everyone_has_one(numbers, data):
     nodes = sorted(numbers)

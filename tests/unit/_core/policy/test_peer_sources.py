@@ -45,14 +45,12 @@ def at(node: int, step: int = 5) -> CheckpointLocation:
     ("held", "found"),
     [
         ([holding(0, [0, 1])], [set(), {at(1)}]),  # node 1 is fresh, and node 0 has kept its rank's file
-        ([holding(0, [0])], [set(), set()]),  # nobody has the file of rank 1
         ([holding(1, [0, 1])], [set(), set()]),  # nobody knows whether its model is that of node 0
         ([holding(1, [0, 1], alike=True)], [{at(0)}, set()]),
         ([holding(0, [0, 1], wanted=False)], [set(), set()]),
         ([holding(0, [1], saved_as=1, alike=True), holding(1, [0], saved_as=0)], [{at(0)}, {at(1)}]),  # renumbered
         ([holding(0, [0]), holding(1, [1], saved_as=-1)], [set(), {at(1)}]),  # kept for others alone
         ([holding(0, [0], world_size=1)], [set(), {at(1)}]),  # rank 1 was none when it was saved
-        ([], [set(), set()]),
     ],
 )
 def test_a_rank_reaches_what_other_nodes_hold(held: list[NodeHolding], found: list[set[CheckpointLocation]]):
@@ -76,18 +74,14 @@ def test_what_a_node_has_itself_is_not_fetched():
     assert sources(held, [0, 1], at(0)) == {"rank_0.pt": ["host-1:1"]}
 
 
-def test_a_holding_survives_its_way():
-    each = holding(0, [0, 1])
-    assert NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) == each
-
-
 Kind = tuple[bool, tuple[int, ...]] | None
 """Whether a node has its model of a save, and the ranks of which it has the files; None if it has nothing."""
 
 
+@pytest.mark.parametrize("part", [23, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("allow_lost", [False, True])
-def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool):
-    """Exhaustive: three nodes of a rank each, what each holds of two saves, and which of them is on storage.
+def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool, part: int):
+    """Three nodes of a rank each, what each holds of two saves, and which of them is on storage: one of so many cases.
 
     All ranks resume the newest save that each could load, by what is there. Each file of it has a source; no model is
     taken from a node that is not known to have that of the first.
@@ -95,7 +89,8 @@ def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_
     new: list[Kind] = [None, (True, ()), (True, (0,)), (False, (1,)), (True, (0, 1, 2)), (False, (0, 2))]
     old: list[Kind] = [None, (True, (0, 1)), (True, (2,))]
     fetched = lost = 0
-    for of_new, of_old in itertools.product(itertools.product(new, repeat=3), itertools.product(old, repeat=3)):
+    cases = itertools.product(itertools.product(new, repeat=3), itertools.product(old, repeat=3))
+    for of_new, of_old in itertools.islice(cases, None, None, part):
         for alike, stored in itertools.product((False, True), (0, 5, 6)):
             kinds = {5: of_old, 6: of_new}
             held = [_held(n, kind, step, alike=alike) for step in kinds for n, kind in enumerate(kinds[step]) if kind]
@@ -116,7 +111,7 @@ def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_
                     lost += 1
                 else:
                     assert choice.tier == STORAGE or (of[rank] == (True, of[rank][1]) and rank in of[rank][1])  # type: ignore[index]
-    assert fetched > 100 and (lost > 100) == allow_lost
+    assert fetched > 100 and (lost > 10) == allow_lost
 
 
 def _has_main(kind: Kind) -> bool:
@@ -143,19 +138,11 @@ def _has(
     return found | {CheckpointLocation(1, step, MEMORY, node, "a") for step in here} | durable
 
 
-def _check(
-    given: Mapping[str, Sequence[str]],
-    rank: int,
-    held: Sequence[NodeHolding],
-    mine: tuple[bool, tuple[int, ...]] | None,
-) -> None:
+def _check(given: Mapping[str, Sequence[str]], rank: int, held: Sequence[NodeHolding], mine: Kind) -> None:
     by_address = {each.address: each for each in held}
-    needed = (
-        {MAIN, *own(rank)}
-        - ({MAIN} if mine and mine[0] else set())
-        - (set(own(rank)) if mine and rank in mine[1] else set())
-    )
-    assert needed <= given.keys()
+    has_main, ranks = mine or (False, ())
+    assert has_main or MAIN in given
+    assert rank in ranks or given.keys() >= {*own(rank)}
     assert all(by_address[address].is_authentic for address in given.get(MAIN, ()))
     for address in given.get(own(rank)[0], ()):
         assert rank in by_address[address].ranks
@@ -176,7 +163,7 @@ def divided(
     return holding(node, (), saved_as=saved, world_size=world_size, alike=alike, **more)._replace(ranks=files)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.campaign)])
 def test_a_divided_state_is_reached_exactly_if_some_node_has_each_shard_that_is_needed(count: int):
     """Exhaustive: three ranks have saved; nodes of now hold their own part or none, and copies of any others."""
     nodes, saved = range(count), range(3)
@@ -243,7 +230,7 @@ OF_ANOTHER_GROUP = ParityHolding(GROUP[1:], "c", {})
 SHARDS = [own(rank) for rank in range(4)]
 
 
-@pytest.mark.parametrize("lost", range(4))
+@pytest.mark.parametrize("lost", [0, 2])
 def test_a_lost_nodes_files_are_reached_if_all_others_of_its_group_have_parity(lost: int):
     left = [with_parity(node) for node in range(4) if node != lost]
     found = with_rebuilt([NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) for each in left])

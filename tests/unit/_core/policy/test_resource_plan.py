@@ -33,13 +33,10 @@ def test_the_limit_of_a_plan_is_the_least_that_holds_its_slots(size: int, slots:
     [
         (11 * MIB, 64 * MIB, 64 * MIB, 3, 2),  # docker's 64 MB: three would leave less than half
         (10 * MIB, 64 * MIB, 64 * MIB, 3, 3),
-        (10 * MIB, 64 * MIB, 64 * MIB, 2, 2),
-        (10 * MIB, 100 * MIB, 128 * MIB, 3, 3),
         (31 * MIB, 64 * MIB, 64 * MIB, 3, 0),
         (30 * MIB, 64 * MIB, 64 * MIB, 3, 2),
         (1000 * MIB, 3000 * MIB + RESERVE, 1 << 40, 3, 3),
         (1000 * MIB, 3000 * MIB + RESERVE - 1, 1 << 40, 3, 2),
-        (1000 * MIB, 0, 1 << 40, 3, 0),
     ],
 )
 def test_slots_that_fit_leave_the_reserve(size: int, free: int, total: int, most: int, slots: int):
@@ -59,8 +56,6 @@ ODD = [SavedFile("global_step1/zero_pp_rank_0.pt", PAGE, Role.OTHER, 0)]
     ("files", "saved", "shape", "images"),
     [
         (DDP, 4, JobShape(1, 4), [104]),
-        (DDP, 4, JobShape(2, 2), [102, 102]),
-        (DDP, 4, JobShape(4, 1), [101] * 4),
         (DDP, 4, JobShape(2, 8), [108, 108]),  # the model on each node, a file for each rank
         (FSDP, 4, JobShape(1, 4), [40 + 424 + 4]),
         (FSDP, 4, JobShape(2, 2), [40 + 204 + 2, 40 + 220 + 2]),
@@ -79,27 +74,20 @@ def test_another_number_of_ranks_is_refused_for_layouts_that_are_not_known():
         reshaped(ODD, 4, JobShape(1, 8))
 
 
-@pytest.mark.parametrize("size", [1, 7 * MIB, 1000 * MIB, 12345 * MIB, 3 << 40])
+@pytest.mark.parametrize("size", [1, 12345 * MIB, 3 << 40])
 def test_sizes_to_paste_are_round_and_at_most_an_eighth_larger(size: int):
     found = round_mebibytes(size)
     assert size <= found * MIB <= max(size * 9 / 8, MIB)
     assert f"{found:b}".rstrip("0").__len__() <= 4
 
 
-def test_a_tmpfs_leaves_data_loaders_what_docker_gives_them():
-    shape = JobShape(1, 1)
-    (node,) = per_node([SavedFile("model.pt", 1000, Role.NODE)], shape)
-    found = limits(node, shape, 2)
-    assert found.tmpfs == found.arena + 64 * MIB and found.shm > 64
-
-
-def test_lines_to_paste_name_the_same_size():
+def test_lines_to_paste_name_the_same_size_which_leaves_data_loaders_what_docker_gives_them():
     shape = JobShape(1, 4)
     (node,) = per_node(DDP, shape)
     found = limits(node, shape, 3)
     assert found.docker == f"--shm-size={found.shm}m"
     assert found.kubernetes == f"emptyDir: {{medium: Memory, sizeLimit: {found.shm}Mi}}"
-    assert found.shm * MIB >= found.tmpfs >= found.arena
+    assert found.shm * MIB >= found.tmpfs == found.arena + 64 * MIB
     assert found.cgroup(500 * MIB) >= found.arena + 500 * MIB + reserve(500 * MIB, 2)
 
 

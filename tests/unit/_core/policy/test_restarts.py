@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.restarts import (
@@ -39,19 +39,13 @@ FRESH = came(-1, 50, 6)
 AGAIN = came(50, 50, 6)
 
 TABLE = [
-    ("no attempts", [], 0),
     ("a job without a checkpointer", [UNWATCHED] * 9, 0),
     ("death before anything, each time", [NOTHING] * 3, 3),
     ("death while loading after progress", [FRESH, NOTHING, NOTHING], 2),
-    ("the first attempt came somewhere", [FRESH], 0),
     ("a first attempt that resumes and does nothing", [came(50, 50)], 1),
     ("the same step again, though six steps were done", [FRESH, AGAIN, AGAIN, AGAIN], 3),
     ("an earlier step", [FRESH, came(50, 50, 5), came(50, 50, 2)], 2),
     ("one step further each time", [FRESH, came(50, 50, 7), came(50, 50, 8), came(50, 60, 0)], 0),
-    ("one step further in the end", [FRESH, AGAIN, AGAIN, came(50, 50, 7)], 0),
-    ("and stuck there", [FRESH, AGAIN, AGAIN, came(50, 50, 7), came(50, 50, 7)], 1),
-    ("never a save, the same step", [came(-1, -1, 56)] * 4, 3),
-    ("a save each step, bad data at 57", [came(-1, 56), came(56, 56), came(56, 56), came(56, 56)], 3),
     ("the save before the bad step was cut off once", [came(-1, 56), came(55, 56), came(56, 56), came(56, 56)], 2),
     ("steps are epochs: fewer optimizer steps, a later epoch", [came(5, 5, 999), came(5, 6, 100), came(6, 6, 150)], 0),
     ("killed between saves, at random", [came(-1, 50, 9), came(50, 50, 3), came(50, 60, 1), came(60, 60, 5)], 0),
@@ -82,7 +76,6 @@ KILLED = replace(NOTHING, killed=True)
 @pytest.mark.parametrize(
     ("row", "limit", "expected"),
     [
-        ([], 3, False),
         ([NOTHING] * 2, 3, False),
         ([NOTHING] * 3, 3, True),
         ([KILLED] * 29, 3, False),
@@ -96,28 +89,18 @@ def test_a_kill_from_outside_counts_a_tenth_of_a_stall(row: list[Attempt], limit
     assert is_stuck(row, limit) == expected
 
 
-@pytest.mark.parametrize("slow", [0.1, 0.5, 1.0])
-def test_a_job_that_comes_further_between_kills_is_never_stuck(slow: float) -> None:
+def test_a_job_that_comes_further_between_kills_is_never_stuck() -> None:
     """To come further takes it up to the mean time between kills, so that most starts come to nothing."""
     for seed in range(20):
         rng, attempts, furthest = random.Random(seed), [came(-1, 0)], 0
         for _ in range(100):
-            reached = furthest + int(rng.expovariate(1.0) / slow)
+            reached = furthest + int(rng.expovariate(1.0))
             attempts.append(replace(came(furthest, reached), killed=True))
             furthest = reached
             assert not is_stuck(stalls(attempts), 3)
 
 
-steps = st.integers(0, 50)
-
-
-@given(st.lists(st.builds(lambda r, s, n: came(r, max(r, s), n), steps, steps, st.integers(0, 3)), max_size=12))
-def test_the_last_attempt_alone_changes_the_number_of_stalls(attempts: list[Attempt]) -> None:
-    """A stall makes the row one longer, at most one of many falls out of it at once, and it ends with the last."""
-    before, now = stalls(attempts[:-1]), stalls(attempts)
-    assert now == [] or now in ([*before, attempts[-1]], [attempts[-1]])
-
-
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 9), min_size=1), st.integers(1, 20))
 def test_attempts_that_advance_are_never_stalls(lengths: list[int], interval: int) -> None:
     """Kills anywhere, a save every ``interval`` steps, each attempt further than the one before."""
@@ -130,36 +113,15 @@ def test_attempts_that_advance_are_never_stalls(lengths: list[int], interval: in
         assert stalls(attempts) == []
 
 
-@given(st.integers(1, 200), st.integers(1, 30))
-def test_attempts_that_fail_at_the_same_step_are_stalls(bad: int, interval: int) -> None:
-    done = bad - 1
-    saved = done // interval * interval
-    first = came(-1, saved or -1, done - saved)
-    again = came(saved or -1, saved or -1, done - saved)
-    assert stalls([first, *[again] * 3]) == ([first] if done == 0 else []) + [again] * 3
-
-
-BUDGETS = [
-    ("1/h", Budget(1, 3600)),
-    ("3/90min", Budget(3, 5400)),
-    ("2/0.5h", Budget(2, 1800)),
-    ("10/7s", Budget(10, 7)),
-    ("1/0.05s", Budget(1, 0.05)),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), BUDGETS)
-def test_a_restart_budget_is_parsed(text: str, expected: Budget) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", None), ("1/h", Budget(1, 3600)), ("3/90min", Budget(3, 5400)), ("1/0.05s", Budget(1, 0.05))],
+)
+def test_a_restart_budget_is_parsed(text: str, expected: Budget | None) -> None:
     assert parse_budget(text) == expected
 
 
-def test_an_empty_restart_budget_is_none() -> None:
-    assert parse_budget("") is None
-
-
-@pytest.mark.parametrize(
-    "text", ["3", "1/", "/h", "0/h", "-1/h", "1/0h", "1/0.0s", "1/day", "1.5/h", "1/h ", "1/1e3s", "1/-2h"]
-)
+@pytest.mark.parametrize("text", ["3", "/h", "0/h", "1/0.0s", "1/day", "1.5/h", "1/h ", "1/-2h"])
 def test_an_invalid_restart_budget_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(repr(text)) + ".*such as 1/h or 3/90min"):
         parse_budget(text)
@@ -170,16 +132,12 @@ def test_an_invalid_restart_budget_is_refused_with_its_text(text: str) -> None:
     [
         ("1/h", 3599, 3, (0, 3599)),
         ("1/h", 3600, 3, (1, 0)),
-        ("1/h", 2.5 * 3600, 3, (2, 1800)),
         ("1/h", 9 * 3600 + 7, 3, (3, 0)),
         ("1/h", 1800, 0, (0, 0)),
-        ("2/h", 3700, 3, (2, 100)),
         ("2/h", 3700, 1, (1, 0)),
     ],
 )
 def test_training_time_gives_restarts_back_at_the_rate_of_the_budget(
     budget: str, trained: float, spent: int, expected: tuple[int, float]
 ) -> None:
-    found = parse_budget(budget)
-    assert found is not None
-    assert given_back(found, trained, spent) == expected
+    assert given_back(parse_budget(budget), trained, spent) == expected

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -45,22 +44,15 @@ def of_loss(*losses: float | None) -> list[RetentionEntry]:
 @pytest.mark.parametrize(
     ("policy", "ids", "kept"),
     [
-        (KeepAll(), IDS, IDS),
         (KeepAll(), [], []),
         (KeepLast(1), IDS, [(1, 25)]),
         (KeepLast(3), IDS, [(0, 30), (1, 15), (1, 25)]),  # a newer history's smaller step is the newer
-        (KeepLast(9), IDS, IDS),
-        (KeepLast(2), [], []),
         (KeepLast(2), [(0, 1), (0, 1), (0, 2)], [(0, 1), (0, 2)]),
         (KeepEvery(10), IDS, [(0, 10), (0, 20), (0, 30), (1, 25)]),
-        (KeepEvery(15), IDS, [(0, 30), (1, 15), (1, 25)]),
         (KeepEvery(7), IDS, [(1, 25)]),
         (KeepEvery(7), [(0, 0), (0, 1)], [(0, 0), (0, 1)]),
-        (KeepEvery(1), IDS, IDS),
-        (KeepEvery(5), [], []),
         (KeepAny((KeepLast(2), KeepEvery(30))), IDS, [(0, 30), (1, 15), (1, 25)]),
         (KeepAny((KeepAny((KeepLast(1),)), KeepAny((KeepEvery(20),)))), IDS, [(0, 20), (1, 25)]),
-        (KeepAny((KeepAll(), KeepLast(1))), IDS, IDS),
     ],
 )
 def test_keep_last_and_step_intervals_keep_by_number(policy, ids, kept):
@@ -71,14 +63,10 @@ def test_keep_last_and_step_intervals_keep_by_number(policy, ids, kept):
 @pytest.mark.parametrize(
     ("minutes", "times", "kept"),
     [
-        ("none", [], []),
         ("the first of each period, and the newest", [0, 3, 6, 9, 12, 15, 18, 21, 24], [1, 5, 8, 9]),
-        ("each, where saves are further apart", [0, 25, 50], [1, 2, 3]),
         ("every seven minutes: no drift", [7 * i for i in range(10)], [1, 3, 4, 6, 7, 9, 10]),
         ("as seldom as every tenth second, somewhat late and early", [5, 15.01, 24.99, 35.02, 44.98], [1, 2, 3, 4, 5]),
-        ("set forward by an hour", [1, 2, 63, 64, 71, 72], [1, 3, 5, 6]),
         ("set back by an hour", [101, 102, 43, 44, 51, 52], [1, 3, 5, 6]),
-        ("set back a little, within the period", [5, 1, 8, 12], [1, 4]),
         ("set back a little, to the period before", [15, 6, 8, 12, 13], [1, 2, 4, 5]),
         ("a clock that stands still", [5, 5, 5, 5], [1, 4]),
         ("before there were clocks", [0, 0, 30_000_000], [1, 3]),
@@ -94,18 +82,12 @@ def test_keep_every_ten_minutes_keeps_one_checkpoint_each(minutes, times, kept):
         (KeepBest(1, "loss"), [3, 1, 2], [2, 3]),
         (KeepBest(1, "loss", "max"), [3, 1, 2], [1, 3]),
         (KeepBest(2, "loss"), [3, 1, 2, 9], [2, 3, 4]),
-        (KeepBest(2, "loss"), [3, 1, 0], [2, 3]),
-        (KeepBest(9, "loss"), [3, 1, 2], [1, 2, 3]),
         (KeepBest(1, "loss"), [1, 1, 1, 2], [3, 4]),  # of equals the newer
         (KeepBest(2, "loss"), [None, 5, None, 4, None], [2, 4, 5]),
-        (KeepBest(2, "loss"), [None, None], [2]),
         (KeepBest(2, "loss"), [math.nan, 5, math.inf, 6, -math.inf, 7], [2, 4, 6]),
         (KeepBest(1, "loss", "max"), [math.inf, 5, math.nan], [2, 3]),
-        (KeepBest(1, "accuracy"), [1, 2, 3], [3]),
-        (KeepBest(1, "loss"), [], []),
         (KeepMeasured("loss"), [None, 5, None, math.nan, 0, None], [2, 5, 6]),
         (KeepMeasured("epoch"), [1, 2], [2]),
-        (KeepMeasured("loss"), [], []),
     ],
 )
 def test_keep_best_keeps_the_best_by_a_metric(policy, losses, kept):
@@ -116,33 +98,16 @@ def test_keep_best_keeps_the_best_by_a_metric(policy, losses, kept):
     ("n", "best", "kept"),
     [
         (3, [1, 1, 1, 1], [1, 3, 4]),
-        (3, [1, 2, 2, 2], [2, 3, 4]),
         (2, [1, 2, 2, 2], [2, 4]),
         (1, [1, 2, 2, 2], [2, 4]),
-        (1, [1, 2, 3, 4], [4]),
         (2, [None, None, None, None], [3, 4]),
         (2, [1, None, 99, 99], [3, 4]),  # what is named is not there
-        (9, [1, 1], [1, 2]),
         (2, [], []),
     ],
 )
 def test_retention_keeps_the_checkpoint_that_the_newest_names(n, best, kept):
     entries = [RetentionEntry((0, i), 0, {} if step is None else {"best": step}) for i, step in enumerate(best, 1)]
     assert KeepNamed(n, "best")(entries) == {(0, step) for step in kept}
-
-
-@given(st.integers(1, 5), st.lists(st.booleans(), max_size=20))
-def test_a_checkpoint_named_by_the_newest_stays_as_long_as_it_is_named(n, is_better):
-    """As a best one is: deciding at each save is deciding once."""
-    all_entries, there, named = [], [], 0
-    for step, better in enumerate(is_better, 1):
-        named = step if better else named
-        all_entries.append(RetentionEntry((0, step), 0, {"best": named} if named else {}))
-        there.append(all_entries[-1])
-        there = of(KeepNamed(n, "best")(there), there)
-    assert {entry.id for entry in there} == KeepNamed(n, "best")(all_entries)
-    assert not named or (0, named) in {entry.id for entry in there}
-    assert len(there) <= max(n, 2)
 
 
 policies = st.recursive(
@@ -167,6 +132,7 @@ def of(ids: Collection[tuple[int, int]], among: list[RetentionEntry]) -> list[Re
     return [entry for entry in among if entry.id in ids]
 
 
+@settings(max_examples=60)
 @given(policies, saved)
 def test_every_policy_keeps_the_newest(policy, entries):
     kept = policy(entries)
@@ -175,7 +141,7 @@ def test_every_policy_keeps_the_newest(policy, entries):
     assert policy(entries[::-1]) == kept
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(policies, saved, st.data())
 def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, data):
     """Whichever of those not kept are gone already, say by a crash amid deletion, the decision is the same."""
@@ -184,31 +150,7 @@ def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, da
     assert policy(of(kept | extra, entries)) == kept
 
 
-@settings(max_examples=300)
-@given(policies, saved)
-def test_deciding_at_each_save_equals_deciding_once(policy, entries):
-    """What an agent keeps that deletes after each persist, and what one keeps that has slept till now."""
-    there: list[RetentionEntry] = []
-    for entry in sorted(entries, key=lambda entry: entry.id):
-        there.append(entry)
-        there = of(policy(there), there)
-    assert {entry.id for entry in there} == policy(entries)
-
-
-@given(st.lists(policies, min_size=1, max_size=4), saved)
-def test_a_union_of_policies_keeps_what_any_of_them_keeps(parts, entries):
-    assert KeepAny(tuple(parts))(entries) == frozenset().union(*(part(entries) for part in parts))
-
-
-@given(st.lists(times, min_size=2, max_size=40, unique=True), st.sampled_from([1, 2.5, 10]))
-def test_no_gap_exceeds_two_periods_and_the_pause_between_saves(found, minutes):
-    entries = [RetentionEntry((0, i), time) for i, time in enumerate(sorted(found))]
-    kept = sorted(entry.time for entry in of(KeepEveryMinutes(minutes)(entries), entries))
-    pause = max(b.time - a.time for a, b in pairwise(entries))
-    assert all(b - a <= 2 * 60 * minutes + pause for a, b in pairwise(kept))
-    assert len(kept) <= (kept[-1] - kept[0]) / (60 * minutes) + 3
-
-
+@settings(max_examples=40)
 @given(policies | st.builds(KeepNamed, st.integers(1, 9), st.sampled_from(["best", "other"])))
 def test_retention_policies_survive_a_round_trip_as_json(policy):
     assert from_json(to_json(policy)) == policy
@@ -230,38 +172,35 @@ def test_json_of_nested_unions_is_refused_beyond_a_depth():
 @pytest.mark.parametrize(
     "value",
     [
-        *(None, 3, "last", [], {}, {"keep": "last"}, {"keep": "every", "n": 3}, {"keep": "all", "n": 3}, {"keep": []}),
-        *({"keep": "last", "n": n} for n in (0, True, "3", None)),
-        *({"keep": "minutes", "minutes": n} for n in (0, -1, True, "3", None, math.nan, math.inf)),
-        *({"keep": "any", "of": of} for of in ([], None, {}, [3], [{"keep": "last"}], "all")),
+        *("last", [], {"keep": "last"}, {"keep": "every", "n": 3}, {"keep": "all", "n": 3}, {"keep": []}),
+        *({"keep": "last", "n": n} for n in (0, True, "3")),
+        *({"keep": "minutes", "minutes": n} for n in (0, True, "3", math.nan)),
+        *({"keep": "any", "of": of} for of in ([], None, [3], [{"keep": "last"}])),
         {"keep": "any", "of": [{"keep": "all"}], "n": 1},
-        {"keep": "best", "n": 1, "metric": "loss"},
-        *({"keep": "best", "n": 1, "metric": metric, "mode": "min"} for metric in ("", 3, None, [])),
-        *({"keep": "measured", "metric": metric} for metric in ("", 3, None, [])),
-        *({"keep": "best", "n": 1, "metric": "loss", "mode": mode} for mode in ("", "least", None, [])),
+        *({"keep": "best", "n": 1, "metric": metric, "mode": "min"} for metric in ("", [])),
+        *({"keep": "measured", "metric": metric} for metric in ("", 3)),
+        *({"keep": "best", "n": 1, "metric": "loss", "mode": mode} for mode in ("least", [])),
     ],
+    ids=str,
 )
 def test_json_that_is_no_retention_policy_is_refused(value):
     with pytest.raises(ProtocolError, match="retention policy"):
         from_json(value)
 
 
-@pytest.mark.parametrize("make", [KeepLast, KeepEvery, lambda n: KeepBest(n, "loss")])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", None])
-def test_a_policy_that_keeps_no_checkpoint_is_refused(make, value):
-    with pytest.raises(ConfigError, match="1 or more"):
-        make(value)
+@pytest.mark.parametrize("value", [0, 1.5, True, "2"])
+def test_a_policy_that_keeps_no_checkpoint_is_refused(value):
+    for make in (KeepLast, KeepEvery, lambda n: KeepBest(n, "loss"), lambda n: KeepNamed(n, "best")):
+        with pytest.raises(ConfigError, match="1 or more"):
+            make(value)
+    with pytest.raises(ConfigError, match="at least one"):
+        KeepAny(())
 
 
-@pytest.mark.parametrize("value", [0, -1, 0.001, True, "2", None, math.nan, math.inf, 10**400])
+@pytest.mark.parametrize("value", [0.001, True, "2", math.nan, math.inf, 10**400])
 def test_a_policy_with_an_invalid_period_is_refused(value):
     with pytest.raises(ConfigError, match="give minutes"):
         KeepEveryMinutes(value)
-
-
-def test_an_empty_union_of_policies_is_refused():
-    with pytest.raises(ConfigError, match="at least one"):
-        KeepAny(())
 
 
 @pytest.mark.parametrize(
@@ -270,7 +209,8 @@ def test_an_empty_union_of_policies_is_refused():
         ({"loss": 1.5, "epoch": 3}, {"loss": 1.5, "epoch": 3}),
         ({"large": 10**400, "least": -(10**400), "most": 10**300}, {"most": 1e300}),
         ({"loss": math.nan, "a": "1", "b": True, "c": None, "d": [1], "e": math.inf, "f": -0.0}, {"f": 0.0}),
-        *((nothing, {}) for nothing in (None, 3, "loss", [], [["loss", 1.0]])),
+        (None, {}),
+        ([["loss", 1.0]], {}),
     ],
 )
 def test_invalid_metrics_in_a_manifest_are_ignored(found, usable):

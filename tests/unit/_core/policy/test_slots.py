@@ -24,13 +24,10 @@ def at(first: int, second: int) -> dict[int, tuple[int, int]]:
 
 
 TABLE = [
-    ("all empty: the first", [EMPTY, EMPTY, EMPTY], {}, 0),
     ("one whole: an empty one", [whole(1), EMPTY, EMPTY], at(2, 1), 1),
-    ("two whole: the empty one", [whole(1), whole(2), EMPTY], at(3, 2), 2),
     ("all whole: the oldest", [whole(2), whole(1), whole(3)], at(4, 3), 1),
     ("the oldest by history, then step", [whole(9), whole(2, history=2), whole(1, history=2)], at(1, 1), 0),
     ("an older history may have larger steps", [whole(1, history=2), whole(9), whole(8)], at(1, 1), 2),
-    ("two slots, both whole: never the newest", [whole(3), whole(2)], at(4, 3), 1),
     ("the oldest is pinned: the next one", [whole(1, "read"), whole(2), whole(3)], at(4, 3), 1),
     ("a pin on the newest changes nothing", [whole(1), whole(2), whole(3, "persisted")], at(4, 3), 0),
     ("a save that all have left unfinished goes before a whole one", [whole(1), filling(2, 0), whole(3)], at(4, 4), 1),
@@ -41,10 +38,8 @@ TABLE = [
 SKIPS = [
     ("two slots, one pinned", [whole(1, "step 1 is being persisted"), whole(2)], at(3, 2), "step 1 is being persisted"),
     ("the other is still filled by both", [whole(1), filling(2)], at(2, 2), "step 2 waits for local rank 0, 1"),
-    ("the other waits for rank 1", [whole(1), filling(2, 0)], at(3, 1), "step 2 waits for local rank 1"),
     ("rank 1 is in it now", [whole(1), filling(2, 0)], at(3, 2), "step 2 waits for local rank 1"),
     ("both reasons", [whole(1), whole(0, "read by 7"), filling(2, 0)], at(3, 1), "read by 7; step 2 waits for local"),
-    ("nothing whole yet", [filling(1, 0), filling(2, 0)], at(3, 0), "step 1 waits for local rank 1"),
 ]
 NEVER_SAVED = [
     ("rank 1 is at the save before", [whole(1), filling(2, 0)], at(3, 1), False),
@@ -78,12 +73,7 @@ COMMON = [
     ("what is common elsewhere protects nothing here", [whole(4), whole(5), whole(6)], [(1, 1)], 0),
 ]
 COMMON_SKIPS = [
-    (
-        "two slots, and one is to be common next",
-        [whole(1), whole(2)],
-        [(1, 1), (1, 2)],
-        "step 1 is the newest that all",
-    ),
+    ("one is to be common next", [whole(1), whole(2)], [(1, 1), (1, 2)], "step 1 is the newest that all"),
     ("the newest is pinned", [whole(1), whole(2), whole(3, "read")], [(1, 1), (1, 2)], "step 1 is the newest that all"),
     ("no common one is here", [whole(3), whole(2, "read")], [(1, 1)], "read"),
 ]
@@ -108,7 +98,7 @@ def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
     return draw(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=60))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(count=st.integers(2, 3), plan=actions())
 def test_after_the_first_commit_one_complete_checkpoint_is_always_untouched(count, plan):
     """Two writers go through the same steps at their own pace; readers pin; all die and start again."""

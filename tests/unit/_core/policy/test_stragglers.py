@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 
 from fastckpt._core.policy.stragglers import PARTS, ROW, RankTimes, SlowRank, Stragglers
 
-STEP = 1.0
-"""Seconds of a step of a job in which nobody is slow, of which 0.4 are waits."""
-
 
 def times(owns: Mapping[int, float], part: int = 2) -> dict[int, RankTimes]:
     """A window of ranks with these own times, of which what exceeds 0.6 was lost in a part; all steps end together."""
@@ -41,8 +38,7 @@ def noisy(owns: Sequence[float], share: float, chance: random.Random) -> list[fl
 CALM = [0.6] * 4
 
 
-@pytest.mark.parametrize("part", range(len(PARTS)), ids=PARTS)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 9, 40])
+@pytest.mark.parametrize(("part", "ranks"), [(0, 2), (1, 3), (2, 4), (3, 40)])
 def test_a_rank_that_becomes_slow_is_named_with_its_part_and_cost_after_three_windows(ranks: int, part: int):
     slow = [0.6] * (ranks - 1) + [0.9]
     began, ended = run([[0.6] * ranks] * 5 + [slow] * 5, part)
@@ -51,10 +47,6 @@ def test_a_rank_that_becomes_slow_is_named_with_its_part_and_cost_after_three_wi
     assert one.cost == pytest.approx(0.3)
     assert (one.own, one.others) == (pytest.approx(0.9), pytest.approx(0.6))
     assert not ended
-
-
-def test_a_rank_that_is_slow_from_the_start_is_named_at_the_third_window():
-    assert [index for index, _ in run([[0.6, 0.9]] * 4)[0]] == [ROW - 1]
 
 
 def test_a_slow_rank_is_named_once_and_its_end_is_said_once():
@@ -77,10 +69,8 @@ def test_a_rank_that_goes_back_and_forth_around_the_limit_is_not_named_again_and
 
 SLOW = 0.9
 CASES = {
-    "nobody": [CALM] * 20,
     "all alike": [CALM] * 5 + [[SLOW] * 4] * 10,
     "two windows": [CALM] * 5 + [[*CALM[:3], SLOW]] * (ROW - 1) + [CALM] * 10,
-    "one evaluation": [CALM] * 5 + [[60.0, *CALM[1:]]] + [CALM] * 10,
     "another rank in each window": [[SLOW if rank == window % 4 else 0.6 for rank in range(4)] for window in range(30)],
     "two ranks in turns": [[SLOW if rank == window % 2 else 0.6 for rank in range(2)] for window in range(30)],
     "three of four": [CALM] * 5 + [[0.6, SLOW, SLOW, SLOW]] * 10,
@@ -96,9 +86,9 @@ def test_nobody_is_named(windows: list[list[float]]):
     assert run(windows) == ([], [])
 
 
-def test_two_of_four_slow_ranks_are_both_named_at_the_cost_of_both():
-    began, _ = run([CALM] * 5 + [[0.6, SLOW, 0.6, SLOW]] * 5)
-    assert [(index, one.rank) for index, one in began] == [(7, 1), (7, 3)]
+def test_two_of_four_slow_ranks_are_both_named_at_the_cost_of_both_from_the_start_on():
+    began, _ = run([[0.6, SLOW, 0.6, SLOW]] * 4)
+    assert [(index, one.rank) for index, one in began] == [(ROW - 1, 1), (ROW - 1, 3)]
     assert all(one.cost == pytest.approx(0.3) for _, one in began)
 
 
@@ -149,7 +139,7 @@ def test_windows_of_short_steps_are_joined_so_that_a_moment_counts_for_nothing()
     assert 200 + 2 * 2 <= number <= 200 + 4 * 2, "two windows of 20 steps of 50 ms are one"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     ranks=st.integers(2, 12),
@@ -165,18 +155,7 @@ def test_nobody_is_named_in_jobs_whose_ranks_vary_alike(seed: int, ranks: int, s
     assert run(windows)[0] == []
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), ranks=st.integers(2, 12), share=st.floats(0, 0.05), part=st.integers(0, 3))
-def test_a_rank_of_twice_the_time_is_named_alone_and_at_once(seed: int, ranks: int, share: float, part: int):
-    chance = random.Random(seed)
-    slow = chance.randrange(ranks)
-    windows = [noisy([0.6] * ranks, share, chance) for _ in range(20)]
-    windows += [noisy([1.2 if rank == slow else 0.6 for rank in range(ranks)], share, chance) for _ in range(ROW)]
-    ((index, one),) = run(windows, part)[0]
-    assert (index, one.rank, one.part) == (len(windows) - 1, slow, PARTS[part])
-
-
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(factor=st.floats(0.1, 1e3), order=st.permutations(range(4)))
 def test_a_verdict_depends_on_no_unit_of_time_and_no_order_of_ranks(factor: float, order: list[int]):
     windows = [CALM] * 5 + [[*CALM[:3], 0.8]] * 5

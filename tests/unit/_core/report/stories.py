@@ -36,14 +36,8 @@ class Story:
         self.at(started, "workers_started", pids={str(rank): 100 + rank for rank in range(self.ranks)})
         self.now = joined
         for rank in range(self.ranks):
-            self.tell(
-                "worker_joined",
-                directory="/run",
-                rank=rank,
-                local_rank=rank,
-                worker=100 + rank,
-                imported=BOOT + imported,
-            )
+            who = {"rank": rank, "local_rank": rank, "worker": 100 + rank}
+            self.tell("worker_joined", directory="/run", imported=BOOT + imported, **who)
         return self
 
     def loads(self, instant: float, seconds: float, step: int = -1, tier: str = "memory") -> "Story":

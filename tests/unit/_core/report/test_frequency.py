@@ -32,14 +32,8 @@ def of(*said: dict[str, Any]) -> Report:
     [
         ((PROFILING,), "none yet: what checkpoints cost is measured since step 0"),
         ((PROFILING, CHOSEN), EVERY),
-        (
-            (PROFILING, CHOSEN, KEPT),
-            f"{EVERY}; checkpoints cost 3.12 % of training lately, of 3.50 % at most",
-        ),
-        (
-            (CHOSEN, KEPT, RARER, CHOSEN),
-            f"{EVERY}; checkpoints cost 7.00 % of training lately, of 3.50 % at most",
-        ),
+        ((PROFILING, CHOSEN, KEPT), f"{EVERY}; checkpoints cost 3.12 % of training lately, of 3.50 % at most"),
+        ((CHOSEN, KEPT, RARER, CHOSEN), f"{EVERY}; checkpoints cost 7.00 % of training lately, of 3.50 % at most"),
         ((GIVEN,), "a snapshot every 1 step, a persist every 1,000"),
     ],
 )
@@ -66,9 +60,9 @@ def test_decisions_are_in_order_of_time_though_the_first_rank_changed_nodes():
     assert [each.memory for each in report([two.log, one.log]).decisions] == [5, 10]
 
 
-@pytest.mark.parametrize("name", ["step", "memory", "storage", "overhead", "bound", "changed", "why", "directory"])
-@pytest.mark.parametrize("value", [None, -1, 1e300, float("nan"), float("inf"), "x", [], {}, True])
-def test_invalid_frequency_events_in_a_log_are_ignored(name: str, value: Any):
-    (one,) = of(RARER | {name: value} if name not in ("step", "directory") else RARER).decisions
-    assert formatting.frequency([one]) and isinstance(one.why, str)
-    assert one.memory is None or one.memory > 0
+@pytest.mark.parametrize("name", ["memory", "storage", "overhead", "bound", "changed", "why"])
+def test_invalid_frequency_events_in_a_log_are_ignored(name: str):
+    for value in (None, -1, 1e300, float("nan"), float("inf"), "x", [], {}, True):
+        (one,) = of(RARER | {name: value}).decisions
+        assert formatting.frequency([one]) and isinstance(one.why, str)
+        assert one.memory is None or one.memory > 0

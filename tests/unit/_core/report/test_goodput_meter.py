@@ -136,7 +136,7 @@ def test_nothing_is_measured_before_the_first_event():
     assert GoodputMeter().measure(1).goodput is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from([*STORIES]), st.lists(st.integers(0, 60), max_size=6))
 def test_a_launch_of_which_events_are_lost_is_measured_as_the_report_does(name: str, lost: list[int]):
     story = STORIES[name]()

@@ -37,24 +37,11 @@ def begun() -> Story:
 def test_steps_of_a_rank_are_compared_with_their_plan_by_its_last_report():
     story = came(came(plan(begun(), 7), 8, steps=1, wait=9.0), 9, steps=4)
     [one] = report([story.log]).offloaded
-    assert one == OffloadedRank(
-        node=0,
-        rank=0,
-        directory="/nvme",
-        budget=4 * MIB,
-        saved=10 * MIB,
-        kept=2 * MIB,
-        forwards=5,
-        written=45 * MIB,
-        read=36 * MIB,
-        waited_for_writes=10**9,
-        waited_for_reads=2 * 10**9,
-        steps=4,
-        planned_written=8 * MIB,
-        step_written=9 * MIB,
-        predicted_wait=250_000_000,
-        step_wait=500_000_000,
-    )
+    bytes_of = {"budget": 4 * MIB, "saved": 10 * MIB, "kept": 2 * MIB, "written": 45 * MIB, "read": 36 * MIB}
+    waits = {"waited_for_writes": 10**9, "waited_for_reads": 2 * 10**9}
+    of_steps = {"planned_written": 8 * MIB, "step_written": 9 * MIB, "predicted_wait": 250_000_000}
+    steps = {"forwards": 5, "steps": 4, "step_wait": 500_000_000}
+    assert one == OffloadedRank(node=0, rank=0, directory="/nvme", **bytes_of, **waits, **of_steps, **steps)
 
 
 def test_a_rank_has_its_plan_before_a_step_that_had_one_is_over():
@@ -103,7 +90,7 @@ def test_of_many_ranks_those_that_wait_longest_are_shown():
 VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(
     ["rank", "worker", "number", "steps", "step_wait", "step_written", "budget", "error", "directory", "forwards"]
 ), VALUES, max_size=4), min_size=3, max_size=3))  # fmt: skip
@@ -119,7 +106,7 @@ def test_events_of_any_content_make_a_report(fields):
     assert all(one.rank >= 0 and one.forwards >= 0 and (one.step_wait or 0) >= 0 for one in found.offloaded)
 
 
-@pytest.mark.parametrize("name", ["planned_written", "step_wait", "forwards"])
+@pytest.mark.parametrize("name", ["planned_written", "step_wait"])
 def test_negative_counts_are_none(name):
     [one] = report([came(begun(), 7, **{name: -5}).log]).offloaded
     assert getattr(one, name) == 0

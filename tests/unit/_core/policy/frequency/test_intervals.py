@@ -1,16 +1,13 @@
-"""Algorithm 1 and the intervals that follow from costs: tables, and generated cases against brute force."""
+"""Intervals that follow from costs: tables, and random costs beside brute force."""
 
 import random
 from dataclasses import replace
 from itertools import pairwise
-from math import inf, nan
+from math import nan
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastckpt._core.policy.frequency.intervals import (
-    LONGEST,
     Costs,
     Fixed,
     Intervals,
@@ -24,34 +21,20 @@ from fastckpt._core.policy.frequency.intervals import (
 from fastckpt.errors import ConfigError
 
 
-@pytest.mark.parametrize("overhead", [0, -0.1, 1, 3.5, nan, inf, 1e-9])
+@pytest.mark.parametrize("overhead", [0, 1, 1e-9, nan])
 def test_an_impossible_overhead_is_refused(overhead):
     with pytest.raises(ConfigError, match=f"overhead is {overhead}; give the part"):
         checked_overhead(overhead)
 
 
-seconds = st.floats(0, 1e4)
-positive = st.floats(1e-4, 1e3)
-overheads = st.floats(0.001, 0.5)
-
-
-@given(positive, seconds, seconds, seconds, overheads)
-@settings(max_examples=500, deadline=None)
-def test_fitted_intervals_keep_within_the_overhead(iteration, snapshot, persist, duration, overhead):
-    costs = Costs(iteration, snapshot, persist, duration)
-    intervals = fit(costs, overhead)
-    assert costs.overhead(intervals) <= overhead * (1 + 1e-6) or intervals.storage >= LONGEST
-    assert intervals.storage % intervals.memory == 0
-    assert intervals.storage >= min(apart(costs), LONGEST)
-
-
-def test_fitted_intervals_are_near_the_shortest_possible():
-    """Against brute force over all pairs: the sum of both is at most an eighth more, or two steps."""
+def test_fitted_intervals_keep_within_the_overhead_and_are_near_the_shortest_possible():
+    """Beside brute force over all pairs: the sum of both is at most an eighth more, or two steps."""
     rng = random.Random(7)
-    for _ in range(1000):
+    for _ in range(300):
         costs = Costs(1.0, 10 ** rng.uniform(-3, 0.5), 10 ** rng.uniform(-3, 0.8), 10 ** rng.uniform(-1, 1.5))
         overhead = rng.choice([0.02, 0.035, 0.05, 0.1])
         found = fit(costs, overhead)
+        assert costs.overhead(found) <= overhead * (1 + 1e-6) and found.storage >= apart(costs)
         best = min(memory + storage_for(costs, overhead, memory) for memory in range(1, found.memory + found.storage))
         assert found.memory + found.storage <= max(best * 1.125, best + 2), (costs, overhead, found, best)
 
@@ -93,38 +76,27 @@ def test_intervals_leave_iterations_without_a_persist():
     assert [apart(replace(FAST, duration=duration)) for duration in (0, 0.1, 1, 1.1, 10, 100)] == [1, 2, 2, 3, 13, 125]
 
 
-@given(
-    st.integers(1, 60),
-    st.integers(1, 20),
-    st.integers(0, 500),
-    st.integers(1, 60),
-    st.integers(1, 20),
-    st.integers(0, 300),
-)
-@settings(max_examples=300, deadline=None)
-def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance(
-    memory, times, anchor, memory_after, times_after, later
-):
-    before = Intervals(memory, memory * times, anchor)
-    at = anchor + later
-    after = before.changed(memory_after, memory_after * times_after, at)
-    last = max((step for step in range(anchor, at + 1) if before.persists(step)), default=anchor)
-    following = next(step for step in range(at + 1, at + after.storage + 1) if after.persists(step))
-    assert following - last >= after.storage
-    assert after.anchor == last
-    assert after.snapshots(following)
+def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance():
+    rng = random.Random(8)
+    for _ in range(100):
+        memory, wider, anchor = rng.randint(1, 60), rng.randint(1, 60), rng.randint(0, 500)
+        before = Intervals(memory, memory * rng.randint(1, 20), anchor, rng.choice([0, 100]))
+        at = anchor + rng.randint(0, 2000)
+        after = before.changed(wider, wider * rng.randint(1, 20), at)
+        last = max((step for step in range(anchor, at + 1) if before.persists(step)), default=anchor)
+        assert after.anchor == last and before.changed(4, 8, at, 50) == Intervals(4, 8, last, 50)
+        following = next(step for step in range(at + 1, at + after.storage + 1) if after.persists(step))
+        assert following - last >= after.storage and after.snapshots(following)
 
 
-@pytest.mark.parametrize(("memory", "storage"), [(0, 1), (2, 1), (2, 3), (-1, -1)])
+@pytest.mark.parametrize(("memory", "storage"), [(0, 1), (2, 1), (2, 3)])
 def test_incompatible_intervals_are_refused(memory, storage):
-    with pytest.raises(
-        ConfigError, match=f"snapshots every {memory} steps and persists every {storage} do not go together"
-    ):
+    with pytest.raises(ConfigError, match=f"every {memory} steps and persists every {storage} do not go together"):
         Intervals(memory, storage)
 
 
 def test_divisor_finds_the_largest_divisor_up_to_a_limit():
-    for of in range(1, 400):
+    for of in range(1, 60):
         for most in (1, 2, 7, of, of + 1):
             assert divisor(of, most) == max(n for n in range(1, min(of, most) + 1) if of % n == 0)
     assert divisor(10**9 - 63, 10**8) == 1  # a prime
@@ -157,11 +129,3 @@ def test_blocks_without_saves_put_saves_off_by_no_more_than_their_length(memory,
     runs = [now - before - 1 for before, now in pairwise(saves)]
     assert storage <= unsaved or persists == [*range(1000 + storage, steps.stop, storage)]
     assert max(runs) >= min(unsaved, storage) // 2
-
-
-def test_changed_intervals_count_from_a_persist_that_was_made():
-    every = Intervals(1, 2, 0, 100)
-    persists = [0, *(step for step in range(1, 2500) if every.persists(step))]
-    for step in range(2500):
-        changed = every.changed(4, 8, step, 50)
-        assert changed == Intervals(4, 8, max(each for each in persists if each <= step), 50)

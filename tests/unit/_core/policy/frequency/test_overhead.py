@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from fastckpt._core.policy.frequency.estimate import NOTHING, Estimate, difference, pool
+from fastckpt._core.policy.frequency.estimate import NOTHING, Estimate, pool
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import (
     Iteration,
@@ -48,29 +48,13 @@ def test_measured_iterations_give_the_expected_estimates():
     assert pool([]) == NOTHING
 
 
-def test_disturbances_of_consecutive_iterations_widen_the_error_of_an_estimate():
+def test_disturbances_in_a_row_and_windows_that_differ_widen_the_error_of_estimates():
     apart = [9.0 if i % 8 == 0 else 1.0 for i in range(64)]
-    together = sorted(apart)
-    assert Estimate.of(together).mean == Estimate.of(apart).mean
-    assert Estimate.of(together).error > 2 * Estimate.of(apart).error
-
-
-def test_windows_that_differ_widen_the_error_of_all_estimates():
+    assert Estimate.of(sorted(apart)).mean == Estimate.of(apart).mean
+    assert Estimate.of(sorted(apart)).error > 2 * Estimate.of(apart).error
     alike, unlike = ([Estimate(50, mean, 0.01) for mean in means] for means in ((5.0, 5.0, 5.0), (4.0, 5.0, 6.0)))
     assert pool(unlike).mean == pool(alike).mean
     assert pool(unlike).error > 10 * pool(alike).error
-
-
-def test_the_error_of_an_estimate_is_the_scatter_of_repeated_measurements():
-    rng = random.Random(4)
-
-    def estimate():
-        return difference(*(Estimate.of([rng.gauss(mean, 1) for _ in range(40)]) for mean in (5, 3)))
-
-    found = [estimate() for _ in range(500)]
-    assert sum(each.mean for each in found) / 500 == pytest.approx(2, abs=0.04)
-    scatter = Estimate.of([each.mean for each in found]).variance ** 0.5
-    assert found[0].error == pytest.approx(scatter, rel=0.2)
 
 
 def test_known_costs_of_checkpoints_are_estimated_correctly():
@@ -80,30 +64,28 @@ def test_known_costs_of_checkpoints_are_estimated_correctly():
     assert found.snapshot == pytest.approx(0.3)
     assert found.persist == pytest.approx(0.4)
     assert found.duration == 8.3
-    alone = 100 * 1.0
-    assert paid(seen, Intervals(5, 20)) == pytest.approx(sum(each.seconds for each in window()) / alone - 1)
+    assert paid(seen, Intervals(5, 20)) == pytest.approx(sum(each.seconds for each in window()) / 100 - 1)
     assert error(seen, Intervals(5, 20)) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("memory", "storage", "during", "snapshot", "persist"),
-    [(1, 4, 2, 0.2, 0.1), (2, 4, 3, 0.3, 0.15), (10, 10, 6, 0.3, 0.3), (1, 1, 1, 0.2, 0.0), (4, 4, 4, 0.35, 0.0)],
-    ids=["a snapshot each iteration", "every other", "each persisted", "always both", "always a persist"],
+    ("memory", "storage", "during", "unsaved", "snapshot", "persist"),
+    [
+        pytest.param(1, 4, 2, 0, 0.2, 0.1, id="a snapshot each iteration"),
+        pytest.param(2, 4, 3, 0, 0.3, 0.15, id="every other"),
+        pytest.param(10, 10, 6, 0, 0.3, 0.3, id="each persisted"),
+        pytest.param(1, 1, 1, 0, 0.2, 0.0, id="always both"),
+        pytest.param(4, 4, 4, 0, 0.3, 0.0, id="always a persist"),
+        pytest.param(1, 4, 2, 3, 0.3, 0.1, id="blocks without saves"),
+    ],
 )
 def test_estimates_need_iterations_without_a_snapshot_or_persist_to_compare_with(
-    memory, storage, during, snapshot, persist
+    memory, storage, during, unsaved, snapshot, persist
 ):
     """Without iterations to compare with, of a snapshot only its stall is known, and of a persist nothing."""
-    seen = measured(window(memory, storage, during, cycles=20), [during - 0.01] * 20)
-    found = costs(seen)
-    expected = (0.2, 0.0) if during == storage else (snapshot, persist)
-    assert (found.snapshot, found.persist) == pytest.approx(expected, abs=0.011 if during != storage else 0.11)
-
-
-def test_blocks_without_saves_give_the_cost_of_a_snapshot_in_each_iteration():
-    seen = measured(window(1, 4, 2, cycles=20, unsaved=3))
-    assert costs(seen).snapshot == pytest.approx(0.3)
-    assert seen.iteration == pytest.approx(1.0)
+    found = costs(measured(window(memory, storage, during, cycles=20, unsaved=unsaved), [during - 0.01] * 20))
+    within = 0.11 if during == storage else 0.011
+    assert (found.snapshot, found.persist) == pytest.approx((snapshot, persist), abs=within)
 
 
 def test_what_happens_right_after_a_save_or_a_persist_is_a_part_of_its_cost():
@@ -122,9 +104,8 @@ def test_what_happens_right_after_a_save_or_a_persist_is_a_part_of_its_cost():
 
 def test_processor_time_counts_where_it_is_more_than_the_time_that_training_loses():
     found = [replace(each, processor=0.9 + 0.7 * each.snapshot + 0.2 * each.persisting) for each in window()]
-    assert (costs(measured(found, [8.3] * 5)).snapshot, costs(measured(found, [8.3] * 5)).persist) == pytest.approx(
-        (0.7, 8 * 0.2)
-    )
+    seen = costs(measured(found, [8.3] * 5))
+    assert (seen.snapshot, seen.persist) == pytest.approx((0.7, 8 * 0.2))
     pause = replace(found[20], seconds=500.0, processor=400.0)
     assert costs(measured([*found[:20], pause, *found[21:]], [8.3] * 5)).snapshot == pytest.approx(0.7, abs=0.05)
 
@@ -153,24 +134,22 @@ def test_costs_that_were_not_measured_are_kept_from_before():
     assert seen.iteration == 2.0
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
-def test_noise_moves_estimates_by_no_more_than_their_error(noise):
+def test_noise_moves_estimates_by_no_more_than_their_error():
     far = 0
-    for seed in range(200):
-        seen = measured(window(noise=noise, seed=seed), [8.3] * 5)
+    for seed in range(60):
+        seen = measured(window(noise=0.05, seed=seed), [8.3] * 5)
         far += abs(paid(seen, Intervals(5, 20)) - 0.08) > 2 * error(seen, Intervals(5, 20))
-    assert far <= 12  # one in twenty, and a little
+    assert far <= 4  # one in twenty, and a little
 
 
-def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints():
-    """One pause anywhere: the overhead is not beyond doubt above the 8% that it is."""
-    for at in range(100):
-        iterations = window(noise=0.01)
-        whole = iterations[at]
-        iterations[at] = Iteration(whole.seconds + 500, whole.stall, whole.snapshot, whole.persisting)
-        seen = measured(iterations, [8.3] * 5)
-        assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.09
-        assert seen.iteration < 1.1
+@pytest.mark.parametrize("at", range(0, 100, 7))
+def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints(at):
+    """The overhead is not beyond doubt above the 8% that it is."""
+    iterations = window(noise=0.01)
+    iterations[at] = replace(iterations[at], seconds=iterations[at].seconds + 500)
+    seen = measured(iterations, [8.3] * 5)
+    assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.09
+    assert seen.iteration < 1.1
 
 
 def test_one_huge_stall_leaves_the_estimate_uncertain():
@@ -184,18 +163,16 @@ def test_one_huge_stall_leaves_the_estimate_uncertain():
 def test_estimates_do_not_depend_on_the_order_of_ranks():
     ranks = [measured(window(noise=0.05, seed=seed, stall=0.1 * seed), [float(seed)]) for seed in range(5)]
     assert len({joined(order) for order in permutations(ranks)}) == 1
-    assert joined(ranks).stall.mean == pytest.approx(0.4)
-    assert joined(ranks).durations == (4.0,)
+    assert (joined(ranks).stall.mean, joined(ranks).durations) == (pytest.approx(0.4), (4.0,))
     few = measured(window(stall=9.0, cycles=1))
     assert joined([*ranks, few]).stall.mean == joined([few, *ranks]).stall.mean == pytest.approx(9.0)
 
 
 def test_a_stall_of_one_rank_delays_all_and_is_counted_once():
-    """One rank stalls for 0.5 s, three wait for it in the same iteration."""
-    here = measured(window(stall=0.5, busy=0.0), [8.0])
-    elsewhere = measured(window(stall=0.0, busy=0.5), [8.0])
-    assert costs(joined([elsewhere, here, elsewhere, elsewhere])).snapshot == pytest.approx(0.5)
-    assert costs(joined([elsewhere, here])).snapshot == pytest.approx(0.5)
+    """One rank stalls for 0.5 s, and up to three wait for it in the same iteration."""
+    here, elsewhere = (measured(window(stall=stall, busy=0.5 - stall), [8.0]) for stall in (0.5, 0.0))
+    for ranks in ([elsewhere, here, elsewhere, elsewhere], [elsewhere, here]):
+        assert costs(joined(ranks)).snapshot == pytest.approx(0.5)
 
 
 def test_measurements_survive_a_round_trip_as_json():

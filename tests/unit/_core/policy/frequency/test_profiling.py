@@ -20,32 +20,21 @@ from fastckpt._core.policy.frequency.profiling import (
 from fastckpt.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("epoch", "expected"), [(None, 50), (1, 8), (100, 8), (801, 9), (2000, 20), (4999, 50), (5001, 50), (10**9, 50)]
-)
+@pytest.mark.parametrize(("epoch", "expected"), [(None, 50), (1, 8), (801, 9), (2000, 20), (10**9, 50)])
 def test_the_length_of_a_profile_follows_from_the_length_of_an_epoch(epoch, expected):
     assert length(epoch) == expected
-
-
-def test_an_epoch_without_iterations_is_refused():
-    with pytest.raises(ConfigError, match="an epoch has 0 iterations; give 1 or more"):
-        length(0)
 
 
 @pytest.mark.parametrize(
     ("seconds", "left"),
     [
-        ([1.0] * 10, 8),
-        ([9.0, 5.0] + [1.0] * 8, 8),
-        ([9.0, 5.0, 4.0, 3.0] + [1.0] * 8, 8),
-        ([9.0, 5.0, 1.0, 7.0] + [1.0] * 8, 10),
-        ([1.0] * 9 + [50.0], 8),
-        ([9.0], 1),
-        ([9.0, 1.0], 1),
-        ([9.0, 8.0, 1.0], 1),
-        ([9.0] * 5 + [1.0] * 3, 4),
+        pytest.param([1.0] * 9 + [50.0], 8, id="a pause"),
+        pytest.param([9.0, 5.0, 4.0, 3.0] + [1.0] * 8, 8, id="compiled late"),
+        pytest.param([9.0, 5.0, 1.0, 7.0] + [1.0] * 8, 10, id="slow later"),
+        pytest.param([9.0], 1, id="one"),
+        pytest.param([9.0, 8.0, 1.0], 1, id="three"),
+        pytest.param([9.0] * 5 + [1.0] * 3, 4, id="slow for long"),
     ],
-    ids=["even", "two slow", "compiled late", "slow later", "a pause", "one", "two", "three", "slow for long"],
 )
 def test_a_profile_leaves_out_the_warm_up(seconds, left):
     assert list(settled(seconds)) == seconds[-left:]
@@ -62,7 +51,7 @@ def some(plain=(), copied=(), slowed=(), stalls=(0.1,), durations=(20.0,)):
 
 def test_a_pause_does_not_move_the_profile():
     rng = random.Random(5)
-    for _ in range(500):
+    for _ in range(20):
         iterations = [rng.gauss(1.0, 0.02) for _ in range(50)]
         iterations[0], iterations[1], iterations[2] = 30.0, 3.0, 2.0
         iterations[rng.randrange(3, 50)] = 100.0
@@ -75,7 +64,7 @@ def test_a_pause_does_not_move_the_profile():
 def test_a_profile_includes_the_time_that_a_persist_adds_to_iterations():
     """On average, for it may be few that it slows down much; a pause meanwhile is none of its doing."""
     rng = random.Random(6)
-    for _ in range(500):
+    for _ in range(20):
         plain = [9.0, 5.0, *(rng.gauss(1.0, 0.02) for _ in range(40))]
         slowed = [rng.gauss(1.0, 0.02) + 0.5 * (i % 4 == 0) for i in range(20)]
         found = some(plain, slowed=[*slowed, 50.0])
@@ -96,40 +85,26 @@ def test_with_a_save_in_each_iteration_a_profile_uses_these_iterations():
 def test_the_deviation_of_a_profile_is_that_of_a_normal_distribution():
     rng = random.Random(1)
     assert deviation([rng.gauss(5, 2) for _ in range(10000)]) == pytest.approx(2, rel=0.05)
-    assert deviation([1.0, 1.0, 1.0, 99.0]) == 0
 
 
-def test_ranks_agree_on_the_profile_of_the_slowest():
+def test_ranks_agree_on_the_profile_of_the_slowest_and_on_the_smallest_counts():
     ranks = [
-        Profile(1.0, 0.5, 2.0, iterations=9),
-        Profile(1.1, 0.9, 1.0, iterations=8),
-        Profile(0.9, 0.4, 3.0, slowdown=0.3, iterations=7),
+        Profile(1.0, 0.5, 2.0, 0.0, 0.0, 9, 4, 1, 9),
+        Profile(1.1, 0.9, 1.0, 0.0, 0.0, 8, 5, 0, 8),
+        Profile(0.9, 0.4, 3.0, 0.3, 0.2, 7, 6, 2, 9),
     ]
-    expected = Profile(1.0, 0.9, 3.0, iterations=7)
+    expected = Profile(1.0, 0.9, 3.0, 0.0, 0.0, 7, 4, 0, 8)
     assert {joined(order) for order in permutations(ranks)} == {expected}
     assert joined([*ranks, None]) is None
 
 
 def test_background_copies_count_in_a_profile_by_all_that_they_may_cost():
     rng = random.Random(7)
-    for _ in range(200):
+    for _ in range(20):
         plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
         assert some(plain, [rng.gauss(1.2, 0.02) for _ in range(20)]).copy_slowdown == pytest.approx(0.21, abs=0.03)
         assert some(plain, [rng.gauss(1.0, 0.02) for _ in range(20)]).copy_slowdown < 0.03
         assert some(plain, [1.2, 1.3]).copy_slowdown == 0.0, "two say nothing"
-
-
-@pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])
-@pytest.mark.parametrize("name", ["iteration", "stall", "duration"])
-def test_a_profile_of_impossible_numbers_is_refused(name, value):
-    with pytest.raises(ConfigError, match=f"{name} of a profile is {value}; measure"):
-        replace(PROFILE, **{name: value})
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-320])
-def test_a_profile_of_degenerate_iterations_is_refused(value):
-    with pytest.raises(ConfigError, match="at least 1e-09 s can be"):
-        replace(PROFILE, iteration=value)
 
 
 PROFILE = Profile(0.5, 0.02, 3.0)
@@ -143,10 +118,8 @@ PROFILE = Profile(0.5, 0.02, 3.0)
         (0.5, (50, 2, 1), 50, False),
         (0.5, (50, 3, 0), 50, False),
         (0.5, (8, 3, 1), 8, True),
-        (6.0, (10, 10, 1), 50, True),
         (6.0, (9, 9, 1), 50, False),
         (100.0, (6, 6, 1), 50, True),
-        (100.0, (5, 5, 1), 50, False),
         (100.0, (5, 5, 1), 5, True),
         (1e-9, (50, 25, 1), 50, True),
     ],
@@ -171,15 +144,24 @@ def test_a_profile_over_several_runs_weighs_each_by_its_measurements():
     assert continued(before, nothing).iteration == 0.5
 
 
-def test_ranks_agree_on_the_smallest_counts_of_measurements():
-    ranks = [Profile(0.5, 0.02, 3.0, 0, 0, 30, 4, 1, 9), Profile(0.5, 0.1, 3.0, 0, 0, 29, 5, 0, 8)]
-    for order in permutations(ranks):
-        assert joined(order) == Profile(0.5, 0.1, 3.0, 0, 0, 29, 4, 0, 8)
-
-
 def test_processor_time_of_copies_and_persists_counts_in_a_profile():
     plain = [Iteration(1.0, processor=0.9) for _ in range(20)]
     copied = [Iteration(1.1, 0.1, snapshot=True, processor=1.4) for _ in range(20)]
     slowed = [Iteration(1.0, persisting=True, processor=1.2) for _ in range(20)]
     found = profiled([*plain, *copied, *slowed], [20.0])
     assert (found.stall, found.copy_slowdown, found.slowdown) == pytest.approx((0.1, 0.4, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: length(0), "an epoch has 0 iterations; give 1 or more"),
+        (lambda: replace(PROFILE, stall=nan), "stall of a profile is nan; measure"),
+        (lambda: replace(PROFILE, duration=inf), "duration of a profile is inf; measure"),
+        (lambda: replace(PROFILE, iteration=-1.0), "iteration of a profile is -1.0; measure"),
+        (lambda: replace(PROFILE, iteration=1e-320), "at least 1e-09 s can be"),
+    ],
+)
+def test_impossible_numbers_are_refused(refused, message):
+    with pytest.raises(ConfigError, match=message):
+        refused()

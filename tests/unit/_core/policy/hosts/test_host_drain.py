@@ -8,16 +8,13 @@ from fastckpt._core.policy.hosts.host_drain import named, refusal
 @pytest.mark.parametrize(
     ("host", "members", "spares", "fewest", "stores", "why"),
     [
-        ("b", "abc", "", 2, "", ""),
         ("b", "abc", "", 3, "", "the job needs 3 nodes (--nnodes), and without b it would have 2"),
         ("b", "abc", "d", 3, "", ""),
         ("b", "abc", "b", 3, "", "it would have 2, with 0 that wait"),  # a spare on the same host is no help
         ("b", "abb", "", 2, "", "it would have 1"),  # two agents on one host
-        ("a", "a", "", 1, "", "it would have 0"),
         ("a", "a", "", 0, "", "it would have 0"),
         ("s", "ab", "s", 2, "", ""),  # one that waits is drained whatever the job needs
         ("a", "abc", "", 2, "a", "a holds the store of the rendezvous, and no other host may"),
-        ("a", "abc", "", 2, "aa", "holds the store"),
         ("a", "abc", "", 2, "ab", ""),
     ],
 )

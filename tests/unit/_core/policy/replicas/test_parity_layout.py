@@ -55,10 +55,9 @@ def rebuilt(group: tuple[str, ...], lost: str, of: Mapping[str, Files]) -> dict[
 @pytest.mark.parametrize(
     ("count", "shapes"),
     [
-        (2, [(), (0,), (1,), (5,), (2, 3), (0, 4, 1), (1, 1, 1, 1)]),
-        (3, [(), (1,), (2,), (7,), (3, 0, 4)]),
-        (4, [(), (1,), (3, 5), (9,)]),
-        (5, [(), (2,), (4, 7)]),
+        (2, [(), (0,), (5,), (0, 4, 1)]),
+        (3, [(), (1,), (7,), (3, 0, 4)]),
+        (4, [(), (3, 5), (9,)]),
     ],
 )
 def test_every_loss_of_one_node_is_rebuilt_whatever_files_the_nodes_have(count: int, shapes: list[tuple[int, ...]]):
@@ -69,8 +68,8 @@ def test_every_loss_of_one_node_is_rebuilt_whatever_files_the_nodes_have(count: 
             assert rebuilt(group, lost, of) == of[lost]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("sizes", [(), (1,), (6,), (5, 0, 8), (1, 1, 1), (3, 20)])
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+@pytest.mark.parametrize("sizes", [(), (1,), (5, 0, 8), (3, 20)])
 def test_chunks_cover_each_byte_once_and_all_but_the_last_ones_are_equally_long(count: int, sizes: tuple[int, ...]):
     files = [(f"f{number}", size) for number, size in enumerate(sizes)]
     found = chunks(reversed(files), count)
@@ -80,14 +79,6 @@ def test_chunks_cover_each_byte_once_and_all_but_the_last_ones_are_equally_long(
     assert len(found) == count and max(lengths) == -(-total // count)
     full = total // max(lengths) if total else 0
     assert lengths[:full] == [max(lengths)] * full and not any(lengths[full + 1 :])
-
-
-def test_a_chunk_goes_on_where_the_one_before_has_ended():
-    assert chunks([("b", 2), ("a", 5)], 3) == [
-        [FileRange("a", 0, 3)],
-        [FileRange("a", 3, 2), FileRange("b", 0, 1)],
-        [FileRange("b", 1, 1)],
-    ]
 
 
 def test_a_node_holds_no_parity_of_its_own_files():
