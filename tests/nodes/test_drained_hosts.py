@@ -5,49 +5,51 @@ import re
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from tests.cli.test_output import KEYS
-from tests.nodes.conftest import NewCluster, Uninterrupted
-from tests.nodes.hosts import name_of
-from tests.nodes.job import DEADLINE, NodesJob, endpoint
-from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
-from tests.nodes.test_restarts import assert_bitwise, starts
-from tests.nodes.test_spares import _waits
+from tests.nodes.conftest import Fleet
+from tests.nodes.job import DEADLINE, EVERY, LAST_CALL, SOON, NodesJob
 
 PORT = "9400"
 COMMAND = "from fastckpt_run.commands import tools; tools()"
 LINK = re.compile(r"http://127\.0\.0\.1:9400/#token=\S+")
+WAITS = "this host is drained"
+campaign = pytest.mark.campaign
 
 
-def output(job: NodesJob, number: int) -> str:
-    return (job.out / f"output.{name_of(number)}").read_text(errors="replace")
-
-
-def drain(job: NodesJob, at: int, *arguments: str) -> tuple[int, str]:
-    """The exit code of a command on a host whose agent serves the page, and what it prints."""
-    link = LINK.findall(output(job, at))[-1]
-    path = job.out / "drain"
+def drain(job: NodesJob, *arguments: str) -> tuple[int, str]:
+    """The exit code of a command on the first host, whose agent serves the page, and what it prints."""
+    link, path = LINK.findall(job.output(0))[-1], job.out / "drain"
     path.unlink(missing_ok=True)
-    process = job.cluster.hosts[at].start("-c", COMMAND, "drain", *arguments, link, output=path)
+    process = job.cluster.hosts[0].start("-c", COMMAND, "drain", *arguments, link, output=path)
     return process.wait(DEADLINE), path.read_text()
 
 
-def started(new_cluster: NewCluster, nodes: str, members: Sequence[int], *flags: str) -> NodesJob:
-    job = NodesJob(
-        new_cluster(*members), "--memory", str(EVERY), "--batches", "6", nodes=nodes,
-        meeting=endpoint(*members), flags=("--fast-metrics-port", PORT, *flags),
-    )  # fmt: skip
-    job.launch(*members)
-    job.do_steps(EVERY + 6)
-    return job
+def undrain(job: NodesJob, number: int) -> float:
+    """Take a host back in, which waits; since when it may take part."""
+    since = job.count_on(number)
+    assert drain(job, "--undo", f"node{number}")[0] == 0
+    return since
 
 
-def test_a_drained_host_is_left_out_until_it_is_taken_back_in(new_cluster: NewCluster) -> None:
+def relaunched(job: NodesJob, number: int, times: int) -> None:
+    """Have another agent of a drained host wait."""
+    job.launch(number)
+    job.set_aside(number)
+    job.until(lambda: job.output(number).count(WAITS) == times, f"the next agent of host {number} waits")
+
+
+def started(fleet: Fleet, nodes: str, members: Sequence[int], *flags: str) -> NodesJob:
+    flags = ("--fast-metrics-port", PORT, *flags)
+    return fleet.started(members, "--batches", "6", nodes=nodes, stores=members, flags=flags)
+
+
+def test_a_drained_host_is_left_out_until_it_is_taken_back_in(fleet: Fleet) -> None:
     """The job goes on without it, for there may be two hosts."""
-    job = started(new_cluster, "2:3", (0, 1, 2), "--rdzv-conf", "last_call_timeout=3")
-    at = job.reached()
-    since = job.launch()  # which launches nothing, and tells the time
-    out = job.agents.pop(1)
-    code, said = drain(job, 0, "node1")
+    job = started(fleet, "2:3", (0, 1, 2), *LAST_CALL)
+    at, since = job.reached(), job.set_aside(1)
+    code, said = drain(job, "node1")
     found = re.search(r"node1 is drained: step (\d+) is durable; the job goes on with 2 nodes\n", said)
     assert code == 0 and found and int(found[1]) >= at - 2 * EVERY, said
     recovery = job.recovered(since, SOON)
@@ -56,113 +58,89 @@ def test_a_drained_host_is_left_out_until_it_is_taken_back_in(new_cluster: NewCl
     job.do_steps(5)
 
     # Twice, unknown, and one too many.
-    assert drain(job, 0, "node1") == (0, "node1 is drained already\n")
-    code, said = drain(job, 0, "node1", "--json")
+    assert drain(job, "node1") == (0, "node1 is drained already\n")
+    code, said = drain(job, "node1", "--json")
     assert code == 0 and set(json.loads(said)) == set(KEYS["drain"]) and json.loads(said)["outcome"] == "known"
-    code, said = drain(job, 0, "node7")
-    assert (code, said) == (1, "no node of the job is on node7; there are: node0, node1, node2\n")
-    code, said = drain(job, 0, "node2")
+    assert drain(job, "node7") == (1, "no node of the job is on node7; there are: node0, node1, node2\n")
+    code, said = drain(job, "node2")
     assert code == 1 and "node2 is not drained: the job needs 2 nodes (--nnodes), and without node2 it would" in said
-    code, said = drain(job, 0, "--undo", "node2")
-    assert (code, said) == (1, "node2 is not drained; drained are: node1\n")
+    assert drain(job, "--undo", "node2") == (1, "node2 is not drained; drained are: node1\n")
 
     # Its agent waits; another one on that host waits as well, and ends no round.
-    assert out.poll() is None and "this host is drained: it waits" in output(job, 1)
+    out = job.waiting.pop(1)
+    assert out.poll() is None and "this host is drained: it waits" in job.output(1)
     job.cluster.hosts[1].kill_all()
     out.wait(DEADLINE)
-    job.launch(1)
-    out = job.agents.pop(1)
-    before = [starts(job, number) for number in (0, 2)]
-    job.until(lambda: output(job, 1).count("this host is drained") == 2, "the next agent of host 1 waits")
+    before = [job.starts(number) for number in (0, 2)]
+    relaunched(job, 1, 2)
     job.do_steps(20)
-    assert [starts(job, number) for number in (0, 2)] == before
-
-    since = job.launch()
-    job.agents[1] = out
-    assert drain(job, 0, "--undo", "node1") == (0, "node1 is back in the job\n")
-    assert job.recovered(since).starts == {0: 1, 1: 1, 2: 1}
-    job.do_steps(5)
-    job.end()
+    assert [job.starts(number) for number in (0, 2)] == before
+    assert job.recovered(undrain(job, 1)).starts == {0: 1, 1: 1, 2: 1}
+    job.finish()
 
 
-def test_a_spare_takes_the_place_of_a_host_that_is_drained(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
-    job = started(new_cluster, "2", (0, 1), "--fast-spares", "1")
-    code, said = drain(job, 0, "node1")
+@campaign
+def test_a_spare_takes_the_place_of_a_host_that_is_drained(fleet: Fleet) -> None:
+    job = started(fleet, "2", (0, 1), "--fast-spares", "1")
+    code, said = drain(job, "node1")
     assert code == 1 and "with 0 that wait for a place" in said and "Start another node first" in said, said
     job.cluster.add(2)
-    events = job.cluster.folder / "events.2"
-    job.launch(2, flags=("--fast-events", str(events)))
-    spare = job.agents.pop(2)
-    job.until(lambda: _waits(events), "the spare waits")
-    since, drained = job.launch(), job.agents.pop(1)
-    job.agents[2] = spare
-    code, said = drain(job, 0, "node1")
+    job.park(2)
+    job.are_parked(2)
+    job.count_on(2)
+    since = job.set_aside(1)
+    code, said = drain(job, "node1")
     assert code == 0 and said.endswith("the job goes on with 2 nodes, with node2 in its place\n"), said
     recovery = job.recovered(since, SOON)
     assert recovery.ranks == {0: 0, 2: 1} and recovery.tiers[0] == "memory"
     # It is no spare: when the one in its place is lost, the job waits.
-    before = starts(job, 1)
+    before = job.starts(1)
     job.lose(2)
     time.sleep(8)  # a spare would have taken over by then
-    assert starts(job, 1) == before
-    job.agents[1] = drained
-    since = job.launch()
-    assert drain(job, 0, "--undo", "node1")[0] == 0
-    assert job.recovered(since).ranks == {0: 0, 1: 1}
-    job.do_steps(5)
-    job.end()
-    assert_bitwise(job, uninterrupted("--batches", "6", ranks=2))
+    assert job.starts(1) == before
+    assert job.recovered(undrain(job, 1)).ranks == {0: 0, 1: 1}
+    fleet.finish(job, ranks=2)
 
 
 @campaign
-def test_the_first_host_with_the_store_is_drained_and_ended(new_cluster: NewCluster) -> None:
-    job = started(new_cluster, "2:3", (0, 1, 2))
-    since, out = job.launch(), job.agents.pop(0)
-    code, said = drain(job, 0, "node0")
+def test_the_first_host_with_the_store_is_drained_and_ended(fleet: Fleet) -> None:
+    job = started(fleet, "2:3", (0, 1, 2))
+    since = job.set_aside(0)
+    code, said = drain(job, "node0")
     assert code == 0 and "node0 is drained: " in said, said
     recovery = job.recovered(since, SOON)
     assert sorted(recovery.ranks.values()) == [0, 1] and recovery.tiers == {1: "memory", 2: "memory"}
     job.do_steps(5)
     job.cluster.lose(0)  # with the store
-    out.wait(DEADLINE)
+    job.waiting.pop(0).wait(DEADLINE)
     job.do_steps(40)
     assert sorted(job.recovered(job.kill_worker(2)).ranks.values()) == [0, 1]
-    job.do_steps(5)
-    job.end()
+    job.finish()
 
 
 @campaign
-def test_a_host_that_is_lost_during_its_drain_is_left_out(new_cluster: NewCluster) -> None:
-    job = started(new_cluster, "2:3", (0, 1, 2))
+def test_a_host_that_is_lost_during_its_drain_is_left_out(fleet: Fleet) -> None:
+    job = started(fleet, "2:3", (0, 1, 2))
     since = job.freeze(1)  # its agent answers nothing, and is found to be stopped
     out = job.agents.pop(1)
-    code, said = drain(job, 0, "node1")
+    code, said = drain(job, "node1")
     assert code == 0 and "node1 is drained" in said, said
     job.cluster.lose(1)
     out.wait(DEADLINE)
     job.recovered(since)
     job.cluster.add(1)
-    job.launch(1)
-    out = job.agents.pop(1)
-    job.until(lambda: "this host is drained" in output(job, 1), "the host that comes back waits")
+    relaunched(job, 1, 1)
     job.do_steps(10)
-    job.agents[1] = out
-    since = job.launch()
-    assert drain(job, 0, "--undo", "node1")[0] == 0
-    job.recovered(since)
+    job.recovered(undrain(job, 1))
     job.end()
 
 
 @campaign
-def test_the_only_host_that_may_hold_the_store_is_not_drained(new_cluster: NewCluster) -> None:
-    job = NodesJob(new_cluster(0, 1), "--memory", "5", nodes="1:2", flags=("--fast-metrics-port", PORT))
-    job.launch(0, 1)
-    job.do_steps(11)
-    code, said = drain(job, 0, "node0")
+def test_the_only_host_that_may_hold_the_store_is_not_drained(fleet: Fleet) -> None:
+    job = fleet.started((0, 1), nodes="1:2", flags=("--fast-metrics-port", PORT), every=5, steps=11)
+    code, said = drain(job, "node0")
     assert code == 1 and "node0 holds the store of the rendezvous, and no other host may" in said, said
-    assert drain(job, 0, "node1")[0] == 0
-    code, said = drain(job, 0, "node0")
+    assert drain(job, "node1")[0] == 0
+    code, said = drain(job, "node0")
     assert code == 1 and "the job needs 1 nodes (--nnodes), and without node0 it would have 0" in said, said
     job.end()

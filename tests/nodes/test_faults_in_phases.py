@@ -1,124 +1,235 @@
-"""Faults while a job of three hosts comes back after the loss of one: in each phase, of each kind.
+"""Faults while a job of hosts comes back after the loss of one, or copies what is divided: in each phase, of each kind.
 
-One host is lost with its memory. The fresh one in its place stops where it joins the rendezvous, where its agent
-fetches files from the others, or where its rank has loaded them and all ranks vote; then the fault happens.
+One host stands still in a phase: where it joins the rendezvous, fetches files from others, or votes; or of its third
+copy or renewal of parity, so that earlier saves have some. Then the fault happens. Without storage, nothing older than
+the newest save that memory, copies or parity give back is lost.
 """
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.nodes.conftest import NewCluster, Uninterrupted
-from tests.nodes.job import NodesJob, endpoint
-from tests.nodes.test_lost_hosts import EVERY, NEVER, end, started
-from tests.nodes.test_restarts import assert_bitwise
+from tests.nodes.conftest import Fleet
+from tests.nodes.faults import (
+    AT,
+    Fault,
+    Pause,
+    cut_the_link,
+    flip,
+    flip_a_byte_at_the_source,
+    kill_another_worker,
+    kill_the_agent,
+    kill_the_source,
+    lose_another,
+    lose_the_host,
+)
+from tests.nodes.hosts import Cluster
+from tests.nodes.job import EVERY, NEVER, SOON, NodesJob
+from tests.nodes.recovery import Line, Recovery
+from tests.nodes.test_replicas import WIDE, assert_same_state
 
-PAUSES = str(Path(__file__).parent / "pauses")
 JOIN, FETCH, VOTE = "rendezvous.wait", "peers.fetch", "resume.verify"
-FRESH = 2
-"""The host that is lost, and comes back with an empty memory."""
-Fault = Callable[[NodesJob], None]
+SEND, COMMIT = "replicas.send", "parity.commit"
+THREE, FOUR = (0, 1, 2), (0, 1, 2, 3)
+campaign = pytest.mark.campaign
 
 
-class Pause:
-    """A pause of one process of a host that is launched now, when it comes to a phase for the first, or n-th, time."""
-
-    def __init__(self, job: NodesJob, number: int, phase: str, nth: int = 1) -> None:
-        self._job = job
-        self._folder = job.out / f"pause-{time.monotonic_ns()}"
-        self._folder.mkdir()
-        pause = {"PHASE": phase, "FOLDER": str(self._folder), "NTH": str(nth)}
-        job.launch(number, PYTHONPATH=PAUSES, **{f"NODES_PAUSE_{name}": value for name, value in pause.items()})
-        job.until((self._folder / "reached").exists, f"phase {phase}")
-
-    def end(self) -> None:
-        (self._folder / "go").touch()
-
-
-def kill_the_fresh_agent(job: NodesJob) -> None:
-    job.kill_node(FRESH)
-    job.launch(FRESH)
-
-
-def lose_the_fresh_host(job: NodesJob) -> None:
-    job.lose(FRESH)
-    job.cluster.add(FRESH)
-    job.launch(FRESH)
-
-
-def kill_the_source(job: NodesJob) -> None:
-    """That holds the store and rank 0, too."""
-    job.kill_node(0)
-    job.launch(0)
-
-
-def kill_another_worker(job: NodesJob) -> None:
-    job.kill_worker(1)
-
-
-def cut_the_link(job: NodesJob) -> None:
-    """Of the fresh host, for longer than nodes may be silent."""
-    job.cluster.hosts[FRESH].unplug()
-    time.sleep(5)
-    job.cluster.hosts[FRESH].plug()
-
-
-def flip_a_byte_at_the_source(job: NodesJob) -> None:
-    """In each large file of the memory of the first source."""
-    program = (
-        "import pathlib\n"
-        "for path in pathlib.Path('/dev/shm').rglob('model.pt*'):\n"
-        "    with path.open('r+b') as file:\n"
-        "        data = bytearray(file.read()); data[len(data) // 2] ^= 1; file.seek(0); file.write(data)\n"
-        "        print(path, flush=True)\n"
-    )
-    flipped = job.out / "flipped"
-    assert job.cluster.hosts[0].start("-c", program, output=flipped).wait(60) == 0
-    assert flipped.read_text(), "the source has no such file"
-
-
-def come_back(job: NodesJob, phase: str, fault: Fault) -> None:
+def come_back(job: NodesJob, phase: str, fault: Fault) -> Recovery:
     """Lose a host; have the fault happen while the fresh one in its place is in a phase; wait until all train."""
-    at = job.lose(FRESH)
-    job.cluster.add(FRESH)
-    pause = Pause(job, FRESH, phase)
+    at = job.lose(AT)
+    job.cluster.add(AT)
+    pause = Pause(job, AT, phase).is_reached()
     fault(job)
     pause.end()
-    recovery = job.recovered(at)
-    assert recovery.lost <= EVERY
-    job.do_steps(EVERY + 6)
+    return job.recovered(at)
 
 
-def job_of_three(new_cluster: NewCluster) -> NodesJob:
-    return started(new_cluster(0, 1, 2), "--disk", NEVER, meeting=endpoint(0, 1, 2))
+def resumes(job: NodesJob, number: int) -> list[Line]:
+    """The loads of a host's workers that found something."""
+    return [line for line in job.lines(number) if line["what"] == "loaded" and line["step"]]
 
 
-def test_a_job_comes_back_from_memory_through_a_fault_in_each_phase(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
-    """Nothing is on storage: what memory lacks is lost."""
-    job = job_of_three(new_cluster)
-    come_back(job, JOIN, kill_the_fresh_agent)
-    come_back(job, FETCH, flip_a_byte_at_the_source)
-    come_back(job, VOTE, kill_another_worker)
-    end(job)
-    assert "was not fetched from" in job.text(1 << 20)
-    assert_bitwise(job, uninterrupted(ranks=3))
+# --- while a fresh host comes
 
 
-FAULTS = [kill_the_fresh_agent, lose_the_fresh_host, kill_the_source, kill_another_worker, cut_the_link]
+FAULTS = [kill_the_agent, lose_the_host, kill_the_source, kill_another_worker, cut_the_link]
 CASES = [(phase, fault) for phase in (JOIN, FETCH, VOTE) for fault in FAULTS]
 CASES.remove((JOIN, kill_another_worker))  # while hosts meet, no worker runs
+NAMES = {"ids": lambda value: getattr(value, "__name__", value)}
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize(("phase", "fault"), CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_a_job_comes_back_from_memory_through_each_fault_in_each_phase(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, phase: str, fault: Fault
+@pytest.mark.parametrize(
+    ("phase", "fault"),
+    [(FETCH, flip_a_byte_at_the_source), *(pytest.param(*case, marks=campaign) for case in CASES)],
+    **NAMES,
+)
+def test_a_job_comes_back_from_memory_through_each_fault_in_each_phase(fleet: Fleet, phase: str, fault: Fault) -> None:
+    """Nothing is on storage: what memory lacks is lost."""
+    job = fleet.started(THREE, "--disk", NEVER, stores=THREE)
+    assert come_back(job, phase, fault).lost <= EVERY
+    fleet.finish(job, ranks=3)
+    assert ("was not fetched from" in job.text(1 << 20)) >= (fault is flip_a_byte_at_the_source)
+
+
+@campaign
+@pytest.mark.parametrize("fault", [kill_the_agent, lose_the_host], **NAMES)
+def test_a_fresh_host_that_ends_while_it_fetches_shards_is_followed_by_another(fleet: Fleet, fault: Fault) -> None:
+    job = fleet.started(THREE, *WIDE, stores=THREE, steps=2 * EVERY + 6)
+    assert come_back(job, FETCH, fault).tiers == {0: "memory", 1: "memory", AT: "peer"}
+    fleet.finish(job, ranks=3)
+
+
+# --- while shards of 25 MB on each host are copied, or their parity is renewed
+
+COPY_FAULTS = [lose_the_host, lose_another, kill_the_agent, kill_another_worker, cut_the_link]
+COPY_PHASES = {"replicas.digest": 3, SEND: 3, "replicas.receive": 3}
+"""And how often a host has been in it when it is amid its third copy."""
+PARITY_PHASES = COPY_PHASES | {"parity.digest": 8, "parity.receive": 8, "parity.add": 8, COMMIT: 3}
+"""Some are of one chunk for each other host."""
+del PARITY_PHASES["replicas.receive"]
+SLOWLY = (*WIDE[:4], "--steps", "60", "--pace", "0.2", "--disk", NEVER)
+"""The end is not reached before the fault, wherever the job runs."""
+
+
+def faulty(job: NodesJob, phase: str, nth: int, fault: Fault) -> dict[int, list[Line]]:
+    """Have the fault happen while a host is in a phase; the resumes of all, which lose few steps."""
+    job.launch(*(number for number in job.cluster.hosts if number != AT))
+    pause = Pause(job, AT, phase, nth).is_reached()
+    if phase == COMMIT:
+        time.sleep(2)  # the others commit theirs
+    reached = job.reached()
+    fault(job)
+    pause.end()
+    job.until(lambda: all(resumes(job, number) for number in job.agents), "all have resumed")
+    found = {number: resumes(job, number) for number in job.agents}
+    assert reached - min(line["step"] for lines in found.values() for line in lines) <= 4 * EVERY
+    return found
+
+
+@campaign
+@pytest.mark.parametrize("phase", COPY_PHASES)
+@pytest.mark.parametrize("fault", COPY_FAULTS, **NAMES)
+def test_a_job_comes_back_from_memory_through_each_fault_in_each_phase_of_a_copy(
+    fleet: Fleet, phase: str, fault: Fault
 ) -> None:
-    job = job_of_three(new_cluster)
-    come_back(job, phase, fault)
-    end(job)
-    assert_bitwise(job, uninterrupted(ranks=3))
+    job = fleet.job(THREE, *WIDE, stores=THREE)
+    found = faulty(job, phase, COPY_PHASES[phase], fault)
+    assert {line["tier"] for lines in found.values() for line in lines} <= {"memory", "peer"}
+    fleet.finish(job, ranks=3)
+
+
+@campaign
+@pytest.mark.parametrize("phase", PARITY_PHASES)
+@pytest.mark.parametrize("fault", [lose_the_host, lose_another], **NAMES)
+def test_a_loss_in_each_phase_of_a_renewal_of_parity_is_restored_from_memory(
+    fleet: Fleet, phase: str, fault: Fault
+) -> None:
+    job = fleet.job(FOUR, *SLOWLY, stores=FOUR, flags=("--fast-replicas", "xor:4"))
+    found = faulty(job, phase, PARITY_PHASES[phase], fault)
+    lost = AT if fault is lose_the_host else 1
+    tiers = {number: lines[-1]["tier"] for number, lines in found.items()}
+    assert tiers == {number: "peer" if number == lost else "memory" for number in FOUR}
+    fleet.finish(job, ranks=4)
+
+
+@campaign
+@pytest.mark.parametrize("phase", ["parity.receive", COMMIT])
+def test_a_fresh_host_that_is_lost_before_its_group_has_parity_again_is_restored_once_more(
+    fleet: Fleet, phase: str
+) -> None:
+    job = fleet.started(FOUR, *SLOWLY, stores=FOUR, flags=("--fast-replicas", "xor:4"), steps=EVERY + 11)
+    job.lose(AT)
+    job.cluster.add(AT)
+    pause = Pause(job, AT, phase).is_reached()
+    time.sleep(2)  # the others commit theirs
+    at = job.lose(AT)
+    job.add(AT)
+    pause.end()
+    assert job.recovered(at).tiers == {number: "peer" if number == AT else "memory" for number in FOUR}
+    fleet.finish(job, ranks=4)
+
+
+@campaign
+def test_hosts_that_are_left_amid_a_copy_do_not_wait_for_parts_of_the_lost_one(fleet: Fleet) -> None:
+    """Of the newest save a part is lost: that before it was copied, and it is resumed at once."""
+    job = fleet.job(THREE, "--digests", *WIDE, nodes="2:3", stores=THREE)
+    job.launch(0, 1)
+    pause = Pause(job, AT, SEND, 3).is_reached()
+    at = job.lose(AT)
+    pause.end()
+    recovery = job.recovered(at, SOON)
+    assert set(recovery.tiers.values()) <= {"memory", "peer"}
+    assert_same_state(job, recovery.step)
+    job.finish()
+
+
+# --- copies that are damaged, lost or left out
+
+STORED = (*WIDE, "--disk", "20")
+
+
+@campaign
+def test_a_damaged_copy_is_not_loaded_and_storage_has_the_save_before(fleet: Fleet) -> None:
+    """Both large copies in the memory of hosts that are left are damaged; what is durable is resumed by all."""
+    job = fleet.started(THREE, *STORED, stores=THREE, steps=4 * EVERY + 6)
+    job.lose(AT)
+    for number in (0, 1):
+        flip(job, number, "*/kept/*/__*.distcp")
+    recovery = job.recovered(job.add(AT))
+    assert recovery.step % 20 == 0 and recovery.tiers[AT] in ("storage", "peer")
+    assert "was not fetched from" in job.text(1 << 20) or "not resumed from" in job.text(1 << 20)
+    fleet.finish(job, ranks=3)
+
+
+@campaign
+def test_a_host_and_its_partner_that_are_lost_cost_what_is_not_on_storage(fleet: Fleet) -> None:
+    """Of three, one of any two keeps the copy of the other."""
+    job = fleet.started(THREE, *STORED, stores=THREE, steps=4 * EVERY + 6)
+    for number in (1, 2):
+        job.lose(number)
+    recovery = job.recovered(job.add(1, 2))
+    assert recovery.step >= 20 and recovery.step % 20 == 0
+    assert recovery.tiers[1] == recovery.tiers[2] == "storage"
+    fleet.finish(job, ranks=3)
+
+
+def filled(cluster: Cluster, mebibytes: int) -> Cluster:
+    """Have something else take so much of the memory of each host."""
+    filler = f"import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, {mebibytes} << 20)"
+    for host in cluster.hosts.values():
+        assert host.start("-c", filler, output=cluster.folder / "filled").wait(60) == 0
+    return cluster
+
+
+@campaign
+def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so(fleet: Fleet) -> None:
+    """Another one fills its memory: copies are left out, training goes on, and a loss of a host means storage."""
+    cluster = filled(fleet.new_cluster(*THREE), 430)
+    job = fleet.started(THREE, *STORED, stores=THREE, cluster=cluster, steps=4 * EVERY + 6)
+    recovery = job.replace(1, 1)
+    assert recovery.step % 20 == 0 and set(recovery.tiers.values()) <= {"storage", "mixed", "memory"}
+    assert "FC-045" in job.text(1 << 20)
+    fleet.finish(job, ranks=3)
+
+
+@campaign
+def test_two_hosts_of_a_rack_that_are_to_keep_two_copies_say_that_each_keeps_one_there(fleet: Fleet) -> None:
+    job = fleet.started((0, 1), *WIDE, flags=("--fast-replicas", "2", "--fast-domain", "rack-a"))
+    for number in (0, 1):
+        output = job.output(number)
+        assert output.count("--fast-replicas 2 needs 3 hosts, and there are 2: one copy is made") == 1
+        assert output.count(f"copies of node{number} (rack-a) are on node{1 - number}, also rack-a: ") == 1
+    job.finish()
+
+
+@campaign
+def test_the_memory_of_copies_is_there_for_the_saves_of_a_host_that_is_left_alone(fleet: Fleet) -> None:
+    """It has twice as much to save then, and its memory has no room for that beside the copies of both saves."""
+    cluster = filled(fleet.new_cluster(0, 1), 270)
+    job = fleet.started((0, 1), *WIDE, nodes="1:2", stores=(0, 1), cluster=cluster, steps=4 * EVERY + 6)
+    recovery = job.recovered(job.lose(1))
+    assert recovery.tiers == {0: "memory"} and recovery.lost <= 2 * EVERY
+    job.do_steps(2 * EVERY)
+    newer = [line["what"] for line in job.lines(0) if line["what"] in ("saved", "skipped") and line["world"] == 1]
+    assert newer and set(newer) == {"saved"}
+    job.finish()

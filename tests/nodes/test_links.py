@@ -2,13 +2,11 @@
 
 import pytest
 
-from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.conftest import Fleet
 from tests.nodes.hosts import Cluster, address_of
-from tests.nodes.test_drained_hosts import output
-from tests.nodes.test_lost_hosts import EVERY, SOON, campaign
-from tests.nodes.test_restarts import assert_bitwise
-from tests.nodes.test_spares import started
+from tests.nodes.job import EVERY, SOON
 
+campaign = pytest.mark.campaign
 NOWHERE = "02:00:00:00:00:99"
 """The address of no interface."""
 
@@ -36,42 +34,36 @@ FLAGS = ("--fast-metrics-port", "9400")
 
 
 @pytest.mark.parametrize("flags", [("--fast-hang-timeout", "15"), pytest.param((), marks=campaign)])
-def test_of_two_hosts_without_a_link_one_leaves_for_a_spare(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, flags: tuple[str, ...]
-) -> None:
-    job, waiting = started(new_cluster, 3, 1, flags=(*FLAGS, *flags))
-    since = job.launch()  # which launches nothing, and tells the time
+def test_of_two_hosts_without_a_link_one_leaves_for_a_spare(fleet: Fleet, flags: tuple[str, ...]) -> None:
+    job = fleet.with_spares(3, 1, flags=(*FLAGS, *flags))
     cut(job.cluster, 1, 2)
-    out, job.agents[3] = job.agents.pop(2), waiting[3]
+    since = job.set_aside(2)
+    job.count_on(3)
     recovery = job.recovered(since, 4 * SOON)
     assert recovery.ranks == {0: 0, 1: 1, 3: 2} and recovery.lost <= EVERY
     job.do_steps(5)
-    assert "node2 does not hear another node: it leaves (FC-051" in output(job, 0)
+    assert "node2 does not hear another node: it leaves (FC-051" in job.output(0)
     assert "host node2 and node1 do not reach each other: the job goes on without it, on 3 nodes" in job.text()
-    assert "this node does not hear node2, though they answer" in output(job, 1)
-    assert "this host is drained, as it and node1 do not reach each other" in output(job, 2)
-    assert out.poll() is None
+    assert "this node does not hear node2, though they answer" in job.output(1)
+    assert "this host is drained, as it and node1 do not reach each other" in job.output(2)
+    assert job.waiting[2].poll() is None
 
     # Without the other one it takes part.
     mend(job.cluster, 1, 2)
     lost = job.lose(1)
-    job.agents[2] = out
-    recovery = job.recovered(lost, SOON)
-    assert set(recovery.ranks) == {0, 2, 3}
-    job.do_steps(5)
-    job.end()
-    assert_bitwise(job, uninterrupted(ranks=3))
+    job.count_on(2)
+    assert set(job.recovered(lost, SOON).ranks) == {0, 2, 3}
+    fleet.finish(job, ranks=3)
 
 
 @campaign
-def test_a_host_whose_link_drops_large_packets_stays_while_its_workers_go_on(new_cluster: NewCluster) -> None:
+def test_a_host_whose_link_drops_large_packets_stays_while_its_workers_go_on(fleet: Fleet) -> None:
     """Their gradients fit in small ones."""
-    job, _ = started(new_cluster, 3, 1, script=("--pace", "0.2"), flags=FLAGS)
+    job = fleet.with_spares(3, 1, "--pace", "0.2", flags=FLAGS)
     shrink(job.cluster, 1, 600)
-    job.until(lambda: "does not hear node1, though they answer" in output(job, 0), "the link is named")
+    job.until(lambda: "does not hear node1, though they answer" in job.output(0), "the link is named")
     job.do_steps(50)
     shrink(job.cluster, 1, 1500)
-    job.until(lambda: "this node receives messages from node1 again" in output(job, 0), "the link is mended")
-    job.do_steps(5)
-    job.end()
+    job.until(lambda: "this node receives messages from node1 again" in job.output(0), "the link is mended")
+    job.finish()
     assert "it leaves" not in job.text() and "resumed" not in job.text()

@@ -1,6 +1,5 @@
 """Node checks on hosts: a link that carries messages but no data, a slowed processor, an agent that is killed."""
 
-import json
 import os
 import signal
 import time
@@ -10,52 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.conftest import NewCluster
-from tests.nodes.hosts import name_of
-from tests.nodes.job import DEADLINE, NodesJob
+from tests.nodes.conftest import Fleet
+from tests.nodes.job import DEADLINE
 
 pytestmark = pytest.mark.campaign
+CHECKED = ("--fast-node-check",)
 SLOW_LINK = "tc qdisc add dev eth0 root tbf rate 512kbit burst 8kb latency 500ms"
 """Messages of the rendezvous pass; a MiB takes longer than an exchange may."""
 CPU = Path("/sys/fs/cgroup/cpu")
 
 
-def output(job: NodesJob, number: int) -> str:
-    return (job.out / f"output.{name_of(number)}").read_text(errors="replace")
-
-
-def events(path: Path) -> list[dict[str, object]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for line in lines if (event := json.loads(line))["event"] == "node_check"]
-
-
-def test_a_host_whose_link_carries_no_data_leaves_and_the_others_train(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(0, 1, 2)
-    job = NodesJob(cluster, nodes="2:3", flags=("--fast-node-check",))
+def test_a_host_whose_link_carries_no_data_leaves_and_the_others_train(fleet: Fleet) -> None:
+    job = fleet.job((0, 1, 2), nodes="2:3", flags=CHECKED)
     for number in (0, 1, 2):
         job.launch(number, flags=(f"--fast-events={job.out}/events.{number}",))
-    cluster.hosts[2].run(*SLOW_LINK.split())
+    job.cluster.hosts[2].run(*SLOW_LINK.split())
     assert job.agents.pop(2).wait(DEADLINE) == 76, job.text()
     # Its signs of life take the same link: the others may lose it before it is judged.
-    assert "node2 failed the node check, and takes no part in the job: problem: pair: " in output(job, 2)
-    assert "Traceback" not in output(job, 2)
-    job.do_steps(5)
-    job.end()
-    rounds = [event for event in events(job.out / "events.0") if event["occasion"] == "round"]
+    assert "node2 failed the node check, and takes no part in the job: problem: pair: " in job.output(2)
+    assert "Traceback" not in job.output(2)
+    job.finish()
+    rounds = [event for event in job.reported(0, "node_check") if event["occasion"] == "round"]
     assert rounds and rounds[-1]["verdict"] == "ok"
-    print([(event["seconds"], event["bad"]) for event in rounds], output(job, 2))
 
 
-def test_a_job_that_is_too_small_without_a_bad_host_says_which_one_that_was(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(0, 1, 2)
-    job = NodesJob(cluster, nodes="3", flags=("--fast-node-check", "--rdzv-conf=join_timeout=25"))
-    cluster.hosts[1].run(*SLOW_LINK.split())
+def test_a_job_that_is_too_small_without_a_bad_host_says_which_one_that_was(fleet: Fleet) -> None:
+    job = fleet.job((0, 1, 2), flags=(*CHECKED, "--rdzv-conf=join_timeout=25"))
+    job.cluster.hosts[1].run(*SLOW_LINK.split())
     job.launch(0, 1, 2)
     codes = {number: agent.wait(DEADLINE) for number, agent in job.agents.items()}
     assert codes[1] == 76 and codes[0] and codes[2], job.text()
-    said = [line for number in (0, 2) for line in output(job, number).splitlines() if "error: " in line]
+    said = [line for number in (0, 2) for line in job.output(number).splitlines() if "error: " in line]
     assert any("Of the last round, node1 " in line for line in said), said
-    print(said)
 
 
 @pytest.fixture
@@ -76,36 +61,29 @@ def slowed() -> Iterator[Path]:
         time.sleep(0.05)
 
 
-def test_a_slowed_host_of_two_is_named_and_takes_part(slowed: Path, new_cluster: NewCluster) -> None:
-    job = NodesJob(new_cluster(0, 1), nodes="2", flags=("--fast-node-check",))
+def test_a_slowed_host_of_two_is_named_and_takes_part(slowed: Path, fleet: Fleet) -> None:
+    job = fleet.job((0, 1), flags=CHECKED)
     groups = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
     own = next(path for _, controllers, path in groups if "cpu" in controllers.split(","))
     (slowed / "cgroup.procs").write_text(str(os.getpid()))  # what is started from there stays there
     job.launch(1)
     (CPU / own.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
     job.launch(0)
-    job.until(lambda: "slow nodes, which stay in the job: node1 (node 1)" in output(job, 0), "a slow host")
+    job.until(lambda: "slow nodes, which stay in the job: node1 (node 1)" in job.output(0), "a slow host")
     (slowed / "cpu.cfs_quota_us").write_text("-1")
-    job.do_steps(5)
-    job.end()
-    print(output(job, 0))
+    job.finish()
 
 
 @pytest.mark.parametrize("delay", [1.0, 2.0, 3.0, 4.0, 5.0])
-def test_a_host_that_is_killed_during_its_checks_is_replaced_and_leaves_nothing(
-    new_cluster: NewCluster, delay: float
-) -> None:
-    cluster = new_cluster(0, 1)
-    job = NodesJob(cluster, nodes="2", flags=("--fast-node-check",))
+def test_a_host_that_is_killed_during_its_checks_is_replaced_and_leaves_nothing(fleet: Fleet, delay: float) -> None:
+    job = fleet.job((0, 1), flags=CHECKED)
     job.launch(0, 1)
     time.sleep(delay)
-    entered = job.agents[1].pid  # of the process that entered the host; the agent is its only child
-    os.kill(int(Path(f"/proc/{entered}/task/{entered}/children").read_text()), signal.SIGKILL)
+    os.kill(job.agent_pid(1), signal.SIGKILL)
     assert job.agents.pop(1).wait(DEADLINE) != 0
     end = time.monotonic() + 10
-    while "fastckpt_run" in cluster.hosts[1].run("ps", "-e", "-o", "args="):
+    while "fastckpt_run" in job.cluster.hosts[1].run("ps", "-e", "-o", "args="):
         assert time.monotonic() < end, "a process of the agent is left"
         time.sleep(0.1)
     job.launch(1)
-    job.do_steps(5)
-    job.end()
+    job.finish()

@@ -35,15 +35,11 @@ def test_steps_lost_seconds_and_standstill_are_those_of_the_slowest_node() -> No
     assert found.tiers == {0: "memory", 1: "storage"} and found.still == {0: 4.0, 1: 6.0}
 
 
-def test_each_start_counts_also_of_workers_that_did_no_step() -> None:
+def test_each_start_counts_and_what_a_lost_host_has_done_counts_as_lost() -> None:
+    """Also starts of workers that did no step."""
     failed = OLD + worker(2, 11.0, loaded=8, steps=0) + worker(3, 12.0, loaded=8, steps=1)
     found = recovery({0: failed, 1: OLD + worker(3, 12.0, loaded=8, steps=1)}, [0, 1], FAULT)
     assert found is not None and found.starts == {0: 2, 1: 1}
-
-
-def test_what_a_lost_host_has_done_counts_as_lost() -> None:
-    found = recovery({0: OLD + worker(2, 12.0, world=1, loaded=8, steps=1), 1: OLD[:-3]}, [0], FAULT)
-    assert found is not None and found.lost == 1
-    ahead = worker(1, 0.0, loaded=1, steps=9)
-    found = recovery({0: OLD + worker(2, 12.0, world=1, loaded=8, steps=1), 1: ahead}, [0], FAULT)
-    assert found is not None and found.lost == 2
+    for other, lost in ((OLD[:-3], 1), (worker(1, 0.0, loaded=1, steps=9), 2)):
+        found = recovery({0: OLD + worker(2, 12.0, world=1, loaded=8, steps=1), 1: other}, [0], FAULT)
+        assert found is not None and found.lost == lost

@@ -1,4 +1,4 @@
-"""Jobs of two hosts through faults that leave each host its memory: bitwise, from memory, one start a fault."""
+"""Jobs of hosts through faults that leave each its memory: bitwise, from memory, one start a fault."""
 
 import importlib.util
 import shutil
@@ -8,18 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.conftest import NewCluster, Uninterrupted
-from tests.nodes.job import NodesJob
-from tests.nodes.recovery import Losses, Recovery
+from tests.nodes.conftest import Fleet
+from tests.nodes.job import EVERY, NEVER, NodesJob
+from tests.nodes.recovery import Recovery
 
 MEMORY = 2
-"""Steps from a save in memory to the next, by default."""
-
-
-def assert_bitwise(job: NodesJob, reference: Losses) -> None:
-    """Each step was done, and had the losses of a run that nothing befell each time that it was done."""
-    expected = {place: losses for place, losses in reference.items() if place[0] <= job.reached()}
-    assert job.losses() == expected
+"""Steps from a save in memory to the next here."""
+campaign = pytest.mark.campaign
 
 
 def assert_from_memory(recovery: Recovery, nodes: Sequence[int] = (0, 1)) -> None:
@@ -27,11 +22,6 @@ def assert_from_memory(recovery: Recovery, nodes: Sequence[int] = (0, 1)) -> Non
     assert recovery.starts == dict.fromkeys(nodes, 1)
     assert recovery.tiers == dict.fromkeys(nodes, "memory")
     assert recovery.lost <= MEMORY
-
-
-def starts(job: NodesJob, number: int) -> int:
-    """How many workers a host has had."""
-    return sum(line["what"] == "started" for line in job.lines(number))
 
 
 def kill_workers(job: NodesJob) -> None:
@@ -49,48 +39,38 @@ def kill_and_launch_again(job: NodesJob, number: int) -> None:
     job.do_steps(5)
 
 
-def test_ddp_on_two_hosts_resumes_from_memory_after_a_worker_or_all_processes_of_a_host_are_killed(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
-    job = NodesJob(new_cluster(0, 1), nodes="2")
-    job.launch(0, 1)
-    job.do_steps(10)
+def test_ddp_on_two_hosts_loses_no_step_with_processes_and_those_since_the_last_save_with_a_host(fleet: Fleet) -> None:
+    """Nothing is on storage, so nothing of it is read."""
+    job = fleet.started((0, 1), "--disk", NEVER, every=MEMORY, steps=10)
     kill_workers(job)
     for number in (1, 0):  # the store of the last one is lost with it, and so is the secret that it had drawn
         kill_and_launch_again(job, number)
-    job.end()
-    assert [starts(job, number) for number in (0, 1)] == [5, 5]
+    assert [job.starts(number) for number in (0, 1)] == [5, 5]
+    recovery = job.replace(1, 1)
+    assert recovery.tiers[0] == "memory" and recovery.lost <= EVERY and recovery.starts == {0: 1, 1: 1}
+    fleet.finish(job, ranks=2)
     assert "cannot be watched" not in job.text()
-    assert_bitwise(job, uninterrupted(ranks=2))
 
 
-def test_fsdp_on_two_hosts_resumes_from_memory_and_a_link_down_for_a_second_costs_no_restart(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
-    cluster = new_cluster(0, 1)
-    job = NodesJob(cluster, "--way", "fsdp2", nodes="2")
-    job.launch(0, 1)
-    job.do_steps(10)
+def test_fsdp_on_two_hosts_resumes_from_memory_and_a_link_down_for_a_second_costs_no_restart(fleet: Fleet) -> None:
+    job = fleet.started((0, 1), "--way", "fsdp2", every=MEMORY, steps=10)
     kill_workers(job)
-    for cut in (cluster.hosts[1].unplug, cluster.hosts[1].mute):
+    host = job.cluster.hosts[1]
+    for cut in (host.unplug, host.mute):
         cut()
         time.sleep(0.7)  # with the commands, about a second
-        cluster.hosts[1].plug()
+        host.plug()
         job.do_steps(5)
-    job.end()
-    assert [starts(job, number) for number in (0, 1)] == [3, 3]
-    assert_bitwise(job, uninterrupted("--way", "fsdp2", ranks=2))
+    fleet.finish(job, ranks=2)
+    assert [job.starts(number) for number in (0, 1)] == [3, 3]
 
 
-@pytest.mark.campaign
+@campaign
 @pytest.mark.parametrize(("way", "count"), [("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("fsdp2", 4), ("hsdp", 4)])
-def test_hosts_resume_from_memory_after_each_of_many_faults(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, way: str, count: int
-) -> None:
+def test_hosts_resume_from_memory_after_each_of_many_faults(fleet: Fleet, way: str, count: int) -> None:
     """Each host in turn; but the store's host loses its worker alone."""
-    job = NodesJob(new_cluster(*range(count)), "--way", way, nodes=str(count))
-    job.launch(*range(count))
     nodes = range(count)
+    job = fleet.started(nodes, "--way", way, every=MEMORY, steps=5)
     for turn in range(5):
         for number in nodes:
             job.do_steps(5)
@@ -100,69 +80,60 @@ def test_hosts_resume_from_memory_after_each_of_many_faults(
             else:
                 killed = job.kill_worker(number)
             assert_from_memory(job.recovered(killed), nodes)
-    job.end()
-    assert_bitwise(job, uninterrupted("--way", way, ranks=count))
+    fleet.finish(job, ranks=count)
 
 
-@pytest.mark.parametrize("meeting", ["node0:29400", "[fd00::1]:29400"], ids=["name", "address"])
-def test_hosts_that_have_addresses_of_ipv6_alone_resume_from_memory(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, meeting: str
-) -> None:
-    job = NodesJob(new_cluster(0, 1, ipv6=True), nodes="2", meeting=meeting)
+@pytest.mark.parametrize("meeting", ["[fd00::1]:29400", pytest.param("node0:29400", marks=campaign)])
+def test_hosts_that_have_addresses_of_ipv6_alone_resume_from_memory(fleet: Fleet, meeting: str) -> None:
+    job = NodesJob(fleet.new_cluster(0, 1, ipv6=True), nodes="2", meeting=meeting)
     job.launch(0, 1)
     job.do_steps(10)
     kill_workers(job)
     kill_and_launch_again(job, 1)
-    job.end()
+    fleet.finish(job, ranks=2)
     assert "cannot be watched" not in job.text()
-    assert_bitwise(job, uninterrupted(ranks=2))
 
 
+@campaign
 def test_of_more_agents_than_places_those_that_had_one_restart_and_another_takes_that_of_a_lost_host(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
+    fleet: Fleet,
 ) -> None:
     """Two wait, without --fast-spares: neither a restart nor the loss of one of them is of any concern to the job."""
-    job = NodesJob(new_cluster(0, 1, 2, 3), nodes="2")
+    job = NodesJob(fleet.new_cluster(0, 1, 2, 3), nodes="2")
     job.launch(0, 1)
     job.do_steps(10)
     job.launch(2, 3)
-    waiting = {number: job.agents.pop(number) for number in (2, 3)}
+    job.set_aside(2, 3)
     job.until(lambda: job.text(100_000).count("this one waits for a place") == 2, "two wait for a place")
     kill_workers(job)
     assert job.text(100_000).count("this one waits for a place") >= 2 and not job.lines(2) and not job.lines(3)
     lost = job.lose(1)
-    recovered = job.until(lambda: [number for number in waiting if job.lines(number)], "another takes the place")
-    assert len(recovered) == 1
-    job.agents[recovered[0]] = waiting.pop(recovered[0])
+    [another] = job.until(lambda: [number for number in job.waiting if job.lines(number)], "another takes the place")
+    job.count_on(another)
     recovery = job.recovered(lost)
-    assert recovery.ranks == {0: 0, recovered[0]: 1} and recovery.lost <= MEMORY
-    job.do_steps(5)
-    job.end()
-    assert [agent.wait(60) for agent in waiting.values()] == [0], job.text()
-    assert_bitwise(job, uninterrupted(ranks=2))
+    assert recovery.ranks == {0: 0, another: 1} and recovery.lost <= MEMORY
+    fleet.finish(job, ranks=2)
+    assert [agent.wait(60) for agent in job.waiting.values()] == [0], job.text()
 
 
-@pytest.mark.campaign
-def test_hosts_that_meet_by_given_ranks_resume_from_memory(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
+@campaign
+def test_hosts_that_meet_by_given_ranks_resume_from_memory(fleet: Fleet) -> None:
     """By torch's static rendezvous."""
-    job = NodesJob(new_cluster(0, 1), nodes="2", flags=("--rdzv-backend", "static"))
+    job = fleet.job((0, 1), every=MEMORY, flags=("--rdzv-backend", "static"))
     for number in (0, 1):
         job.launch(number, flags=("--node-rank", str(number)))
     job.do_steps(10)
     kill_workers(job)
-    job.end()
-    assert_bitwise(job, uninterrupted(ranks=2))
+    fleet.finish(job, ranks=2)
 
 
-@pytest.mark.campaign
-def test_hosts_that_meet_by_etcd_resume_from_memory(new_cluster: NewCluster, uninterrupted: Uninterrupted) -> None:
+@campaign
+def test_hosts_that_meet_by_etcd_resume_from_memory(fleet: Fleet) -> None:
     """By torch's rendezvous over the second version of etcd's interface, which a third host serves."""
     package = importlib.util.find_spec("etcd")
     if shutil.which("etcd") is None or package is None or package.origin is None:
         pytest.skip("needs etcd (Debian's etcd-server) and the package python-etcd")
-    cluster = new_cluster(0, 1, 2)
+    cluster = fleet.new_cluster(0, 1, 2)
     place, data = "http://node2:2379", str(cluster.folder / "etcd")
     urls = ["--listen-client-urls", "http://0.0.0.0:2379", "--advertise-client-urls", place]
     command = ["etcd", "--enable-v2", "--data-dir", data, *urls]
@@ -172,29 +143,27 @@ def test_hosts_that_meet_by_etcd_resume_from_memory(new_cluster: NewCluster, uni
     job.launch(0, 1, PYTHONPATH=str(Path(package.origin).parents[1]))
     job.do_steps(10)
     kill_workers(job)
-    job.end()
-    assert_bitwise(job, uninterrupted(ranks=2))
+    fleet.finish(job, ranks=2)
 
 
-def test_a_job_goes_on_on_one_host_and_again_on_two(new_cluster: NewCluster, uninterrupted: Uninterrupted) -> None:
+def test_a_job_goes_on_on_one_host_and_again_on_two(fleet: Fleet) -> None:
     """Its steps take two batches on any number of hosts."""
-    job = NodesJob(new_cluster(0, 1), "--batches", "2", nodes="1:2", flags=("--rdzv-conf", "last_call_timeout=2"))
-    job.launch(0, 1)
-    job.do_steps(10)
+    flags = ("--rdzv-conf", "last_call_timeout=2")
+    job = fleet.started((0, 1), "--batches", "2", nodes="1:2", flags=flags, every=MEMORY, steps=10)
     assert_from_memory(job.recovered(job.kill_node(1)), [0])
     job.do_steps(10)
     joined = job.recovered(job.launch(1))
     assert joined.starts == {0: 1, 1: 1} and joined.lost <= MEMORY
     job.do_steps(10)
-    job.end()
-    assert_bitwise(job, uninterrupted("--batches", "2", ranks=1))
+    fleet.finish(job, ranks=1)
 
 
-def test_hosts_with_checkpoint_directories_of_their_own_are_refused_by_name(new_cluster: NewCluster) -> None:
-    job = NodesJob(new_cluster(0, 1, shares_storage=False), nodes="2", flags=("--fast-max-stalls", "1"))
+def test_hosts_with_checkpoint_directories_of_their_own_are_refused_by_name(fleet: Fleet) -> None:
+    cluster = fleet.new_cluster(0, 1, shares_storage=False)
+    job = NodesJob(cluster, nodes="2", flags=("--fast-max-stalls", "1"))
     job.launch(0, 1)
     assert all(agent.wait(60) for agent in job.agents.values())
     assert job.reached() == 0
     text = job.text(10_000)
-    assert f"ConfigError: {job.cluster.storage} is not the same directory on all nodes: " in text
+    assert f"ConfigError: {cluster.storage} is not the same directory on all nodes: " in text
     assert "nodes 0 (node0) have one; nodes 1 (node1)" in text

@@ -8,25 +8,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.nodes.conftest import NewCluster, Uninterrupted
+from tests.nodes.conftest import Fleet
 from tests.nodes.hosts import HOSTS, name_of
-from tests.nodes.job import JobEndedError, NodesJob, TooLateError, endpoint
+from tests.nodes.job import LAST_CALL, JobEndedError, TooLateError
 from tests.nodes.lineage import durable_in, line_of, runs_in
 from tests.nodes.recovery import Line, Losses
 from tests.nodes.test_drained_hosts import COMMAND, LINK, PORT
-from tests.nodes.test_halves import events, output
-from tests.nodes.test_newcomers import agent_of
 from tests.support.json_lines import whole_lines
 
 BATCHES = ("--batches", "12")
 """Of each step, on one to four hosts."""
 SCRIPT = (*BATCHES, "--steps", "100000", "--memory", "5", "--disk", "10", "--pace", "0.15", "--digests")
-FLAGS = ("--fast-metrics-port", PORT, "--rdzv-conf", "last_call_timeout=3")
+FLAGS = ("--fast-metrics-port", PORT, *LAST_CALL)
 LATEST = 4.0
 """Seconds after the first event within which the second one begins, if it does not wait for the recovery."""
 LIMIT = 150.0
@@ -57,9 +55,8 @@ class Story:
         told: All that has befallen it, with times.
     """
 
-    def __init__(self, new_cluster: NewCluster, hosts: int, rng: random.Random) -> None:
-        cluster = new_cluster(*range(hosts))
-        self.job = NodesJob(cluster, *SCRIPT, nodes="1:6", meeting=endpoint(0, 1, 2, 3), flags=FLAGS)
+    def __init__(self, fleet: Fleet, hosts: int, rng: random.Random) -> None:
+        self.job = fleet.job(range(hosts), *SCRIPT, nodes="1:6", stores=(0, 1, 2, 3), flags=FLAGS)
         self._rng = rng
         self._apart, self._unplugged, self._drained = set[int](), set[int](), set[int]()
         self._leaving: dict[int, subprocess.Popen[bytes]] = {}
@@ -142,24 +139,34 @@ class Story:
     def _loss_of_waiting(self) -> None:
         self._lose(self._drawn_of_waiting())
 
-    def _restart(self) -> None:
-        self._restarts(self._drawn())
+    def _restart(self, number: int | None = None) -> None:
+        number = self._drawn() if number is None else number
+        self._tell(f"node{number} restarts")
+        self.job.kill_node(number)
+        self.job.launch(number)
 
     def _restart_of_waiting(self) -> None:
         number = self._drawn_of_waiting()
-        self._restarts(number)
+        self._restart(number)
         self._until(partial(self._has_started, number), f"node{number} has a worker again")
 
-    def _newcomer(self) -> None:
-        self._comes(near=self._drawn())
+    def _newcomer(self, near: int | None = None) -> int:
+        near, number = self._drawn() if near is None else near, max(self._hosts) + 1
+        self._tell(f"node{number} comes, and reaches node{near}")
+        self.job.cluster.add(number)
+        if near in self._apart:
+            self._apart.add(number)
+            self.job.cluster.split(number)
+        self.job.launch(number)
+        return number
 
     def _newcomer_to_waiting(self) -> None:
-        number = self._comes(near=self._drawn_of_waiting())
+        number = self._newcomer(self._drawn_of_waiting())
         self._until(partial(self._has_started, number), f"node{number} has a worker")
 
     def _leave(self) -> None:
         number = self._drawn()
-        os.kill(agent_of(self.job, number), signal.SIGTERM)
+        os.kill(self.job.agent_pid(number), signal.SIGTERM)
         self._leaving[number] = self.job.agents.pop(number)
         self._tell(f"node{number} leaves")
 
@@ -204,21 +211,6 @@ class Story:
         self._tell(f"node{number} is lost")
         self.job.lose(number)
 
-    def _restarts(self, number: int) -> None:
-        self._tell(f"node{number} restarts")
-        self.job.kill_node(number)
-        self.job.launch(number)
-
-    def _comes(self, near: int) -> int:
-        number = max(self._hosts) + 1
-        self._tell(f"node{number} comes, and reaches node{near}")
-        self.job.cluster.add(number)
-        if near in self._apart:
-            self._apart.add(number)
-            self.job.cluster.split(number)
-        self.job.launch(number)
-        return number
-
     # --- what the job does
 
     def _goes_on(self, side: set[int]) -> bool:
@@ -234,7 +226,7 @@ class Story:
             bool(nodes)
             and all(self._steps(number, len(nodes)) >= STEPS for number in nodes)
             and all(time.monotonic() - self._last_step(number) > QUIET for number in others)
-            and any(line["monotonic"] > self._since for number in nodes for line in saves(events(self.job, number)))
+            and any(line["monotonic"] > self._since for number in nodes for line in saves(self.job.events(number)))
         )
 
     def _steps(self, number: int, world: int) -> int:
@@ -257,7 +249,7 @@ class Story:
         logs = {number: lines for number in self._newest_side() if (lines := self.job.lines(number))}
         first = [number for number, lines in logs.items() if lines[-1]["rank"] == 0]
         at = max(first, key=lambda number: float(logs[number][-1]["at"]), default=-1)
-        if at < 0 or not (links := LINK.findall(output(self.job, at))):
+        if at < 0 or not (links := LINK.findall(self.job.output(at))):
             return False
         path = self.job.out / next(self._names)
         command = ("-c", COMMAND, "drain", *arguments, links[-1])
@@ -290,18 +282,12 @@ def saves(lines: list[Line]) -> list[Line]:
     return [line for line in lines if line["event"] in ("persisted", "flush_done")]
 
 
-def launches(job: NodesJob) -> Iterator[list[Line]]:
-    """What each agent has reported."""
-    for path in (job.cluster.storage / ".fastckpt" / "events").iterdir():
-        yield whole_lines(path)
-
-
 def assert_one_line(story: Story) -> None:
     """All that is durable is of one line of states, bit for bit; no agent that had lost the directory saved there."""
     job = story.job
-    for lines in launches(job):
+    for path in (job.cluster.storage / ".fastckpt" / "events").iterdir():
         lost = None
-        for line in lines:
+        for line in whole_lines(path):
             lost = {"superseded": line, "rendezvous": None}.get(line["event"], lost)
             assert lost is None or not saves([line]), f"{line} after {lost}\n{story.text()}"
     line = line_of([run for number in range(HOSTS) for run in runs_in(job.lines(number))])
@@ -322,13 +308,18 @@ def assert_close(losses: Losses, reference: Losses) -> None:
     assert not far, far[:5]
 
 
-def survive(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, first: str, second: str, seed: int, *, early: bool
+@pytest.mark.campaign
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("early", [True, False], ids=["meanwhile", "afterwards"])
+@pytest.mark.parametrize(("first", "second"), CASES, ids=lambda case: case)
+@pytest.mark.parametrize("seed", [SEED])
+def test_a_job_survives_a_second_event_while_it_recovers_from_the_first_and_after_that(
+    fleet: Fleet, first: str, second: str, early: bool, seed: int
 ) -> None:
-    """Have two things befall a job, the second one while it recovers from the first, or after that."""
+    """No host hangs, no state of another line is durable, and no agent ends but those that are ended."""
     rng = random.Random(f"{seed} {first} {second} {early}")
     fresh = sum(event.startswith("newcomer") for event in (first, second))
-    story = Story(new_cluster, 4 - fresh if fresh else rng.choice((3, 4)), rng)
+    story = Story(fleet, 4 - fresh if fresh else rng.choice((3, 4)), rng)
     try:
         if first == "heal":
             story.befall("partition", waits=True)
@@ -341,22 +332,4 @@ def survive(
         assert_one_line(story)
     finally:
         print(*story.told, sep="\n")
-    assert_close(story.job.losses(), uninterrupted(*BATCHES, "--steps", "200", ranks=1))
-
-
-def test_a_job_survives_a_newcomer_while_it_recovers_from_a_partition(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted
-) -> None:
-    survive(new_cluster, uninterrupted, "partition", "newcomer", 1, early=True)
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("early", [True, False], ids=["meanwhile", "afterwards"])
-@pytest.mark.parametrize(("first", "second"), CASES, ids=lambda case: case)
-@pytest.mark.parametrize("seed", [SEED])
-def test_a_job_survives_a_second_event_while_it_recovers_from_the_first_and_after_that(
-    new_cluster: NewCluster, uninterrupted: Uninterrupted, first: str, second: str, early: bool, seed: int
-) -> None:
-    """No host hangs, no state of another line is durable, and no agent ends but those that are ended."""
-    survive(new_cluster, uninterrupted, first, second, seed, early=early)
+    assert_close(story.job.losses(), fleet.uninterrupted(*BATCHES, "--steps", "200", ranks=1))

@@ -228,21 +228,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--victim", type=int)
-    parser.add_argument("--kind")
     arguments = parser.parse_args()
     dist.init_process_group("gloo", timeout=timedelta(seconds=SOON))
     folder, victim = arguments.out / "checkpoints", arguments.victim
     reader.TOGETHER = 1.0
-    cases = {
+    kinds: dict[str, Callable[[], dict[str, Case]]] = {
         "dcp": lambda: of_dcp(folder),
         "shards": lambda: of_shards(folder),
-        "sharded parts": lambda: of_parts(folder / "parts", lambda: fully_shard(nn.Linear(4, 4))),
-        "replicated parts": lambda: of_parts(folder / "parts", lambda: nn.Linear(4, 4)),
+        "sharded parts": lambda: of_parts(folder / "sharded", lambda: fully_shard(nn.Linear(4, 4))),
+        "replicated parts": lambda: of_parts(folder / "replicated", lambda: nn.Linear(4, 4)),
         "files": lambda: of_files(folder, victim),
         "saves": lambda: of_saves(folder),
-    }[arguments.kind]()
+    }
     is_victim = dist.get_rank() == victim
-    said = {name: outcome(case, is_victim=is_victim) for name, case in cases.items()}
+    said = {
+        f"{kind}, {name}": outcome(case, is_victim=is_victim)
+        for kind, make in kinds.items()
+        for name, case in make().items()
+    }
     (arguments.out / f"log.{dist.get_rank()}").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()

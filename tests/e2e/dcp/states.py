@@ -1,5 +1,7 @@
-"""Compares nested states with torch alone: it knows no fastckpt."""
+"""Compares nested states with torch alone, and a state that runs code: it knows no fastckpt."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,3 +19,13 @@ def zeros(node: Any) -> Any:
     if isinstance(node, torch.Tensor):
         return torch.zeros_like(node)
     return {key: zeros(value) for key, value in node.items()} if isinstance(node, dict) else node
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)

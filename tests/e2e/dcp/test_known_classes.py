@@ -1,10 +1,8 @@
 """Pickles of torch.distributed.checkpoint come back whole; one that names or changes anything else is refused."""
 
-import builtins
 import io
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from fastckpt.dcp.known_classes import unpickled
 from fastckpt.dcp.stored_metadata import check_paths, read_index, read_metadata
 from fastckpt.errors import BadCheckpoint
+from tests.e2e.dcp.states import Evil
 
 SIZE, CHUNK = torch.Size([2, 3]), metadata.ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([2, 3]))
 WHERE = "ctorch.distributed.checkpoint.metadata\n"
@@ -164,25 +163,10 @@ def test_metadata_that_are_as_torch_writes_them_are_read(tmp_path: Path):
         assert found == good == read_metadata(file, weights_only=False)
 
 
-@pytest.fixture
-def evil(tmp_path: Path) -> Iterator[tuple[bytes, Path]]:
-    mark = tmp_path / "mark"
-    yield pickle.dumps({metadata.MetadataIndex("w"): _Evil(mark)}), mark
-
-
-class _Evil:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return builtins.open, (str(self.mark), "w")
-
-
-def test_an_index_runs_code_only_if_it_is_trusted(tmp_path: Path, evil: tuple[bytes, Path]):
-    file = tmp_path / "index"
-    data, mark = evil
-    file.write_bytes(data)
-    with pytest.raises(pickle.UnpicklingError, match=f"^{file} has .*open, .*pass weights_only=False"):
+def test_an_index_runs_code_only_if_it_is_trusted(tmp_path: Path):
+    file, mark = tmp_path / "index", tmp_path / "mark"
+    file.write_bytes(pickle.dumps({metadata.MetadataIndex("w"): Evil(mark)}))
+    with pytest.raises(pickle.UnpicklingError, match=f"^{file} has posix.system, .*pass weights_only=False"):
         read_index(file, weights_only=True)
     assert not mark.exists()
     read_index(file, weights_only=False)

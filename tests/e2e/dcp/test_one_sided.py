@@ -11,11 +11,8 @@ PROGRAM = Path(__file__).with_name("one_sided.py")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("kind", ["dcp", "shards", "sharded parts", "replicated parts", "files", "saves"])
-def test_both_ranks_raise_soon_what_one_of_them_raises(
-    tmp_path: Path, forked_launchers: None, kind: str, victim: int
-) -> None:
-    options = ("--out", tmp_path, "--victim", victim, "--kind", kind)
+def test_both_ranks_raise_soon_what_one_of_them_raises(tmp_path: Path, forked_launchers: None, victim: int) -> None:
+    options = ("--out", tmp_path, "--victim", victim)
     run_forked(tmp_path, "--standalone", "--nproc-per-node", 2, PROGRAM, *options)
     for rank in (0, 1):
         said: dict[str, str] = json.loads((tmp_path / f"log.{rank}").read_text())

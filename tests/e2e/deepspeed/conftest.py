@@ -26,6 +26,11 @@ KINDS = [(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16")] + [
 """Stages of ZeRO, and types of weights; with gradients in fp32 bf16 has an optimizer of its own."""
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
     """Of this process alone. DeepSpeed keeps groups in variables of a module."""
@@ -39,8 +44,7 @@ def process_group() -> Iterator[None]:
         patch.setenv("LOCAL_RANK", "0")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         deepspeed.init_distributed("gloo", verbose=False)
-        engine_of(small(), config(0))  # makes groups that stay, and so does a model with experts
-        groups._create_expert_and_data_parallel(1)
+        engine_of(small(), config(0))  # makes groups that stay
         yield
         for cached in (value for name, value in vars(groups).items() if name.isupper() and isinstance(value, dict)):
             cached.clear()

@@ -51,7 +51,10 @@ def test_layers_of_pipelines_and_experts_load_in_stock_deepspeed(tmp_path, kind)
     assert list((tmp_path / "ours/global_step2").glob("layer_*"))
 
 
-def there_and_back(new_job: Any, *script: str) -> None:
+@pytest.mark.campaign
+@pytest.mark.parametrize(("stage", "dtype"), KINDS)
+def test_stock_deepspeed_loads_the_same_files_in_each_zero_stage(new_job, stage, dtype):
+    script = ("--stage", str(stage), "--dtype", dtype)
     ours = new_job("ours").run("--steps", "4", "--disk", "4", *script, **OPTIONS)
     reader = stock(new_job("reader", ours.checkpoint_dir), "--steps", "4", *script)
     assert states(reader, "loaded") == states(ours, "end"), "DeepSpeed loads what we wrote"
@@ -67,12 +70,6 @@ def there_and_back(new_job: Any, *script: str) -> None:
     for path, arguments in [(theirs.checkpoint_dir, []), (None, ["--load-dir", str(theirs.checkpoint_dir)])]:
         again = new_job(f"again-{len(arguments)}", path).run("--steps", "4", *arguments, *script, **OPTIONS)
         assert states(again, "loaded") == states(theirs, "end"), "we load what DeepSpeed wrote"
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(("stage", "dtype"), KINDS)
-def test_stock_deepspeed_loads_the_same_files_in_each_zero_stage(new_job, stage, dtype):
-    there_and_back(new_job, "--stage", str(stage), "--dtype", dtype)
 
 
 def assert_gives_the_weights(directory: Path, out: Path, weights: dict[str, torch.Tensor]) -> None:

@@ -17,14 +17,9 @@ def ranks(world_size: int, batch_size: int = 3) -> list[ShuffledBatches]:
     return [ShuffledBatches(TOKENS, BLOCK, batch_size, rank, world_size, seed=7) for rank in range(world_size)]
 
 
-def test_the_text_of_the_standard_library_is_long_and_reproducible():
+def test_text_is_that_of_the_standard_library_or_of_all_files_of_a_directory(tmp_path):
     text = read_text()
-    assert len(text) > 2_000_000
-    assert b"def " in text
-    assert text == read_text()
-
-
-def test_text_comes_from_all_files_of_a_directory(tmp_path):
+    assert len(text) > 2_000_000 and b"def " in text and text == read_text()
     (tmp_path / "deeper").mkdir()
     (tmp_path / "one.txt").write_bytes(b"one")
     (tmp_path / "deeper" / "two.txt").write_bytes(b"two")
@@ -35,13 +30,9 @@ def test_the_last_twentieth_of_the_text_is_held_out_for_validation():
     training, validation = split(bytes(range(200)) * 2, block_size=8)
     assert training.tolist() + validation.tolist() == list(range(200)) * 2
     assert len(validation) == 20
-
-
-@pytest.mark.parametrize("text", [b"", b"too short"])
-def test_too_little_text_is_refused_with_what_is_needed(text):
-    with pytest.raises(ValueError, match=r"bytes of text are too few; a block of 8 needs 180"):
-        split(text, block_size=8)
     assert split(bytes(180), block_size=8)
+    with pytest.raises(ValueError, match=r"bytes of text are too few; a block of 8 needs 180"):
+        split(b"too short", block_size=8)
 
 
 def test_targets_are_shifted_by_one_token():
@@ -51,7 +42,7 @@ def test_targets_are_shifted_by_one_token():
     assert torch.equal(targets, inputs + 1)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_an_epoch_takes_each_block_at_most_once_over_all_ranks(world_size):
     loaders = ranks(world_size)
     steps = loaders[0].steps_per_epoch
@@ -61,7 +52,7 @@ def test_an_epoch_takes_each_block_at_most_once_over_all_ranks(world_size):
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("done", range(14))
+@pytest.mark.parametrize("done", [0, 5, 6, 13])
 def test_a_resume_continues_with_the_next_batch(done):
     whole, interrupted = ranks(2)[1], ranks(2)[1]
     for _ in range(done):
@@ -73,7 +64,7 @@ def test_a_resume_continues_with_the_next_batch(done):
         assert all(torch.equal(x, y) for x, y in zip(resumed.take(), whole.take(), strict=True))
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_a_resume_with_other_ranks_takes_what_is_left_of_the_epoch(world_size):
     before = ranks(2)
     taken = [block for _ in range(3) for rank in before for block in blocks_of(rank.take())]
@@ -85,19 +76,12 @@ def test_a_resume_with_other_ranks_takes_what_is_left_of_the_epoch(world_size):
     assert len(taken) == len(set(taken)) > 37 - 3 * world_size
 
 
-def test_peeking_at_a_batch_does_not_consume_it():
-    batches = ranks(1)[0]
-    state = batches.state_dict()
-    peeked = batches.peek()
-    assert batches.state_dict() == state
-    assert torch.equal(peeked[0], batches.take()[0])
-
-
-def test_batches_draw_nothing_from_the_generator_of_training():
-    before = torch.get_rng_state()
-    batches = ranks(1)[0]
+def test_peeking_at_a_batch_consumes_nothing_nor_does_it_draw_from_the_generator_of_training():
+    before, batches = torch.get_rng_state(), ranks(1)[0]
     for _ in range(20):
-        batches.take()
+        state, peeked = batches.state_dict(), batches.peek()
+        assert batches.state_dict() == state
+        assert torch.equal(peeked[0], batches.take()[0])
     assert torch.equal(torch.get_rng_state(), before)
 
 

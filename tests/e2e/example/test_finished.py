@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 AGAIN = Path(__file__).with_name("again.py")
+OTHERS = [pytest.mark.frameworks, pytest.mark.campaign]
 SMALL = "--n_layer 1 --n_head 1 --n_embd 16 --block_size 16 --batch_size 2 --eval_blocks 1 --eval_interval 9 --sample 4"
 
 
@@ -17,7 +18,7 @@ SMALL = "--n_layer 1 --n_head 1 --n_embd 16 --block_size 16 --batch_size 2 --eva
     "names",
     [
         ["ddp_gpt2", "fsdp_gpt2"],
-        *(pytest.param([name], marks=pytest.mark.frameworks) for name in ("deepspeed_gpt2", "accelerate", "lightning")),
+        *(pytest.param([name], marks=OTHERS) for name in ("deepspeed_gpt2", "accelerate", "lightning")),
     ],
     ids=" ".join,
 )

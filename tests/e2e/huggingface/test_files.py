@@ -77,6 +77,16 @@ def train(folder: Path, *script: str, ours: bool = True) -> Trainer:
     return trainer
 
 
+def assert_stock_tools_read(trainer: Trainer, folder: Path) -> None:
+    last = folder / "checkpoint-6"
+    loaded = AutoModelForCausalLM.from_pretrained(last)
+    assert equal(dict(loaded.state_dict()), {k: v.detach() for k, v in trainer.model.state_dict().items()})
+    trainer.save_model(str(folder / "mine"))
+    assert (folder / "mine/model.safetensors").read_bytes() == (last / "model.safetensors").read_bytes()
+    assert get_last_checkpoint(folder) == str(last)
+    assert FlashCkptTrainer is FastCheckpointTrainer
+
+
 CASES = {
     "plain": [],
     "own": ["--kind", "own"],
@@ -88,9 +98,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", ["plain", *[pytest.param(name, marks=pytest.mark.campaign) for name in [*CASES][1:]]])
-def test_saved_files_equal_those_of_trainer(tmp_path, case):
+def test_saved_files_equal_those_of_trainer_and_stock_tools_read_them(tmp_path, case):
     train(tmp_path / "theirs", *[each for each in CASES[case] if case != "own"], ours=False)
-    train(tmp_path / "ours", *CASES[case])
+    trainer = train(tmp_path / "ours", *CASES[case])
+    if case == "plain":
+        assert_stock_tools_read(trainer, tmp_path / "ours")
     found = sorted(path.name for path in (tmp_path / "theirs").glob("checkpoint-*"))
     assert found == sorted(path.name for path in (tmp_path / "ours").glob("checkpoint-*")) and found
     for name in found:
@@ -99,18 +111,6 @@ def test_saved_files_equal_those_of_trainer(tmp_path, case):
             assert own.read_text() == f"step {name.split('-')[1]}"
             own.unlink()
         assert_same(tmp_path / "theirs" / name, tmp_path / "ours" / name)
-
-
-def test_stock_tools_read_saved_files(tmp_path):
-    trainer = train(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-6")
-    assert equal(dict(loaded.state_dict()), {k: v.detach() for k, v in trainer.model.state_dict().items()})
-    trainer.save_model(str(tmp_path / "mine"))
-    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == (
-        tmp_path / "checkpoint-6" / "model.safetensors"
-    ).read_bytes()
-    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
-    assert FlashCkptTrainer is FastCheckpointTrainer
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50, "intermediate_size": 8}

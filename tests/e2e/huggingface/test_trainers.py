@@ -78,40 +78,36 @@ class Failing(TrainerCallback):
             raise ArithmeticError(f"at step {self.step}")
 
 
+def failed_at(folder: Path, step: int, *script: str) -> Trainer:
+    trainer = trainer_of(folder, *script)
+    trainer.add_callback(Failing(step))
+    with pytest.raises(ArithmeticError):
+        trainer.train(resume_from_checkpoint=True)
+    return trainer
+
+
 def test_after_a_failure_the_same_or_another_trainer_resumes(tmp_path):
-    reference = trainer_of(tmp_path / "theirs", kind=Trainer)
-    reference.train()
-    failed = trainer_of(tmp_path / "ours")
-    failed.add_callback(Failing(4))
-    for step in (-1, 4):
-        with pytest.raises(ArithmeticError):
-            failed.train(resume_from_checkpoint=True)
-        assert failed.loaded_step == step
+    """Between two lines of the log: its loss is that of the steps since."""
+    reference, script = trained(tmp_path / "theirs", kind=Trainer), ("--set", "logging_steps=3")
+    failed = failed_at(tmp_path / "ours", 4, *script)
+    assert failed.loaded_step == -1
+    with pytest.raises(ArithmeticError):
+        failed.train(resume_from_checkpoint=True)
+    assert failed.loaded_step == 4
     assert get_last_checkpoint(tmp_path / "ours") == str(tmp_path / "ours" / "checkpoint-4")
-    other = trainer_of(tmp_path / "ours")
-    other.train(resume_from_checkpoint=True)
+    other = trainer_of(tmp_path / "ours", *script)
+    resumed = other.train(resume_from_checkpoint=True)
     assert other.loaded_step == 4
     assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
-
-
-def test_train_loss_covers_the_steps_since_the_resume(tmp_path):
-    """It resumes between two lines of the log."""
-    losses = [loss["loss"] for loss in trained(tmp_path / "each", kind=Trainer).state.log_history if "loss" in loss]
-    failed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3")
-    failed.add_callback(Failing(4))
-    with pytest.raises(ArithmeticError):
-        failed.train()
-    resumed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3").train(resume_from_checkpoint=True)
+    losses = [loss["loss"] for loss in reference.state.log_history if "loss" in loss]
     assert resumed.training_loss == pytest.approx(sum(losses[4:]) / 2, rel=1e-4)
 
 
 class Asking(TrainerCallback):
     """Asks the trainer in the middle, as scripts for Flash Checkpoint do."""
 
-    trainer: FastCheckpointTrainer
-
-    def __init__(self) -> None:
-        self.found: list[str | None] = []
+    def __init__(self, trainer: FastCheckpointTrainer) -> None:
+        self.trainer, self.found = trainer, list[str | None]()
 
     def on_step_end(self, args, state, control, **_):
         self.trainer.wait_latest_checkpoint(60)
@@ -120,25 +116,13 @@ class Asking(TrainerCallback):
 
 def test_methods_of_flash_checkpoint_report_what_is_durable(tmp_path):
     trainer = trainer_of(tmp_path)
-    trainer.add_callback(asking := Asking())
-    asking.trainer = trainer
+    trainer.add_callback(asking := Asking(trainer))
     assert trainer.get_last_checkpoint() is None
     trainer.train()
     names = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
     assert asking.found[0] is None and asking.found[-1] in map(str, names[:5])
     trainer.wait_latest_checkpoint()
     assert trainer.get_last_checkpoint() == str(names[5])
-
-
-@pytest.mark.campaign
-def test_the_name_of_an_older_checkpoint_loads_that_checkpoint(tmp_path):
-    trainer_of(tmp_path, "--steps", "3").train()
-    name = get_last_checkpoint(tmp_path)
-    for _ in range(2):
-        trainer = trainer_of(tmp_path)
-        trainer.train(resume_from_checkpoint=name)
-        assert trainer.loaded_step == 3
-        assert trainer.state.global_step == 6
 
 
 @pytest.mark.campaign
@@ -172,30 +156,25 @@ def test_the_last_step_of_an_epoch_of_unknown_length_is_saved(tmp_path):
 
 
 @pytest.mark.campaign
-def test_overridden_methods_of_a_trainer_or_model_are_called(tmp_path):
-    def save(self: Any, output_dir: Any = None, state_dict: Any = None) -> None:
-        Trainer._save(self, output_dir, state_dict)
-        Path(output_dir, "own.txt").write_text("own")
-
+def test_an_overridden_method_of_a_model_is_called(tmp_path):
     def save_pretrained(self: Any, folder: Any, **options: Any) -> None:
         type(self).save_pretrained(self, folder, **options)
         Path(folder, "of_model.txt").write_text("own")
 
     trainer = trainer_of(tmp_path)
-    trainer._save = types.MethodType(save, trainer)
-    trainer.train()
-    assert {"own.txt", "model.safetensors"} <= names(tmp_path / "checkpoint-6")
-    trainer = trainer_of(tmp_path / "model")
     trainer.model.save_pretrained = types.MethodType(save_pretrained, trainer.model)
     trainer.train()
-    assert {"of_model.txt", "model.safetensors"} <= names(tmp_path / "model" / "checkpoint-6")
+    assert {"of_model.txt", "model.safetensors"} <= names(tmp_path / "checkpoint-6")
 
 
 @pytest.mark.campaign
 def test_a_damaged_newest_checkpoint_is_found_under_any_spelling_of_its_name(tmp_path, monkeypatch):
-    reference = trainer_of(tmp_path / "theirs", "--steps", "9", kind=Trainer)
-    reference.train()
-    trainer_of(tmp_path / "ours").train()
+    """The name of an older one loads that, also where the newest is whole."""
+    reference = trained(tmp_path / "theirs", "--steps", "9", kind=Trainer)
+    trained(tmp_path / "ours")
+    again = trainer_of(tmp_path / "ours")
+    again.train(resume_from_checkpoint=str(tmp_path / "ours/checkpoint-3"))
+    assert (again.loaded_step, again.state.global_step) == (3, 6)
     weights = tmp_path / "ours" / "checkpoint-6" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -241,12 +220,8 @@ def test_the_best_model_is_loaded_at_the_end_only_if_it_is_still_there(tmp_path,
 def test_early_stopping_continues_its_count_after_a_resume(tmp_path):
     script = ["--steps", "20", "--disk", "4", "--eval", "2", "--best", "4", "--patience", "4"]
     script += ["--set", *BEST, "restore_callback_states_from_checkpoint=true"]
-    reference = trainer_of(tmp_path / "theirs", *script, kind=Trainer)
-    reference.train()
-    failed = trainer_of(tmp_path / "ours", *script)
-    failed.add_callback(Failing(9))
-    with pytest.raises(ArithmeticError):
-        failed.train()
+    reference = trained(tmp_path / "theirs", *script, kind=Trainer)
+    failed_at(tmp_path / "ours", 9, *script)
     other = trainer_of(tmp_path / "ours", *script)
     other.train(resume_from_checkpoint=True)
     assert other.loaded_step == 9

@@ -27,11 +27,16 @@ from tests.e2e.mistakes.table import group_of_one, sharded_by_zero
 pytestmark = pytest.mark.frameworks
 
 
-def fit(folder: Path, steps: int, model: ModelCheckpoint | None = None, path: str = NEWEST) -> Trainer:
-    """Train up to a step; the trainer, whose plugin is `trainer.strategy.checkpoint_io`."""
-    model = model or ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1)
+def trainer_of(folder: Path, steps: int, *callbacks: Callback, model: ModelCheckpoint | None = None) -> Trainer:
+    """Its plugin is `trainer.strategy.checkpoint_io`."""
     ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [FastCheckpointIO(folder)]}
-    trainer = trainer_for(steps, model, MemoryCheckpoint(), use_distributed_sampler=False, **ours)
+    model = model or ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1, save_last="link")
+    return trainer_for(steps, model, MemoryCheckpoint(), *callbacks, use_distributed_sampler=False, **ours)
+
+
+def fit(folder: Path, steps: int, model: ModelCheckpoint | None = None, path: str = NEWEST) -> Trainer:
+    """Train up to a step."""
+    trainer = trainer_of(folder, steps, model=model)
     trainer.fit(Module(), ckpt_path=path)
     return trainer
 
@@ -50,12 +55,6 @@ class ByHand(Callback):
             raise RuntimeError("something else failed")
 
 
-def trainer_of(folder: Path, steps: int, *callbacks: Callback) -> Trainer:
-    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [FastCheckpointIO(folder)]}
-    model = ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1, save_last="link")
-    return trainer_for(steps, model, MemoryCheckpoint(), *callbacks, use_distributed_sampler=False, **ours)
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix in (".ckpt", "") and path.name != ".fastckpt"}
 
@@ -66,6 +65,8 @@ def test_checkpoint_files_are_written_when_training_ends(tmp_path):
     assert {"step=4.ckpt", "step=8.ckpt"} <= names(tmp_path)
     assert torch.load(tmp_path / "step=4.ckpt", weights_only=True)["global_step"] == 4
     assert trainer.validate(ckpt_path=str(tmp_path / "step=4.ckpt"), verbose=False)
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    assert "optimizer_states" not in torch.load(tmp_path / "weights.ckpt"), "nothing to go on from"
     assert fit(tmp_path, 12).strategy.checkpoint_io.loaded_step == 9, "what memory had was flushed"
     assert "checkpoint-9" not in names(tmp_path), "and was replaced by newer ones"
     assert fit(tmp_path, 10, path=str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
@@ -89,14 +90,6 @@ def test_files_that_model_checkpoint_does_not_keep_are_removed(tmp_path):
         state.pop("MemoryCheckpoint", None)
     told = [json.dumps(state, default=str).replace("/ours", "/stock") for state in states]
     assert told[0] == told[1], "the last file tells of itself, though the step was saved before"
-
-
-def test_weights_alone_are_written_by_lightning(tmp_path):
-    """They are nothing to go on from."""
-    trainer = fit(tmp_path, 3)
-    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
-    assert "optimizer_states" not in torch.load(tmp_path / "weights.ckpt")
-    assert fit(tmp_path, 4).strategy.checkpoint_io.loaded_step == 3
 
 
 def test_an_optimizer_that_no_rank_has_whole_is_refused(tmp_path, monkeypatch):
@@ -204,13 +197,10 @@ def test_a_failure_after_manual_saves_resumes_the_last_one(tmp_path):
     assert once.strategy.checkpoint_io.loaded_step == 3
 
 
-@pytest.mark.parametrize("weights_only", [True, False])
-def test_a_file_to_read_loads_as_the_plugin_was_told(tmp_path: Path, weights_only: bool):
-    torch.save({"note": tmp_path}, tmp_path / "file.ckpt")
-    plugin = FastCheckpointIO(tmp_path, weights_only=weights_only)
-    assert plugin.load_checkpoint(tmp_path / "file.ckpt", weights_only=False) == {"note": tmp_path}
-    if weights_only:
-        with pytest.raises(pickle.UnpicklingError, match="PosixPath"):
-            plugin.load_checkpoint(tmp_path / "file.ckpt")
-    else:
-        assert plugin.load_checkpoint(tmp_path / "file.ckpt") == {"note": tmp_path}
+def test_a_file_to_read_loads_as_the_plugin_was_told(tmp_path: Path):
+    file = tmp_path / "file.ckpt"
+    torch.save({"note": tmp_path}, file)
+    safe, trusting = (FastCheckpointIO(tmp_path, weights_only=each) for each in (True, False))
+    assert safe.load_checkpoint(file, weights_only=False) == trusting.load_checkpoint(file) == {"note": tmp_path}
+    with pytest.raises(pickle.UnpicklingError, match="PosixPath"):
+        safe.load_checkpoint(file)

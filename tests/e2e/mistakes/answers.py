@@ -77,11 +77,8 @@ def lacks(answer: Answer, mistake: Mistake) -> list[str]:
         return [f"silence: {answer.text}"] if any(_ours(line) for line in answer.told) else []
     if isinstance(wanted, type) and not isinstance(answer.error, wanted):
         return [f"{wanted.__name__}, but {raised} was raised: {answer.error}"]
-    lacking = [
-        f"{name} ({text!r})"
-        for name, text in (("value", mistake.value), ("limit", mistake.limit), ("remedy", mistake.remedy))
-        if not any(text in line for line in ([answer.text] if wanted != WARNING else answer.told))
-    ]
+    told = answer.told if wanted == WARNING else [answer.text]
+    lacking = [text for text in mistake.says.split(" | ") if not any(text in line for line in told)]
     if answer.frames > 1:
         lacking.append(f"a short traceback: {answer.frames} frames of ours")
     return lacking
@@ -90,14 +87,3 @@ def lacks(answer: Answer, mistake: Mistake) -> list[str]:
 def _ours(line: str) -> bool:
     """Whether a line is an answer; that the launcher is missing is told to every script."""
     return bool(line.strip()) and "not started by fastckpt-run" not in line
-
-
-def grade(answer: Answer, mistake: Mistake) -> str:
-    """In a word: answered, partly answered, raw error, or silence."""
-    lacking = lacks(answer, mistake)
-    if not lacking:
-        return "answered"
-    ours = type(answer.error).__module__.startswith("fastckpt") if answer.error else False
-    if answer.error is None:
-        return "partly answered" if mistake.answer == WARNING and any(map(_ours, answer.told)) else "silence"
-    return "partly answered" if ours or isinstance(answer.error, SystemExit) else "raw error"

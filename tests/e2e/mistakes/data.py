@@ -10,46 +10,27 @@ from fastckpt.data import ResumableDataLoader
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ConfigError
 from tests.e2e.ddp.conftest import Ranks
-from tests.e2e.mistakes.table import WARNING, Noise, Scene, answered
+from tests.e2e.mistakes.table import WARNING, Noise, Row, Scene, answered, mistakes
+
+ALONE = DistributedSampler(Noise(), num_replicas=1, rank=0)
+IN_TURN = {"sampler": RandomSampler(Noise()), "shuffle": True}
+mistakes(
+    lambda scene, options: ResumableDataLoader(Noise(), **options),
+    loader_with_sampler_and_shuffle=Row(IN_TURN, ConfigError, "a sampler | decides the order | leave shuffle"),
+    loader_with_generator=Row(
+        {"generator": torch.Generator()}, ConfigError, "generator | its state would not be saved | give seed"
+    ),
+    loader_typo=Row({"batchsize": 8}, TypeError, "'batchsize' | num_workers | did you mean 'batch_size'?"),
+    loader_of_ranks=Row({"sampler": ALONE}, ConfigError, "DistributedSampler | num_replicas | leave the sampler out"),
+    loader_without_a_batch=Row({"batch_size": 0}, ConfigError, "batch_size is 0 | 1 or more | give"),
+    loader_seeding_typo=Row(
+        {"seeding": "samples"}, ConfigError, "seeding is 'samples' | 'batch' or 'none' | did you mean 'sample'?"
+    ),
+    loader_that_accumulates_nothing=Row({"accumulate": 0}, ConfigError, "accumulate is 0 | 1 or more | give"),
+)
 
 
-@answered(ConfigError, value="a sampler", limit="decides the order", remedy="leave shuffle")
-def loader_with_sampler_and_shuffle(scene: Scene) -> None:
-    ResumableDataLoader(Noise(), batch_size=8, shuffle=True, sampler=RandomSampler(Noise()))
-
-
-@answered(ConfigError, value="generator", limit="its state would not be saved", remedy="give seed")
-def loader_with_generator(scene: Scene) -> None:
-    ResumableDataLoader(Noise(), batch_size=8, generator=torch.Generator())
-
-
-@answered(TypeError, value="'batchsize'", limit="num_workers", remedy="did you mean 'batch_size'?")
-def loader_typo(scene: Scene) -> None:
-    ResumableDataLoader(Noise(), batchsize=8)
-
-
-@answered(ConfigError, value="DistributedSampler", limit="num_replicas", remedy="leave the sampler out")
-def loader_with_distributed_sampler(scene: Scene) -> None:
-    sampler = DistributedSampler(Noise(), num_replicas=1, rank=0)
-    ResumableDataLoader(Noise(), batch_size=8, sampler=sampler)
-
-
-@answered(ConfigError, value="batch_size is 0", limit="1 or more", remedy="give")
-def loader_without_a_batch(scene: Scene) -> None:
-    ResumableDataLoader(Noise(), batch_size=0)
-
-
-@answered(ConfigError, value="seeding is 'samples'", limit="'batch' or 'none'", remedy="did you mean 'sample'?")
-def loader_seeding_typo(scene: Scene) -> None:
-    ResumableDataLoader(Noise(), seeding="samples")
-
-
-@answered(ConfigError, value="accumulate is 0", limit="1 or more", remedy="give")
-def loader_that_accumulates_nothing(scene: Scene) -> None:
-    ResumableDataLoader(Noise(), accumulate=0)
-
-
-@answered(WARNING, value="used up", limit="begins with the batch after it", remedy="docs/guides/data.md")
+@answered(WARNING, "used up | begins with the batch after it | docs/guides/data.md")
 def a_look_at_the_first_batch(scene: Scene) -> None:
     loader = ResumableDataLoader(Noise(), batch_size=8)
     next(iter(loader))
@@ -57,7 +38,7 @@ def a_look_at_the_first_batch(scene: Scene) -> None:
         pass
 
 
-@answered(KeyError, value="'data'", limit="rank 1", remedy="common state")
+@answered(KeyError, "'data' | rank 1 | common state")
 def position_in_the_rank_state(scene: Scene) -> None:
     """README once said: what differs per rank, such as the position in the data, goes into rank_state."""
     loader = ResumableDataLoader(Noise(), batch_size=4)
@@ -75,7 +56,7 @@ def position_in_the_rank_state(scene: Scene) -> None:
         job.end()
 
 
-@answered(ConfigError, value="'param_groups'", limit="a ResumableDataLoader", remedy="give what state_dict()")
+@answered(ConfigError, "'param_groups' | a ResumableDataLoader | give what state_dict()")
 def state_of_something_else(scene: Scene) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     ResumableDataLoader(Noise(), batch_size=8).load_state_dict(optimizer.state_dict())

@@ -3,36 +3,40 @@
 import os
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from fsspec.registry import _registry
 
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint
-from tests.e2e.mistakes.table import WARNING, WORKS, Scene, answered, save, train
+from tests.e2e.mistakes.table import WARNING, WORKS, Row, Scene, answered, mistakes, save, train
+
+mistakes(
+    lambda scene, make: make(),
+    directory_empty=Row(partial(train, ""), ConfigError, "checkpoint_dir is '' | a directory | such as 'checkpoints'"),
+    directory_none=Row(
+        partial(train, None), ConfigError, "checkpoint_dir is None | a directory | such as 'checkpoints'"
+    ),
+    directory_that_cannot_be_made=Row(
+        partial(save, "/proc/nope/checkpoints"),
+        ConfigError,
+        "/proc/nope/checkpoints | No such file or directory | give",
+    ),
+    directory_of_an_unknown_protocol=Row(
+        partial(save, "s4://bucket/run"), ConfigError, "s4://bucket/run | s4 | such as s3://bucket/run1"
+    ),
+)
 
 
-@answered(ConfigError, value="checkpoint_dir is ''", limit="a directory", remedy="such as 'checkpoints'")
-def directory_empty(scene: Scene) -> None:
-    scene.environment.chdir(Path(scene.directory).parent)
-    train("")
-
-
-@answered(ConfigError, value="checkpoint_dir is None", limit="a directory", remedy="such as 'checkpoints'")
-def directory_none(scene: Scene) -> None:
-    train(None)
-
-
-@answered(ConfigError, value="checkpoints is a file", limit="a directory", remedy="give")
+@answered(ConfigError, "checkpoints is a file | a directory | give")
 def directory_is_a_file(scene: Scene) -> None:
     Path(scene.directory).write_text("x")
     save(scene.directory)
 
 
-@answered(ConfigError, value="checkpoint of step 1 itself", limit="directory that it is in", remedy="resume(step=1)")
+@answered(ConfigError, "checkpoint of step 1 itself | directory that it is in | resume(step=1)")
 def directory_is_a_checkpoint(scene: Scene) -> None:
     train(scene.directory, steps=1)
     try:
@@ -44,7 +48,7 @@ def directory_is_a_checkpoint(scene: Scene) -> None:
 @answered(WORKS)
 def directory_in_the_home_directory(scene: Scene) -> None:
     home = Path(scene.directory).parent
-    scene.environment.setenv("HOME", str(home))
+    scene.has(HOME=home)
     scene.environment.chdir(home)
     save("~/checkpoints")
     assert Path(scene.directory).is_dir() and not Path("~").exists()
@@ -53,22 +57,17 @@ def directory_in_the_home_directory(scene: Scene) -> None:
     assert any(Path("~/checkpoints").iterdir()), "what an earlier version has made"
 
 
-@answered(ConfigError, value="/proc/nope/checkpoints", limit="No such file or directory", remedy="give")
-def directory_that_cannot_be_made(scene: Scene) -> None:
-    save("/proc/nope/checkpoints")
-
-
-@answered(WARNING, value="Read-only file system", limit="cannot be written to", remedy="choose another directory")
+@answered(WARNING, "Read-only file system | cannot be written to | choose another directory")
 def directory_read_only(scene: Scene) -> None:
     """Training goes on: it may be mounted for writing again, and memory holds what was saved."""
     shared_memory = os.environ["FASTCKPT_SHM_DIR"]
     mounted = scene.mount(4)
-    scene.environment.setenv("FASTCKPT_SHM_DIR", shared_memory)
+    scene.has(FASTCKPT_SHM_DIR=shared_memory)
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
     DdpCheckpointer(mounted).close()
 
 
-@answered(ConfigError, value="s3://bucket/run", limit="s3fs", remedy="pip install")
+@answered(ConfigError, "s3://bucket/run | s3fs | pip install")
 def directory_whose_package_is_not_there(scene: Scene) -> None:
     hidden = Path(scene.directory).with_name("hidden")
     hidden.mkdir()
@@ -79,30 +78,21 @@ def directory_whose_package_is_not_there(scene: Scene) -> None:
     save("s3://bucket/run")
 
 
-@answered(ConfigError, value="s4://bucket/run", limit="s4", remedy="such as s3://bucket/run1")
-def directory_of_an_unknown_protocol(scene: Scene) -> None:
-    save("s4://bucket/run")
-
-
-@answered(FastckptError, value="this directory", limit="one at a time", remedy="close that one first")
+@answered(FastckptError, "this directory | one at a time | close that one first")
 def directory_of_two_checkpointers(scene: Scene) -> None:
     with DdpCheckpointer(scene.directory):
         DdpCheckpointer(scene.directory)
 
 
-@answered(NoLoadableCheckpoint, value="checkpoint-2", limit="manifest.json", remedy="Restore one of them")
+@answered(NoLoadableCheckpoint, "checkpoint-2 | manifest.json | Restore one of them")
 def manifests_damaged(scene: Scene) -> None:
-    def call(c: DdpCheckpointer, step: int, state: dict[str, Any]) -> object:
-        return c.save_checkpoint(step, state, storage_type=StorageType.DISK)
-
-    save(scene.directory, call)
+    save(scene.directory, lambda c, n, state: c.save_checkpoint(n, state, storage_type=StorageType.DISK))
     for manifest in Path(scene.directory).glob("checkpoint-*/manifest.json"):
         manifest.write_text("{")
-    time.sleep(0.1)
-    save(scene.directory, call)
+    save(scene.directory)
 
 
-@answered(NoLoadableCheckpoint, value="rank_0.pt", limit="holds no checkpoint of fastckpt", remedy="resume_path=")
+@answered(NoLoadableCheckpoint, "rank_0.pt | holds no checkpoint of fastckpt | resume_path=")
 def directory_of_flash_checkpoint(scene: Scene) -> None:
     step = Path(scene.directory, "100")
     step.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Mistakes with the three lines: fastckpt.Checkpointer, resume() and step()."""
 
-import subprocess
-import sys
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,206 +11,179 @@ from fastckpt import Checkpointer
 from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, StepError
 from tests.e2e.mistakes.table import (
+    TWO_RANKS,
     WARNING,
-    WORKS,
     Noise,
+    Row,
     Scene,
     answered,
     group_of_one,
+    mistakes,
     network,
     parts,
     sharded_by_zero,
     train,
 )
+from tests.support import launchers
 
-ROOT = Path(__file__).parents[3]
+mistakes(
+    lambda scene, options: train(scene.directory, options=options),
+    every_zero=Row({"every": 0}, ConfigError, "every is 0 steps | 1 to | give"),
+    every_text=Row(
+        {"every": "10 minutes"}, ConfigError, "every is '10 minutes' | a whole number of steps, or a timedelta | give"
+    ),
+    every_float=Row({"every": 2.5}, ConfigError, "every is 2.5 | a whole number of steps | give"),
+    every_mapping_typo=Row(
+        {"every": {"memory": 2, "disk": 4}}, ConfigError, "'disk' | 'memory' and 'storage' | such as {'storage': 100}"
+    ),
+    overhead_in_percent=Row({"overhead": 3.5}, ConfigError, "overhead is 3.5 | below 1 | 0.035"),
+)
+LOADER = DataLoader(Noise(), batch_size=8, shuffle=True)
+mistakes(
+    lambda scene, given: train(scene.directory, **given),
+    plain_loader=Row({"data": LOADER}, ConfigError, "data=DataLoader | no state_dict | Use ResumableDataLoader"),
+    optimizer_class=Row(
+        {"optimizer": torch.optim.AdamW}, ConfigError, "optimizer is the class AdamW | state_dict | AdamW(...)"
+    ),
+    scheduler_none=Row(
+        {"scheduler": None}, ConfigError, "scheduler is None | state_dict and load_state_dict | leave it out"
+    ),
+    step_without_resume=Row({"resume": False}, FastckptError, "step 1 | before the first step | call resume()"),
+    step_float=Row({"number": float}, TypeError, "step is 1.0 | a whole number | give int(step)"),
+    step_that_never_counts=Row(
+        {"number": lambda _: 1}, WARNING, "step 1 was given | each step once | count on from resume()"
+    ),
+    step_anew_in_each_epoch=Row(
+        {"number": lambda step: step % 4, "steps": 6},
+        StepError,
+        "step 0 comes after step 3 | through all epochs | count on from resume()",
+    ),
+)
 
 
-@answered(ConfigError, value="every is 0 steps", limit="1 to", remedy="give")
-def every_zero(scene: Scene) -> None:
-    train(scene.directory, options={"every": 0})
+def made(scene: Scene, given: Callable[[], dict[str, object]]) -> None:
+    Checkpointer(scene.directory, **given())
 
 
-@answered(ConfigError, value="every is '10 minutes'", limit="a whole number of steps, or a timedelta", remedy="give")
-def every_text(scene: Scene) -> None:
-    train(scene.directory, options={"every": "10 minutes"})
+mistakes(
+    made,
+    keyword_typo=Row(
+        lambda: {"model": network(), "optimiser": 1},
+        TypeError,
+        "'optimiser' | deletion_strategy | did you mean 'optimizer'?",
+    ),
+    model_state=Row(
+        lambda: {"model": network().state_dict()},
+        ConfigError,
+        "model is an OrderedDict | torch.nn.Module | give the module",
+    ),
+    model_missing=Row(
+        lambda: {"optimizer": parts()["optimizer"]}, TypeError, "'model' | model, optimizer | give model="
+    ),
+    overlap_optimizer=Row(
+        lambda: parts(overlap=parts()["optimizer"]),
+        ConfigError,
+        "overlap is an AdamW | True or False | the optimizers are known",
+    ),
+    others_list=Row(
+        lambda: parts(others=[torch.amp.GradScaler("cpu")]),
+        ConfigError,
+        "others is a list | by name | such as {'scaler': scaler}",
+    ),
+)
 
 
-@answered(ConfigError, value="every is 2.5", limit="a whole number of steps", remedy="give")
-def every_float(scene: Scene) -> None:
-    train(scene.directory, options={"every": 2.5})
-
-
-@answered(ConfigError, value="'disk'", limit="'memory' and 'storage'", remedy="such as {'storage': 100}")
-def every_mapping_typo(scene: Scene) -> None:
-    train(scene.directory, options={"every": {"memory": 2, "disk": 4}})
-
-
-@answered(TypeError, value="'optimiser'", limit="deletion_strategy", remedy="did you mean 'optimizer'?")
-def keyword_typo(scene: Scene) -> None:
-    Checkpointer(scene.directory, model=network(), optimiser=1)
-
-
-@answered(TypeError, value="3 were given", limit="takes checkpoint_dir by position", remedy="give the others by name")
+@answered(TypeError, "3 were given | takes checkpoint_dir by position | give the others by name")
 def parts_by_position(scene: Scene) -> None:
     Checkpointer(scene.directory, network(), None)  # type: ignore[misc]
 
 
-@answered(ConfigError, value="overhead is 3.5", limit="below 1", remedy="0.035")
-def overhead_in_percent(scene: Scene) -> None:
-    train(scene.directory, options={"overhead": 3.5})
-
-
-@answered(ConfigError, value="data=DataLoader", limit="no state_dict", remedy="Use ResumableDataLoader")
-def plain_loader(scene: Scene) -> None:
-    train(scene.directory, data=DataLoader(Noise(), batch_size=8, shuffle=True))
-
-
-@answered(ConfigError, value="model is a function", limit="torch.nn.Module", remedy="give the module")
-def model_function(scene: Scene) -> None:
-    Checkpointer(scene.directory, model=network)
-
-
-@answered(ConfigError, value="model is an OrderedDict", limit="torch.nn.Module", remedy="give the module")
-def model_state(scene: Scene) -> None:
-    Checkpointer(scene.directory, model=network().state_dict())
-
-
-@answered(TypeError, value="'model'", limit="model, optimizer", remedy="give model=")
-def model_missing(scene: Scene) -> None:
-    Checkpointer(scene.directory, optimizer=torch.optim.AdamW(network().parameters()))
-
-
-@answered(ConfigError, value="optimizer is the class AdamW", limit="state_dict", remedy="AdamW(...)")
-def optimizer_class(scene: Scene) -> None:
-    train(scene.directory, optimizer=torch.optim.AdamW)
-
-
-@answered(ConfigError, value="ZeroRedundancyOptimizer", limit="only one of them is given all", remedy="fully_shard")
+@answered(ConfigError, "ZeroRedundancyOptimizer | only one of them is given all | fully_shard")
 def optimizer_sharded_by_zero(scene: Scene) -> None:
     with group_of_one():
         Checkpointer(scene.directory, model=(model := network()), optimizer=sharded_by_zero(model))
 
 
-@answered(ConfigError, value="overlap is an AdamW", limit="True or False", remedy="the optimizers are known")
-def overlap_optimizer(scene: Scene) -> None:
-    given = parts()
-    Checkpointer(scene.directory, **given, overlap=given["optimizer"])
-
-
-@answered(ConfigError, value="others is a list", limit="by name", remedy="such as {'scaler': scaler}")
-def others_list(scene: Scene) -> None:
-    Checkpointer(scene.directory, **parts(), others=[torch.amp.GradScaler("cpu")])
-
-
-@answered(ConfigError, value="scheduler is None", limit="state_dict and load_state_dict", remedy="leave it out")
-def scheduler_none(scene: Scene) -> None:
-    train(scene.directory, scheduler=None)
-
-
-@answered(FastckptError, value="step 1", limit="before the first step", remedy="call resume()")
-def step_without_resume(scene: Scene) -> None:
-    train(scene.directory, resume=False)
-
-
-@answered(BadCheckpoint, value="checkpoint-5", limit="No such file", remedy="fastckpt ls")
-def resume_of_a_step_that_is_not_there(scene: Scene) -> None:
+def used(scene: Scene, use: Callable[[Checkpointer], object]) -> None:
     with Checkpointer(scene.directory, **parts()) as checkpointer:
-        checkpointer.resume(step=5)
+        use(checkpointer)
 
 
-@answered(TypeError, value="'step'", limit="step, metrics", remedy="give step=")
-def step_without_number(scene: Scene) -> None:
-    given = parts()
-    with Checkpointer(scene.directory, **given) as checkpointer:
-        checkpointer.resume()
-        checkpointer.step()
+mistakes(
+    used,
+    resume_of_a_step_that_is_not_there=Row(
+        lambda c: c.resume(step=5), BadCheckpoint, "checkpoint-5 | No such file | fastckpt ls"
+    ),
+    step_without_number=Row(lambda c: (c.resume(), c.step()), TypeError, "'step' | step, metrics | give step="),
+    resume_of_text=Row(lambda c: c.resume(step="50"), TypeError, "step is '50' | a whole number | give int(step)"),
+    block_without_resume=Row(
+        lambda c: None, WARNING, "closed without resume() | nothing was loaded, nothing saved | call resume()"
+    ),
+)
 
 
-@answered(TypeError, value="step is '50'", limit="a whole number", remedy="give int(step)")
-def resume_of_text(scene: Scene) -> None:
-    with Checkpointer(scene.directory, **parts()) as checkpointer:
-        checkpointer.resume(step="50")
-
-
-@answered(TypeError, value="step is 1.0", limit="a whole number", remedy="give int(step)")
-def step_float(scene: Scene) -> None:
-    train(scene.directory, float)
-
-
-@answered(WARNING, value="step 1 was given", limit="each step once", remedy="count on from resume()")
-def step_that_never_counts(scene: Scene) -> None:
-    train(scene.directory, lambda _: 1)
-
-
-@answered(StepError, value="step 0 comes after step 3", limit="through all epochs", remedy="count on from resume()")
-def step_anew_in_each_epoch(scene: Scene) -> None:
-    train(scene.directory, lambda step: step % 4, steps=6)
-
-
-@answered(FastckptError, value="the checkpointer is closed", limit="after close()", remedy="make another")
+@answered(FastckptError, "the checkpointer is closed | after close() | make another")
 def step_after_close(scene: Scene) -> None:
     train(scene.directory).step(99)
 
 
-@answered(WARNING, value="closed without resume()", limit="nothing was loaded, nothing saved", remedy="call resume()")
-def block_without_resume(scene: Scene) -> None:
-    with Checkpointer(scene.directory, **parts()):
-        pass
-
-
 UNCLOSED = """
+import sys
 from fastckpt import Checkpointer
 from tests.e2e.mistakes.table import parts
-checkpointer = Checkpointer({directory!r}, **parts(), every=100)
+checkpointer = Checkpointer(sys.argv[1], **parts(), every=100)
 for step in range(checkpointer.resume() + 1, 4):
     checkpointer.step(step)
 """
 
 
-@answered(WARNING, value="step 3", limit="close()", remedy="with Checkpointer(...) as checkpointer:")
+@answered(WARNING, "step 3 | close() | with Checkpointer(...) as checkpointer:")
 def end_without_close(scene: Scene) -> None:
-    command = [sys.executable, "-c", UNCLOSED.format(directory=scene.directory)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    scene.printed.append(done.stderr)
+    script, output = (Path(scene.directory).with_name(name) for name in ("unclosed.py", "output"))
+    script.write_text(UNCLOSED)
+    with output.open("wb") as file:
+        assert launchers.start([str(script), scene.directory], os.environ, file.fileno()).wait(120) == 0
+    scene.printed.append(output.read_text())
 
 
-@answered(ConfigError, value="model", limit="size mismatch", remedy="give the model that was saved")
-def model_grew(scene: Scene) -> None:
-    train(scene.directory)
-    train(scene.directory, model=network(width=6))
+def other_model() -> dict[str, object]:
+    return {"model": network(width=6)}
 
 
-@answered(ConfigError, value="SGD", limit="AdamW", remedy="give")
-def other_optimizer(scene: Scene) -> None:
-    train(scene.directory)
+def other_optimizer() -> dict[str, object]:
+    return {"model": (model := network()), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+
+def more_groups() -> dict[str, object]:
     model = network()
-    train(scene.directory, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return {"model": model, "optimizer": torch.optim.AdamW([{"params": [each]} for each in model.parameters()])}
 
 
-@answered(ConfigError, value="optimizer", limit="parameter groups", remedy="give the optimizer that was saved")
-def more_groups(scene: Scene) -> None:
-    train(scene.directory)
-    model = network()
-    groups = [{"params": [each]} for each in model.parameters()]
-    train(scene.directory, model=model, optimizer=torch.optim.AdamW(groups))
+def other_data() -> dict[str, object]:
+    return {"data": ResumableDataLoader(Noise(50), batch_size=8, shuffle=True)}
 
 
-@answered(ConfigError, value="sample 24 of 64", limit="here that epoch has 50", remedy="Give the data set")
-def other_data(scene: Scene) -> None:
-    train(scene.directory)
-    train(scene.directory, data=ResumableDataLoader(Noise(50), batch_size=8, shuffle=True))
-
-
-@answered(ConfigError, value="no scheduler", limit="it has model", remedy="Give the parts that were saved")
-def scheduler_added(scene: Scene) -> None:
-    train(scene.directory)
+def scheduler_added() -> dict[str, object]:
     given = parts()
-    train(scene.directory, **given, scheduler=torch.optim.lr_scheduler.StepLR(given["optimizer"], 1))
+    return given | {"scheduler": torch.optim.lr_scheduler.StepLR(given["optimizer"], 1)}
 
 
-@answered(WARNING, value="the checkpoint has data", limit="which no part takes", remedy="give data=")
+def trained_again(scene: Scene, given: Callable[[], dict[str, object]]) -> None:
+    train(scene.directory)
+    train(scene.directory, **given())
+
+
+mistakes(
+    trained_again,
+    model_grew=Row(other_model, ConfigError, "model | size mismatch | give the model that was saved"),
+    other_optimizer=Row(other_optimizer, ConfigError, "SGD | AdamW | give"),
+    more_groups=Row(more_groups, ConfigError, "optimizer | parameter groups | give the optimizer that was saved"),
+    other_data=Row(other_data, ConfigError, "sample 24 of 64 | here that epoch has 50 | Give the data set"),
+    scheduler_added=Row(scheduler_added, ConfigError, "no scheduler | it has model | Give the parts that were saved"),
+)
+
+
+@answered(WARNING, "the checkpoint has data | which no part takes | give data=")
 def data_dropped(scene: Scene) -> None:
     train(scene.directory)
     given = parts()
@@ -218,13 +191,7 @@ def data_dropped(scene: Scene) -> None:
         checkpointer.resume()
 
 
-@answered(WORKS)
-def directory_as_path(scene: Scene) -> None:
-    train(Path(scene.directory))
-
-
-@answered(FastckptError, value="2 ranks", limit="resume", remedy="torch.distributed.init_process_group")
+@answered(FastckptError, "2 ranks | resume | torch.distributed.init_process_group")
 def ranks_without_group(scene: Scene) -> None:
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
-        scene.environment.setenv(name, str(value))
+    scene.has(**TWO_RANKS)
     train(scene.directory)

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +12,7 @@ import torch
 
 from fastckpt.errors import ConfigError, FastckptError, OffloadError
 from fastckpt.offload import ActivationOffload
-from tests.e2e.mistakes.table import WARNING, WORKS, Scene, answered, network
+from tests.e2e.mistakes.table import WARNING, WORKS, Row, Scene, answered, mistakes, network
 
 SIZE = 1 << 19
 
@@ -24,6 +23,10 @@ def disk(scene: Scene) -> Path:
     return Path(scene.directory)
 
 
+def offload_to(scene: Scene) -> ActivationOffload:
+    return ActivationOffload(disk(scene), budget="4MiB")
+
+
 def loss_of(around: Any) -> torch.Tensor:
     """A loss whose graph holds tensors that are offloaded."""
     weight = torch.ones(SIZE, requires_grad=True)
@@ -31,140 +34,78 @@ def loss_of(around: Any) -> torch.Tensor:
         return weight.exp().tanh().exp().sum()
 
 
-# --- where to
+mistakes(
+    lambda scene, directory: ActivationOffload(directory),
+    scratch_that_cannot_be_written=Row(
+        "/proc", ConfigError, "'/proc' | no file can be made | that this user may write to"
+    ),
+    scratch_that_is_a_url=Row(
+        "s3://bucket/scratch", ConfigError, "'s3://bucket/scratch' | a local disk | give an existing directory"
+    ),
+    scratch_without_a_name=Row("", ConfigError, "directory is '' | an existing directory | such as '/nvme/scratch'"),
+    scratch_none=Row(None, ConfigError, "directory is None | an existing directory | such as '/nvme/scratch'"),
+)
 
 
-@answered(ConfigError, value="/checkpoints'", limit="does not exist", remedy="make it on a local SSD")
+@answered(ConfigError, "/checkpoints' | does not exist | make it on a local SSD")
 def scratch_that_is_not_there(scene: Scene) -> None:
     ActivationOffload(scene.directory)
 
 
-@answered(ConfigError, value="/file'", limit="is not a directory", remedy="make it on a local SSD")
+@answered(ConfigError, "/file' | is not a directory | make it on a local SSD")
 def scratch_that_is_a_file(scene: Scene) -> None:
     file = disk(scene) / "file"
     file.touch()
     ActivationOffload(file)
 
 
-@answered(ConfigError, value="'/proc'", limit="no file can be made", remedy="that this user may write to")
-def scratch_that_cannot_be_written(scene: Scene) -> None:
-    ActivationOffload("/proc")
-
-
-@answered(ConfigError, value="'s3://bucket/scratch'", limit="a local disk", remedy="give an existing directory")
-def scratch_that_is_a_url(scene: Scene) -> None:
-    ActivationOffload("s3://bucket/scratch")
-
-
-@answered(ConfigError, value="directory is ''", limit="an existing directory", remedy="such as '/nvme/scratch'")
-def scratch_without_a_name(scene: Scene) -> None:
-    ActivationOffload(os.environ.get("NO_SUCH_SCRATCH", ""))
-
-
-@answered(ConfigError, value="directory is None", limit="an existing directory", remedy="such as '/nvme/scratch'")
-def scratch_none(scene: Scene) -> None:
-    ActivationOffload(None)
-
-
-@answered(TypeError, value="'directory'", limit="budget", remedy="give directory=")
+@answered(TypeError, "'directory' | budget | give directory=")
 def scratch_left_out(scene: Scene) -> None:
     ActivationOffload(budget="4GiB")
 
 
-@answered(WARNING, value="is in memory", limit="frees none", remedy="choose an SSD")
+@answered(WARNING, "is in memory | frees none | choose an SSD")
 def scratch_in_memory(scene: Scene) -> None:
     ActivationOffload(scene.mount(16 << 20))
 
 
-@answered(WORKS)
-def scratch_as_path(scene: Scene) -> None:
-    loss_of(ActivationOffload(disk(scene), budget="64MiB")).backward()
+mistakes(
+    lambda scene, budget: ActivationOffload(disk(scene), budget=budget),
+    budget_of_a_wrong_unit=Row("4G", ConfigError, "budget is '4G' | a text such as '4GiB' | give bytes"),
+    budget_text_below_zero=Row("-4GiB", ConfigError, "budget is '-4GiB' | 4 MiB or more | give bytes"),
+    budget_in_gib=Row(4, ConfigError, "budget is 4 bytes | less than 4.0 MiB | '4GiB'"),
+    budget_as_a_part=Row(0.5, ConfigError, "budget is 0.5 | 4 MiB or more | give bytes"),
+    budget_none=Row(None, ConfigError, "budget is None | 4 MiB or more | 'auto'"),
+    budget_auto_typo=Row("Auto", ConfigError, "budget is 'Auto' | 4 MiB or more | did you mean 'auto'?"),
+)
+mistakes(
+    lambda scene, options: ActivationOffload(disk(scene), **options),
+    consistency_typo=Row(
+        {"consistency": "chek"}, ConfigError, "consistency is 'chek' | 'check' or 'copy' | did you mean 'check'?"
+    ),
+    half_as_dtype=Row({"half": torch.float16}, TypeError, "half is a dtype | True or False | half=True"),
+    return_memory_as_text=Row(
+        {"return_memory": "no"}, TypeError, "return_memory is 'no' | True or False | return_memory=True"
+    ),
+    offload_keyword_typo=Row({"buget": "4GiB"}, TypeError, "'buget' | return_memory | did you mean 'budget'?"),
+)
 
 
-# --- how much
-
-
-@answered(ConfigError, value="budget is '4G'", limit="a text such as '4GiB'", remedy="give bytes")
-def budget_of_a_wrong_unit(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget="4G")
-
-
-@answered(ConfigError, value="budget is '-4GiB'", limit="4 MiB or more", remedy="give bytes")
-def budget_text_below_zero(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget="-4GiB")
-
-
-@answered(ConfigError, value="budget is -4 bytes", limit="less than 4.0 MiB", remedy="give bytes")
-def budget_below_zero(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget=-4)
-
-
-@answered(ConfigError, value="budget is 4 bytes", limit="less than 4.0 MiB", remedy="'4GiB'")
-def budget_in_gib(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget=4)
-
-
-@answered(ConfigError, value="budget is 0.5", limit="4 MiB or more", remedy="give bytes")
-def budget_as_a_part(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget=0.5)
-
-
-@answered(ConfigError, value="budget is None", limit="4 MiB or more", remedy="'auto'")
-def budget_none(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget=None)
-
-
-@answered(ConfigError, value="budget is 'Auto'", limit="4 MiB or more", remedy="did you mean 'auto'?")
-def budget_auto_typo(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget="Auto")
-
-
-@answered(TypeError, value="2 were given", limit="takes directory by position", remedy="give the others by name")
+@answered(TypeError, "2 were given | takes directory by position | give the others by name")
 def budget_by_position(scene: Scene) -> None:
     ActivationOffload(disk(scene), "4GiB")  # type: ignore[misc]
 
 
-# --- other arguments
-
-
-@answered(ConfigError, value="consistency is 'chek'", limit="'check' or 'copy'", remedy="did you mean 'check'?")
-def consistency_typo(scene: Scene) -> None:
-    ActivationOffload(disk(scene), consistency="chek")
-
-
-@answered(ConfigError, value="consistency is True", limit="'check' or 'copy'", remedy="give")
-def consistency_true(scene: Scene) -> None:
-    ActivationOffload(disk(scene), consistency=True)
-
-
-@answered(TypeError, value="half is a dtype", limit="True or False", remedy="half=True")
-def half_as_dtype(scene: Scene) -> None:
-    ActivationOffload(disk(scene), half=torch.float16)
-
-
-@answered(TypeError, value="return_memory is 'no'", limit="True or False", remedy="return_memory=True")
-def return_memory_as_text(scene: Scene) -> None:
-    ActivationOffload(disk(scene), return_memory="no")
-
-
-@answered(TypeError, value="'buget'", limit="return_memory", remedy="did you mean 'budget'?")
-def offload_keyword_typo(scene: Scene) -> None:
-    ActivationOffload(disk(scene), buget="4GiB")
-
-
-# --- around what
-
-
 @answered(WORKS)
 def entered_within_itself(scene: Scene) -> None:
-    around = ActivationOffload(disk(scene), budget="4MiB")
+    around = offload_to(scene)
     with around:
         loss_of(around).backward()
 
 
 @answered(WORKS)
 def entered_around_the_backward(scene: Scene) -> None:
-    around = ActivationOffload(disk(scene), budget="4MiB")
+    around = offload_to(scene)
     for _ in range(2):
         with around:
             loss_of(contextlib.nullcontext()).backward()
@@ -172,16 +113,16 @@ def entered_around_the_backward(scene: Scene) -> None:
 
 @answered(WORKS)
 def entered_around_nothing_that_is_saved(scene: Scene) -> None:
-    around = ActivationOffload(disk(scene), budget="4MiB")
+    around = offload_to(scene)
     for _ in range(2):
         with around, torch.no_grad():
             network()(torch.ones(2, 8))
     str(around.report())
 
 
-def from_two_threads(around: ActivationOffload) -> None:
-    """Enter it in another thread while that is in it; raises what this thread gets."""
-    is_in, may_leave = threading.Event(), threading.Event()
+@answered(FastckptError, "entered in two threads | one forward alone | make one for each thread")
+def entered_in_two_threads(scene: Scene) -> None:
+    around, is_in, may_leave = offload_to(scene), threading.Event(), threading.Event()
 
     def forward() -> None:
         with around:
@@ -199,14 +140,9 @@ def from_two_threads(around: ActivationOffload) -> None:
         other.join()
 
 
-@answered(FastckptError, value="entered in two threads", limit="one forward alone", remedy="make one for each thread")
-def entered_in_two_threads(scene: Scene) -> None:
-    from_two_threads(ActivationOffload(disk(scene), budget="4MiB"))
-
-
 @answered(WORKS)
 def entered_in_threads_one_after_another(scene: Scene) -> None:
-    around = ActivationOffload(disk(scene), budget="4MiB")
+    around = offload_to(scene)
     for _ in range(2):
         thread = threading.Thread(target=lambda: loss_of(around).backward())
         thread.start()
@@ -230,43 +166,43 @@ def in_a_fork(act: Callable[[], object]) -> None:
         pool.submit(called).result(120)
 
 
-@answered(FastckptError, value="of process ", limit="none of its threads", remedy="make one in each process")
+@answered(FastckptError, "of process  | none of its threads | make one in each process")
 def entered_in_a_fork(scene: Scene) -> None:
-    around = ActivationOffload(disk(scene), budget="4MiB")
+    around = offload_to(scene)
     in_a_fork(lambda: loss_of(around))
 
 
-@answered(OffloadError, value="that process ", limit="none of its threads", remedy="in the process of its forward")
+@answered(OffloadError, "that process  | none of its threads | in the process of its forward")
 def backward_in_a_fork(scene: Scene) -> None:
-    loss = loss_of(ActivationOffload(disk(scene), budget="4MiB"))
+    loss = loss_of(offload_to(scene))
     in_a_fork(loss.backward)
 
 
 @answered(WORKS)
 def forked_within_the_block(scene: Scene) -> None:
     """As a DataLoader does that is made there: what the fork saves itself is left alone."""
-    around = ActivationOffload(disk(scene), budget="4MiB")
+    around = offload_to(scene)
     with around:
         in_a_fork(lambda: loss_of(contextlib.nullcontext()).backward())
 
 
-@answered(WARNING, value="4 ActivationOffloads", limit="one forward each", remedy="Make one before the loop")
+@answered(WARNING, "4 ActivationOffloads | one forward each | Make one before the loop")
 def made_in_each_step(scene: Scene) -> None:
     for _ in range(6):
-        loss_of(ActivationOffload(disk(scene), budget="4MiB")).backward()
+        loss_of(offload_to(scene)).backward()
 
 
 @answered(WORKS)
 def several_models_with_one_each(scene: Scene) -> None:
-    many = [ActivationOffload(disk(scene), budget="4MiB") for _ in range(6)]
+    many = [offload_to(scene) for _ in range(6)]
     for around in many:
         loss_of(around).backward()
 
 
-@answered(RuntimeError, value="[torch.FloatTensor [524288]]", limit="inplace operation", remedy='consistency="copy"')
+@answered(RuntimeError, '[torch.FloatTensor [524288]] | inplace operation | consistency="copy"')
 def changed_in_place_before_the_backward(scene: Scene) -> None:
     weight = torch.ones(SIZE, requires_grad=True)
-    with ActivationOffload(disk(scene), budget="4MiB"):
+    with offload_to(scene):
         value = weight.exp()
         loss = value.sum()
     value.add_(1)

@@ -1,7 +1,7 @@
 """The mistakes that newcomers make, and the answer that each of them is to get: value, limit and remedy.
 
-A mistake is a function of a `Scene`; above it stands what it is to be answered with, and its code is what a newcomer
-writes. What is right after all, and is to work, stands among them.
+A mistake is a function of a `Scene`, with what it is to be answered with; its code is what a newcomer writes. What is
+right after all, and is to work, stands among them.
 """
 
 import itertools
@@ -33,6 +33,11 @@ class Scene:
     mount: Callable[[int], Path]
     printed: list[str] = field(default_factory=list)
 
+    def has(self, **variables: object) -> None:
+        """Set variables of the environment."""
+        for name, value in variables.items():
+            self.environment.setenv(name, str(value))
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -41,31 +46,39 @@ class Mistake:
     Attributes:
         make: Makes it.
         answer: The class of the exception, WARNING or WORKS.
-        value: What the message says of what was given.
-        limit: What it says of what is allowed.
-        remedy: What it says of what to do.
+        says: Of what was given, what is allowed, and what to do, between bars.
     """
 
     make: Callable[[Scene], object]
     answer: type[BaseException] | str
-    value: str
-    limit: str
-    remedy: str
+    says: str = ""
 
 
 MISTAKES: dict[str, Mistake] = {}
+TWO_RANKS = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
 
 
-def answered(
-    answer: type[BaseException] | str, *, value: str = "", limit: str = "", remedy: str = ""
-) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
-    """Put a mistake into the table."""
+def answered(*answer: Any) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
+    """Put a mistake into the table, with its answer and what that says."""
 
     def note(make: Callable[[Scene], object]) -> Callable[[Scene], object]:
-        MISTAKES[make.__name__] = Mistake(make, answer, value, limit, remedy)
+        MISTAKES[make.__name__] = Mistake(make, *answer)
         return make
 
     return note
+
+
+class Row:
+    """What is given to a call, and the answer as above."""
+
+    def __init__(self, given: Any, *answer: Any) -> None:
+        self.given, self.answer = given, answer
+
+
+def mistakes(make: Callable[[Scene, Any], object], **rows: Row) -> None:
+    """Put mistakes of one call into the table."""
+    for name, row in rows.items():
+        MISTAKES[name] = Mistake(lambda scene, given=row.given: make(scene, given), *row.answer)
 
 
 class Noise(Dataset[Any]):
@@ -105,7 +118,6 @@ def train(
     number: Callable[[int], Any] = lambda step: step,
     *,
     steps: int = 3,
-    close: bool = True,
     resume: bool = True,
     options: dict[str, Any] | None = None,
     **others: Any,
@@ -120,8 +132,7 @@ def train(
             step += 1
             checkpointer.step(number(step))
     finally:
-        if close:
-            checkpointer.close()
+        checkpointer.close()
     return checkpointer
 
 

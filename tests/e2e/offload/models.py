@@ -23,7 +23,7 @@ class Case:
 
     make: Callable[[], nn.Module]
     step: Step
-    budget: str = "8MiB"
+    budget: str = "4MiB"
 
 
 def tokens(count: int = 512) -> torch.Tensor:
@@ -47,20 +47,6 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=LENGTH, n_embd=WIDTH, n_layer=3, n_head=4))
 
 
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=512, num_key_value_heads=2, **sizes))
-
-
-def vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return ViTForImageClassification(ViTConfig(image_size=64, patch_size=8, num_labels=10, **sizes))
-
-
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -79,9 +65,12 @@ def resnet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Residual(16) for _ in range(3)), *head)
 
 
-def perceptron() -> nn.Module:
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.3)) for _ in range(6)]
-    return nn.Sequential(*layers)
+def block(activation: type[nn.Module] = nn.GELU) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), activation(), nn.Dropout(0.3))
+
+
+def perceptron(activation: type[nn.Module] = nn.GELU) -> nn.Module:
+    return nn.Sequential(*(block(activation) for _ in range(6)))
 
 
 class Recurrent(nn.Module):
@@ -114,9 +103,9 @@ class Experts(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant: bool) -> None:
+    def __init__(self, *, reentrant: bool, make: Callable[[], nn.Module] = block, count: int = 6) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(6))
+        self.layers = nn.ModuleList(make() for _ in range(count))
         self._reentrant = reentrant
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -162,10 +151,6 @@ def layer(activation: str = "gelu") -> nn.Module:
     return nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.1, activation, batch_first=True, norm_first=True)
 
 
-def layers(count: int = 3, activation: str = "gelu") -> nn.Module:
-    return nn.Sequential(*(layer(activation) for _ in range(count)))
-
-
 # --- steps
 
 
@@ -173,12 +158,6 @@ def language(model: nn.Module, around: Around) -> None:
     ids = tokens()
     with around():
         loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-
-
-def images(model: nn.Module, around: Around) -> None:
-    with around():
-        loss = model(pixel_values=floats(16, 3, 64, 64), labels=torch.arange(16) % 10).loss
     loss.backward()
 
 
@@ -278,28 +257,26 @@ def compiled(model: nn.Module, around: Around) -> None:
 
 
 CASES = {
-    "GPT-2": Case(gpt2, language),
-    "Llama": Case(llama, language),
-    "ViT": Case(vit, images),
-    "ResNet": Case(resnet, pictures),
-    "ResNet, channels last": Case(resnet, channels_last),
-    "dropout": Case(perceptron, plain, "4MiB"),
-    "LSTM": Case(Recurrent, plain, "4MiB"),
-    "experts": Case(lambda: nn.Sequential(Experts(), Experts()), plain),
-    "checkpointed": Case(lambda: Checkpointed(reentrant=False), plain, "4MiB"),
-    "checkpointed, reentrant": Case(lambda: Checkpointed(reentrant=True), plain, "4MiB"),
-    "checkpointed, reentrant, backward within": Case(lambda: Checkpointed(reentrant=True), backward_within, "4MiB"),
-    "accumulation": Case(layers, accumulated),
-    "two forwards before a backward": Case(layers, two_forwards_before_a_backward),
-    "two forwards of one loss": Case(layers, two_forwards_of_one_loss),
-    "retain_graph": Case(layers, twice_through_one_graph),
-    "double backward": Case(perceptron, gradient_penalty),
-    "autocast": Case(layers, autocast, "4MiB"),
-    "functional_call": Case(layers, functional),
-    "evaluation under grad": Case(layers, evaluated_before),
-    "complex, tied, expanded": Case(lambda: nn.Sequential(Mixed(), Mixed()), plain),
-    "sparse activations": Case(lambda: layers(4, "relu"), plain),
-    "compiled": Case(layers, compiled),
+    "GPT-2": Case(gpt2, language, "8MiB"),
+    "ResNet": Case(resnet, pictures, "8MiB"),
+    "ResNet, channels last": Case(resnet, channels_last, "8MiB"),
+    "dropout": Case(perceptron, plain),
+    "LSTM": Case(Recurrent, plain),
+    "experts": Case(lambda: nn.Sequential(Experts(), Experts()), plain, "8MiB"),
+    "checkpointed": Case(lambda: Checkpointed(reentrant=False), plain),
+    "checkpointed, reentrant": Case(lambda: Checkpointed(reentrant=True), plain),
+    "checkpointed, reentrant, backward within": Case(lambda: Checkpointed(reentrant=True), backward_within),
+    "accumulation": Case(perceptron, accumulated),
+    "two forwards before a backward": Case(perceptron, two_forwards_before_a_backward),
+    "two forwards of one loss": Case(perceptron, two_forwards_of_one_loss),
+    "retain_graph": Case(perceptron, twice_through_one_graph),
+    "double backward": Case(perceptron, gradient_penalty, "8MiB"),
+    "autocast": Case(lambda: nn.Sequential(layer(), layer(), layer()), autocast),
+    "functional_call": Case(perceptron, functional),
+    "evaluation under grad": Case(perceptron, evaluated_before),
+    "complex, tied, expanded": Case(lambda: nn.Sequential(Mixed(), Mixed()), plain, "8MiB"),
+    "sparse activations": Case(lambda: perceptron(nn.ReLU), plain),
+    "compiled": Case(perceptron, compiled),
 }
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from fastckpt._core.byte_sizes import parsed
 from fastckpt._core.offload import forward_hooks
@@ -19,7 +18,8 @@ from fastckpt._core.offload.gpudirect_storage import GpuDirectStorage
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.offload import ActivationOffload
-from tests.e2e.offload.models import CASES, Recurrent, Residual, layer
+from tests.e2e.offload.losses import settled
+from tests.e2e.offload.models import CASES, Checkpointed, Recurrent, Residual, layer
 
 pytestmark = pytest.mark.gpu
 
@@ -48,22 +48,10 @@ def pictures(device) -> torch.Tensor:
     return torch.randn(32, 16, 64, 64, generator=torch.Generator().manual_seed(3)).to(device)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(8))
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        value = value.requires_grad_()
-        for each in self.layers:
-            value = checkpoint(each, value, use_reentrant=False)
-        return value
-
-
 MODELS = {
     "transformer": (lambda: nn.Sequential(*(layer() for _ in range(8))), sequences),
     "transformer with sparse activations": (lambda: nn.Sequential(*(layer("relu") for _ in range(8))), sequences),
-    "checkpointed transformer": (Checkpointed, sequences),
+    "checkpointed transformer": (lambda: Checkpointed(reentrant=False, make=layer, count=8), sequences),
     "LSTM": (Recurrent, sequences),
     "ResNet": (lambda: nn.Sequential(*(Residual(16) for _ in range(6))), pictures),
 }
@@ -246,9 +234,7 @@ def test_memory_that_another_stream_still_reads_is_not_given_away_when_it_was_wr
             torch.cuda._sleep(400_000_000)
             again = value * 1.0  # read after it was written to the file
         want = leaf.detach() * 1.5
-        store = offload._offloader._store
-        with store._moved:
-            assert store._moved.wait_for(lambda: store.in_flight == 0, 60)
+        settled(offload)
         del value
         spoiled = [torch.full((2048, 2048), float("nan"), device=device) for _ in range(8)]
     main.wait_stream(side)

@@ -104,7 +104,8 @@ def train(args: argparse.Namespace) -> None:
     model, optimizer, do, step, checkpointer = (deepspeed if args.way == "deepspeed" else three_lines)(args)
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     chance = random.Random(args.seed + restart)
-    flip_at = step + chance.randint(*args.after) if restart < args.flips else 0
+    after = args.at[restart] if restart < len(args.at) else chance.randint(*args.after)
+    flip_at = step + after if restart < max(args.flips, len(args.at)) else 0
     log(loaded=step, tier="", start=[int(os.environ["FAULTS_LAUNCH"]), restart])
     while step < args.steps:
         step += 1
@@ -130,7 +131,8 @@ if __name__ == "__main__":
     parser.set_defaults(steps=400, memory=10, disk=50)
     parser.add_argument("--way", default="ddp", help="ddp, hsdp or deepspeed")
     parser.add_argument("--flips", type=int, default=0, help="in how many starts a bit flips")
-    parser.add_argument("--after", type=int, nargs=2, default=(270, 270), help="steps of a start after which it does")
+    parser.add_argument("--after", type=int, nargs=2, default=(1, 200), help="steps of a start after which it does")
+    parser.add_argument("--at", type=int, nargs="*", default=[], help="these steps of each start, one after the other")
     parser.add_argument("--rank", type=int, default=1, help="the rank in which it does")
     parser.add_argument("--seed", type=int, default=1)
     dist.init_process_group("gloo")

@@ -77,13 +77,13 @@ EQUAL = [
     {"a", 1},
     Counter("abc"),
     torch.Size([1, 2]),
-    threading.Lock(),
 ]
 
 
-@pytest.mark.parametrize("leaf", EQUAL, ids=range(len(EQUAL)))
-def test_equal_entries_have_equal_digests(leaf: Any):
-    assert digest_of(leaf) == digest_of(leaf if type(leaf) is type(threading.Lock()) else copy.deepcopy(leaf))
+def test_equal_entries_have_equal_digests():
+    for leaf in EQUAL:
+        assert digest_of(leaf) == digest_of(copy.deepcopy(leaf))
+    assert digest_of(lock := threading.Lock()) == digest_of(lock)
 
 
 def test_each_flipped_bit_of_a_tensor_changes_its_digest_on_the_processor_and_on_a_device():
