@@ -20,6 +20,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import hypothesis  # noqa: F401 (takes long, as torch does)
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for all tests: torch reads it when it is imported
+import torch  # noqa: F401 (here, once for all forks)
+
 from benchmarks.mutants import calls
 from benchmarks.mutants.points import Point, drawn
 
@@ -31,7 +37,7 @@ _ROOMS = {
 }
 FOLDERS = [f"{house}/{room}" for house, rooms in _ROOMS.items() for room in rooms]
 """Rooms from which mutants are drawn."""
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+OPTIONS = ("-q", "-x", "-p", "no:cacheprovider")
 AT_ONCE = 400
 """Tests that are given to one pytest, at most."""
 
@@ -76,21 +82,28 @@ def outcome(point: Point, tests: Sequence[str], limit: float) -> str:
     path = ROOT / point.path
     source = path.read_text()
     path.write_text(point.changed(source))
-    run = subprocess.Popen(
-        [*PYTEST, *tests], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
     try:
-        return "lives" if run.wait(limit) == 0 else "dies"
-    except subprocess.TimeoutExpired:
-        return "hangs"
+        return _end_of_tests(tests, limit)
     finally:
         path.write_text(source)
-        if run.poll() is None:
-            run.send_signal(signal.SIGINT)  # fixtures end what they have started
-            try:
-                run.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(run.pid, signal.SIGKILL)
+
+
+def _end_of_tests(tests: Sequence[str], limit: float) -> str:
+    """Run tests in a fork of this process, which has imported all that takes long but the product."""
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        os.chdir(ROOT)
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        os._exit(pytest.main([*OPTIONS, *tests]))
+    end, interrupted = time.monotonic() + limit, False
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            # Fixtures end what they have started, if an interrupt reaches them.
+            os.kill(pid, signal.SIGINT) if not interrupted else os.killpg(pid, signal.SIGKILL)
+            interrupted, end = True, time.monotonic() + 30
+        time.sleep(0.02)
+    return "hangs" if interrupted else "lives" if os.waitstatus_to_exitcode(found[1]) == 0 else "dies"
 
 
 def run(folder: Path, count: int, seed: int, seconds: float, part: tuple[int, int]) -> None:
@@ -99,7 +112,7 @@ def run(folder: Path, count: int, seed: int, seconds: float, part: tuple[int, in
     with (folder / f"results-{seed}-{part[0]}.jsonl").open("a") as results:
         for point in drawn(ROOT, FOLDERS, count, seed)[part[0] :: part[1]]:
             names, began = chosen(tests.get((point.path, point.function), ()), seconds), time.monotonic()
-            end = outcome(point, names, 60 + 3 * seconds) if names else "is not called"
+            end = outcome(point, names, 30 + 3 * seconds) if names else "is not called"
             line = asdict(point) | {"end": end, "tests": len(names), "took": round(time.monotonic() - began, 1)}
             results.write(json.dumps(line) + "\n")
             results.flush()
