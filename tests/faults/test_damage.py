@@ -17,6 +17,7 @@ import torch
 
 from fastckpt._core.memory import slots
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.conftest import PATH
 from tests.faults.diary import digest
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.support.live_folders import remove_live
@@ -38,7 +39,7 @@ class Resumers:
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(os.getpid()),
         }
-        environment |= {"FASTCKPT_SHM_DIR": str(shm), "OMP_NUM_THREADS": "1"}
+        environment |= {"FASTCKPT_SHM_DIR": str(shm), "PYTHONPATH": PATH}
         store = f"tcp://127.0.0.1:{free_port()}"  # of a file, each operation would need a descriptor
         self._ranks = [
             subprocess.Popen(
