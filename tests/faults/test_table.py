@@ -12,8 +12,12 @@ from tests.faults import table
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.table import DEEDS, PROGRAMS, VARIANTS, Outcome, Program, Row
 
-VARIED = {f"{name} {way}": replace(PROGRAMS[name], script=(*PROGRAMS[name].script, *way.split()))
-          for name, ways in table.WAYS.items() for way in ways}  # fmt: skip
+
+def varied(program: Program, *way: str) -> Program:
+    return replace(program, script=(*program.script, *way), plain=(*program.plain, *way) if program.plain else ())
+
+
+VARIED = {f"{name} {way}": varied(PROGRAMS[name], *way.split()) for name, ways in table.WAYS.items() for way in ways}
 
 
 def cases() -> list[Any]:
