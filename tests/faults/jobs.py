@@ -144,7 +144,10 @@ class Job:
 
     def wait_for_storage(self, step: int) -> None:
         """Wait until a step is the newest on storage."""
-        self.until(lambda: self.stored()[:1] == [step], f"step {step} on storage")
+        directory = CheckpointDirectory(self.checkpoint_dir)
+        self.until(
+            lambda: step in (stored.id.step for stored in directory.checkpoints()[:1]), f"step {step} on storage"
+        )
 
     def run_to_the_end(self, *script: str, of: int = signal.SIGKILL, **options: Any) -> "Job":
         """Launch it again whenever its agent dies of a signal, until its good end."""

@@ -84,6 +84,7 @@ def epochs(steps: int) -> tuple[str, ...]:
 
 DEEPSPEED, OFFLOADING = "../e2e/deepspeed/train.py", "../e2e/offload/train.py"
 TRAINER, STOCK = "../e2e/huggingface/train.py", "../e2e/huggingface/stock.py"
+ACCELERATE, LIGHTNING = "programs/with_accelerate.py", "programs/with_lightning.py"
 FSDP, FOLDER = "programs/fsdp.py", "programs/folder.py"
 OVERLAPPED = {"saving": OVERLAP, "interval": 4}
 PROGRAMS = {
@@ -100,8 +101,8 @@ PROGRAMS = {
     ),
     "deepspeed": framework(DEEPSPEED, saving=ENGINE),
     "trainer": framework(TRAINER, saving=SNAPSHOT, plain=(STOCK, "--resume", "none")),
-    "accelerate": framework("programs/with_accelerate.py"),
-    "lightning": framework("programs/with_lightning.py", interval=3),
+    "accelerate": framework(ACCELERATE),
+    "lightning": framework(LIGHTNING, interval=3),
 }
 
 KINDS = [(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16")] + [(1, "bf16-fp32")]
@@ -109,7 +110,7 @@ WAYS = {
     "trainer": ["--way fsdp2", "--way fsdp2-full", "--way lora", "--overlap", "--kind own", "--accumulate 2",
                 *(f"--way deepspeed --stage {stage}" for stage in (1, 2, 3))],
     "accelerate": ["--way stateful", "--way hooks", "--way bin", "--way named"],
-    "lightning": ["--way unseeded", "--memory 1 --way top"],
+    "lightning": ["--way unseeded"],
     "fsdp2": ["--way fsdp1", "--way tp"],
     "deepspeed": [f"--stage {stage} --dtype {dtype}" for stage, dtype in KINDS],
 }  # fmt: skip
@@ -120,8 +121,9 @@ VARIANTS = {
     "fsdp1, full": Program(FSDP, ("--way", "full1")),
     "dcp, behind": Program("programs/dcp.py", ("--way", "behind"), interval=4),
     "deepspeed, overlapped": framework(DEEPSPEED, "--overlap", **OVERLAPPED),
-    "accelerate, overlapped": framework("programs/with_accelerate.py", "--overlap", ranks=(0,), **OVERLAPPED),
-    "lightning, overlapped": framework("programs/with_lightning.py", "--overlap", ranks=(0,), **OVERLAPPED),
+    "accelerate, overlapped": framework(ACCELERATE, "--overlap", ranks=(0,), **OVERLAPPED),
+    "lightning, the best two": framework(LIGHTNING, "--memory", "1", "--way", "top", interval=10),
+    "lightning, overlapped": framework(LIGHTNING, "--overlap", ranks=(0,), **OVERLAPPED),
 }
 
 
@@ -217,6 +219,8 @@ def exists(row: Row) -> bool:
     by_agent = row.phase.startswith(("persist.", "arena.", "launch."))
     if deed.phases and row.phase not in deed.phases:
         return False
+    if row.phase == FIRST and row.rank:
+        return False  # it is entered for both ranks at once
     if by_agent:
         at_launch = row.phase not in LAUNCH or deed.goes_on == "launch"  # there are no workers yet
         is_named = row.phase != "persist.link" or "--named" in program.script
@@ -251,9 +255,10 @@ def jobs(table: Iterable[Row], most: int = 12) -> Iterator[tuple[str, list[Row]]
     for row in table:
         by_program.setdefault(row.program, []).append(row)
     for program, mine in by_program.items():
-        count = -(-len(mine) // most)
+        first, others = [row for row in mine if row.phase == FIRST], [row for row in mine if row.phase != FIRST]
+        count = max(-(-len(others) // most), len(first))
         for number in range(count):
-            yield program, in_turn(mine[number::count])
+            yield program, in_turn([*first[number : number + 1], *others[number::count]])
 
 
 def in_turn(mine: list[Row]) -> list[Row]:

@@ -9,9 +9,8 @@ import pytest
 from tests.faults.conftest import FRAMEWORKS, Jobs
 from tests.faults.faults import delay, flip, kill, remove
 from tests.faults.jobs import HERE, Job, assert_all_injected, run_without_fastckpt
-from tests.faults.table import FOLDER, STOCK, TRAINER
+from tests.faults.table import ACCELERATE, FOLDER, LIGHTNING, STOCK, TRAINER
 
-ACCELERATE, LIGHTNING = "programs/with_accelerate.py", "programs/with_lightning.py"
 pytestmark = [pytest.mark.frameworks, pytest.mark.campaign]
 
 
