@@ -107,13 +107,15 @@ PROGRAMS = {
 
 KINDS = [(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16")] + [(1, "bf16-fp32")]
 WAYS = {
-    "trainer": ["--way fsdp2", "--way fsdp2-full", "--way lora", "--overlap", "--kind own", "--accumulate 2",
-                *(f"--way deepspeed --stage {stage}" for stage in (1, 2, 3))],
+    "trainer": [
+        *("--way fsdp2", "--way fsdp2-full", "--way lora", "--overlap", "--kind own", "--accumulate 2"),
+        *(f"--way deepspeed --stage {stage}" for stage in (1, 2, 3)),
+    ],
     "accelerate": ["--way stateful", "--way hooks", "--way bin", "--way named"],
     "lightning": ["--way unseeded"],
     "fsdp2": ["--way fsdp1", "--way tp"],
     "deepspeed": [f"--stage {stage} --dtype {dtype}" for stage, dtype in KINDS],
-}  # fmt: skip
+}
 """Other ways of these programs, for campaigns."""
 VARIANTS = {
     "fsdp2, overlapped": Program(FSDP, ("--overlap",), **OVERLAPPED),

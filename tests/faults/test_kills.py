@@ -203,9 +203,12 @@ def wait_after(job: Job, kills: int, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "kills", "preload"),
-    [(4, 3, "auto"), *(pytest.param(*each, "off", marks=campaign) for each in ((3, 1), (50, 1))),
-     *(pytest.param(*each, "auto", marks=campaign) for each in ((1, 8), (50, 1), (12, 6), (3, 25)))],
-)  # fmt: skip
+    [
+        (4, 3, "auto"),
+        *(pytest.param(*each, "off", marks=campaign) for each in ((3, 1), (50, 1))),
+        *(pytest.param(*each, "auto", marks=campaign) for each in ((1, 8), (50, 1), (12, 6), (3, 25))),
+    ],
+)
 def test_rows_of_kills_resume_right_and_grow_nothing(new_job, uninterrupted, rows, kills, preload) -> None:
     """More in a row than failures may be, anywhere on the way of a start: what is held after the third stays."""
     points = [row * PAUSE + 1 for row in range(1, rows + 2)]  # not saved, those before it are

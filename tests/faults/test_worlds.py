@@ -33,8 +33,10 @@ WAYS = [
     ("fsdp1", 4),
 ]
 THERE_AND_BACK = [
-    *WAYS, *reversed(WAYS), ("hsdp", 4), ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4), ("hsdp", 4), ("tp", 2), ("fsdp2", 2)
-]  # fmt: skip
+    *WAYS,
+    *reversed(WAYS),
+    *(("hsdp", 4), ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4), ("hsdp", 4), ("tp", 2), ("fsdp2", 2)),
+]
 """Each change of world size and way."""
 
 
