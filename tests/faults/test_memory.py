@@ -271,6 +271,7 @@ def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(start, new
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=6)
 
 
+@campaign
 def test_a_job_without_memory_resumes_under_plain_torchrun(start, new_job, uninterrupted) -> None:
     """The first rank, whose process holds the saver, is killed, so that nothing is flushed.
 
