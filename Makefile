@@ -10,7 +10,7 @@ VERSIONS := 2.10.0 2.12.1 2.14.1 2.15.0 2.13.0-python3.13
 VERSION_TESTS := tests/unit/_core/test_torch_version.py tests/e2e/ddp/test_save.py tests/e2e/ddp/test_load.py tests/e2e/ddp/test_overlap.py \
 	tests/e2e/dcp tests/e2e/fsdp tests/e2e/launcher/test_behaviours.py tests/e2e/launcher/test_parity.py \
 	tests/e2e/launcher/test_rendezvous.py tests/e2e/launcher/test_hang_watch.py tests/faults/test_hangs.py \
-	tests/faults/test_overlap.py tests/faults/test_phases.py
+	tests/faults/test_kills.py tests/faults/test_table.py
 
 # What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
 EXTRAS := accelerate deepspeed huggingface lightning s3 watch

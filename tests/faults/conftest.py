@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import PATH
 from tests.faults.jobs import Job
+from tests.faults.nodes import Nodes
+from tests.support import launchers
+
+MODULES = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+FRAMEWORKS = {"DS_ACCELERATOR": "cpu", "MALLOC_PERTURB_": "90", "TQDM_DISABLE": "1"}
+"""The environment of jobs with frameworks. DeepSpeed pads partitions with what is in memory: the same in each run."""
 
 
 class Jobs:
@@ -28,11 +35,42 @@ class Jobs:
             job.end()
 
 
+@pytest.fixture(scope="session")
+def forked_launchers() -> Iterator[None]:
+    """Launchers have what sharded programs import as well."""
+    with launchers.forked(os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}, MODULES):
+        yield
+
+
+@pytest.fixture(scope="session")
+def forked_frameworks() -> Iterator[None]:
+    """Launchers of jobs with frameworks, which are imported once for all."""
+    environment = os.environ | FRAMEWORKS | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
+    with launchers.forked(environment, ["tests.support.frameworks"]):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_frameworks(request: pytest.FixtureRequest) -> None:
+    """Frameworks are imported before a test looks for what it leaves behind, in modules whose tests use them."""
+    mine = [item for item in request.session.items if item.path == request.path]
+    if any(item.get_closest_marker("frameworks") for item in mine):
+        request.getfixturevalue("forked_frameworks")
+
+
 @pytest.fixture
 def new_job(tmp_path: Path, forked_launchers: None) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)
     yield jobs
     jobs.end()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, forked_launchers: None) -> Iterator[Nodes]:
+    """Two nodes of a rank each."""
+    made = Nodes(tmp_path / "job")
+    yield made
+    made.end()
 
 
 def reference_runs(program: str, *always: str, **options: Any) -> Any:
@@ -47,14 +85,14 @@ def reference_runs(program: str, *always: str, **options: Any) -> Any:
         own = tmp_path_factory.getbasetemp()
         common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
-        def reference(*script: str, ranks: int = 2, program: str = program) -> Job:
+        def reference(*script: str, ranks: int = 2, program: str = program, **more: Any) -> Job:
             path = Path(program)
             text = "-".join(["uninterrupted", path.parent.name, path.name, str(ranks), *script])
             job = Job(common / re.sub(r"[^\w.=-]", "_", text))
             with (job.folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not job.ends():
-                    job.run(*script, *always, ranks=ranks, program=program, **options)
+                    job.run(*script, *always, ranks=ranks, program=program, **options, **more)
             return job
 
         return reference

@@ -3,12 +3,14 @@
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,30 @@ from fastckpt._core.memory import slots
 from fastckpt._core.transfer import host_copy
 
 _CLOCK_MONOTONIC = 1
+_right_time = time.time
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
+
+
+class InjectedError(RuntimeError):
+    """Raised by a rank that fails so."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens when a rank, or the agent, enters the phase ``at`` at ``step`` or later.
+    """A deed, done when a rank, or the agent, enters the phase ``at`` at ``step`` or later.
 
     A phase that belongs to no step, such as resume.load, is entered at any.
+
+    Attributes:
+        deed: Name of a function of this module.
+        options: Arguments of it, beside this fault and the folder of the job.
     """
 
+    deed: str
     at: str
-    step: int
+    step: int = 0
+    rank: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def by_agent(self) -> bool:
@@ -40,64 +54,123 @@ class Fault:
         return self.at == phase and fields.get("step", self.step) >= self.step
 
     def inject(self, out: Path) -> None:
-        raise NotImplementedError
+        globals()[self.deed](self, out, **self.options)
 
 
-@dataclass(frozen=True)
-class Kill(Fault):
-    """SIGKILL of the victims, which ``rank`` sees enter the phase, unless it is one of the agent's.
-
-    With ``after``, as many seconds later, at whatever instant that is. With ``copied``, in the middle of a fill: when
-    that many copies and half of the next one are done.
-    """
-
-    rank: int
-    victims: str = "worker"
-    after: float = 0.0
-    copied: int | None = None
-
-    def inject(self, out: Path) -> None:
-        if self.copied is not None:
-            _kill_within_a_copy(self.copied)
-        elif self.after:
-            _kill_after(self.after)
-        else:
-            self._kill(out, os.getpid() if self.by_agent else os.getppid())
-
-    def _kill(self, out: Path, agent: int) -> None:
-        ranks = f"pid.{self.rank}" if self.victims == "worker" else "pid.*"
-        workers = [int(path.read_text()) for path in out.glob(ranks) if self.victims != "agent"]
-        pids = [pid for pid in workers if _is_child(pid, agent)]
-        pids += [agent] if self.victims.startswith("agent") else []
-        for pid in sorted(pids, key=lambda pid: pid == os.getpid()):  # itself last
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not self.by_agent:
-            time.sleep(60)  # it goes no further, though it may be its parent's end that kills it
+def kill(rank: int, at: str, step: int = 0, after: float = 0.0, copied: int | None = None) -> Fault:
+    """SIGKILL of a rank: at once, or ``after`` seconds, or amid a fill, after so many copies and half of one."""
+    return Fault("kill_processes", at, step, rank, {"victims": "worker", "after": after, "copied": copied})
 
 
-@dataclass(frozen=True)
-class Stop(Fault):
-    """SIGSTOP of the worker ``rank``."""
-
-    rank: int
-
-    def inject(self, out: Path) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
+def kill_both(at: str, step: int = 0, seen_by: int = 0) -> Fault:
+    return Fault("kill_processes", at, step, seen_by, {"victims": "both workers"})
 
 
-@dataclass(frozen=True)
-class Hang(Fault):
-    """The worker ``rank`` hangs in the function of this name."""
-
-    rank: int
-    function: str
-
-    def inject(self, out: Path) -> None:
-        globals()[self.function]()
+def kill_agent(at: str, step: int = 0, seen_by: int = 0) -> Fault:
+    return Fault("kill_processes", at, step, seen_by, {"victims": "agent"})
 
 
-def take_a_lock_that_another_thread_holds() -> None:
+def kill_all(at: str, step: int = 0, seen_by: int = 0) -> Fault:
+    return Fault("kill_processes", at, step, seen_by, {"victims": "agent and workers"})
+
+
+def stop(rank: int, at: str, step: int = 0, seconds: float = 0.0) -> Fault:
+    """SIGSTOP of a rank; the kernel continues it after so many seconds, if there are any."""
+    return Fault("stop_process", at, step, rank, {"seconds": seconds})
+
+
+def fail(rank: int, at: str, step: int = 0) -> Fault:
+    """An exception in a rank."""
+    return Fault("raise_error", at, step, rank)
+
+
+def leave(rank: int, at: str, step: int = 0, code: int = 3, at_once: bool = False) -> Fault:
+    """sys.exit or, ``at_once``, os._exit of a rank."""
+    return Fault("exit_process", at, step, rank, {"code": code, "at_once": at_once})
+
+
+def hang(rank: int, at: str, step: int, function: str) -> Fault:
+    """A rank hangs in the function of this name."""
+    return Fault(function, at, step, rank)
+
+
+def remove(name: str, rank: int, at: str, saved: int = 0) -> Fault:
+    """Images of this name that the node of ``rank`` holds of a step, or of any, are removed."""
+    return Fault("harm_images", at, 0, rank, {"name": name, "saved": saved, "is_removed": True})
+
+
+def flip(name: str, rank: int, at: str, saved: int = 0) -> Fault:
+    """One bit of them is changed."""
+    return Fault("harm_images", at, 0, rank, {"name": name, "saved": saved, "is_removed": False})
+
+
+def cut(part: float, at: str, step: int = 0, rank: int = 0) -> Fault:
+    """All images that this host holds are cut to a part of their length, while processes have them mapped."""
+    return Fault("cut_images", at, step, rank, {"part": part})
+
+
+def fill(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
+    """Somebody takes all that is left of shared memory, for so many seconds."""
+    return Fault("fill_memory", at, step, rank, {"seconds": seconds})
+
+
+def starve(victim: str, at: str, step: int = 0, rank: int = 0) -> Fault:
+    """All that the job's cgroup may have is taken: the kernel kills "itself", "agent" or "template"."""
+    return Fault("starve_group", at, step, rank, {"victim": victim})
+
+
+def delay(seconds: float, at: str, step: int = 0) -> Fault:
+    """The phase begins so many seconds late."""
+    return Fault("sleep_first", at, step, 0, {"seconds": seconds})
+
+
+def set_clock(seconds: float, at: str, step: int = 0) -> Fault:
+    """``time.time`` tells, in this process, what a clock would that was set to so many seconds off the right time."""
+    return Fault("shift_time", at, step, 0, {"seconds": seconds})
+
+
+def refuse(call: str, error: str, at: str, step: int = 0, times: int = 1) -> Fault:
+    """So many calls of a function of os on the checkpoint directory fail in the agent, with an error of errno."""
+    return Fault("refuse_calls", at, step, 0, {"call": call, "error": error, "times": times})
+
+
+# --- what they do
+
+
+def kill_processes(fault: Fault, out: Path, victims: str, after: float = 0.0, copied: int | None = None) -> None:
+    if copied is not None:
+        _kill_within_a_copy(copied)
+        return
+    if after:
+        _signal_after(after, signal.SIGKILL)
+        return
+    agent = os.getpid() if fault.by_agent else os.getppid()
+    ranks = f"pid.{fault.rank}" if victims == "worker" else "pid.*"
+    workers = [int(path.read_text()) for path in out.glob(ranks) if victims != "agent"]
+    pids = [pid for pid in workers if _is_child(pid, agent)]
+    pids += [agent] if victims.startswith("agent") else []
+    for pid in sorted(pids, key=lambda pid: pid == os.getpid()):  # itself last
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if not fault.by_agent:
+        time.sleep(60)  # it goes no further, though it may be its parent's end that kills it
+
+
+def stop_process(fault: Fault, out: Path, seconds: float) -> None:
+    if seconds:
+        _signal_after(seconds, signal.SIGCONT)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raise_error(fault: Fault, out: Path) -> None:
+    raise InjectedError(f"{fault.at} of step {fault.step}")
+
+
+def exit_process(fault: Fault, out: Path, code: int, at_once: bool) -> None:
+    (os._exit if at_once else sys.exit)(code)
+
+
+def take_a_lock_that_another_thread_holds(fault: Fault, out: Path) -> None:
     lock = threading.Lock()
 
     def hold() -> None:
@@ -112,189 +185,86 @@ def take_a_lock_that_another_thread_holds() -> None:
         raise AssertionError("two threads have one lock")
 
 
-def loop_in_c_with_the_gil() -> None:
+def loop_in_c_with_the_gil(fault: Fault, out: Path) -> None:
     re.compile("(a+)+$").match("a" * 60 + "b")
 
 
-@dataclass(frozen=True)
-class Harm(Fault):
-    """Images of this name that the node of ``rank`` holds of a step, or of any, are removed, or changed in one bit."""
-
-    rank: int
-    name: str
-    saved: int
-    is_removed: bool
-
-    def inject(self, out: Path) -> None:
-        for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"):
-            save, path = slots.read(slot).committed, slot / self.name
-            if save is None or self.saved not in (0, save.step):
-                continue
-            if self.is_removed:
-                path.unlink()
-                continue
-            with path.open("r+b") as file:
-                file.seek(path.stat().st_size // 2)
-                byte = file.read(1)[0]
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte ^ 4]))
+def harm_images(fault: Fault, out: Path, name: str, saved: int, is_removed: bool) -> None:
+    for slot in _slots():
+        save, path = slots.read(slot).committed, slot / name
+        if save is None or saved not in (0, save.step):
+            continue
+        if is_removed:
+            path.unlink()
+            continue
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 4]))
 
 
-@dataclass(frozen=True)
-class Cut(Fault):
-    """All images that this host holds are cut to a part of their length, while processes have them mapped."""
-
-    part: float
-    rank: int = 0
-
-    def inject(self, out: Path) -> None:
-        for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"):
-            for path in slot.glob("*.pt"):
-                os.truncate(path, int(self.part * path.stat().st_size))
+def cut_images(fault: Fault, out: Path, part: float) -> None:
+    for slot in _slots():
+        for path in slot.glob("*.pt"):
+            os.truncate(path, int(part * path.stat().st_size))
 
 
-@dataclass(frozen=True)
-class Fill(Fault):
-    """Somebody takes all that is left of shared memory, for so many seconds."""
-
-    seconds: float
-    rank: int = 0
-
-    def inject(self, out: Path) -> None:
-        ballast = Path(os.environ["FASTCKPT_SHM_DIR"], f"ballast-{time.monotonic_ns()}")
-        file = ballast.open("wb", buffering=0)
-        ballast.unlink()  # it is gone with this process at the latest, as with one that was killed
-        for size in (1 << 16, 1 << 12):
-            with contextlib.suppress(OSError):
-                while file.write(bytes(size)):
-                    pass
-        threading.Timer(self.seconds, file.close).start()
+def fill_memory(fault: Fault, out: Path, seconds: float) -> None:
+    ballast = Path(os.environ["FASTCKPT_SHM_DIR"], f"ballast-{time.monotonic_ns()}")
+    file = ballast.open("wb", buffering=0)
+    ballast.unlink()  # it is gone with this process at the latest, as with one that was killed
+    for size in (1 << 16, 1 << 12):
+        with contextlib.suppress(OSError):
+            while file.write(bytes(size)):
+                pass
+    threading.Timer(seconds, file.close).start()
 
 
-@dataclass(frozen=True)
-class Starve(Fault):
-    """This process takes all that the job's cgroup may have: the kernel kills it, or its agent, or the template."""
-
-    victim: str
-    rank: int = 0
-
-    def inject(self, out: Path) -> None:
-        agent = os.getpid() if self.by_agent else os.getppid()
-        workers = {int(path.read_text()) for path in out.glob("pid.*")}
-        others = {child.pid for child in psutil.Process(agent).children()} - workers
-        (pid,) = {"itself": {os.getpid()}, "agent": {agent}, "template": others}[self.victim]
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-        taken = []
-        while _lives(pid):
-            taken.append(bytearray(os.urandom(1 << 12) * (1 << 10)))
+def starve_group(fault: Fault, out: Path, victim: str) -> None:
+    agent = os.getpid() if fault.by_agent else os.getppid()
+    workers = {int(path.read_text()) for path in out.glob("pid.*")}
+    others = {child.pid for child in psutil.Process(agent).children()} - workers
+    (pid,) = {"itself": {os.getpid()}, "agent": {agent}, "template": others}[victim]
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+    taken = []
+    while _lives(pid):
+        taken.append(bytearray(os.urandom(1 << 12) * (1 << 10)))
 
 
-@dataclass(frozen=True)
-class Delay(Fault):
-    """The phase begins so many seconds late."""
-
-    seconds: float
-    rank: int = 0
-
-    def inject(self, out: Path) -> None:
-        time.sleep(self.seconds)
+def sleep_first(fault: Fault, out: Path, seconds: float) -> None:
+    time.sleep(seconds)
 
 
-@dataclass(frozen=True)
-class Refusal(Fault):
-    """From here on so many calls of a function of os on the checkpoint directory fail in the agent."""
-
-    call: str
-    error: str
-    times: int = 1
-
-    def inject(self, out: Path) -> None:
-        real, number, left = getattr(os, self.call), getattr(errno, self.error), self.times
-
-        def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            within = target if isinstance(target, int) else kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
-            path = "" if within is None else os.readlink(f"/proc/self/fd/{within}")
-            path = path if isinstance(target, int) else os.path.join(path, os.fspath(target))
-            if left and "/checkpoints" in path:
-                left -= 1
-                raise OSError(number, os.strerror(number), path)
-            return real(target, *args, **kwargs)
-
-        setattr(os, self.call, refuse)
+def shift_time(fault: Fault, out: Path, seconds: float) -> None:
+    time.time = lambda: _right_time() + seconds
 
 
-def kill(rank: int, at: str, step: int = 0, after: float = 0.0, copied: int | None = None) -> Fault:
-    return Kill(at, step, rank, "worker", after, copied)
+def refuse_calls(fault: Fault, out: Path, call: str, error: str, times: int) -> None:
+    real, number, left = getattr(os, call), getattr(errno, error), times
+
+    def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        within = target if isinstance(target, int) else kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
+        path = "" if within is None else os.readlink(f"/proc/self/fd/{within}")
+        path = path if isinstance(target, int) else os.path.join(path, os.fspath(target))
+        if left and "/checkpoints" in path:
+            left -= 1
+            raise OSError(number, os.strerror(number), path)
+        return real(target, *args, **kwargs)
+
+    setattr(os, call, refuse)
 
 
-def kill_both(at: str, step: int = 0, seen_by: int = 0) -> Fault:
-    return Kill(at, step, seen_by, "both workers")
-
-
-def kill_agent(at: str, step: int = 0, seen_by: int = 0) -> Fault:
-    return Kill(at, step, seen_by, "agent")
-
-
-def kill_all(at: str, step: int = 0, seen_by: int = 0) -> Fault:
-    return Kill(at, step, seen_by, "agent and workers")
-
-
-def stop(rank: int, at: str, step: int = 0) -> Fault:
-    return Stop(at, step, rank)
-
-
-def hang(rank: int, at: str, step: int, function: str) -> Fault:
-    return Hang(at, step, rank, function)
-
-
-def remove(name: str, rank: int, at: str, saved: int = 0) -> Fault:
-    return Harm(at, 0, rank, name, saved, True)
-
-
-def flip(name: str, rank: int, at: str, saved: int = 0) -> Fault:
-    return Harm(at, 0, rank, name, saved, False)
-
-
-def cut(part: float, at: str, step: int = 0, rank: int = 0) -> Fault:
-    return Cut(at, step, part, rank)
-
-
-def fill(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
-    return Fill(at, step, seconds, rank)
-
-
-def starve(victim: str, at: str, step: int = 0, rank: int = 0) -> Fault:
-    """``victim`` is "itself", "agent" or "template"."""
-    return Starve(at, step, victim, rank)
-
-
-def delay(seconds: float, at: str, step: int = 0) -> Fault:
-    return Delay(at, step, seconds)
-
-
-def refuse(call: str, error: str, at: str, step: int = 0, times: int = 1) -> Fault:
-    """``refuse("fsync", "EIO", at="persist.manifest")``: the call is a function of os, the error one of errno."""
-    return Refusal(at, step, call, error, times)
+# --- when they do it
 
 
 def to_text(faults: list[Fault]) -> str:
-    return "\n".join(map(repr, faults))
+    return "\n".join(json.dumps(asdict(fault)) for fault in faults)
 
 
 def from_text(text: str) -> list[Fault]:
-    names = {
-        "Kill": Kill,
-        "Stop": Stop,
-        "Hang": Hang,
-        "Harm": Harm,
-        "Starve": Starve,
-        "Cut": Cut,
-        "Fill": Fill,
-        "Delay": Delay,
-        "Refusal": Refusal,
-    }
-    return [eval(line, names) for line in text.splitlines()]  # the test wrote it
+    return [Fault(**json.loads(line)) for line in text.splitlines()]
 
 
 def inject_requested_faults(rank: int, out: Path) -> None:
@@ -305,7 +275,7 @@ def inject_requested_faults(rank: int, out: Path) -> None:
 
 def inject_in_worker(faults: list[Fault], rank: int, out: Path) -> None:
     """Inject the faults that happen in phases of this process, a worker."""
-    _inject(faults, out, lambda fault: not fault.by_agent and getattr(fault, "rank", 0) == rank)
+    _inject(faults, out, lambda fault: not fault.by_agent and fault.rank == rank)
 
 
 def inject_in_agent(faults: list[Fault], out: Path) -> None:
@@ -318,20 +288,25 @@ def _inject(faults: list[Fault], out: Path, is_mine: Any) -> None:
 
     def observe(phase: str, fields: dict[str, Any]) -> None:
         for turn, fault in mine:
-            if fault.is_due(phase, fields) and _is_its_turn(turn, fault, out):
+            if fault.is_due(phase, fields) and _is_its_turn(turn, out, fields.get("step", 0)):
                 fault.inject(out)
 
     if mine:
         metrics.observe(observe)
 
 
-def _is_its_turn(turn: int, fault: Fault, out: Path) -> bool:
+def _is_its_turn(turn: int, out: Path, step: int) -> bool:
+    """Whether nobody has injected it, and all before it were; the file of it has the step, 0 if there is none."""
     if turn != len(list(out.glob("injected.*"))):
         return False
     with contextlib.suppress(FileExistsError), (out / f"injected.{turn}").open("x") as file:
-        file.write(str(fault))
+        file.write(str(step))
         return True
     return False  # in another thread
+
+
+def _slots() -> list[Path]:
+    return [*Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*")]
 
 
 def _is_child(pid: int, parent: int) -> bool:
@@ -375,10 +350,10 @@ class _TimerSpec(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns"))
 
 
-def _kill_after(seconds: float) -> None:
-    """Have the kernel kill this process, whatever it does then and whoever holds the GIL."""
+def _signal_after(seconds: float, number: int) -> None:
+    """Have the kernel signal this process, whatever it does then and whoever holds the GIL."""
     libc, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
-    event = _SigEvent(signal=signal.SIGKILL)
+    event = _SigEvent(signal=number)
     spec = _TimerSpec(0, 0, int(seconds), max(1, int(seconds % 1 * 1e9)))
     if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
         raise OSError(ctypes.get_errno(), "timer_create")

@@ -7,7 +7,6 @@ while it loads; ``patience`` is how many seconds it tries again. The answer is {
 """
 
 import contextlib
-import hashlib
 import io
 import json
 import logging
@@ -19,32 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt._core import metrics
 from fastckpt._core.resume import survey
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import FastckptError
-
-
-def digest(value: Any) -> str:
-    """The same for equal states alone: what differs in one bit has another."""
-    into = hashlib.sha256()
-
-    def add(part: Any) -> None:
-        if isinstance(part, torch.Tensor):
-            into.update(repr((part.dtype, part.shape)).encode() + part.contiguous().numpy().tobytes())
-        elif isinstance(part, dict | list | tuple):
-            into.update(f"{type(part).__name__} {len(part)}".encode())
-            for child in part.items() if isinstance(part, dict) else part:
-                add(child)
-        else:
-            into.update(repr(part).encode())
-
-    add(value)
-    return into.hexdigest()
+from tests.faults.diary import digest
 
 
 @contextlib.contextmanager

@@ -2,11 +2,16 @@
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+from tests.faults.jobs import launcher_for
+from tests.support import launchers
+
+pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 PROGRAM = """
 import os, sys, time
@@ -33,10 +38,10 @@ if __name__ == "__main__":
 
 def launch(folder: Path, kind: str, first: str) -> subprocess.Popen[bytes]:
     (folder / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=1", str(folder / "train.py"), str(folder)]
-    variables = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [*launcher_for(folder), "--nproc_per_node=1", str(folder / "train.py"), str(folder), kind, first]
+    variables = os.environ | {"TMPDIR": str(folder), "FASTCKPT_PRELOAD": "auto"}
     with (folder / "output").open("a") as output:  # no pipe: what is left behind keeps it open, and writes to it
-        return subprocess.Popen([*command, kind, first], stdout=output, stderr=output, env=variables)
+        return launchers.start(command, variables, output.fileno())
 
 
 def killed_agent(folder: Path, kind: str) -> list[psutil.Process]:

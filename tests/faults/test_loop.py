@@ -16,13 +16,14 @@ from fastckpt_run.cli import main
 from tests.faults.jobs import Job
 from tests.unit._core.report.schema import faults
 
+LINES = "programs/lines.py"
 SAMPLES, BATCH, EPOCHS = 96, 4, 2
 STEPS = EPOCHS * SAMPLES // (2 * BATCH)
 
 
 @pytest.fixture
 def reference(uninterrupted: Callable[..., Job]) -> Job:
-    return uninterrupted(program="loop.py")
+    return uninterrupted(program=LINES)
 
 
 @pytest.fixture
@@ -52,9 +53,13 @@ def decided(job: Job) -> list[dict]:
 
 def stop(job: Job) -> None:
     """Stop it as schedulers do, so that it leaves no memory."""
-    assert job.process is not None
-    job.process.send_signal(signal.SIGTERM)
+    job.send(signal.SIGTERM)
     job.wait()
+
+
+def assert_as_without(job: Job, reference: Job) -> None:
+    assert job.ends() == reference.ends(), job.text()
+    assert [job.losses(rank) for rank in (0, 1)] == [reference.losses(rank) for rank in (0, 1)], job.text()
 
 
 def committed(job: Job) -> dict[int, list[list[int]]]:
@@ -80,7 +85,7 @@ def committed(job: Job) -> dict[int, list[list[int]]]:
     "every", [pytest.param(("--every", "2", "6"), marks=pytest.mark.campaign), ()], ids=["fixed", "auto"]
 )
 def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(short_path, new_job, reference, every):
-    options = {"program": "loop.py", "restarts": 3, "FASTCKPT_PRELOAD": "auto", "TMPDIR": short_path}
+    options = {"program": LINES, "restarts": 3, "FASTCKPT_PRELOAD": "auto", "TMPDIR": short_path}
     job = new_job().start(*every, "--loader-workers", "1", **options)
     job.wait_for("step", 9)
     job.kill_processes(1)
@@ -88,9 +93,7 @@ def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(short_p
     job.wait_for("step", STEPS // 2 + 5)
     job.kill_processes(0)
     assert job.wait() == 0, job.text()
-    assert job.ends() == reference.ends(), job.text()
-    for rank in (0, 1):
-        assert job.losses(rank) == reference.losses(rank), job.text()
+    assert_as_without(job, reference)
     assert len(steps_of(job)) == 3
     assert steps_of(job)[1] > 0, job.text()
     said = decided(job)
@@ -105,9 +108,8 @@ def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(short_p
 
 def test_a_job_killed_before_its_profile_ends_resumes_its_last_save_from_memory(new_job):
     """What was being copied in the background may be lost; the save before is not."""
-    job = new_job().start("--stop-at", "6", "--step-seconds", "0.2", program="loop.py", restarts=1)
-    for rank in (0, 1):
-        job.wait_for("stopped", 6, rank)
+    job = new_job().start("--stop-at", "6", "--step-seconds", "0.2", program=LINES, restarts=1)
+    job.wait_for_all(6)
     saved = due(job, 0)
     job.kill_processes(1)
     job.until(lambda: len(job.resumes()) == 2, "a second start")
@@ -119,7 +121,7 @@ def test_a_job_killed_before_its_profile_ends_resumes_its_last_save_from_memory(
 def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
     """Each run ends after 8 steps; a profile by one run alone takes 8 without a save before its first."""
     paced = ("--step-seconds", "0.15", "--epochs", "40")
-    job = new_job().start(*paced, program="loop.py", restarts=20)
+    job = new_job().start(*paced, program=LINES, restarts=20)
     for number in range(1, 13):
         job.until(lambda number=number: len(job.resumes()) == number, f"start {number}")
         job.wait_for("step", steps_of(job)[-1] + 8)
@@ -145,12 +147,12 @@ def test_each_sample_counts_once_when_the_world_size_changes(new_job):
     job = new_job()
     for ranks, stop in ((2, 7), (1, 15), (3, 18)):
         script = ("--every", "1", "2", "--stop-at", str(stop))
-        job.start(*script, ranks=ranks, program="loop.py", restarts=0)
+        job.start(*script, ranks=ranks, program=LINES, restarts=0)
         for rank in range(ranks):
             job.wait_for("step", stop, rank)
         job.kill_processes("agent", *range(ranks))
         assert job.wait() == -signal.SIGKILL
-    job.run("--every", "1", "2", program="loop.py")
+    job.run("--every", "1", "2", program=LINES)
     for epoch, batches in committed(job).items():
         counted = Counter(sample for batch in batches for sample in batch)
         assert set(counted) == set(range(SAMPLES)), epoch
@@ -158,59 +160,29 @@ def test_each_sample_counts_once_when_the_world_size_changes(new_job):
 
 
 @pytest.mark.campaign
-def test_kills_leave_a_loop_over_torchdata_unchanged(short_path, new_job):
-    options = {"program": "loop.py", "restarts": 2, "TMPDIR": short_path}
-    job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", **options)
-    job.wait_for("step", 9)
-    job.kill_processes(1)
-    assert job.wait() == 0, job.text()
-    assert steps_of(job)[1] >= 6, job.text()
-    for epoch, batches in committed(job).items():
-        assert sorted(sample for batch in batches for sample in batch) == list(range(SAMPLES)), epoch
-
-
-@pytest.mark.campaign
-@pytest.mark.frameworks
-def test_kills_leave_a_loop_over_a_shuffled_stream_unchanged(new_job, uninterrupted):
-    options = ("--stream", "--every", "2", "6")
-    reference = uninterrupted(*options, program="loop.py")
-    job = new_job().start(*options, program="loop.py", restarts=2)
-    for rank, step in ((1, 9), (0, STEPS // 2 + 5)):
-        job.wait_for("step", step)
-        job.kill_processes(rank)
-    assert job.wait() == 0, job.text()
-    assert job.ends() == reference.ends(), job.text()
-    assert len(steps_of(job)) == 3 and min(steps_of(job)[1:]) > 0, job.text()
-    for epoch, batches in committed(job).items():
-        assert Counter(i for batch in batches for i in batch) == Counter(range(SAMPLES)), epoch
-
-
-@pytest.mark.campaign
 def test_a_kill_in_the_middle_of_accumulation_leaves_results_unchanged(new_job, uninterrupted):
     script = ("--accumulate", "4", "--every", "1", "1000")  # a persist would keep slots from being saved to
-    reference = uninterrupted(*script, program="loop.py")
-    job = new_job().start(*script, "--stop-at", "11", program="loop.py", restarts=0)
+    reference = uninterrupted(*script, program=LINES)
+    job = new_job().start(*script, "--stop-at", "11", program=LINES, restarts=0)
     for rank in (0, 1):
         job.wait_for("step", 11, rank)
     job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL
-    job.run(*script, program="loop.py")
+    job.run(*script, program=LINES)
     assert steps_of(job)[1] in (9, 10, 11), job.text()
-    assert job.ends() == reference.ends(), job.text()
-    for rank in (0, 1):
-        assert job.losses(rank) == reference.losses(rank), job.text()
+    assert_as_without(job, reference)
 
 
 def test_the_chosen_frequency_and_its_reason_are_in_the_event_log(tmp_path: Path, new_job):
     """Once, though two ranks chose alike; and a job of another world reports why it profiles again."""
-    job = new_job().run("--epochs", "40", program="loop.py")
+    job = new_job().run("--epochs", "40", program=LINES)
     assert due(job, 0) == due(job, 1), "ranks differ"
     profiling, *chosen = decided(job)
     assert (profiling["step"], profiling["memory"]) == (0, None) and chosen, job.text()
     assert chosen[0]["changed"] and chosen[0]["overhead"] is None and chosen[0]["step"] <= due(job, 0)[-1]
     assert all(each["memory"] and each["bound"] == 0.035 and each["why"] for each in chosen)
     assert [event for event in read(job.events).events if event["event"] == "frequency"] == [profiling, *chosen]
-    job.run("--epochs", "41", ranks=1, program="loop.py")
+    job.run("--epochs", "41", ranks=1, program=LINES)
     again = decided(job)[len(chosen) + 1]
     assert (again["step"], again["memory"]) == (steps_of(job)[1], None)
     assert "other circumstances: world_size" in again["why"]

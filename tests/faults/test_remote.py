@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def newest_at_url() -> int:
 
 def end_node(job, location: str) -> None:
     """The agent dies, and the host with all its memory."""
-    job.process.kill()
+    job.send(signal.SIGKILL)
     job.wait()
     remove_live(arena_path(os.environ["FASTCKPT_SHM_DIR"], location, 0))
 
@@ -36,8 +37,7 @@ def test_a_job_with_checkpoints_at_a_url_resumes_after_the_loss_of_its_node(new_
     fault = s3.inject(Fault(500, every=7))
     job = new_job(checkpoint_dir=URL).with_faults(kill(rank=1, at="train.step", step=25))
     job.start("--stop-at", "37")
-    for rank in (0, 1):
-        job.wait_for("waiting", 37, rank)
+    job.wait_for_all(37)
     job.until(lambda: newest_at_url() >= 20, "what was flushed when the worker died, or newer, on S3")
     end_node(job, URL)
     newest = newest_at_url()
@@ -56,8 +56,7 @@ def test_a_job_resumes_from_its_copy_at_a_url_after_the_loss_of_its_disk(new_job
     """The node is lost with its disk: the copy is as new as the newest that was durable."""
     job = new_job()
     job.start("--stop-at", "37", "--remote", URL)
-    for rank in (0, 1):
-        job.wait_for("waiting", 37, rank)
+    job.wait_for_all(37)
     newest = max({0, 10, 20, 30} - job.skips())
     job.until(lambda: newest_at_url() == newest, f"step {newest} on S3")
     end_node(job, os.path.realpath(job.checkpoint_dir))

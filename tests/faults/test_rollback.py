@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.faults.jobs import Job
-from tests.support.live_folders import remove_live
 
+LINES = "programs/lines.py"
 MBPS, OFTEN, LONGEST_DELAY = "0.2", "0.01", 0.3
 """A rate at which a persist takes many steps; seconds between persists, that is far fewer; seconds before a kill."""
+ROUNDS = int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
 STEPS = 80
 """Steps of each launch, at most; the last one has as many."""
 
@@ -24,12 +25,7 @@ def script(kills: int) -> tuple[str, ...]:
 
 def starts(job: Job) -> list[list[dict[str, Any]]]:
     """What rank 0 logged, start after start."""
-    found: list[list[dict[str, Any]]] = []
-    for line in job.log(0):
-        if "loaded" in line:
-            found.append([])
-        found[-1].append(line)
-    return found
+    return [start[0] for start in job.starts() if 0 in start]
 
 
 def asked(start: list[dict[str, Any]]) -> list[int]:
@@ -45,19 +41,19 @@ def lose_memory(job: Job, rng: random.Random, launch: int, *arguments: str) -> i
         lines = starts(job)[-1] if len(starts(job)) > launch else []
         return len(asked(lines)) > persists or any(line.get("step") == last for line in lines)
 
-    job.start(*arguments, "--stop-at", str(last), program="loop.py", restarts=0, FASTCKPT_PERSIST_MBPS=MBPS)
+    job.start(*arguments, "--stop-at", str(last), program=LINES, restarts=0, FASTCKPT_PERSIST_MBPS=MBPS)
     job.until(far_enough, f"{persists} persists, or step {last}")
     time.sleep(rng.uniform(0, LONGEST_DELAY))
     job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL, job.text()
-    remove_live(job.arena())
+    job.lose_memory()
     return max(job.stored(), default=0)
 
 
 def survive(job: Job, reference: Job, kills: int, seed: int) -> None:
     rng, arguments = random.Random(seed), script(kills)
     durable = [lose_memory(job, rng, launch, *arguments) for launch in range(kills)]
-    job.run(*arguments, program="loop.py", restarts=0)
+    job.run(*arguments, program=LINES, restarts=0)
     for (before, now), stored in zip(pairwise(starts(job)), durable, strict=True):
         print(f"asked for {asked(before)[1:]}, {stored} durable, resumed at {now[0]['loaded']}")
         assert now[0]["loaded"] == stored, job.text()
@@ -67,14 +63,11 @@ def survive(job: Job, reference: Job, kills: int, seed: int) -> None:
         assert job.losses(rank) == reference.losses(rank), job.text()
 
 
-def test_a_job_that_loses_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted):
-    survive(new_job(), uninterrupted(*script(1), program="loop.py"), kills=1, seed=4)
-
-
-@pytest.mark.campaign
-def test_a_campaign_of_losses_of_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted):
-    """5 kills for each round of the campaign, in jobs of 5."""
-    seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
-    for i in range(int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))):
+@pytest.mark.parametrize(
+    ("kills", "rounds"), [(1, 1), pytest.param(5, ROUNDS, marks=pytest.mark.campaign)], ids=["once", "campaign"]
+)
+def test_a_job_that_loses_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted, kills, rounds):
+    seed = 4 if kills == 1 else int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
+    for i in range(rounds):
         print(f"\nseed {seed + i}", flush=True)
-        survive(new_job(f"round-{i}"), uninterrupted(*script(5), program="loop.py"), kills=5, seed=seed + i)
+        survive(new_job(f"round-{i}"), uninterrupted(*script(kills), program=LINES), kills=kills, seed=seed + i)

@@ -46,6 +46,12 @@ def start(job: Job, *script: str, options: tuple[str, ...] = (), shm: str = "") 
     return job.start(*script, launcher=launcher, FASTCKPT_SHM_DIR=str(memory))
 
 
+def end(job: Job, number: int = signal.SIGTERM) -> int:
+    """Signal its agent; the code with which that ends."""
+    job.send(number)
+    return job.wait()
+
+
 def holder(job: Job) -> str:
     assert job.process is not None
     return f"process {job.process.pid} on "
@@ -74,23 +80,19 @@ def test_a_second_job_on_one_directory_is_refused_or_takes_over(new_job, s3, tmp
     assert one.wait() == 1, one.text()
     assert f"{URL} has been taken by another job, which opened history 2: {holder(taker)}" in one.text()
     taker.until(lambda: steps_in(URL)[:1] == [40], "step 40 on S3")
-    assert taker.process is not None
-    taker.process.send_signal(signal.SIGTERM)
-    taker.wait()
+    end(taker)
     assert steps_in(URL)[:2] == [40, 30], "the one that was ended has published nothing more"
     assert "is not there any more" not in one.text() + taker.text()
 
 
-@pytest.mark.parametrize("how", ["ended", "killed", "lost with its host"])
+@pytest.mark.parametrize("how", [pytest.param("ended", marks=pytest.mark.campaign), "killed", "lost with its host"])
 def test_the_next_job_resumes_as_soon_as_the_first_has_ended(new_job, how: str, tmp_path: Path) -> None:
     """After an orderly end, and a kill on the same host, at once; after the loss of a host when its record is stale."""
     here = tmp_path / "shared"
     one, two = new_job("one", here), new_job("one-again", here)
     start(one, "--stop-at", "31").wait_for("waiting", 31)
     one.until(lambda: steps_in(here)[:1] == [30], "step 30 on storage")
-    assert one.process is not None
-    one.process.send_signal(signal.SIGTERM if how == "ended" else signal.SIGKILL)
-    one.wait()
+    end(one, signal.SIGTERM if how == "ended" else signal.SIGKILL)
     if how == "lost with its host":
         path = here / ".fastckpt/history-1"
         said = json.loads(path.read_text())
@@ -104,27 +106,22 @@ def test_the_next_job_resumes_as_soon_as_the_first_has_ended(new_job, how: str, 
     assert json.loads((here / ".fastckpt/history-2").read_text())["closed"] == 1
 
 
-@pytest.mark.parametrize("how", ["ended", "killed"])
+@pytest.mark.parametrize("how", ["ended", pytest.param("killed", marks=pytest.mark.campaign)])
 def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, how: str, tmp_path: Path) -> None:
     """The memory that it wants is the first one's; a third one that waits, too, ends by Ctrl-C."""
     here = tmp_path / "shared"
     one, two, three = new_job("one", here), new_job("two", here), new_job("three", here)
     start(one, "--stop-at", "37", shm="host").wait_for("waiting", 37)
-    assert one.process is not None
     for waiting in (two, three):
         start(waiting, "--stop-at", "38", shm="host")
         line = "waiting, for up to 60 s, for " + holder(one)
         waiting.until(lambda job=waiting, line=line: line in job.text(), "it says whom it waits for")
-    assert three.process is not None
-    three.process.send_signal(signal.SIGINT)
-    assert three.wait() != 0 and "PlaceInUse" not in three.text()
-    one.process.send_signal(signal.SIGTERM if how == "ended" else signal.SIGKILL)
-    one.wait()
+    assert end(three, signal.SIGINT) != 0 and "PlaceInUse" not in three.text()
+    end(one, signal.SIGTERM if how == "ended" else signal.SIGKILL)
     two.wait_for("waiting", 38)
     assert two.resumes() == [(36, "storage" if how == "ended" else "memory")]
-    assert two.process is not None and two.text().count("waiting, for") == 1
-    two.process.send_signal(signal.SIGTERM)
-    two.wait()
+    assert two.text().count("waiting, for") == 1
+    end(two)
     assert two.stored()[:1] == [38], two.text()
 
 
@@ -134,9 +131,8 @@ def test_a_job_on_the_same_host_is_superseded_and_its_memory_resumed(new_job, ho
     here = tmp_path / "shared"
     one, taker, late = new_job("one", here), new_job("taker", here), new_job("late", here)
     start(one, "--stop-at", "37", shm="host").wait_for("waiting", 37)
-    assert one.process is not None
     if how == "stands still":
-        one.process.send_signal(signal.SIGSTOP)
+        one.send(signal.SIGSTOP)
     start(taker, "--stop-at", "39", shm="host", options=("--fast-take-over",)).wait_for("waiting", 39)
     assert taker.resumes() == [(36, "memory")], taker.text()
     assert f"taking over {here} from {holder(one)}" in taker.text()
@@ -151,9 +147,7 @@ def test_a_job_on_the_same_host_is_superseded_and_its_memory_resumed(new_job, ho
         assert late.text().count("waiting, for") == 1 and late.losses(0) == {}
     else:
         assert f"killed {holder(one)}" in taker.text()
-    assert taker.process is not None
-    taker.process.send_signal(signal.SIGTERM)
-    taker.wait()
+    end(taker)
     assert taker.stored()[:1] == [38], taker.text()
 
 
@@ -165,9 +159,7 @@ def test_workers_restart_from_a_step_that_became_durable_since_they_began(
     job.start("--stop-at", "41")
     job.wait_for_all(41)
     job.until(lambda: job.persisted(40), "step 40 durable")
-    assert job.process is not None
-    job.process.send_signal(signal.SIGTERM)
-    job.wait()
+    end(job)
     newest = job.checkpoint_dir / "checkpoint-40"
     newest.rename(tmp_path / "not yet")
     job.start("--wait-at", "31")

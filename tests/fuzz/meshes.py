@@ -31,8 +31,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.e2e.fsdp.train import full_state
 from tests.faults.diary import digest
+from tests.faults.programs.fsdp import full_state
 
 warnings.filterwarnings("ignore")
 WAYS = ("fsdp2", "fsdp2", "hsdp", "tp", "2d", "fsdp1", "stages")

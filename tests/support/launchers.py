@@ -31,26 +31,31 @@ _templates: list[Template] = []
 
 
 @contextmanager
-def forked(environment: Mapping[str, str]) -> Iterator[None]:
-    """While this lasts, `start` forks what has this environment, but for what no import depends on."""
+def forked(environment: Mapping[str, str], modules: Sequence[str] = ()) -> Iterator[None]:
+    """While this lasts, `start` forks what has this environment, but for what no import depends on.
+
+    Args:
+        modules: Imported besides, for launchers whose workers are forks of them.
+    """
     template = Template({name: value for name, value in environment.items() if not _OF_A_TEST.fullmatch(name)})
     try:
-        template.follow(ImportPlan([(name, []) for name in MODULES]))
+        template.follow(ImportPlan([(name, []) for name in (*modules, *MODULES)]))
         outcome = template.outcome(time.monotonic() + _IMPORTS)
         assert outcome is not None and not outcome.fault, outcome
         _templates.append(template)
         yield
     finally:
-        _templates.clear()
+        _templates[:] = [other for other in _templates if other is not template]
         template.close()
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
     """Start Python in a session of its own with these arguments; both of its outputs go to a descriptor."""
     script = arguments[0] == "-m" or not arguments[0].startswith("-")
-    if _templates and script and not _differences(_templates[0], environment):
+    fit = [template for template in reversed(_templates) if script and not _differences(template, environment)]
+    if fit:
         try:
-            return _fork(_templates[0], [sys.executable, "-u", *arguments], environment, [0, output, output])
+            return _fork(fit[0], [sys.executable, "-u", *arguments], environment, [0, output, output])
         except TemplateError as error:
             warnings.warn(f"a launcher is executed: {error}", stacklevel=2)
     streams: dict[str, Any] = {"stdout": output, "stderr": output}

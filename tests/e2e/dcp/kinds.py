@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter
-from tests.e2e.dcp.train import same
+from tests.e2e.dcp.states import same
 
 TENSOR_PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -27,7 +27,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, StorageType
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint
-from tests.e2e.dcp.train import same
+from tests.e2e.dcp.states import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.faults.conftest import new_job, reference_runs  # noqa: F401 (a fixture)
+from tests.faults.conftest import new_job  # noqa: F401 (a fixture)
 from tests.faults.jobs import TORCHRUN, Job
 
 PROGRAM = str(Path(__file__).with_name("train.py"))
@@ -51,9 +51,6 @@ def process_group() -> Iterator[None]:
         groups._WORLD_GROUP = deepspeed.comm.comm.cdb = None
         dist.destroy_process_group()
         gc.collect()
-
-
-uninterrupted = reference_runs(**OPTIONS)
 
 
 def stock(job: Job, *script: str) -> Job:

@@ -23,9 +23,9 @@ from fastckpt.data import ResumableDataLoader
 from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.e2e.fsdp.train import build, full_state
 from tests.faults.diary import Log, digest
 from tests.faults.faults import inject_requested_faults
+from tests.faults.programs.fsdp import build, full_state
 
 warnings.filterwarnings("ignore")
 TENSOR_RANKS = {"tp": lambda world: world, "2d": lambda world: 2}

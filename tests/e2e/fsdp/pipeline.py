@@ -24,9 +24,9 @@ from fastckpt._core.snapshot import mutation_check
 from fastckpt.data import ResumableDataLoader
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.e2e.fsdp.train import full_state
 from tests.faults.diary import Log, digest
 from tests.faults.faults import inject_requested_faults
+from tests.faults.programs.fsdp import full_state
 
 warnings.filterwarnings("ignore")
 STAGES, BATCH = 2, 8

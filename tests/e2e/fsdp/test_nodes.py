@@ -9,10 +9,10 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.e2e.fsdp.conftest import PROGRAM
-from tests.e2e.fsdp.test_jobs import SAVING
 from tests.faults.faults import delay, flip, kill, remove
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
+from tests.faults.table import SHARDS as SAVING
 from tests.support.live_folders import remove_live
 
 OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from fastckpt._core.replicas import rank_differences
-from tests.e2e.fsdp.train import build, full_state
 from tests.faults.diary import Log, digest, parser_of_all
+from tests.faults.programs.fsdp import build, full_state
 
 warnings.filterwarnings("ignore")
 rank_differences.SHARE = 1.0  # a comparison is due after as many steps in each run, however slow the machine is

@@ -1,0 +1,90 @@
+"""The training with DCP: FSDP2 whose state goes through dcp.save, or behind, through async_save and our stager."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from fastckpt.dcp import SaveResult, SharedMemoryReader, SharedMemoryStager, SharedMemoryWriter, StorageType
+from tests.faults import training
+from tests.faults.programs.fsdp import build, full_state
+from tests.faults.training import Run, Training
+
+
+class Dcp(Training):
+    """All that is saved: sharded parameters and moments, a tensor that all ranks have, and a text that grows."""
+
+    needs_all = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.model = self.trained = build("fsdp2")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self._writer = SharedMemoryWriter(self.args.checkpoint_dir)
+        self.checkpointer = SharedMemoryReader(self._writer)
+        self._stager = SharedMemoryStager(self._writer)
+        self._group = dist.new_group(backend="gloo") if self.args.way == "behind" else None
+        self._saving: Future[Any] | None = None
+        self._table, self._text = torch.zeros(1000), ""
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "table": self._table, "text": self._text}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self._text = state["text"]
+
+    def resume(self) -> int:
+        """The newest step; or the one that is named, by which it can be loaded as well."""
+        if (step := self.checkpointer.find()) is not None:
+            named = {"checkpoint_id": self.args.resume_path} if self.args.resume_path else {}
+            dcp.load({"app": self}, storage_reader=self.checkpointer, **named)
+            step = self.checkpointer.loaded_step
+        return step or 0
+
+    def advance(self, step: int) -> torch.Tensor:
+        torch.manual_seed(step)
+        self._table += step
+        self._text += "x" * 100
+        loss = super().advance(step)
+        self._settle()
+        return loss
+
+    def save(self, step: int, place: StorageType) -> SaveResult | None:
+        self._writer.storage_type = place
+        options: dict[str, Any] = {"storage_writer": self._writer}
+        options["checkpoint_id"] = f"{self.args.checkpoint_dir}/checkpoint-{step}"
+        if self._group is None:
+            dcp.save({"app": self}, **options)
+        else:
+            self._saving = dcp.async_save(
+                {"app": self}, async_stager=self._stager, process_group=self._group, **options
+            )
+            return None
+        return self._writer.result
+
+    def _settle(self) -> None:
+        if self._saving is not None:
+            self._saving.result()
+            self.run.saved(self._writer.result.step, self._writer.result)
+            self._saving = None
+
+    def wait(self) -> None:
+        self._settle()
+        self._writer.wait()
+
+    def whole(self) -> Any:
+        full = full_state(self.model, self.optimizer)
+        return {**(full if self.rank == 0 else {}), "table": self._table, "text": self._text}
+
+    def close(self) -> None:
+        self._settle()
+        self._writer.close()
+
+
+if __name__ == "__main__":
+    training.main(Dcp, training.parser().parse_args())

@@ -1,0 +1,253 @@
+"""Workers and agents killed again and again, at any instant: each resume is right, and nothing grows."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.faults import kill, set_clock
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.support.json_lines import whole_lines
+
+GAP = 12
+"""Steps between two kills of one worker: more than a job does within the longest delay."""
+WIDE_GAP = 40
+"""The same for kills from outside, which come when a step has been seen in the log."""
+LONGEST_DELAY = 0.02
+LONGEST_START = 3.0
+"""Seconds in which a launch has come to its first step, mostly."""
+PAUSE = 6
+"""Steps from one row of kills to the next."""
+MEAN = 0.3
+"""Seconds from the start of workers to a kill in a row, on average: about as long as they take to their first step."""
+MAY_GROW = {"descriptors": 4, "threads": 6, "mappings": 40, "memory": 20 << 20, "processes": 0, "files": 1}
+BOTH, AGENT, ALL = (0, 1), ("agent",), ("agent", 0, 1)
+ROUNDS = int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
+campaign = pytest.mark.campaign
+
+
+def seed_of_today() -> int:
+    """FASTCKPT_SEED repeats a campaign that failed."""
+    seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
+    print(f"\nseed {seed}", flush=True)
+    return seed
+
+
+@pytest.fixture
+def survived(uninterrupted: Callable[..., Job]) -> Callable[..., None]:
+    """Asserts that all starts of a job but the first have gone on from memory, to the end of the one undisturbed."""
+
+    def survived(job: Job, steps: int) -> None:
+        tiers = [next(iter(start.values()))[0]["tier"] for start in job.starts()]
+        assert tiers == [""] + ["memory"] * (len(tiers) - 1), job.text()
+        print(f"{len(tiers) - 1} resumes; steps repeated {job.repeated()}")
+        assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(steps)))
+
+    return survived
+
+
+@pytest.mark.parametrize("ranks", [(0,), pytest.param((0, 1), marks=campaign)], ids=str)
+@pytest.mark.parametrize("script", ["", "--overlap"])
+def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, uninterrupted, script, ranks) -> None:
+    """The state has 6 parameters, 12 moments, 6 counters and the generator; rank 1 copies its generator alone."""
+    phase = "overlap.copy" if script else "snapshot.fill"
+    places = [(0, copied) for copied in (0, 7, 23)] + [(1, 0)] * (ranks == (0, 1) and not script)
+    faults = [kill(rank, phase, 10 + 10 * i, copied=copied) for i, (rank, copied) in enumerate(places)]
+    job = new_job().with_faults(*faults).run(*script.split())
+    assert_all_injected(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=4 if script else 2)
+    expected = [(0, ""), *((8 + 10 * i, "memory") for i in range(len(places)))]
+    assert job.resumes() == expected or job.skips(), job.text()
+    for start in job.starts() if script else []:
+        asked = [line for line in start[0] if "saved" in line or "pending" in line]
+        assert [next(iter(line)) for line in asked[:1]] in ([], ["saved"]), (
+            "the first save of a start is copied at once"
+        )
+
+
+@pytest.mark.parametrize(
+    ("kills", "rounds", "seed"), [(5, 1, 1), pytest.param(40, ROUNDS, 0, marks=campaign)], ids=["five", "campaign"]
+)
+def test_kills_of_workers_at_random_instants_resume_bit_for_bit(new_job, survived, kills, rounds, seed) -> None:
+    seed, steps = seed or seed_of_today(), kills * GAP + 10
+    for turn in range(rounds):
+        rng = random.Random(seed + turn)
+        faults = [
+            kill(rng.randrange(2), "train.step", GAP * i + rng.randrange(3, 6), rng.uniform(1e-5, LONGEST_DELAY))
+            for i in range(kills)
+        ]
+        job = new_job(f"round-{turn}").with_faults(*faults).run("--steps", str(steps))
+        assert len(job.resumes()) - 1 == job.injected() == kills
+        survived(job, steps)
+
+
+def kill_workers(job: Job, kills: int, rng: random.Random, steps: int) -> None:
+    """Both at once, so often in one launch."""
+    job.start("--steps", str(steps), restarts=kills + 2)
+    for i in range(kills):
+        few = rng.randrange(2, 8)
+        job.until(lambda i=i, few=few: len(job.resumes()) > i and len(job.starts()[-1][0]) > few, f"start {i} going")
+        time.sleep(rng.uniform(0, LONGEST_DELAY))
+        job.kill_processes(*rng.sample(BOTH, 2))
+    assert job.wait() == 0, job.text()
+
+
+def kill_launches(job: Job, victims: tuple[Any, ...], kills: int, rng: random.Random, steps: int) -> None:
+    """In launch after launch, every second one anywhere on its way to a step."""
+    for i in range(kills):
+        begin = WIDE_GAP * (i // 2)
+        job.start("--steps", str(steps), "--stop-at", str(begin + WIDE_GAP // 2), restarts=0)
+        if i % 2:
+            time.sleep(rng.uniform(0, LONGEST_START))
+        else:
+            job.wait_for("step", begin + rng.randrange(3, 9))
+            time.sleep(rng.uniform(0, LONGEST_DELAY))
+        job.kill_processes(*rng.sample(victims, len(victims)))
+        assert job.wait() == -signal.SIGKILL, job.text()
+    job.run("--steps", str(steps))
+
+
+@pytest.mark.parametrize(
+    ("victims", "kills", "seed"),
+    [(ALL, 2, 3), *(pytest.param(victims, 5 * ROUNDS, 0, marks=campaign) for victims in (BOTH, AGENT, ALL))],
+    ids=str,
+)
+def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(new_job, survived, victims, kills, seed) -> None:
+    rng, steps, job = random.Random(seed or seed_of_today()), (kills + 2) * WIDE_GAP, new_job()
+    if victims == BOTH:
+        kill_workers(job, kills, rng, steps)
+    else:
+        kill_launches(job, victims, kills, rng, steps)
+    survived(job, steps)
+
+
+# --- in rows, and what is held meanwhile
+
+
+def held(pid: int) -> dict[str, int]:
+    """What a process holds: descriptors, mappings, and bytes of memory that are its own."""
+    process = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    return {
+        "descriptors": len(list((process / "fd").iterdir())),
+        "mappings": len((process / "maps").read_text().splitlines()),
+        "memory": int(status["RssAnon"].split()[0]) << 10,
+        "threads": int(status["Threads"]),
+    }
+
+
+def assert_flat_soon(job: Job, early: dict[str, Any]) -> None:
+    """Nothing has grown, once a flush that is under way has come to its end."""
+    end = time.monotonic() + 60
+    while grown := [
+        (who, what, early[who][what], now)
+        for who, one in look(job).items()
+        for what, now in one.items()
+        if now > early[who][what] + MAY_GROW[what]
+    ]:
+        assert time.monotonic() < end, grown
+        time.sleep(0.1)
+
+
+def started(job: Job) -> list[dict[str, int]]:
+    """The pids of all workers that the agent has started, by rank."""
+    return [line["pids"] for line in whole_lines(job.events) if line["event"] == "workers_started"]
+
+
+def kill_in_a_row(job: Job, kills: int, rng: random.Random) -> None:
+    """Kill one of the workers, or both, some time after each start."""
+    for _ in range(kills):
+        starts = started(job)
+        time.sleep(rng.expovariate(1 / MEAN))
+        for rank in rng.sample(("0", "1"), rng.choice((1, 1, 2))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(starts[-1][rank], signal.SIGKILL)
+        job.until(lambda before=starts: len(started(job)) > len(before), "the next start")
+
+
+def look(job: Job) -> dict[str, Any]:
+    """What the agent, its template if there is one, and shared memory hold while all ranks wait."""
+    assert job.process is not None
+    agent = psutil.Process(job.process.pid)
+    workers = {job.pid(rank) for rank in (0, 1)}
+    descendants = {child.pid for child in agent.children(recursive=True)}
+    assert workers <= descendants
+    others = descendants - workers
+    assert len(others) <= 1, others
+    shared = [str(path) for path in Path(job.arena()).parent.rglob("*")]
+    shared += [path.name for path in Path("/dev/shm").glob(f"*{job.arena().name}*")]
+    own = {"agent": held(agent.pid)} | dict(zip(["template"], map(held, others), strict=False))
+    own |= {f"rank {rank}": held(job.pid(rank)) for rank in (0, 1)}
+    return own | {"all": {"processes": len(descendants), "files": len(shared)}}
+
+
+def wait_after(job: Job, kills: int, step: int) -> None:
+    """Wait until both ranks wait at a step, in their start after so many kills or later."""
+    for rank in (0, 1):
+
+        def waits(rank: int = rank) -> bool:
+            log = job.log(rank)
+            starts = [i for i, line in enumerate(log) if "loaded" in line]
+            is_last = len(started(job)) > kills and log and log[starts[-1]]["pid"] == started(job)[-1][str(rank)]
+            return bool(is_last) and any(line.get("waiting") == step for line in log[starts[-1] :])
+
+        job.until(waits, f"step {step} of rank {rank} after {kills} kills")
+
+
+@pytest.mark.parametrize(
+    ("rows", "kills", "preload"),
+    [
+        (4, 3, "auto"),
+        *(pytest.param(*each, "off", marks=campaign) for each in ((3, 1), (50, 1))),
+        *(pytest.param(*each, "auto", marks=campaign) for each in ((1, 8), (50, 1), (12, 6), (3, 25))),
+    ],
+)
+def test_rows_of_kills_resume_right_and_grow_nothing(new_job, uninterrupted, rows, kills, preload) -> None:
+    """More in a row than failures may be, anywhere on the way of a start: what is held after the third stays."""
+    points = [row * PAUSE + 1 for row in range(1, rows + 2)]  # not saved, those before it are
+    steps = ("--steps", str((rows + 2) * PAUSE))
+    options = {"FASTCKPT_PRELOAD": preload, "FASTCKPT_MAX_STALLS": str(kills)}
+    job, rng, seen = new_job(), random.Random(f"{rows} {kills}"), []
+    job.start(*steps, "--wait-at", *map(str, points), restarts=rows * kills, **options)
+    for row, point in enumerate(points):
+        wait_after(job, row * kills, point)
+        seen.append(look(job))
+        if row < rows:
+            kill_in_a_row(job, kills, rng)
+        elif rows > 3:
+            assert_flat_soon(job, seen[2])
+        job.go_on(point)
+    assert job.wait() == 0, job.text()
+    assert ("template" in seen[-1]) == (preload != "off"), job.text()
+    assert len(started(job)) == rows * kills + 1
+    assert {tier for rank in (0, 1) for _, tier in job.resumes(rank)[1:]} == {"memory"}
+    assert_as_if_nothing_had_happened(job, uninterrupted(*steps))
+
+
+@pytest.mark.parametrize("steps", [500, pytest.param(10_000, marks=campaign)])
+def test_many_saves_with_clock_changes_grow_nothing(new_job, steps: int) -> None:
+    """Of workers and agent, whose clock is set forward and back by an hour in their midst; none is lost by that."""
+    points = [steps // 5 + 1, steps - 1]
+    clocks = [
+        set_clock(seconds, at=phase, step=part * steps // 10)
+        for part, seconds in ((4, 3600.0), (7, -3600.0))
+        for phase in ("train.step", "persist.manifest")
+    ]
+    job = new_job().with_faults(*clocks)
+    job.start("--memory", "1", "--disk", "50", "--steps", str(steps), "--wait-at", *map(str, points))
+    job.wait_for_all(points[0])
+    early = look(job)
+    job.go_on(points[0])
+    job.wait_for_all(points[1])
+    assert_flat_soon(job, early)
+    job.go_on(points[1])
+    assert job.wait() == 0, job.text()
+    assert_all_injected(job)
+    assert len(job.skips()) < steps / 4 and job.stored()[0] == job.newest_saved()

@@ -1,0 +1,286 @@
+"""Memory that is too small, full, cut or gone, for a job or its host: saves are refused, and no step is lost."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt._core.memory.arena import arena_path
+from tests.faults.faults import cut, fill, kill, kill_agent, starve
+from tests.faults.jobs import (
+    HERE,
+    STORE_OF_ITS_OWN,
+    TORCHRUN,
+    Job,
+    assert_all_injected,
+    assert_as_if_nothing_had_happened,
+)
+from tests.faults.table import FIRST, LAUNCH, PERSIST, RESUME, SNAPSHOT, begins_a_start
+from tests.support.live_folders import remove_live
+from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
+
+MIB = 1 << 20
+LIMIT = 1150
+"""Of which a job of forks takes 180, and up to 800 for a state of 400 that makes way for the next one."""
+campaign = pytest.mark.campaign
+
+
+def before(phase: str) -> list[Any]:
+    """What ends a start, for a phase of the next one to come."""
+    if phase == "arena.adopt":
+        return [kill_agent(at="train.step", step=17)]
+    return [kill(rank=1, at="train.step", step=17)] * begins_a_start(phase)
+
+
+# --- images that somebody cuts while the job has them mapped: who touches them dies
+
+
+@pytest.mark.parametrize(
+    ("phase", "part"),
+    [
+        ("snapshot.fill", 0.0),
+        *(pytest.param(p, part, marks=campaign) for p in (*SNAPSHOT, *PERSIST, *RESUME) for part in (0.0, 0.5)),
+    ],
+)
+def test_images_that_are_cut_in_a_phase_cost_a_restart_from_what_is_durable(new_job, uninterrupted, phase, part):
+    starting = before(phase)
+    job = new_job().with_faults(*starting, cut(part, at=phase, step=0 if starting else 24))
+    job.run_to_the_end("--wait", "--named", of=signal.SIGBUS, restarts=5)
+    assert_all_injected(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
+    assert job.stored()[0] == 60
+
+
+# --- a small or full /dev/shm
+
+
+@pytest.fixture
+def tmpfs(small_tmpfs, new_job) -> Iterator[Path]:  # noqa: F811
+    """64 MiB, as docker gives by default; jobs end before it is unmounted."""
+    path = small_tmpfs(64)
+    yield path
+    new_job.end()
+
+
+@contextlib.contextmanager
+def filled(path: Path) -> Iterator[None]:
+    """Filled up to the last byte by another process's file."""
+    ballast = path / f"ballast-{time.monotonic_ns()}"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    yield
+    ballast.unlink()
+
+
+def reasons(job: Job) -> dict[int, str]:
+    """Without those of saves that found the disk too slow."""
+    found = {line["skipped"]: line["reason"] for line in job.log(0) if "skipped" in line}
+    return {step: reason for step, reason in found.items() if "is being persisted" not in reason}
+
+
+def test_a_state_that_never_fits_is_refused_at_the_first_save(tmpfs, new_job) -> None:
+    job = new_job().start("--ballast", "40", restarts=0)
+    assert job.wait() == 1
+    # Whether the few kB of rank 1 are counted depends on which of the two asks first.
+    assert re.search(r"ArenaTooSmall: shared memory cannot hold 2 x 40\.1 MiB, 80\.[12] MiB in all: ", job.text())
+    assert re.search(rf": {tmpfs} has 60\.\d MiB free of 64\.0 MiB\. Enlarge it \(docker: --shm-size=128m", job.text())
+    assert "--fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)" in job.text()
+    with filled(tmpfs):
+        job = new_job("full").start(restarts=0)
+        assert job.wait() == 1
+    assert f"ArenaTooSmall: nothing can be written under {tmpfs}: [Errno 28] No space left" in job.text()
+
+
+def test_a_state_that_outgrows_memory_is_skipped_and_training_goes_on(tmpfs, new_job, uninterrupted) -> None:
+    job = new_job().run("--ballast", "10", "40", "--grow-at", "40")
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+    told = reasons(job)
+    assert set(told) <= set(range(40, 61, 2)) <= job.skips()
+    assert any(re.search(r"cannot hold [23] x 40\.1 MiB", reason) for reason in told.values()), told
+    assert all("cannot hold" in reason or "waits for local rank 0" in reason for reason in told.values())
+    assert 0 < job.stored()[0] < 40
+
+
+def test_memory_filled_by_another_process_skips_saves_until_there_is_room(tmpfs, new_job, uninterrupted) -> None:
+    """Saves are skipped while not a page is left, even over a restart, and when the job's own memory is gone."""
+    job = new_job().with_faults(kill(rank=0, at="train.step", step=16), kill(rank=1, at="snapshot.fill", step=50))
+    job.start("--ballast", "8", "--wait-at", "10", "20", "30", "--disk", "14", "--wait").wait_for_all(10)
+    with filled(tmpfs):
+        job.go_on(10)
+        job.wait_for_all(20)
+        job.lose_memory()
+        with filled(tmpfs):
+            job.go_on(20)
+            job.wait_for_all(30)
+    job.go_on(30)
+    assert job.wait() == 0, job.text()
+    told = reasons(job)
+    assert set(range(22, 31, 2)) <= set(told) <= set(range(12, 31, 2))
+    assert all("No space left" in reason or "cannot hold" in reason for reason in told.values()), told
+    assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"]
+    assert job.resumes()[2] == (48, "memory")
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+def test_an_arena_removed_under_a_running_job_is_created_again(new_job, uninterrupted) -> None:
+    """Twice: when nothing else happens, and right before a worker dies. Then storage is what is left."""
+    job = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=16), kill(rank=0, at="train.step", step=31))
+    job.start("--wait-at", "10", "30", "--wait")
+    for step in (10, 30):
+        job.wait_for_all(step)
+        assert job.stored()[0] == step
+        job.lose_memory()
+        job.go_on(step)
+    assert job.wait() == 0, job.text()
+    assert job.resumes()[1:] == [(14, "memory"), (30, "storage")]
+    assert "was removed: what was in memory is lost" in job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds"),
+    [(FIRST, 0.5), *(pytest.param(p, 2.0, marks=campaign) for p in (FIRST, *SNAPSHOT, *PERSIST, *RESUME, *LAUNCH))],
+)
+def test_memory_that_is_filled_in_a_phase_costs_saves_and_no_step(tmpfs, new_job, uninterrupted, phase, seconds):
+    """For a moment, or for long; a worker that dies then resumes all the same."""
+    dies, starting = kill(rank=1, at="train.step", step=25), before(phase)
+    if phase in LAUNCH:
+        starting = [kill_agent(at="train.step", step=17)]
+    step = 20 if phase.startswith(("snapshot.", "persist.")) else 0
+    job = new_job().with_faults(*starting, fill(seconds, at=phase, step=step), *([] if starting else [dies]))
+    job.run_to_the_end("--ballast", "8", "--named", "--disk", "4")
+    assert_all_injected(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(), 10)
+    assert job.stored()[0] == job.newest_saved()
+
+
+# --- a limit of memory
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of version 1 whose members may take so much memory together."""
+    path = Path(f"/sys/fs/cgroup/memory/fastckpt-faults-{os.getpid()}")
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(LIMIT * MIB))
+    except OSError as error:
+        if path.is_dir():
+            path.rmdir()
+        pytest.skip(f"cannot make a cgroup (version 1) with a memory limit: {error}")
+    yield path
+    path.rmdir()
+
+
+def killed_in(group: Path) -> bool:
+    return "oom_kill 0" not in (group / "memory.oom_control").read_text().splitlines()
+
+
+def test_a_memory_limit_below_the_size_of_the_arena_is_an_error_and_no_kill(group, new_job, uninterrupted) -> None:
+    def start(name: str, *script: str, **more: str) -> Job:
+        job = new_job(name).start(*script, restarts=0, TEST_CGROUP=str(group), **more)
+        assert job.wait() == (name == "refused"), job.text()
+        return job
+
+    refused = start("refused", "--ballast", "400")
+    assert "ArenaTooSmall: shared memory cannot hold 2 x 400.1 MiB" in refused.text()
+    assert f"the memory limit of cgroup {group} has" in refused.text() and "Raise it (docker: --mem" in refused.text()
+    outgrown = start("outgrown", "--ballast", "20", "400", "--grow-at", "40")
+    assert outgrown.stored()[0] < 40
+    assert any("cannot hold 2 x 400.1 MiB" in line.get("reason", "") for line in outgrown.log(0))
+    assert_as_if_nothing_had_happened(outgrown, uninterrupted())
+    disk = {"FASTCKPT_MEMORY": "off", "FASTCKPT_SHM_DIR": "/dev/shm"}
+    without = start("disk", "--ballast", "400", "--steps", "8", "--disk", "4", "--wait", **disk)
+    assert without.stored() == [8, 4] and not without.skips()
+    assert not killed_in(group)
+
+
+VICTIMS = [
+    *(("itself", phase) for phase in (*SNAPSHOT, *RESUME, *LAUNCH, "train.step")),
+    *(("agent", phase) for phase in (*SNAPSHOT, *RESUME, *PERSIST)),
+    *(("template", phase) for phase in (*SNAPSHOT, *RESUME)),
+]
+CHOSEN = [("agent", "persist.write"), ("template", "snapshot.commit")]
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase"), [pytest.param(*each, marks=[campaign] * (each not in CHOSEN)) for each in VICTIMS]
+)
+def test_whoever_is_killed_for_want_of_memory_in_a_phase_the_job_resumes(
+    group, new_job, uninterrupted, victim: str, phase: str
+) -> None:
+    starting = before(phase)
+    job = new_job().with_faults(*starting, starve(victim, at=phase, step=0 if starting else 20))
+    job.run_to_the_end("--named", "--disk", "4", TEST_CGROUP=str(group))
+    assert_all_injected(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(), 4)
+    assert job.stored()[0] == job.newest_saved()
+    assert killed_in(group)
+
+
+# --- a container with docker's 64 MB of /dev/shm, whose checkpoints are on a disk instead
+
+
+DOCKER = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
+"""Runs a command that sees another /dev/shm than everybody else."""
+BALLAST = ("--ballast", "40", "--wait")
+
+
+def arena(job: Job) -> Path:
+    """Where it has its arena: its temporary directory is its folder."""
+    return arena_path(str(job.folder), os.path.realpath(job.checkpoint_dir), 0)
+
+
+@pytest.fixture
+def start() -> Callable[..., Job]:
+    """Starts a job in such a container."""
+    done = subprocess.run([*DOCKER, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot give a process a /dev/shm of its own: {done.stderr.strip()}")
+
+    def start(job: Job, *launcher: str, **environment: str) -> Job:
+        enter = f"import os, sys; os.execvp('unshare', {[*DOCKER, sys.executable]} + sys.argv[1:])"
+        return job.start(*BALLAST, launcher=("-c", enter, *launcher), FASTCKPT_SHM_DIR="/dev/shm", **environment)
+
+    return start
+
+
+def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(start, new_job, uninterrupted) -> None:
+    """A worker dies, the agent dies and its files stay, the agent dies and its files are lost."""
+    agents = [kill_agent(at="snapshot.fill", step=step) for step in (32, 46)]
+    job = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=16), *agents)
+    shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--fast-no-memory")
+    launcher = (str(HERE / "launch.py"), str(job.folder), *shape)
+    for launch in range(2):
+        assert start(job, *launcher).wait() == -signal.SIGKILL, job.text()
+        assert (arena(job) / "slot-1").is_dir()
+        if launch:
+            remove_live(arena(job))
+    assert start(job, *launcher).wait() == 0, job.text()
+    assert job.resumes()[1:] == [(14, "memory"), (30, "memory"), (40, "storage")]
+    assert not arena(job).exists()
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=6)
+
+
+@campaign
+def test_a_job_without_memory_resumes_under_plain_torchrun(start, new_job, uninterrupted) -> None:
+    """The first rank, whose process holds the saver, is killed, so that nothing is flushed.
+
+    When another is killed, it depends on torchrun's speed whether the first rank is ended or leaves by gloo's error;
+    in the second case it flushes, and the resume is from storage.
+    """
+    job = new_job().with_faults(kill(rank=0, at="train.step", step=25))
+    assert start(job, *TORCHRUN, FASTCKPT_MEMORY="off", **STORE_OF_ITS_OWN).wait() == 0, job.text()
+    ((step, tier),) = job.resumes()[1:]
+    assert 20 <= step <= 24 and tier == "memory"
+    assert not arena(job).exists()
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)

@@ -1,0 +1,164 @@
+"""Jobs of two nodes: workers, agents and hosts die, between a part of a checkpoint and its publication too."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.faults.faults import kill, kill_agent
+from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.nodes import Nodes
+from tests.faults.own_disk import needs_mounts
+from tests.faults.table import DEEPSPEED, FOLDER, FSDP, TRAINER, Program, framework
+from tests.support.live_folders import remove_live
+from tests.support.ports import free_port
+
+AUTO = {"FASTCKPT_PRELOAD": "auto"}
+SPLIT = Program(FOLDER, ("--way", "split", "--wait"))
+STAGES = [framework(DEEPSPEED, "--stage", str(stage)) for stage in range(4)]
+TRAINERS = [framework(TRAINER, "--way", way) for way in ("ddp", "fsdp2")]
+
+
+@pytest.fixture
+def start(nodes: Nodes) -> Callable[..., None]:
+    def start(program: Program, *script: str, **options: Any) -> None:
+        nodes.start(*program.script, *script, program=program.file, **AUTO, **program.environment, **options)
+
+    return start
+
+
+def assert_as_without(job: Job, reference: Job) -> None:
+    assert job.ends() == reference.ends(), job.text()
+    assert [job.losses(rank) for rank in (0, 1)] == [reference.losses(rank) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        SPLIT,
+        *(
+            pytest.param(each, marks=[pytest.mark.campaign, *[pytest.mark.frameworks] * each.is_framework])
+            for each in (Program(FOLDER, ("--way", "tags")), *STAGES, *TRAINERS)
+        ),
+    ],
+    ids=lambda program: "-".join([program.file, *program.script]),
+)
+def test_a_job_on_two_nodes_resumes_from_memory_after_a_worker_dies(nodes, start, uninterrupted, program) -> None:
+    """What is a file of one node alone, such as an optimizer, comes from the copy that the other has kept."""
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
+    start(program)
+    assert nodes.wait() == [0, 0], nodes.text()
+    assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
+    reference = uninterrupted(*program.script, program=program.file, **program.environment)
+    assert_as_if_nothing_had_happened(nodes.job, reference)
+    assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
+
+
+@pytest.mark.campaign
+@pytest.mark.frameworks
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("program", [each for each in STAGES if "2" not in each.script], ids=lambda p: p.script[1])
+def test_a_job_goes_on_from_memory_when_a_host_is_lost(nodes, start, uninterrupted, program, lost) -> None:
+    script = ("--steps", "200")
+    start(program, *script)
+    nodes.job.process = nodes.agents[0].process
+    for rank in (0, 1):
+        nodes.job.wait_for("saved", 16, rank)
+    nodes.agents[lost].kill_processes("agent")
+    nodes.wait_for_death(lost)
+    remove_live(nodes.shm(lost))
+    start(program, *script, nodes=[lost])
+    assert nodes.wait() == [0, 0], nodes.text()
+    found = nodes.resumes()[1]
+    assert found[lost][1] == "peer" and found[1 - lost][1] == "memory" and found[0][0] == found[1][0] >= 14
+    assert_as_without(nodes.job, uninterrupted(*program.script, *script, program=DEEPSPEED, **program.environment))
+
+
+def lose_memory(nodes: Nodes) -> None:
+    for node in range(2):
+        for arena in nodes.shm(node).iterdir():
+            remove_live(arena)
+
+
+def test_an_unpublished_checkpoint_with_all_parts_is_published_by_the_next_launch(nodes, uninterrupted) -> None:
+    """Whoever begins to publish dies: the next launch has step 20."""
+    nodes.job.with_faults(*[kill_agent(at="persist.manifest", step=20)] * 2)
+    nodes.start("--wait", **AUTO)
+    for node in (0, 1):
+        nodes.wait_for_death(node)
+    storage = CheckpointDirectory(nodes.job.checkpoint_dir)
+    assert nodes.job.stored() == [10] and [id.step for id in storage.scan().gathered] == [20]
+    lose_memory(nodes)
+    nodes.run("--wait", **AUTO)
+    assert_all_injected(nodes.job)
+    assert nodes.resumes() == [((0, ""), (0, "")), ((20, "storage"), (20, "storage"))]
+    assert "is not resumed" not in nodes.text()
+    assert_as_without(nodes.job, uninterrupted())
+    assert storage.scan().gathered == []
+
+
+def test_an_unpublished_checkpoint_that_lacks_a_part_does_not_count(nodes, uninterrupted) -> None:
+    """One agent dies before it has written its part of step 20, the other when it has: all is told, and goes on."""
+    nodes.job.with_faults(kill_agent(at="persist.part", step=20))
+    nodes.start("--wait", **AUTO)
+    parts = nodes.job.checkpoint_dir / ".fastckpt"
+    while not (found := list(parts.glob("parts-*-20-*/part-*.json"))):
+        assert any(agent.process.poll() is None for agent in nodes.agents), nodes.text()
+    written = int(found[0].stem.removeprefix("part-"))
+    nodes.wait_for_death(1 - written)
+    nodes.agents[written].kill_processes("agent")
+    nodes.wait_for_death(written)
+    lose_memory(nodes)
+    nodes.run("--wait", **AUTO)
+    assert_all_injected(nodes.job)
+    assert nodes.resumes() == [((0, ""), (0, "")), ((10, "storage"), (10, "storage"))]
+    why = f"it lacks the parts of 1 of 2 nodes: {1 - written}"
+    assert f"step 20 of history 1 on storage is not resumed: {why}; step 10 of history 1 is resumed" in nodes.text()
+    assert_as_without(nodes.job, uninterrupted())
+    assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
+
+
+@pytest.mark.parametrize(
+    "program", ["train.py", *(pytest.param(p, marks=pytest.mark.campaign) for p in (FSDP, FOLDER))]
+)
+def test_nodes_with_separate_disks_under_one_name_are_refused_by_all_ranks(nodes, program: str) -> None:
+    """Node 0 has what the test sees, node 1 another: each checkpointer refuses, and says which nodes these are."""
+    needs_mounts()
+    nodes.disks[1] = nodes.job.folder / "disk-1"
+    nodes.start(program=program, FASTCKPT_MAX_STALLS="1", **AUTO)
+    assert 0 not in nodes.wait()
+    text = nodes.text()
+    assert f"ConfigError: {nodes.job.checkpoint_dir} is not the same directory on all nodes: nodes 0 (" in text
+    assert ") have one; nodes 1 (" in text
+    assert all(nodes.job.losses(rank) == {} for rank in (0, 1)), text
+    marks = [(path / ".fastckpt/identity").read_text() for path in (nodes.job.checkpoint_dir, nodes.disks[1])]
+    assert len(set(marks)) == 2
+
+
+def test_nodes_persist_the_same_steps_on_a_disk_much_slower_than_their_saves(nodes) -> None:
+    """Without a storage type. A checkpoint of 86 KB takes several steps, and a persist is under way in nearly all."""
+    script = ("--default", "--memory", "1", "--steps", "80")
+    nodes.run(*script, FASTCKPT_SUMMARY="full", FASTCKPT_PERSIST_MBPS="4", **AUTO)
+    steps = nodes.job.stored()
+    assert steps[0] == 80 and len(steps) > 2, steps
+    assert len(nodes.job.skips()) < 5, "the word that all nodes hold one may be two steps late at times"
+    assert "overtaken" in nodes.text()
+
+
+def test_two_agents_of_one_host_share_memory(new_job, uninterrupted) -> None:
+    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    first = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=46))
+    second = new_job()
+    second.faults, second.output = first.faults, first.folder / "output-2"
+    for job in (first, second):
+        job.start("--wait", launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
+    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
+    # Where node 1 had not learnt yet that node 0 has 44, its save of step 46 was written over its own 44.
+    assert first.resumes(0)[1] == first.resumes(1)[1] and first.resumes(0)[1] in [(42, "memory"), (44, "memory")]
+    assert_as_if_nothing_had_happened(first, uninterrupted())
+    storage = CheckpointDirectory(first.checkpoint_dir)
+    for stored in storage.checkpoints():
+        assert {"model.pt", "rank_0.pt", "rank_1.pt"} <= {path.name for path in stored.place.iterdir()}
+    assert storage.scan().gathered == [] and storage.scan().damaged == []
