@@ -121,8 +121,8 @@ def test_a_job_killed_before_its_profile_ends_resumes_its_last_save_from_memory(
 def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
     """Each run ends after 8 steps; a profile by one run alone takes 8 without a save before its first."""
     paced = ("--step-seconds", "0.15", "--epochs", "40")
-    job = new_job().start(*paced, program=LINES, restarts=20)
-    for number in range(1, 13):
+    job = new_job().start(*paced, program=LINES, restarts=25)
+    for number in range(1, 22):
         job.until(lambda number=number: len(job.resumes()) == number, f"start {number}")
         job.wait_for("step", steps_of(job)[-1] + 8)
         chosen = [each for each in decided(job) if each["memory"] is not None]
