@@ -51,11 +51,17 @@ def test_the_last_part_completes_a_checkpoint(directory, target, order):
     assert_clean(directory)
 
 
+def written(directory) -> dict:
+    """Each file of a directory, and when it was written; a look at it changes neither."""
+    found = ((path, path.stat()) for path in directory.path.rglob("*") if path.is_file())
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}
+
+
 def test_a_part_is_written_once_and_another_attempt_replaces_what_the_first_published(directory, target):
     first = contribute(directory, NEW, Share(0, 2, target=target))
-    before = {path: path.stat() for path in directory.path.rglob("*") if path.is_file()}
+    before = written(directory)
     assert contribute(directory, NEW, Share(0, 2, target=target)).missing() == first.missing() == [1]
-    assert before == {path: path.stat() for path in directory.path.rglob("*") if path.is_file()}
+    assert before == written(directory)
     contribute(directory, NEW, Share(1, 2, target=target)).complete()
     assert contribute(directory, NEW, Share(0, 2, target=target)).complete()
     assert assert_sound(directory) == [NEW]
