@@ -370,10 +370,12 @@ class RoundStore:
             return None, BEFORE_THE_FIRST
         try:
             last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
+            whole = self._with_nodes(last)
             if last.is_closed and not self._has_read_end:
                 self._has_read_end = True
-                self._put({}, "end", self._id)
-            return record, self._with_nodes(last)
+                with suppress(StoreLost):  # who holds the store may leave as soon as all have noted that
+                    self._put({}, "end", self._id)
+            return record, whole
         except (Refused, ValueError) as error:
             self._refuse(key, error)
             self.connection.delete(key)  # it is nobody's: an agent with another secret uses other keys
