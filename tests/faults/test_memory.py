@@ -25,6 +25,7 @@ from tests.faults.jobs import (
 )
 from tests.faults.table import FIRST, LAUNCH, PERSIST, RESUME, SNAPSHOT, begins_a_start
 from tests.support.live_folders import remove_live
+from tests.support.memory_groups import memory_group
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
 MIB = 1 << 20
@@ -168,17 +169,9 @@ def test_memory_that_is_filled_in_a_phase_costs_saves_and_no_step(tmpfs, new_job
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A cgroup of version 1 whose members may take so much memory together."""
-    path = Path(f"/sys/fs/cgroup/memory/fastckpt-faults-{os.getpid()}")
-    try:
-        path.mkdir()
-        (path / "memory.limit_in_bytes").write_text(str(LIMIT * MIB))
-    except OSError as error:
-        if path.is_dir():
-            path.rmdir()
-        pytest.skip(f"cannot make a cgroup (version 1) with a memory limit: {error}")
-    yield path
-    path.rmdir()
+    """A group whose members may take so much memory together."""
+    with memory_group(f"fastckpt-faults-{os.getpid()}", LIMIT) as path:
+        yield path
 
 
 def killed_in(group: Path) -> bool:

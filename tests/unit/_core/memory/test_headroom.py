@@ -11,6 +11,7 @@ import pytest
 from fastckpt._core.memory import headroom as module
 from fastckpt._core.memory.headroom import headroom, killed_for_memory
 from fastckpt._core.policy.memory_reserve import RESERVE
+from tests.support.memory_groups import memory_group
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[4]
@@ -139,16 +140,8 @@ print(eats.returncode, killed_for_memory() - before)
 @pytest.fixture
 def limited():
     """A cgroup whose members may take 200 MiB."""
-    path = Path(f"/sys/fs/cgroup/memory/fastckpt-test-{os.getpid()}")
-    try:
-        path.mkdir()
-        (path / "memory.limit_in_bytes").write_text(str(200 * MIB))
-    except OSError as error:
-        if path.is_dir():
-            path.rmdir()
-        pytest.skip(f"cannot make a cgroup (version 1) with a memory limit: {error}")
-    yield path
-    path.rmdir()
+    with memory_group(f"fastckpt-test-{os.getpid()}", 200) as path:
+        yield path
 
 
 def test_a_process_that_the_kernel_kills_for_memory_is_counted(limited: Path):
