@@ -9,6 +9,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import PContext
 
 from fastckpt._core.policy.hosts.lost_connections import traceback_file
+from fastckpt._core.policy.stack_groups import ranges
 
 _FOLDED = re.compile(r"Sending process \d+ closing signal SIGKILL|failed \(exitcode: ")
 """Beginnings of torch's lines on workers that failed, or are killed for one that did."""
@@ -65,9 +66,7 @@ def folded(workers: PContext | None, ranks: Mapping[int, int], culprits: Collect
     lines = [f"traceback of rank {rank}:\n{files[rank].read_text(errors='replace')}" for rank in shown]
     others = sorted(files.keys() - shown)
     if others:
-        who = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:8]))}{', ...' * (len(others) > 8)}"
-        folder = files[others[0]].parents[1]
-        lines.append(
-            f"{who} lost the connection to a rank that failed; traceback in {folder}/*/{files[others[0]].name}"
-        )
+        who, where = f"rank{'s' * (len(others) > 1)} {ranges(others)}", files[others[0]]
+        place = f"{where.parents[1]}/*/{where.name}"
+        lines.append(f"{who} lost the connection to a rank that failed; traceback in {place}")
     return "\n".join(lines)
