@@ -44,7 +44,7 @@ AT_ONCE = 400
 
 def record(folder: Path, options: Sequence[str]) -> int:
     """Run the tests that pytest's options select, and note what each calls."""
-    folder.mkdir(parents=True)
+    calls.prepare(folder)
     environment = os.environ | {"TEST_CALLS": str(folder.resolve())}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.mutants.calls", *options]
     return subprocess.call(command, cwd=ROOT, env=environment)
@@ -60,9 +60,9 @@ def covering(folder: Path) -> dict[tuple[str, int], list[tuple[float, str]]]:
         if outcome != "passed":
             unfit.add(test)
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for test, module, first in calls.called(folder):
-        if test in seconds and test not in unfit:
-            found[module, first].add(test)
+    for test, functions in calls.called(folder).items():
+        for function in functions if test in seconds and test not in unfit else ():
+            found[function].add(test)
     return {function: sorted((seconds[test], test) for test in tests) for function, tests in found.items()}
 
 

@@ -1,48 +1,132 @@
-"""Functions of the product that each test calls, in whichever of its processes; noted at once, as these are killed.
+"""Lines of the product that each test executes, in whichever of its processes; noted at once, as these are killed.
 
-Loaded by `tests/start/sitecustomize.py` where TEST_CALLS names a folder, and by pytest as a plugin.
+Loaded by `tests/start/sitecustomize.py` where TEST_CALLS names a folder, and by pytest as a plugin. A process notes the
+lines of a test in a mapped file of its own: the test's name, and a byte for each line of the product.
 """
 
+import ast
+import ctypes
+import json
+import mmap
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
 
 ROOT = str(Path(__file__).parents[2]) + os.sep
-PRODUCT = (ROOT + "fastckpt" + os.sep, ROOT + "fastckpt_run" + os.sep)
-_seen: set[int] = set()
+PRODUCT = ("fastckpt", "fastckpt_run")
+NAME = 1024
+"""Bytes for the name of a test, before those of the lines."""
+MOST = 20_000
+"""Executed lines of a function after which a process notes no more of it in a test: loops would take too long."""
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and note where in a file the lines of each module begin."""
+    folder.mkdir(parents=True)
+    begins, sum_of = {}, NAME
+    for path in sorted(path for house in PRODUCT for path in Path(ROOT, house).rglob("*.py")):
+        begins[str(path.relative_to(ROOT))] = sum_of
+        sum_of += len(path.read_text().splitlines()) + 1
+    (folder / "modules.json").write_text(json.dumps({"begins": begins, "size": sum_of}))
+
+
+class Notes:
+    """What this process notes of the test that it works for."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._environment, self._pid = folder, os.environ, os.getpid  # modules are cleared at the end
+        modules = json.loads(Path(folder, "modules.json").read_text())
+        self._begins = {ROOT + name: begin for name, begin in modules["begins"].items()}
+        self._size = modules["size"]
+        self._system = ctypes.CDLL(None)  # its mmap keeps no descriptor, which tests would count
+        self._system.mmap.restype = ctypes.c_void_p
+        self._system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self.forget()
+
+    def forget(self) -> None:
+        """Note again what is executed from here on: in another process, or for another test."""
+        self._test = ""
+        self._map: Any = None  # never unmapped: another thread may write there
+        self._left: dict[int, list[Any]] = {}
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        """Trace a function of which not all lines have been noted."""
+        code = frame.f_code
+        if (left := self._left.get(id(code))) is None:
+            begin = self._begins.get(code.co_filename)
+            left = self._left[id(code)] = [MOST, begin, code, self._lines(code) if begin else set()]
+        if not left[3] or left[0] <= 0:
+            return None
+        self._note(left, frame.f_lineno)
+        return self._traced(left)
+
+    def _traced(self, left: list[Any]) -> Any:
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "line":
+                left[0] -= 1
+                if frame.f_lineno in left[3]:
+                    self._note(left, frame.f_lineno)
+                if left[0] <= 0:
+                    frame.f_trace = None
+            return trace
+
+        return trace
+
+    def _lines(self, code: CodeType) -> set[int]:
+        return {line for _, _, line in code.co_lines() if line}
+
+    def _note(self, left: list[Any], line: int) -> None:
+        test = self._environment.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        if test != self._test:
+            self.forget()
+            if test:
+                self._open(test)
+        left[3].discard(line)
+        if self._map is not None:
+            self._map[left[1] + line] = 1
+
+    def _open(self, test: str) -> None:
+        self._test = test
+        number = 0
+        while True:
+            path = f"{self._folder}/{self._pid()}-{number}.lines"
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                break
+            except FileExistsError:
+                number += 1
+        os.ftruncate(file, self._size)
+        address = self._system.mmap(None, self._size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+        os.close(file)
+        self._map = (ctypes.c_ubyte * self._size).from_address(address)
+        name = test.encode()[:NAME]
+        self._map[: len(name)] = name
+
+
+_notes: Notes | None = None
 
 
 def begin(folder: str) -> None:
-    """Note the first call of each function in each test from now on, in a file of this process in ``folder``."""
-    seen, environment, pid, files = _seen, os.environ, os.getpid, Path(folder)  # modules are cleared at the end
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        if id(code) in seen:
-            return
-        seen.add(id(code))
-        if code.co_filename.startswith(PRODUCT):
-            test = environment.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-            line = f"{test}\t{code.co_filename.removeprefix(ROOT)}\t{code.co_firstlineno}\n"
-            with (files / f"{pid()}.calls").open("a") as file:
-                file.write(line)
-
-    threading.settrace(note)
-    sys.settrace(note)
+    """Note from now on the lines of each test that this process, and those that are forked from it, execute."""
+    global _notes
+    _notes = Notes(folder)
+    threading.settrace(_notes.trace)
+    sys.settrace(_notes.trace)
     sys.gettrace = lambda: None  # else the launcher, which asks, would fork no workers, and tests of these fail
-    os.register_at_fork(after_in_child=_seen.clear)
+    os.register_at_fork(after_in_child=_notes.forget)
 
 
 def pytest_runtest_logstart() -> None:
-    """Note again what is called from here on: another test begins."""
-    _seen.clear()
+    """Note again what is executed from here on: another test begins."""
+    if _notes is not None:
+        _notes.forget()
 
 
 def pytest_runtest_logreport(report: "pytest.TestReport") -> None:
@@ -53,10 +137,53 @@ def pytest_runtest_logreport(report: "pytest.TestReport") -> None:
             file.write(f"{report.nodeid}\t{report.when}\t{report.duration:.3f}\t{report.outcome}\n")
 
 
-def called(folder: Path) -> Iterator[tuple[str, str, int]]:
-    """The tests that have called functions: the test, the module, and the line at which the function begins."""
-    for path in folder.glob("*.calls"):
-        for line in path.read_text().splitlines():
-            test, module, first = line.split("\t")
-            if test:
-                yield test, module, int(first)
+def executed(folder: Path) -> dict[str, dict[str, set[int]]]:
+    """The lines of each module that each test executed."""
+    modules = json.loads((folder / "modules.json").read_text())
+    begins = sorted((begin, name) for name, begin in modules["begins"].items())
+    found: dict[str, bytearray] = {}
+    for path in folder.glob("*.lines"):
+        noted = path.read_bytes()
+        test = noted[:NAME].rstrip(b"\0").decode(errors="replace")
+        if test not in found:
+            found[test] = bytearray(noted)
+        else:
+            of = found[test]
+            of[:] = (int.from_bytes(of, "big") | int.from_bytes(noted, "big")).to_bytes(len(of), "big")
+    lines: dict[str, dict[str, set[int]]] = {}
+    for test, noted in found.items():
+        of_test: dict[str, set[int]] = defaultdict(set)
+        ends = [begin for begin, _ in begins[1:]] + [modules["size"]]
+        for (begin, name), end in zip(begins, ends, strict=True):
+            part = noted[begin:end]
+            at = part.find(1)
+            while at >= 0:
+                of_test[name].add(at)
+                at = part.find(1, at + 1)
+        lines[test] = of_test
+    return lines
+
+
+def called(folder: Path) -> dict[str, set[tuple[str, int]]]:
+    """The outermost functions that each test executed lines of: the module, and the line at which it begins."""
+    functions: dict[str, list[tuple[int, int, int]]] = {}
+    found = {}
+    for test, modules in executed(folder).items():
+        found[test] = set()
+        for module, lines in modules.items():
+            if module not in functions:
+                functions[module] = list(_functions(ast.parse(Path(ROOT, module).read_text())))
+            for began, first, last in functions[module]:
+                if any(first <= line <= last for line in lines):
+                    found[test].add((module, began))
+    return found
+
+
+def _functions(tree: ast.AST) -> Any:
+    """Where the outermost functions begin, decorators included, and the first and last lines of their bodies."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            began = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            yield began, node.body[0].lineno, node.end_lineno or 0
+        else:
+            yield from _functions(node)

@@ -67,7 +67,6 @@ class KeepAlive:
     Attributes:
         signs: Signs of life of other nodes.
         rung: Set when there is something to read in the store.
-        ending: Node that has ended the job, and why, in words; empty if that is not known.
         each_look: Called with the store and the round at each look at what others have left there.
         answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.
@@ -79,7 +78,6 @@ class KeepAlive:
         self._endpoints = endpoints
         self.signs = SignsOfLife(timeout)
         self.rung = threading.Event()
-        self.ending = ""
         self.answering: Callable[[Collection[str]], frozenset[str]] = lambda ids: frozenset()
         self.each_look: Callable[[RoundStore, Round], None] = lambda store, round: None
         self._lock = threading.RLock()
@@ -87,7 +85,8 @@ class KeepAlive:
         self._round: Round | None = None
         self._last = BEFORE_THE_FIRST
         self._holder = ""
-        self._ended = self._closed = self._silent = self._replaced = False
+        self._ended = self._silent = self._replaced = False
+        self._closed: Round | None = None
         self._gone = set[str]()
         self._unreached = set[str]()
         self._beat = 0
@@ -99,12 +98,18 @@ class KeepAlive:
     @property
     def is_ended(self) -> bool:
         """True if nodes of the round are gone, or others wait to take part."""
-        return self._ended and not self._closed
+        return self._ended and not self.is_closed
 
     @property
     def is_closed(self) -> bool:
-        """True if another node has ended the job."""
-        return self._closed
+        """True if any thread of this agent has read that the job was ended."""
+        return self._end_of_job() is not None
+
+    @property
+    def ending(self) -> str:
+        """Node that has ended the job, and why, in words; empty if that is not known."""
+        closed = self._end_of_job()
+        return closed.ending if closed else ""
 
     @property
     def store(self) -> RoundStore | None:
@@ -127,6 +132,7 @@ class KeepAlive:
     def begin(self, store: RoundStore) -> None:
         """Give signs of life in a store from now on."""
         with self._lock:
+            self._end_of_job()
             self._store, self._silent = store, False
             self._give_sign(store)
         store.listen(self.rung.set)
@@ -182,6 +188,12 @@ class KeepAlive:
         if is_silent:
             self._end_cut_off("")
 
+    def _end_of_job(self) -> Round | None:
+        """The last round, once it is known to be; remembered when the store that it was read in has gone."""
+        if self._closed is None and self._store is not None:
+            self._closed = self._store.closed
+        return self._closed
+
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
@@ -225,10 +237,7 @@ class KeepAlive:
         if read and not self._ended:
             self._ended = store.is_ended(round)
         if read and not self._ended:
-            last = store.last_round()
-            self.ending = self.ending or last.ending
-            self._closed = self._closed or last.is_closed
-            self._ended = last.name != round.name
+            self._ended = store.last_round().name != round.name
             with suppress(OSError, FastckptError):  # what it looks for must not end this thread
                 self.each_look(store, round)
         if beats and not self._ended:
@@ -242,7 +251,7 @@ class KeepAlive:
 
     def _bear(self, store: RoundStore, round: Round, lost: StoreLost) -> None:
         """Go on without the store, unless its host was in the round, and has ended."""
-        if self._silent or self._stop.is_set() or self._closed:
+        if self._silent or self._stop.is_set() or self.is_closed:
             return
         with self._lock:
             if self._store is not store:
@@ -281,6 +290,7 @@ class KeepAlive:
             with self._lock:
                 if self._round is not round:
                     return
+                self._end_of_job()
                 self._store, self._silent, self._holder = found, False, found.holder()
                 self._ended = self._ended or last.name != round.name
             logger.warning("the rendezvous has a new store, at %s:%d", connection.host, connection.port)

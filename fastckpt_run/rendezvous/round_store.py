@@ -35,6 +35,7 @@ class RoundStore:
     Attributes:
         connection: The connection for all calls but the wait for the bell.
         secret: The secret of the job: the given one, or that of the store.
+        closed: The last round, once this agent has read that no other follows; None before.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class RoundStore:
         self._refused = set[str]()
         self._seen = set[str]()
         self._bell: StoreConnection | None = None
-        self._has_left = self._has_read_end = False
+        self._has_left = False
+        self.closed: Round | None = None
         self._read_last = BEFORE_THE_FIRST
         self._announced: tuple[str, Mapping[str, Any]] = ("", {})
 
@@ -371,8 +373,8 @@ class RoundStore:
         try:
             last = Round.from_record(self._signer.open(key, record) | {"nodes": []})
             whole = self._with_nodes(last)
-            if last.is_closed and not self._has_read_end:
-                self._has_read_end = True
+            if last.is_closed and self.closed is None:
+                self.closed = whole
                 with suppress(StoreLost):  # who holds the store may leave as soon as all have noted that
                     self._put({}, "end", self._id)
             return record, whole

@@ -239,6 +239,7 @@ def test_nodes_learn_from_the_first_one_that_ends_the_job_why_it_did_also_when_i
         holder, follower, other = sorted(nodes, key=lambda node: node._endpoints.server is None)
         holder.why_ended, follower.why_ended = lambda: "rank 0 died: exit code 3", lambda: "rank 1 died: exit code 1"
         holder.set_closed()
+        follower._alive.stop()  # the thread that watches the round comes too late
         follower.set_closed()  # it failed for want of the first
         holder.shutdown()
         text = f"another node has ended the job, {socket.gethostname()}: rank 0 died: exit code 3"
