@@ -71,7 +71,7 @@ AMID = {
     "write": (delay(SLOW, at="persist.write", step=20),),
     "rename": (delay(SLOW, at="persist.rename", step=20),),
     "tracker": (delay(SLOW, at="persist.tracker", step=20),),
-    "breakpoint flush": (kill(rank=1, at="train.step", step=25), delay(SLOW, at="persist.write", step=24)),
+    "breakpoint flush": (kill(rank=1, at="train.step", step=25), delay(SLOW, at="persist.write")),
     "load": (kill(rank=1, at="train.step", step=25), delay(SLOW, at="resume.load")),
 }
 TERM_TWICE, INT_THEN_TERM = (signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)

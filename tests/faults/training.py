@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
+from select import select
 from typing import Any
 
 import torch
@@ -117,13 +117,14 @@ class Run:
         rank, _, way = self.args.leave
         if int(rank) == self.rank:
             return str(way)
-        pid = int((self.args.out / f"pid.{rank}").read_text())
-        while '"left"' not in (self.args.out / f"log.{rank}").read_text():
-            with suppress(OSError):
-                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    time.sleep(0.01)
-                    continue
-            break
+        with suppress(ProcessLookupError):
+            # All its threads have to end: until then its sockets are open, though its first thread is a zombie.
+            process = os.pidfd_open(int((self.args.out / f"pid.{rank}").read_text()))
+            while (
+                '"left"' not in (self.args.out / f"log.{rank}").read_text() and not select([process], [], [], 0.01)[0]
+            ):
+                pass
+            os.close(process)
         return ""
 
     def end(self, state: Any) -> None:
