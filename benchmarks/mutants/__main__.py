@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -77,8 +78,11 @@ def chosen(tests: Sequence[tuple[float, str]], most: float) -> list[str]:
     return names
 
 
-def outcome(point: Point, tests: Sequence[str], limit: float) -> str:
-    """Change the product, run these tests, put it back: "dies", "lives", or "hangs", which counts as noticed."""
+def outcome(point: Point, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    """Change the product, run these tests, put it back.
+
+    Return "dies", "lives", or "hangs", which counts as noticed; and the test that failed, if one did.
+    """
     path = ROOT / point.path
     source = path.read_text()
     path.write_text(point.changed(source))
@@ -88,14 +92,27 @@ def outcome(point: Point, tests: Sequence[str], limit: float) -> str:
         path.write_text(source)
 
 
-def _end_of_tests(tests: Sequence[str], limit: float) -> str:
+class Failed:
+    """A plugin of pytest that writes the first test that failed to a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self._descriptor, report.nodeid.encode() + b"\n")
+
+
+def _end_of_tests(tests: Sequence[str], limit: float) -> tuple[str, str]:
     """Run tests in a fork of this process, which has imported all that takes long but the product."""
+    failed, failing = os.pipe()
     if (pid := os.fork()) == 0:
         os.setsid()
         os.chdir(ROOT)
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        os._exit(pytest.main([*OPTIONS, *tests]))
+        os._exit(pytest.main([*OPTIONS, *tests], [Failed(failing)]))
+    os.close(failing)
     end, interrupted = time.monotonic() + limit, False
     while not (found := os.waitpid(pid, os.WNOHANG))[0]:
         if time.monotonic() > end:
@@ -103,20 +120,35 @@ def _end_of_tests(tests: Sequence[str], limit: float) -> str:
             os.kill(pid, signal.SIGINT) if not interrupted else os.killpg(pid, signal.SIGKILL)
             interrupted, end = True, time.monotonic() + 30
         time.sleep(0.02)
-    return "hangs" if interrupted else "lives" if os.waitstatus_to_exitcode(found[1]) == 0 else "dies"
+    by = ""
+    os.set_blocking(failed, False)  # a process that a test left behind may have the other end
+    with suppress(BlockingIOError):
+        by = os.read(failed, 4096).partition(b"\n")[0].decode()
+    os.close(failed)
+    end = "hangs" if interrupted else "lives" if os.waitstatus_to_exitcode(found[1]) == 0 else "dies"
+    return end, by
+
+
+def _collected() -> set[str]:
+    """The tests that there are: some that were recorded may have gone."""
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "--collect-only"]
+    return set(subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.splitlines())
 
 
 def run(folder: Path, count: int, seed: int, seconds: float, part: tuple[int, int]) -> None:
-    """Try those of the drawn mutants that are this part's, and add how each ends to the folder's results."""
-    tests = covering(folder)
-    with (folder / f"results-{seed}-{part[0]}.jsonl").open("a") as results:
-        for point in drawn(ROOT, FOLDERS, count, seed)[part[0] :: part[1]]:
-            names, began = chosen(tests.get((point.path, point.function), ()), seconds), time.monotonic()
-            end = outcome(point, names, 30 + 3 * seconds) if names else "is not called"
-            line = asdict(point) | {"end": end, "tests": len(names), "took": round(time.monotonic() - began, 1)}
-            results.write(json.dumps(line) + "\n")
+    """Try those of the drawn mutants that are this part's and not tried yet; add how each ends to the folder."""
+    tests, there = covering(folder), _collected()
+    path = folder / f"results-{seed}-{part[0]}.jsonl"
+    tried = len(path.read_text().splitlines()) if path.exists() else 0
+    with path.open("a") as results:
+        for point in drawn(ROOT, FOLDERS, count, seed)[part[0] :: part[1]][tried:]:
+            calling = [each for each in tests.get((point.path, point.function), ()) if each[1] in there]
+            names, began = chosen(calling, seconds), time.monotonic()
+            end, by = outcome(point, names, 30 + 3 * seconds) if names else ("is not called", "")
+            took = round(time.monotonic() - began, 1)
+            results.write(json.dumps(asdict(point) | {"end": end, "by": by, "tests": len(names), "took": took}) + "\n")
             results.flush()
-            print(f"{end}: {point.path}:{point.start[0]} {point.kind} ({line['took']} s)", flush=True)
+            print(f"{end}: {point.path}:{point.start[0]} {point.kind} ({took} s)", flush=True)
 
 
 def show(folder: Path) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ class Notes:
         self._note(left, frame.f_lineno)
         return self._traced(left)
 
-    def _traced(self, left: list[Any]) -> Any:
+    def _traced(self, left: list[Any]) -> Callable[[FrameType, str, object], Any]:
         def trace(frame: FrameType, event: str, argument: object) -> Any:
             if event == "line":
                 left[0] -= 1
@@ -137,49 +138,23 @@ def pytest_runtest_logreport(report: "pytest.TestReport") -> None:
             file.write(f"{report.nodeid}\t{report.when}\t{report.duration:.3f}\t{report.outcome}\n")
 
 
-def executed(folder: Path) -> dict[str, dict[str, set[int]]]:
-    """The lines of each module that each test executed."""
+def called(folder: Path) -> dict[str, set[tuple[str, int]]]:
+    """The outermost functions that each test executed lines of: the module, and the line at which each begins."""
     modules = json.loads((folder / "modules.json").read_text())
-    begins = sorted((begin, name) for name, begin in modules["begins"].items())
-    found: dict[str, bytearray] = {}
+    functions = [
+        (begin + first, begin + last + 1, (module, began))
+        for module, begin in modules["begins"].items()
+        for began, first, last in _functions(ast.parse(Path(ROOT, module).read_text()))
+    ]
+    found: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for path in folder.glob("*.lines"):
         noted = path.read_bytes()
         test = noted[:NAME].rstrip(b"\0").decode(errors="replace")
-        if test not in found:
-            found[test] = bytearray(noted)
-        else:
-            of = found[test]
-            of[:] = (int.from_bytes(of, "big") | int.from_bytes(noted, "big")).to_bytes(len(of), "big")
-    lines: dict[str, dict[str, set[int]]] = {}
-    for test, noted in found.items():
-        of_test: dict[str, set[int]] = defaultdict(set)
-        ends = [begin for begin, _ in begins[1:]] + [modules["size"]]
-        for (begin, name), end in zip(begins, ends, strict=True):
-            part = noted[begin:end]
-            at = part.find(1)
-            while at >= 0:
-                of_test[name].add(at)
-                at = part.find(1, at + 1)
-        lines[test] = of_test
-    return lines
-
-
-def called(folder: Path) -> dict[str, set[tuple[str, int]]]:
-    """The outermost functions that each test executed lines of: the module, and the line at which it begins."""
-    functions: dict[str, list[tuple[int, int, int]]] = {}
-    found = {}
-    for test, modules in executed(folder).items():
-        found[test] = set()
-        for module, lines in modules.items():
-            if module not in functions:
-                functions[module] = list(_functions(ast.parse(Path(ROOT, module).read_text())))
-            for began, first, last in functions[module]:
-                if any(first <= line <= last for line in lines):
-                    found[test].add((module, began))
+        found[test].update(name for first, end, name in functions if noted.find(1, first, end) >= 0)
     return found
 
 
-def _functions(tree: ast.AST) -> Any:
+def _functions(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
     """Where the outermost functions begin, decorators included, and the first and last lines of their bodies."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
