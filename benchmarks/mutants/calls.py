@@ -128,6 +128,7 @@ def pytest_runtest_logstart() -> None:
     """Note again what is executed from here on: another test begins."""
     if _notes is not None:
         _notes.forget()
+        sys.settrace(_notes.trace)  # the test before may have traced what it tried itself, and ended that
 
 
 def pytest_runtest_logreport(report: "pytest.TestReport") -> None:
