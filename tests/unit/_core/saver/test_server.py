@@ -14,9 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from fastckpt._core.config import Settings
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel, bind, pack
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.arena import Arena, arena_path, arena_paths
+from fastckpt._core.memory.arena import arena_paths
 from fastckpt._core.memory.census import census
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
@@ -83,18 +80,6 @@ def left_in_memory(ranks: Ranks, directory: Path) -> Path:
     return path
 
 
-def killed(act: Callable[[], object]) -> None:
-    """Have a child do something, and be killed."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            act()
-            os.kill(os.getpid(), signal.SIGKILL)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-
-
 def refuse(*_: object, **__: object) -> None:
     raise PersistError("no space left for it")
 
@@ -128,10 +113,7 @@ class TestRecordsCountNotMessages:
         first, _ = ranks.start_workers(2)
         assert first.wait_latest_checkpoint(20) == 1
 
-    @pytest.mark.parametrize("broken", [False, True])
-    def test_a_save_that_one_writer_has_not_finished_is_dropped_after_its_death(
-        self, ranks: Ranks, monkeypatch, said, broken: bool
-    ):
+    def test_a_save_that_one_writer_has_not_finished_is_dropped_after_its_death(self, ranks: Ranks, monkeypatch, said):
         """Also without any unlink, which is reported: the flush of the newest whole save, and the next workers."""
         first, second = ranks.start(2)
         for member in (first, second):
@@ -143,12 +125,11 @@ class TestRecordsCountNotMessages:
             def fail(path: os.PathLike[str], **_: object) -> None:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-            if broken:
-                write_record(half.parent / "writer-1-1", replace(Process.current(), ticks=1).to_record())
-                for name in ("unlink", "remove"):
-                    patch.setattr(os, name, fail)
+            write_record(half.parent / "writer-1-1", replace(Process.current(), ticks=1).to_record())
+            for name in ("unlink", "remove"):
+                patch.setattr(os, name, fail)
             ranks.workers_die()
-            assert ("the signature of a writer" in said.text) == broken
+            assert "the signature of a writer" in said.text
             assert slots.read(half).begin is None
         ranks.start_workers(2)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
@@ -264,37 +245,26 @@ class TestFailingStorage:
     def test_hanging_storage_of_one_directory_does_not_delay_another(
         self, ranks: Ranks, directory: Path, tmp_path: Path, monkeypatch
     ):
-        """Its flush may take an hour, and another's is done all the same; nor does a fault of our own end that."""
-        (one,) = ranks.start()
-        others = [Ranks(tmp_path / name, monkeypatch) for name in ("faulty", "fine")]
-        for other in others:
-            other.start_workers()
-        for step, member in enumerate((one, *(other.members[0] for other in others)), start=1):
+        """Its flush may take an hour, and another's is done all the same."""
+        other = Ranks(tmp_path / "fine", monkeypatch)
+        for step, member in enumerate((*ranks.start(), *other.start_workers()), start=1):
             assert save(member, step)
             member.close()
-        go_on, publish, close = threading.Event(), CheckpointDirectory.publish, coordinator.Coordinator.close
+        go_on, publish = threading.Event(), CheckpointDirectory.publish
 
         def slowly(self: CheckpointDirectory, *args, **kwargs):
             if self.path == directory:
                 go_on.wait(60)
             return publish(self, *args, **kwargs)
 
-        async def faultily(self: coordinator.Coordinator, **how: bool) -> bool:
-            drained = await close(self, **how)
-            if self.persister.storage.path == others[0].directory:
-                raise ZeroDivisionError
-            return drained
-
         monkeypatch.setattr(CheckpointDirectory, "publish", slowly)
-        monkeypatch.setattr(coordinator.Coordinator, "close", faultily)
         ending = threading.Thread(target=ranks.saver.close)
         ending.start()
-        until(lambda: on_storage(others[1].directory) == [3], "the other is flushed")
+        until(lambda: on_storage(other.directory) == [2], "the other is flushed")
         assert on_storage(directory) == []
         go_on.set()
         ending.join(60)
-        assert on_storage(directory) == [1] and on_storage(others[0].directory) == [2]
-        assert ranks.saver.unfinished, "what a fault left open is not waited for"
+        assert on_storage(directory) == [1] and not ranks.saver.unfinished
 
 
 class TestTwoJobs:
@@ -303,24 +273,13 @@ class TestTwoJobs:
         monkeypatch.setattr("fastckpt._core.saver.admission.PATIENCE", 0.1)
         second = Ranks(directory, monkeypatch)
         try:
-            with pytest.raises(PlaceInUse, match=rf"in use by another job, which lives: process {os.getpid()} on "):
+            lives = rf"in use by another job, which lives: process {os.getpid()} on .*start with --fast-take-over\."
+            with pytest.raises(PlaceInUse, match=lives):
                 second.start()
             assert not second.saver.may_start_over, "no restart waits again"
         finally:
             second.end()
         assert save(ranks.members[0], 1)
-
-    def test_other_directories_of_another_and_of_the_same_job_do_not_conflict(self, ranks: Ranks, tmp_path: Path):
-        (one,) = ranks.start()
-        ranks.directory = tmp_path / "same job"
-        two = ranks.join(0, 1)
-        other = Ranks(tmp_path / "another job", ranks._monkeypatch)
-        (three,) = other.start()
-        for step, (member, kind) in enumerate(((one, DISK), (two, MEMORY), (three, MEMORY))):
-            assert save(member, step, kind)
-        assert [member.load_checkpoint()["step"] for member in (one, two, three)] == [0, 1, 2]
-        two.close()
-        other.end()
 
     def test_a_job_that_recreated_a_removed_arena_keeps_it(self, ranks: Ranks, directory: Path, said):
         (one,) = ranks.start()
@@ -346,28 +305,6 @@ class TestTwoJobs:
         assert_resumed(other, 7, "memory")
         other.end()
         assert on_storage(directory) == [7]
-
-    def test_a_job_that_waits_for_its_arena_does_not_delay_another(self, ranks: Ranks, tmp_path: Path, monkeypatch):
-        """Its former owner has died, and a child that it had just forked has the lock still."""
-        (one,) = ranks.start()
-        waits, go_on, open_arena = threading.Event(), threading.Event(), Arena.open
-
-        def late(*args):
-            waits.set()
-            go_on.wait(60)
-            return open_arena(*args)
-
-        monkeypatch.setattr(Arena, "open", late)
-        ranks.directory = tmp_path / "other"
-        with ThreadPoolExecutor(1) as thread:
-            joining = thread.submit(ranks.join, 0, 1)
-            try:
-                assert waits.wait(60)
-                assert save(one, 1)
-                assert not joining.done()
-            finally:
-                go_on.set()
-            joining.result(60).close()
 
 
 class TestFailedOpen:
@@ -399,11 +336,10 @@ class TestFailedOpen:
         ("fault", "kind", "text"),
         [
             (PersistError("the disk cannot be read"), FastckptError, "the disk cannot be read"),
-            (ZeroDivisionError(), SaverError, "ZeroDivisionError"),
             # The worker looks for the name among our errors, beside which there are functions.
             (type("code_of", (Exception,), {})(), SaverError, "code_of"),
         ],
-        ids=["ours", "internal", "the name of a function"],
+        ids=["ours", "the name of a function"],
     )
     def test_every_rank_receives_the_cause_of_a_failed_open_and_the_arena_is_released(
         self, ranks: Ranks, monkeypatch, fault: Exception, kind: type[Exception], text: str
@@ -422,28 +358,18 @@ class TestFailedOpen:
         gc.collect()
         ranks.members.append(ranks.join(0, 1))
 
-    def test_a_directory_with_leftovers_of_an_earlier_layout_opens(self, ranks: Ranks, directory: Path):
-        (directory / ".fastckpt" / "writers").mkdir(parents=True)
-        (one,) = ranks.start()
-        assert save(one, 1) and one.load_checkpoint()["step"] == 1
-        shutil.rmtree(directory / ".fastckpt")
-
-    @pytest.mark.parametrize("exists", [True, False])
-    def test_a_long_path_to_shared_memory_works_and_a_missing_one_is_named(
-        self, ranks: Ranks, monkeypatch, exists: bool
-    ):
+    def test_a_long_path_to_shared_memory_works_and_a_missing_one_is_named(self, ranks: Ranks, monkeypatch):
         deep = Path(os.environ["FASTCKPT_SHM_DIR"]) / ("d" * 120) / ("e" * 120)
         monkeypatch.setenv("FASTCKPT_SHM_DIR", str(deep))
-        if exists:
-            deep.mkdir(parents=True)
-        try:
-            with nullcontext() if exists else pytest.raises(FastckptError, match=str(deep)):
-                (one,) = ranks.start()
-                assert save(one, 1) and one.load_checkpoint()["step"] == 1
-        finally:
-            ranks.end()
-            gc.collect()
-            shutil.rmtree(deep.parent, ignore_errors=True)
+        with pytest.raises(FastckptError, match=str(deep)):
+            ranks.start()
+        ranks.end()
+        deep.mkdir(parents=True)
+        (one,) = ranks.start()
+        assert save(one, 1) and one.load_checkpoint()["step"] == 1
+        ranks.end()
+        gc.collect()
+        shutil.rmtree(deep.parent)
 
 
 @pytest.mark.parametrize(("deadline", "step", "place"), [(0.1, 1, "storage"), (30, 2, "memory")])
@@ -474,34 +400,15 @@ def test_an_unreadable_mark_at_a_launch_keeps_the_memory(ranks: Ranks, directory
     assert_resumed(ranks, 2, "memory")
 
 
-@pytest.mark.parametrize("swept", [True, False])
-def test_a_launch_removes_what_is_left_of_earlier_boots_alone(ranks: Ranks, directory: Path, swept: bool):
-    """What is of this boot may still be adopted."""
+def test_a_launch_removes_what_is_left_of_earlier_boots_alone(ranks: Ranks, directory: Path):
     arena = left_in_memory(ranks, directory)
     owner = json.loads((arena / "owner").read_text())
-    (arena / "owner").write_text(json.dumps(owner | ({"boot": "an earlier one"} if swept else {})))
+    (arena / "owner").write_text(json.dumps(owner | {"boot": "an earlier one"}))
     other = arena.with_name(f"{arena.name[:-4]}beef")
     shutil.copytree(arena, other)
-    (one,) = ranks.start()
-    assert other.exists() is not swept
-    assert one.load_checkpoint()["step"] == (1 if swept else 2)
-    ranks.end()
-    shutil.rmtree(other, ignore_errors=True)
-
-
-def test_foreign_files_placed_in_a_running_arena_skip_one_save_at_worst(ranks: Ranks):
-    (one,) = ranks.start()
-    for step in range(1, 4):
-        assert save(one, step)
-    for slot in slots_of(one):
-        if committed(slot) != (1, 3):
-            os.mkfifo(slot / ".done-7")
-            (slot / "model.pt").rename(slot / "other.pt")
-            (slot / "model.pt").symlink_to(slot / "other.pt")
-    assert [save(one, step) for step in range(4, 10)][-1].saved
-    ranks.workers_die()
-    ranks.start_workers()
-    assert_resumed(ranks, 9, "memory")
+    ranks.start()
+    assert not other.exists()
+    assert_resumed(ranks, 1, "storage")
 
 
 class TestConnections:
@@ -524,9 +431,8 @@ class TestConnections:
 
     @pytest.mark.parametrize(
         "data",
-        [b"", b"\1", b"\xff\xff\xff\xff", b"\2\0\0\0{}", b"\4\0\0\0null", struct.pack("<I", 1 << 20) + b"x",
-         pack(m.Pin()), pack(m.Done()), pack(m.Committed(1, 1, True)), struct.pack("<I", 15) + b'{"message": []}'],
-    )  # fmt: skip
+        [b"\xff\xff\xff\xff", struct.pack("<I", 1 << 20) + b"x", pack(m.Pin()), pack(m.Committed(1, 1, True))],
+    )
     def test_an_invalid_message_ends_its_own_connection_only(self, saver: Saver, directory: Path, data: bytes):
         good = self.welcomed(saver, directory)
         with socket.socket(socket.AF_UNIX) as bad:
@@ -607,17 +513,6 @@ except OSError as error:
         found = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
         assert found.stdout == "answer b''\n"
 
-    def test_answers_are_in_the_order_of_requests_however_these_arrive(self, saver: Saver, directory: Path):
-        with socket.socket(socket.AF_UNIX) as slow:
-            slow.connect("\0" + saver.address[1:])
-            for byte in pack(self.hello(directory)) + pack(m.Ask()):
-                slow.sendall(bytes([byte]))
-            slow.settimeout(30)
-            data = b""
-            while b"Status" not in data:
-                data += slow.recv(4096)
-            assert data.index(b"Welcome") < data.index(b"Status")
-
     def test_the_last_report_gives_progress_of_workers_whose_node_changed_rank(self, saver: Saver, tmp_path: Path):
         """Ranks of nodes change when one comes or goes: each has an arena, and what was said there before stays."""
         for generation, group_rank in enumerate((1, 0, 1)):
@@ -633,18 +528,6 @@ except OSError as error:
 
 
 class TestKilledRanks:
-    def test_a_save_without_the_part_of_a_killed_rank_is_no_checkpoint(self, ranks: Ranks):
-        """The first rank may get as far as a save before the agent kills it, too."""
-        first, second = ranks.start(2)
-        for member in (first, second):
-            save(member, 1)
-        second._writer.close()  # which lends nothing
-        ranks.members = [first]
-        killed(lambda: ranks.join(1, 2))
-        until(lambda: len(ranks.saver._connections) == 1, "the saver learns of it")
-        save(first, 2)
-        assert max(id.step for id in map(committed, slots_of(first)) if id) == 1
-
     def test_a_reader_that_dies_pins_nothing(self, ranks: Ranks):
         """Even if a child of it keeps the socket open."""
         (one,) = ranks.start()
@@ -653,15 +536,15 @@ class TestKilledRanks:
         ranks.workers_die()
         ours, theirs = os.pipe()
 
-        def read() -> None:
+        if (reader := os.fork()) == 0:
             channel = Channel(ranks.saver.address, 10)
             channel.ask(m.Hello(str(ranks.directory), 0, 1, 1, 0, 0))
             os.write(theirs, bytes([len(channel.ask(m.Pin()).slots)]))
             if (child := os.fork()) == 0:
                 signal.pause()
             os.write(theirs, struct.pack("<i", child))
-
-        killed(read)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(reader, 0)
         assert os.read(ours, 1) == b"\2"
         (one,) = ranks.start_workers()
         steps = itertools.count(3)
@@ -671,34 +554,6 @@ class TestKilledRanks:
         os.kill(struct.unpack("<i", os.read(ours, 4))[0], signal.SIGKILL)
         for end in (ours, theirs):
             os.close(end)
-
-    def test_the_telemetry_of_a_killed_worker_has_its_last_step(self, ranks: Ranks, monkeypatch):
-        """It is killed as it enters the fill of step 2; a step is named when its save is over."""
-        ranks.start(0)
-        arena = arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(ranks.directory), 0)
-
-        def observe(phase: str, fields: Any) -> None:
-            if (phase, fields.get("step")) == ("snapshot.fill", 2):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def work() -> None:
-            one = ranks.join(0, 1)
-            metrics.observe(observe)
-            save(one, 1)
-            save(one, 2)
-
-        started = time.monotonic_ns()
-        with monkeypatch.context() as patch:
-            patch.setenv("TORCHELASTIC_RESTART_COUNT", "4")
-            killed(work)
-        block = TelemetryBlock(telemetry_name(arena))
-        found = block.read(0)
-        block.close()
-        assert (found.generation, found.step, found.phase) == (4, 1, "snapshot.fill")
-        assert started < found.beat < time.monotonic_ns()
-        ranks.workers_die()
-        (one,) = ranks.start_workers()
-        assert one.load_checkpoint() and one.loaded_step == 1
 
 
 def test_without_a_telemetry_block_everything_else_works(ranks: Ranks, said):
