@@ -1,6 +1,5 @@
 """The newest save that all nodes hold, from what each reports."""
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,8 +10,6 @@ from fastckpt._core.policy.replicas.margins import NodeMargin
 from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
 from fastckpt._core.saver.peers.common_saves import (
     EACH,
-    LONGEST_WAIT,
-    SHORTEST_WAIT,
     CommonSave,
     CommonSaves,
     HeldReport,
@@ -80,23 +77,21 @@ def test_the_next_common_save_counts_when_every_node_keeps_it_and_another_takes_
     assert common.report(report("a", 1, 2)).next == SaveId(1, 2)
 
 
-@pytest.mark.parametrize("order", ["abc", "cab"])
-@pytest.mark.parametrize("copied", [*itertools.product((True, False), repeat=3)])
-def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(order: Sequence[str], copied: Sequence[bool]):
+@pytest.mark.parametrize("copied", [(True, True, True), (True, False, True)])
+def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(copied: Sequence[bool]):
     common, has = CommonSaves("abc"), dict(zip("abc", copied, strict=True))
     for member in "abc":
         common.report(report(member, 1))
-    for number, member in enumerate(order):
-        answer = common.report(replace(report(member, 1, keeping=1), copied=has[member]))
-        assert answer.id == (SaveId(1, 1) if number == 2 else None)
-        assert answer.is_replicated == (number == 2 and all(copied))
+    answers = [common.report(replace(report(member, 1, keeping=1), copied=has[member])) for member in "cab"]
+    assert [answer.id for answer in answers] == [None, None, SaveId(1, 1)]
+    assert [answer.is_replicated for answer in answers] == [False, False, all(copied)]
     # A copy of the last save says nothing of the next one, and the last one stays replicated until that is common.
     common._alike, common._compare = True, None  # comparisons have tests of their own
     for member in "abc":
         answer = common.report(replace(report(member, 1, 2), copied=has[member]))
     assert (answer.id, answer.next, answer.is_replicated) == (SaveId(1, 1), SaveId(1, 2), all(copied))
-    for member in order:
-        answer = common.report(replace(report(member, 1, 2, keeping=2), copied=member != order[1]))
+    for member in "abc":
+        answer = common.report(replace(report(member, 1, 2, keeping=2), copied=member != "b"))
     assert (answer.id, answer.is_replicated) == (SaveId(1, 2), False)
 
 
@@ -118,24 +113,6 @@ def test_while_a_save_is_compared_it_stays_the_common_one_unless_a_node_gives_it
     assert agree(common, {"a": [1], "b": [1]}).compare == SaveId(1, 1)
     assert agree(common, {"a": [1, 2], "b": [1, 2]}).id == SaveId(1, 1)
     assert agree(common, {"a": [2], "b": [1, 2]}).id == SaveId(1, 2)
-
-
-def test_a_report_waits_for_the_longer_the_more_agents_report():
-    """In less time than all their reports take, agents would send them again and again."""
-    waits = {count: CommonSaves([*map(str, range(count))]).longest_wait for count in (2, 1024, 10**4)}
-    assert waits[2] == SHORTEST_WAIT and waits[10**4] == LONGEST_WAIT
-    assert 1024 * 2 * 0.001 < waits[1024] < LONGEST_WAIT
-
-
-def test_reports_and_answers_survive_their_way():
-    for each in (report("a"), HeldReport("a", saves(1, 2), SaveId(1, 2), True, SaveId(1, 1), {"model.pt": "x"})):
-        assert HeldReport.from_json(each.to_json()) == each
-    full = CommonSave(SaveId(1, 2), SaveId(1, 3), SaveId(1, 1), True, True)
-    for answer in (NOTHING, full, CommonSave(alike=False)):
-        assert CommonSave.from_json(answer.to_json()) == answer
-    for broken in ({}, {"saves": 5}, {"member": "a", "saves": [[1]], "keeping": [], "compared": [], "digests": {}}):
-        with pytest.raises(ProtocolError):
-            HeldReport.from_json(broken)
 
 
 @dataclass(frozen=True)
@@ -170,7 +147,7 @@ def copied(common: CommonSaves) -> CommonSaves:
     return other
 
 
-@pytest.mark.parametrize(("count", "steps"), [(2, 3), pytest.param(3, 5, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(("count", "steps"), [(2, 3)])
 def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_save(count: int, steps: int):
     """Exhaustive: saves, skips for other reasons, reports that stay behind, answers that come late, in any order.
 

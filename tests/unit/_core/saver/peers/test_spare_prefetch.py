@@ -204,13 +204,6 @@ def test_without_memory_for_two_slots_beside_nothing_is_prefetched_and_one_line_
     until(spare.steps)
 
 
-def test_a_spare_knows_who_has_the_secret(first: First, spare: Spare):
-    first.save(1)
-    spare.begin(b"another")
-    spare.has_looked()
-    assert spare.steps() == [] and spare.staged() == []
-
-
 def test_what_a_dead_spare_has_left_is_removed_by_the_next_one(first: First, spare: Spare):
     first.save(1)
     dead = SparePrefetch(spare.settings, lambda directory: 0)
@@ -222,12 +215,3 @@ def test_what_a_dead_spare_has_left_is_removed_by_the_next_one(first: First, spa
     (left,) = spare.arenas.iterdir()
     spare.prefetch.begin(lambda: "", SECRET)
     until(lambda: not left.exists())
-
-
-@pytest.mark.parametrize("field", ["id", "attempt", "address", "host", "copies"])
-def test_an_answer_without_a_field_is_refused(field: str):
-    record = spare_prefetch.SaveAtRisk(SaveId(1, 2), ATTEMPT, "host:1", "host", 0).to_json()
-    assert spare_prefetch.SaveAtRisk.from_json(record).to_json() == record
-    del record[field]
-    with pytest.raises(spare_prefetch.ProtocolError):
-        spare_prefetch.SaveAtRisk.from_json(record)
