@@ -3,7 +3,6 @@
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from fastckpt._core.config import RankInfo
 from fastckpt._core.resume.directory_checks import LISTED, Seen, check_one, check_shared, mark_seen, place_of
 from fastckpt._core.storage.local.identity import mark as mark_directory
-from fastckpt._core.storage.store import open_store
 from fastckpt.errors import ConfigError
 from tests.e2e.ddp.conftest import Rounds
 
@@ -39,26 +37,15 @@ def test_the_first_rank_of_each_of_several_nodes_checks_the_directory(tmp_path: 
     assert mark_seen(str(tmp_path), of_node(1, local_rank=1)) is None
 
 
-@pytest.mark.parametrize("is_unreadable", [False, True])
-def test_checking_a_directory_writes_nothing_and_never_fails(tmp_path: Path, is_unreadable: bool) -> None:
-    """As on a read-only or full disk, which no agent could mark, or one that does not answer."""
-    if is_unreadable:
-        (tmp_path / ".fastckpt/identity").mkdir(parents=True)
+def test_checking_a_directory_writes_nothing_and_never_fails(tmp_path: Path) -> None:
+    """As on a disk which no agent could mark, or one that does not answer."""
+    (tmp_path / ".fastckpt/identity").mkdir(parents=True)
     before = list(tmp_path.rglob("*"))
     assert mark_seen(str(tmp_path), of_node(1)) == (1, HOST, "")
     assert list(tmp_path.rglob("*")) == before
 
 
-def test_restarted_workers_do_not_check_a_directory_at_a_url(tmp_path: Path) -> None:
-    url = f"memory://{tmp_path.name}/run1"
-    with_mark = open_store(url)
-    mark = with_mark.mark("1" * 32)
-    with_mark.close()
-    assert mark_seen(url, of_node(1)) == (1, HOST, mark)
-    assert mark_seen(url, replace(of_node(1), restart_count=1)) is None
-
-
-@pytest.mark.parametrize("marks", [["a", None, "a"], ["a", "", "a"], ["", "", ""], [None, None, None], ["", "a", None]])
+@pytest.mark.parametrize("marks", [["a", "", "a"], ["", "", ""], ["", "a", None]])
 def test_missing_or_unreadable_marks_do_not_count_as_unlike(marks: list[str | None]) -> None:
     said = [None if mark is None else (node, HOST, mark) for node, mark in enumerate(marks)]
     check_shared(Heard([]), "anywhere", of_node(0, 3), said)
@@ -103,7 +90,6 @@ def test_unlike_marks_are_refused_by_all_ranks_naming_a_limited_number_of_nodes(
         ([(0, "/ck/0"), (0, "/ck/1")], ("rank 0 saves to /ck/0", "rank 1 to /ck/1")),
         ([(0, "/ck"), (1, "/mnt/ck"), (0, "/ck"), (1, "/mnt/ck")], ()),  # one file system, mounted at two places
         ([(0, "/ck"), (1, "/ck"), (0, "/ck"), (1, "/ck/3")], ("rank 1 saves to /ck", "rank 3 to /ck/3")),
-        ([(0, "s3://b/0"), (0, "s3://b/1")], ("s3://b/0", "s3://b/1")),
     ],
 )
 def test_ranks_of_a_node_that_have_unlike_directories_are_refused(places: list[Any], named: tuple[str, ...]) -> None:

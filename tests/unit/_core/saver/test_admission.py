@@ -1,6 +1,5 @@
 """Jobs of one host that want the memory of one directory: each is a process of its own."""
 
-import json
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from fastckpt._core.saver.admission import admit
 from fastckpt._core.saver.persistence.predecessor import Job
 from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt.errors import PersistError, PlaceInUse
+from fastckpt.errors import PersistError
 from tests.unit._core.saver.persistence.test_tenure import Other, soon, stop  # noqa: F401 (a fixture)
 
 
@@ -159,37 +158,6 @@ def test_a_waiting_job_continues_when_the_owner_of_the_memory_is_killed(tmp_path
     two.leave(arena)
 
 
-def test_a_waiting_job_is_refused_and_named_the_owner_that_keeps_running(tmp_path: Path, start) -> None:
-    other = owning(tmp_path, start)
-    wanted = rf"run is in use by another job, which lives: process {other.pid} on .*\(launch one, .*run, since 20\d\d-"
-    with pytest.raises(PlaceInUse, match=wanted + r".*start with --fast-take-over\."):
-        Launch(tmp_path, "two").admit()
-
-
-def test_of_two_waiting_jobs_one_continues_and_the_other_waits_for_it(tmp_path: Path, start) -> None:
-    one = owning(tmp_path, start)
-
-    def act(name: str) -> object:
-        launch = Launch(tmp_path, name)
-        at_first_wait(launch, stop)
-        launch.begin(2)
-        time.sleep(60)  # it is killed
-        return None
-
-    waiting = [start(lambda name=name: act(name)) for name in ("two", "three")]
-    for each in waiting:
-        each.wait_until_stopped()
-    os.kill(one.pid, signal.SIGKILL)
-    os.waitpid(one.pid, 0)
-    for each in waiting:
-        os.kill(each.pid, signal.SIGCONT)
-    ended, _ = os.waitpid(-1, 0)
-    loser, winner = sorted(waiting, key=lambda each: each.pid != ended)
-    with os.fdopen(loser._reader) as pipe:
-        said = json.load(pipe)
-    assert said.startswith("PlaceInUse: ") and f"which lives: process {winner.pid} on " in said
-
-
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_superseded_owner_releases_the_memory_whether_it_has_saved_or_not(tmp_path: Path, start, step: int) -> None:
     other, two = owning(tmp_path, start, until_lost, step=step), Launch(tmp_path, "two", take_over=True)
@@ -219,33 +187,6 @@ def test_an_owner_is_not_killed_while_the_directory_does_not_answer(tmp_path: Pa
     with pytest.raises(PersistError):
         two.admit()
     assert other.go_on() == "alive"
-
-
-def test_of_two_superseding_jobs_the_second_does_not_supersede_the_first(tmp_path: Path, start) -> None:
-    other = owning(tmp_path, start, until_lost)
-
-    def act() -> object:
-        two = Launch(tmp_path, "two", take_over=True)
-        at_first_wait(two, stop)
-        two.begin(2)
-        stop()
-        return two.tenure.lost
-
-    two = start(act)
-    two.wait_until_stopped()
-    three = Launch(tmp_path, "three", take_over=True)
-    assert three.store.histories.newest() == 2
-
-    def both_go_on() -> None:
-        os.kill(two.pid, signal.SIGCONT)
-        other.go_on()
-        two.wait_until_stopped()
-
-    at_first_wait(three, both_go_on)
-    with pytest.raises(PlaceInUse, match=rf"which lives: process {two.pid} on "):
-        three.admit()
-    assert three.store.histories.newest() == 3 and three.store.histories.read(3).launch == "two"
-    assert two.go_on() == ""
 
 
 def test_a_waiting_job_that_ends_stops_waiting_and_leaves_no_open_record(tmp_path: Path, start) -> None:

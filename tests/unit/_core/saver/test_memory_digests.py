@@ -103,33 +103,6 @@ def test_a_slot_that_is_being_digested_accepts_the_next_save(ranks: Ranks, held:
     assert slots.read(slot).committed != SaveId(1, 1)
 
 
-def test_a_save_into_another_slot_stops_digesting(ranks: Ranks, held: tuple[threading.Event, ...], monkeypatch):
-    begun, go_on = held
-    (one,) = ranks.start()
-    save(one, 1)
-    assert begun.wait(30)
-    monkeypatch.setattr(memory_digests, "SETTLED", 3600)
-    save(one, 2)
-    (coordinator,) = ranks.saver._coordinators.values()
-    go_on.set()
-    until(coordinator.digester._task.done, "it has stopped")
-    assert digests(slot_of(ranks, 1)) == {}, "which was still there to be digested"
-
-
-def test_a_failure_and_the_end_do_not_wait_for_digesting(ranks: Ranks, held: tuple[threading.Event, ...]):
-    begun, go_on = held
-    (one,) = ranks.start()
-    save(one, 1)
-    assert begun.wait(30)
-    start = time.monotonic()
-    ranks.workers_die()
-    (one,) = ranks.start_workers()
-    assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "memory"
-    ranks.end()
-    assert time.monotonic() - start < 15
-    go_on.set()
-
-
 def test_adopted_memory_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
     monkeypatch.setenv("FASTCKPT_FLUSH", "0")
     (one,) = ranks.start()
@@ -140,17 +113,6 @@ def test_adopted_memory_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatc
     (slot / ".digests").unlink()
     ranks.workers_die()
     until(lambda: digests(slot) == before, "digests once more")
-
-
-def test_an_unreadable_image_is_reported_by_digesting(ranks: Ranks, soon: None, monkeypatch: pytest.MonkeyPatch, said):
-    def refuse(*_: object, **__: object) -> str:
-        raise OSError("unreadable")
-
-    monkeypatch.setattr(memory_digests, "digest_file", refuse)
-    (one,) = ranks.start()
-    save(one, 1)
-    until(lambda: "in memory could not be computed: unreadable" in said.text, "a warning")
-    assert save(one, 2)
 
 
 def test_with_verify_never_nothing_is_digested(ranks: Ranks, soon: None):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.client.connection import SaverClient
-from fastckpt._core.client.save_results import TO_DISK, TO_MEMORY, SaveRequest
+from fastckpt._core.client.save_results import TO_DISK, SaveRequest
 from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
@@ -142,31 +142,3 @@ def test_a_part_not_reported_by_a_rank_counts_once_its_connection_ends(tmp_path:
         ranks.commit(1, slot, 1, persist=True)
         ranks.links[0]._channel.close()
         until(lambda: ranks.saver.report()[0].persisted == 1, "what it left is persisted")
-
-
-@pytest.mark.parametrize("again", [0, 1], ids=["the first", "the last"])
-def test_a_removed_slot_record_is_noticed(tmp_path: Path, again: int):
-    """Of a save that is not whole yet, and of one that is, as soon as its rank speaks of it again."""
-    with node(tmp_path, 2) as ranks:
-        slot = ranks.begin(1, room=True)
-        ranks.commit(1, slot, 0)
-        (slot / ".done-0").unlink()
-        ranks.commit(1, slot, 1)
-        assert ranks.coordinator.newest() is None
-        ranks.commit(1, slot, 0)
-        assert ranks.coordinator.newest() is not None
-        (slot / f".done-{again}").unlink()
-        ranks.links[again].committed(SaveId(1, 1), TO_MEMORY)
-        ranks.links[again].status()
-        assert ranks.coordinator.newest() is None
-
-
-def test_all_slot_records_are_read_after_a_worker_death(tmp_path: Path):
-    """What nobody reported is resumed from, and what somebody removed is not."""
-    with node(tmp_path, 2) as ranks:
-        first, second = ranks.save(1, room=True), ranks.begin(2, room=True)
-        for rank in (0, 1):
-            ranks.commit(2, second, rank, tell=False)
-        (first / ".done-1").unlink()
-        ranks.saver.breakpoint()
-        assert [slot.path for slot in ranks.coordinator.slots if slot.committed] == [second]

@@ -68,17 +68,11 @@ JOB = """
 """
 FAILS = {
     "raises": "raise",
-    "exits with a code": "sys.exit(repr(error))",
     "closes and exits with a code": "first.close(); service.leave_own_saver(failed=True); sys.exit(repr(error))",
 }
-EACH = [(behind, how) for how in FAILS for behind in (False, True)]
-COVERING = [(False, "raises"), (True, "closes and exits with a code")]
 
 
-@pytest.mark.parametrize(
-    ("behind", "how"),
-    [each if each in COVERING else pytest.param(*each, marks=pytest.mark.campaign) for each in EACH],
-)
+@pytest.mark.parametrize(("behind", "how"), [(False, "raises"), (True, "closes and exits with a code")])
 def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(
     tmp_path: Path, forked_launchers: None, behind: bool, how: str
 ):

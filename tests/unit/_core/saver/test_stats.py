@@ -14,13 +14,10 @@ def save(step: int | None) -> SaveId | None:
     ("wanted", "durable", "common", "is_stored"),
     [
         (None, None, None, True),
-        (5, 5, None, True),
         (5, 4, None, False),
         (5, None, None, False),
-        (5, 4, 4, True),
         (5, 4, 3, True),
         (5, 3, 4, False),
-        (5, None, 4, False),
     ],
 )
 def test_a_save_that_not_all_nodes_are_known_to_hold_need_not_be_durable(

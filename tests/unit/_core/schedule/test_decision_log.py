@@ -11,7 +11,6 @@ from fastckpt._core import metrics
 from fastckpt._core.ipc.messages import Decided
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.tuning import Decision
-from fastckpt._core.schedule import decision_log
 from fastckpt._core.schedule.decision_log import DecisionLog
 from tests.e2e.ddp.conftest import Ranks, until
 from tests.unit._core.report.schema import faults
@@ -53,20 +52,6 @@ def test_each_frequency_decision_is_reported_once_by_the_first_rank(ranks: Ranks
         (9, 3, 6, 0.01, 0.035, True, "why 9"),
         (0, 3, 6, None, 0.035, True, "why -1"),
     ]
-
-
-def test_some_frequency_decisions_that_change_nothing_are_not_reported(ranks: Ranks, monkeypatch, events):
-    (one,) = ranks.start()
-    monkeypatch.setattr(decision_log, "PAUSE", 0.0)
-    for rarely in (0.5, 0.0):
-        monkeypatch.setattr(decision_log, "RARELY", rarely)
-        log = DecisionLog(one._writer.link, None)
-        for step in range(200):
-            log.report(decision(step, changed=step in (0, 100)))
-    ranks.end()
-    steps = [event["step"] for event in events]
-    assert steps[-200:] == list(range(200)), "all of them, if none is to be left out"
-    assert len(steps) < 300 and steps[0] == 0 and steps[:-200].count(100) == 1, "few of those that change nothing"
 
 
 def test_decisions_sent_in_parts_are_not_mixed_with_other_messages(ranks: Ranks, events):

@@ -1,6 +1,5 @@
 """Persists that are due while one is in progress, for any intervals and durations: they are postponed."""
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -55,20 +54,3 @@ def test_a_persist_begins_when_it_is_due_or_with_the_first_snapshot_after_the_fo
 ):
     begun, watch = job(lambda turn: Intervals(memory, storage), lambda: lasts, 30)
     assert begun == expected and (watch.overruns > 0) == (lasts > storage)
-
-
-def test_any_job_has_one_persist_at_a_time_and_keeps_persisting():
-    """Random intervals that change, random durations."""
-    rng = random.Random(8)
-    for _ in range(60):
-        changes = sorted(rng.sample(range(1, 400), 4))
-        memory = [rng.randint(1, 9) for _ in range(5)]
-        pairs = [Intervals(m, m * rng.randint(1, 6), a) for m, a in zip(memory, [0, *changes], strict=True)]
-        longest = rng.choice([0, 2, 10, 60])
-
-        def intervals(turn, changes=changes, pairs=pairs):
-            return pairs[sum(turn > change for change in changes)]
-
-        begun, _ = job(intervals, lambda longest=longest: rng.randint(0, longest), 500)
-        gap = max(b - a for a, b in zip([0, *begun], [*begun, 500], strict=True))
-        assert gap <= longest + 2 * max(each.storage for each in pairs) + 20

@@ -133,24 +133,3 @@ def test_a_persist_that_failed_on_one_rank_is_repeated_by_all_while_saves_to_mem
     assert profile is not None and profile.duration == 2.0
     dues, profile = run([Watch(0.01, 2, fails=10**6)], [lambda turn: 0.5])
     assert profile is None and len(saves(dues)) >= len(dues) / 2 - 1
-
-
-def test_after_enough_unsaved_steps_each_step_is_saved_if_that_costs_little():
-    dues, _ = run([Watch(0.001, 1)], [lambda turn: 0.5])
-    assert saves(dues)[-20:] == list(range(len(dues) - 19, len(dues) + 1))
-
-
-def test_saves_far_longer_than_steps_are_profiled_in_time():
-    """Each costs as much as 200 steps: one is made at first, and those that a profile lacks at its end."""
-    dues, profile = run([Watch(2.0, 5)], [lambda turn: 0.01])
-    assert profile is not None
-    assert len(dues) < MOST + 20
-    assert len(saves(dues)) <= 4
-
-
-def test_steps_that_become_slower_while_profiling_are_saved_in_time():
-    """From 10 ms to 2 s: ranks have heard of it after as many turns as the slow part has had, at most."""
-    dues, _ = run([Watch(0.05, 10, fails=10**6)], [lambda turn: 0.01 if turn < 20 else 2.0], 120)
-    assert len([turn for turn in saves(dues) if turn < 20]) < 6, "a save takes as long as five steps"
-    late = [turn for turn in saves(dues) if turn >= 40]
-    assert max(now - before for before, now in pairwise([40, *late, 120])) <= 2

@@ -1,14 +1,11 @@
 """Processor time of a rank and its saver, of real processes."""
 
-import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 
 import pytest
 
-from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.schedule.stopwatch import ProcessorTime
 
 SAVER = """
@@ -47,24 +44,3 @@ def test_processor_time_is_that_of_the_rank_and_its_part_of_the_saver():
     assert processor() * cores() == pytest.approx(2 * time.process_time(), rel=0.1), (
         "a saver that has ended counts no more"
     )
-
-
-def test_processor_time_of_marked_phases_is_none_of_training():
-    processor, own = ProcessorTime(0, 1), time.process_time()
-    before = processor()
-    with phase("evaluation"):
-        use(0.2)
-    assert (processor() - before) * cores() < 0.1 < time.process_time() - own
-    assert cores() <= len(os.sched_getaffinity(0)) * 1.1
-
-
-def test_cores_that_other_processes_keep_busy_are_not_idle():
-    burn = "while True: pass"
-    with ExitStack() as stack:
-        for _ in os.sched_getaffinity(0):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", burn]))
-            stack.callback(process.kill)
-        time.sleep(0.2)  # until they have begun
-        processor = ProcessorTime(0, 1)
-        time.sleep(0.3)
-        assert processor.none_idle()

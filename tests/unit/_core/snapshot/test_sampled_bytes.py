@@ -47,13 +47,6 @@ def inverted(start: int, size: int) -> None:
     ctypes.memmove(start, ctypes.string_at(start, size).translate(INVERSE), size)
 
 
-def test_nothing_differs_in_storages_that_nobody_writes_to():
-    copying = Copying(*SIZES)
-    assert copying.run(lambda *_: None) is None
-    assert copying.samples.differing_copy() is None
-    assert all(map(torch.equal, copying.sources, copying.targets))
-
-
 def pieces() -> Iterator[tuple[Copying, int, int]]:
     """Each piece of a storage of each size: its copying, where the piece begins, and its size."""
     for size in SIZES:
@@ -102,9 +95,3 @@ def test_a_copy_made_of_other_bytes_differs_from_the_samples_of_each_piece():
         assert copying.run(lambda *_: None) is None
         inverted(copying.targets[0].data_ptr() + offset, size)
         assert copying.samples.differing_copy() is not None, (len(copying.sources[0]), offset)
-
-
-def test_what_differs_is_named_by_its_storage():
-    copying = Copying(SHARED_PIECE, 2 * SHARED_PIECE, SHARED_PIECE)
-    start = copying.sources[1].data_ptr() + SHARED_PIECE
-    assert copying.run(lambda piece, copied: inverted(start, 1) if piece[1] == start and copied else None) == 1

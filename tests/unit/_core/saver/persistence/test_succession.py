@@ -1,6 +1,5 @@
 """Rules by which rounds of agents follow each other, on one directory, with real records."""
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,19 +90,6 @@ def test_a_half_that_waits_goes_on_once_the_other_half_is_lost(nodes: Nodes, mon
     assert opened is not None and opened.launch == "c"
 
 
-def test_a_half_that_waits_looks_for_an_agent_in_the_place_of_the_one_that_it_knew(nodes: Nodes) -> None:
-    waits = lost_by_c(nodes)
-    for name in "ab":
-        nodes.tenures[name].stop()
-    again = nodes.tenures["d"] = Tenure(nodes.store, Job("d", "/run", ended={"a"}), enabled=True)
-    assert nodes.meet("d") == 2
-    nodes.hold("d", 3, SaveId(2, 5))
-    assert not waits.may_return()
-    assert waits.lost_to is not None and waits.lost_to.launch == "d"
-    again.close()
-    assert waits.may_return()
-
-
 def test_a_smaller_half_leaves_time_to_the_larger_one(nodes: Nodes) -> None:
     began = time.monotonic()
     nodes.meet("c")
@@ -123,22 +109,6 @@ def test_a_half_that_lost_its_place_returns_with_those_who_have_it(nodes: Nodes)
     assert nodes.tenures["a"].check(nodes.opening("cab", 3, 7)) and not nodes.tenures["c"].lost
 
 
-def test_an_agent_that_waits_knows_for_whom_until_it_is_in_a_round_with_them(nodes: Nodes) -> None:
-    """One that is started again in a half that the others do not reach: it was in no round with them."""
-    nodes.hold("abc", 1)
-    again = Tenure(nodes.store, Job("c again", "/run"))
-    assert again.awaited is None
-    entered = threading.Thread(target=again.enter)
-    entered.start()
-    until(lambda: again.awaited is not None)
-    assert again.awaited is not None and again.awaited.launch == "a"
-    again.begin_round(["a", "c again"], "a")
-    assert again.awaited is None
-    entered.join(60)
-    assert not entered.is_alive()
-    again.close()
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_half_that_waits_knows_whether_the_others_have_brought_the_job_to_its_end(
     nodes: Nodes, finished: bool
@@ -148,14 +118,6 @@ def test_a_half_that_waits_knows_whether_the_others_have_brought_the_job_to_its_
     nodes.tenures["a"].close(finished=finished)
     assert waits.may_return() and waits.ended_elsewhere == finished
     assert nodes.meet("c") == 2 and not waits.ended_elsewhere, "a round that begins all the same is of this half"
-
-
-def test_a_job_of_another_directory_that_has_finished_ends_nobody(nodes: Nodes) -> None:
-    waits = lost_by_c(nodes)
-    other = Tenure(nodes.store, Job("x", "/elsewhere", take_over=True))
-    other.take_from("a")
-    other.close(finished=True)
-    assert waits.may_return() and not waits.ended_elsewhere
 
 
 def test_a_node_that_opens_no_history_reports_nothing_once_others_have_opened_one(nodes: Nodes) -> None:

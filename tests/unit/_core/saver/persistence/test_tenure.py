@@ -192,15 +192,6 @@ def test_a_history_opens_while_a_save_of_the_one_before_becomes_durable(fast_pat
     job.tenure.close()
 
 
-def test_an_older_job_does_not_replace_a_newer_checkpoint(fast_path, old) -> None:  # noqa: F811
-    other, new = old(), Saver(fast_path, "new")
-    new.begin()
-    new.save(2)
-    assert str(other.go_on()).startswith("PersistError: cannot persist step 2 of history 1"), "its name is taken"
-    assert ids(new)[0] == (2, 2) and [*new.store.sweep()] == []
-    new.tenure.close()
-
-
 def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old) -> None:  # noqa: F811
     """Both have seen that it is stale; the record of the next history decides."""
     old()
@@ -230,21 +221,6 @@ def test_a_live_job_is_waited_for_and_never_superseded_without_consent(fast_path
     assert Saver(fast_path, "one").begin() == (1, 1), "one launch does not wait for itself"
     saver.tenure.close()
     assert Saver(fast_path, "two").begin() == (1, 1) and saver.save(2) == (1, 2)
-
-
-def test_an_agent_of_the_same_job_continues_at_once(fast_path) -> None:  # noqa: F811
-    """Of several nodes, one becomes the first after another was: its agent is a member of the record."""
-    one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
-    one.begin()
-    one.tenure.hold(Opening(SaveId(1, 1), "round", ("one", "two")))
-    two.begin()
-    two.tenure.hold(Opening(SaveId(2, 1), "round", ("one", "two")))
-    one.tenure.check()
-    one.tenure.hold(Opening(SaveId(2, 5), "round", ("one", "two")))
-    record = one.store.histories.read(2)
-    assert record is not None and record.launch == "two" and one.tenure.lost == two.tenure.lost == ""
-    for each in (one, two):
-        each.tenure.close()
 
 
 def test_a_superseded_job_publishes_reports_and_deletes_nothing_more(fast_path) -> None:  # noqa: F811

@@ -9,44 +9,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.saver.persistence import persister
-from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, PersistError
 from tests.e2e.ddp.conftest import Ranks, state
-
-
-def test_a_step_of_another_job_durable_before_the_first_save_is_resumed_first(
-    ranks: Ranks, directory: Path, tmp_path: Path, said: Any
-) -> None:
-    """A job that stood still has gone on: its step was reported, so the workers of the next one start over from it."""
-    (one,) = ranks.start()
-    one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
-    one.wait_latest_checkpoint(60)
-    ranks.end()
-    (two,) = ranks.start()
-    assert ranks.load()[0]["step"] == 1
-    saved = CheckpointDirectory(directory)
-    other = SaveId(1, 5)
-    (stored,) = saved.checkpoints()
-    saved.histories.write(replace(saved.histories.read(1), launch="a job that stood still"))
-    files = {entry.name: stored.path_of(entry.name) for entry in stored.manifest.files}
-    saved.publish(PublishRequest(other, files, details=stored.manifest.details))
-    assert two.save_checkpoint(2, state(2), storage_type=StorageType.DISK).saved
-    with pytest.raises(PersistError, match=r"step 5 of history 1 became durable .* it has to resume that one"):
-        two.wait_latest_checkpoint(60)
-    assert ranks.saver is not None and ranks.saver.lost and ranks.saver.may_start_over
-    result = two.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
-    assert not result.saved and "became durable" in result.reason
-    ranks.workers_die()
-    assert not ranks.saver.lost
-    (three,) = ranks.start_workers()
-    assert ranks.load()[0]["step"] == 1 and three.loaded_step == 5, "its files are those of step 1"
-    assert three.save_checkpoint(6, state(6), storage_type=StorageType.DISK).saved
-    assert three.wait_latest_checkpoint(60) == 6
-    assert saved.checkpoints()[0].id == (3, 6)
 
 
 def test_memory_of_a_history_that_another_job_opened_is_discarded(
