@@ -1,6 +1,5 @@
 """Nodes that see unlike marks of one checkpoint directory do not share it."""
 
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastckpt._core.config import RankInfo
-from fastckpt._core.resume.directory_checks import LISTED, Seen, check_one, check_shared, mark_seen, place_of
+from fastckpt._core.resume.directory_checks import LISTED, Seen, check_one, check_shared, mark_seen
 from fastckpt._core.storage.local.identity import mark as mark_directory
 from fastckpt.errors import ConfigError
 from tests.e2e.ddp.conftest import Rounds
@@ -99,11 +98,3 @@ def test_ranks_of_a_node_that_have_unlike_directories_are_refused(places: list[A
     with pytest.raises(ConfigError, match="Give all ranks one checkpoint directory") as error:
         check_one(places)
     assert all(text in str(error.value) for text in named)
-
-
-def test_a_directory_is_one_by_whichever_links_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    one, other = (place_of(str(tmp_path / name), of_node(0)) for name in ("real", "link"))
-    assert one == other == [0, os.path.realpath(tmp_path / "real")]
-    assert place_of("s3://bucket/run", of_node(1)) == [1, "s3://bucket/run"]

@@ -9,7 +9,6 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.direct import digest_file
 from fastckpt._core.memory import slots
-from fastckpt._core.resume import tiers
 from fastckpt._core.saver import memory_digests
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state, until
@@ -52,26 +51,6 @@ def held(monkeypatch: pytest.MonkeyPatch, soon: None) -> tuple[threading.Event, 
     return begun, go_on
 
 
-def test_only_a_save_that_stays_the_newest_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
-    read: list[str] = []
-    monkeypatch.setattr(memory_digests, "SETTLED", 0.4)
-    digest = memory_digests.digest_file
-    monkeypatch.setattr(
-        memory_digests, "digest_file", lambda path, **how: read.append(path.name) or digest(path, **how)
-    )
-    (one,) = ranks.start()
-    end, step = time.monotonic() + 0.8, 0
-    while time.monotonic() < end:
-        step += 1
-        assert save(one, step)
-    slot = slot_of(ranks, step)
-    assert read == [] and digests(slot) == {}
-    until(lambda: digests(slot) != {}, "digests at the end")
-    files = slots.read(slot).files
-    assert digests(slot) == {name: digest_file(slot / name) for name in files}
-    assert read == sorted(files) == ["model.pt", "rank_0.pt"]
-
-
 def test_a_persisted_save_gets_the_digests_of_its_copy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, directory: Path):
     """Its bytes are not read again."""
     monkeypatch.setattr(memory_digests, "SETTLED", 0.1)
@@ -103,34 +82,14 @@ def test_a_slot_that_is_being_digested_accepts_the_next_save(ranks: Ranks, held:
     assert slots.read(slot).committed != SaveId(1, 1)
 
 
-def test_adopted_memory_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
-    monkeypatch.setenv("FASTCKPT_FLUSH", "0")
-    (one,) = ranks.start()
-    save(one, 1)
-    slot = slot_of(ranks, 1)
-    until(lambda: digests(slot) != {}, "digests")
-    before = digests(slot)
-    (slot / ".digests").unlink()
-    ranks.workers_die()
-    until(lambda: digests(slot) == before, "digests once more")
-
-
-def test_with_verify_never_nothing_is_digested(ranks: Ranks, soon: None):
-    (one,) = ranks.start(verify="never")
-    save(one, 1)
-    time.sleep(0.3)
-    assert digests(slot_of(ranks, 1)) == {}
-
-
 class TestAfterWorkersDied:
     """What was digested before is read again, so that those who come need not."""
 
-    def saved(self, ranks: Ranks, kind: StorageType = DISK) -> Path:
+    def saved(self, ranks: Ranks) -> Path:
         for member in ranks.start(2):
-            save(member, 1, kind)
+            save(member, 1, DISK)
         slot = slot_of(ranks, 1)
-        if kind is DISK:
-            until(lambda: len(digests(slot)) == 3, "digests")
+        until(lambda: len(digests(slot)) == 3, "digests")
         return slot
 
     def die(self, ranks: Ranks) -> None:
@@ -144,15 +103,6 @@ class TestAfterWorkersDied:
     def loaded(self, ranks: Ranks) -> set[tuple[int, str]]:
         assert [loaded["step"] for loaded in ranks.load()] == [member.loaded_step for member in ranks.members]
         return {(member.loaded_step, member.loaded_from) for member in ranks.members}
-
-    @pytest.mark.parametrize("kind", [DISK, MEMORY], ids=["verified", "flushed"])
-    def test_workers_do_not_verify_again_what_the_saver_has_read_since(self, ranks: Ranks, soon, monkeypatch, kind):
-        if kind is MEMORY:
-            monkeypatch.setattr(memory_digests, "SETTLED", 60)
-        self.saved(ranks, kind)
-        self.die(ranks)
-        monkeypatch.setattr(tiers, "digest", None)
-        assert self.loaded(ranks) == {(1, "memory")}
 
     def test_workers_verify_what_was_only_persisted_before(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 60)

@@ -151,22 +151,6 @@ class TestHaste:
         later = [("reserve", "slot-1", False), ("reserve", "slot-2", False)]
         assert watched.calls == [("reserve", "slot-0", True), *later, ("enlarge", "slot-0", False)]
 
-    def test_a_save_does_not_wait_for_what_another_slot_is_given_ahead(self, watched, room):
-        """It has its turn at once; then what was begun is completed."""
-        watched.begin_when_urgent()
-
-        async def save() -> None:
-            room.reserve_ahead({"model.pt": NEW})
-            await in_thread(watched.begun.wait)
-            room._slots[2].id = (1, 1)
-            await room.reserve(room._slots[2], {"model.pt": NEW})
-            assert watched.calls == [("reserve", "slot-2", True)]
-
-        drive(room, save)
-        assert watched.calls[1:3] == [("reserve", "slot-0", False), ("reserve", "slot-1", False)]
-        assert [images_in(slot.path) for slot in room._slots] == [{"model.pt": NEW}] * 3
-        assert watched.begun_bytes() == 0
-
     def test_a_save_that_takes_the_slot_for_files_of_other_names_removes_what_was_begun_there(self, watched, room):
         """Names have the step in them, and a save comes while its slot is made ready for those of the one before."""
 
@@ -206,18 +190,6 @@ class TestGuess:
         asyncio.run(guess())
         return room
 
-    def test_images_of_other_sizes_take_the_pages_that_were_made(self, arena):
-        room = self.guessed(arena)
-        assert arena.begun_bytes() == 3 * LARGE
-
-        async def save() -> None:
-            await room.reserve(room._slots[0], {"model.pt": NEW, "rank_0.pt": NEW})
-            room.reserve_ahead({"model.pt": NEW, "rank_0.pt": NEW})
-
-        drive(room, save)
-        assert arena.begun_bytes() == 0
-        assert [images_in(slot.path) for slot in room._slots] == [{"model.pt": NEW, "rank_0.pt": NEW}] * 3
-
     @pytest.mark.parametrize(("room_before", "made"), [(3 * LARGE, 3 * LARGE), (3 * LARGE - 1, 0)])
     def test_pages_are_made_ahead_with_ample_room_and_count_as_free(self, arena, monkeypatch, room_before, made):
         free(monkeypatch, room_before, 8 * LARGE)
@@ -227,21 +199,6 @@ class TestGuess:
         asyncio.run(room.check({"model.pt": LARGE}))
         assert len(room._slots) == 3
         room.close()
-
-
-class TestSlowWorkInAThread:
-    """Memory is given back at about 5 GiB/s: meanwhile the saver answers others."""
-
-    def test_a_slot_without_room_is_removed_in_a_thread(self, arena, monkeypatch):
-        for slot in arena.slots:
-            arena.reserve(slot, "model.pt", NEW)
-        threads, drop = [], arena.drop
-        monkeypatch.setattr(arena, "drop", lambda slot: threads.append(threading.current_thread().name) or drop(slot))
-        free(monkeypatch, 2 * OLD, 4 * OLD)
-        room = room_in(arena)
-        drive(room, lambda: room.reserve(room._slots[0], {"model.pt": OLD}))
-        assert len(room._slots) == len(arena.slots) == 2 and threads[0].startswith("fastckpt-reserve")
-        assert sorted(path.name for path in arena.path.glob("slot-*")) == ["slot-0", "slot-1"]
 
 
 def test_a_slot_in_the_middle_of_whose_removal_its_owner_died_is_gone(tmp_path, monkeypatch):

@@ -115,16 +115,6 @@ def test_looks_of_a_save_grow_no_faster_than_the_ranks(tmp_path: Path, looks: Co
         assert other <= one * MANY / FEW, "four times the ranks, at most four times the work"
 
 
-def test_images_that_were_removed_are_created_again(tmp_path: Path):
-    """All of a slot, after all slots had theirs: what is known of them is no reason not to look."""
-    with node(tmp_path, 2) as ranks:
-        oldest, *_ = [ranks.save(step, room=True) for step in (1, 2, 3)]
-        for image in slots.images_in(oldest):
-            (oldest / image).unlink()
-        assert ranks.save(4, room=True) == oldest
-        assert slots.images_in(oldest) == ranks.sizes[0] | ranks.sizes[1]
-
-
 def test_a_late_commit_message_of_a_rank_completes_the_save_and_one_without_a_record_does_not(tmp_path: Path):
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
@@ -133,12 +123,3 @@ def test_a_late_commit_message_of_a_rank_completes_the_save_and_one_without_a_re
         assert ranks.links[0].status().waiting == 0 and ranks.coordinator.newest() is None
         ranks.commit(1, slot, 0)
         assert ranks.coordinator.newest().path == slot
-
-
-def test_a_part_not_reported_by_a_rank_counts_once_its_connection_ends(tmp_path: Path):
-    with node(tmp_path, 2) as ranks:
-        slot = ranks.begin(1, room=True)
-        ranks.commit(1, slot, 0, tell=False)
-        ranks.commit(1, slot, 1, persist=True)
-        ranks.links[0]._channel.close()
-        until(lambda: ranks.saver.report()[0].persisted == 1, "what it left is persisted")

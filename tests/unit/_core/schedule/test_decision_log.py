@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from math import inf, nan
+from math import inf
 from typing import Any
 
 import pytest
@@ -67,13 +67,3 @@ def test_decisions_sent_in_parts_are_not_mixed_with_other_messages(ranks: Ranks,
     assert link.status().waiting == 0
     ranks.end()
     assert sorted(event["step"] for event in events) == list(range(100))
-
-
-def test_a_decision_without_a_saver_is_dropped_with_a_warning(ranks: Ranks, said):
-    (one,) = ranks.start()
-    log = DecisionLog(one._writer.link, 0.035)
-    assert ranks.saver is not None
-    ranks.saver.close()
-    for step in range(3):
-        log.report(decision(step, nan))
-    assert "could not report to the saver how often training saves" in said.text

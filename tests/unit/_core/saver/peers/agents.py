@@ -71,7 +71,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def relay(address: str, at: int, harm: str, *, back: bool = False) -> Iterator[str]:
-    """A way to an agent that flips a byte, ends there, or passes no more on: of what goes there, or comes back."""
+    """A way to an agent that flips a byte, or ends there: of what goes there, or comes back."""
     host, _, port = address.rpartition(":")
     listener = socket.create_server(("127.0.0.1", 0))
     ends, threads = [listener], list[threading.Thread]()
@@ -81,8 +81,6 @@ def relay(address: str, at: int, harm: str, *, back: bool = False) -> Iterator[s
         with contextlib.suppress(OSError):
             while data := bytearray(of.recv(1 << 16)):
                 is_there = passed <= at < passed + len(data)
-                if is_there and harm == "stall":
-                    return
                 if is_there and harm == "cut":
                     break
                 if is_there and harm == "flip":

@@ -125,14 +125,6 @@ def assert_rebuilt(group: Group, save: SaveName, lost: str, into: Path, of: tupl
     assert found == {file.name: file.path.read_bytes() for file in files}
 
 
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
 def digest_bytes(folder: Path, data: bytes) -> str:
     (folder / "data").write_bytes(data)
     return digest(folder / "data")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.policy.replicas.margins import NodeMargin
 from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
 from fastckpt._core.saver.peers.common_saves import (
     EACH,
@@ -48,20 +47,6 @@ def test_only_what_all_have_reported_is_common():
     assert agree(common, {"a": [1, 2, 3], "b": [2, 3], "c": [1, 2]}).id == SaveId(1, 2)
     with pytest.raises(ProtocolError, match="not in this round"):
         common.report(report("d", 1))
-
-
-def test_the_smallest_margin_is_that_of_the_common_save_alone():
-    """What nodes report of the next one counts once that is common."""
-    common = CommonSaves(["a", "b"])
-    assert common.smallest_margin() is None
-    for step, (a, b) in ((1, ((0, 5), (1, 9))), (2, ((1, 9), (1, 5))), (3, ((1, 0), (1, 0)))):
-        before = common.smallest_margin()
-        common.report(report("a", step))
-        common.report(report("b", step))
-        common.report(replace(report("b", step, keeping=step), copies=b[0], large=b[1]))
-        assert common.smallest_margin() == before
-        common.report(replace(report("a", step, keeping=step), copies=a[0], large=a[1]))
-        assert common.smallest_margin() == ((SaveId(1, step), NodeMargin(0, *a)) if step < 3 else None)
 
 
 def test_the_next_common_save_counts_when_every_node_keeps_it_and_another_takes_its_place_if_one_cannot():

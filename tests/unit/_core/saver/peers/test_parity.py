@@ -19,7 +19,9 @@ from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
 from fastckpt._core.saver.stats import ReplicaCounts
-from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
+from tests.support.largest_file import largest_file
+from tests.unit._core.saver.peers.agents import flip
 from tests.unit._core.saver.peers.parity_group import (
     GROUP,
     NEW,
@@ -29,7 +31,6 @@ from tests.unit._core.saver.peers.parity_group import (
     Group,
     assert_rebuilt,
     digest_bytes,
-    flip,
 )
 
 SMALL = 1 << 17
@@ -158,6 +159,14 @@ def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again
     assert group.give(NEW, "a", "b", CommonSave(OLD.id)) > 0
     group.lose("a")
     assert_rebuilt(group, OLD, "a", tmp_path / "into")
+
+
+def test_a_sender_learns_why_a_disk_has_not_taken_its_chunk_and_newer_parity_is_whole(group: Group):
+    group.give(OLD, "d", "a")  # the longest: its place has room for the others
+    with largest_file(PIECE // 2), pytest.raises(ArenaTooSmall, match=r"cannot be kept in .*File too large"):
+        group.give(OLD, "b", "a")
+    group.give_all(NEW)
+    assert group.members["a"].parity.find(NEW.id, NEW.attempt, "b", GROUP)
 
 
 def test_a_chunk_of_other_files_than_before_is_refused(group: Group):
